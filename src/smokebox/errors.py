@@ -1,0 +1,210 @@
+"""Every exception Smokebox raises, in one tree.
+
+    SmokeboxError
+    ├── InvalidOption        also ValueError          an unknown option, or a bad value
+    ├── InvalidPath          also ValueError          empty, NUL, or not UTF-8
+    ├── PathError            also OSError             what went wrong at one path
+    │   ├── PathNotFound     also FileNotFoundError
+    │   ├── PathExists       also FileExistsError
+    │   ├── PathIsDirectory  also IsADirectoryError
+    │   ├── PathNotDirectory also NotADirectoryError
+    │   ├── DirectoryNotEmpty
+    │   ├── SymlinkLoop
+    │   ├── AccessDenied     also PermissionError     permissions, read-only, credentials
+    │   ├── FileTooLarge
+    │   └── StorageFull
+    ├── NotText              also ValueError          not UTF-8 where text was asked for
+    ├── Unsupported                                   cannot be done; nothing was changed
+    ├── BucketNotFound       also FileNotFoundError
+    ├── ServiceUnavailable   also ConnectionError     a remote peer did not answer
+    ├── DeadlineExceeded     also TimeoutError        an operation took too long
+    ├── SandboxGone                                   the sandbox stopped under the call
+    ├── BadSnapshot          also ValueError
+    └── MissingDependency    also ImportError         an extra that is not installed
+
+A command that fails is not here: a non-zero exit is a result.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class SmokeboxError(Exception):
+    """The root: what failed, in `message`; what to do next, in `hint`.
+
+    `code` is stable and meant for programs, `retryable` says whether the same
+    call can succeed later, and `fields` holds what the message was made from.
+    """
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
+
+    def __getattr__(self, name: str) -> object:
+        # `self.fields` itself may be missing while unpickling: look in __dict__ only.
+        fields: dict[str, object] = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.fields))
+
+
+def _rebuild(
+    kind: type[SmokeboxError], message: str, hint: str, fields: dict[str, object]
+) -> SmokeboxError:
+    return kind(message, hint=hint, **fields)
+
+
+class InvalidOption(SmokeboxError, ValueError):
+    """An option nobody knows, or a value it cannot take. Fields: `option`, `value`."""
+
+    code = "invalid_option"
+
+
+class InvalidPath(SmokeboxError, ValueError):
+    """A path that no sandbox can hold. Fields: `path`."""
+
+    code = "invalid_path"
+
+
+class PathError(SmokeboxError, OSError):
+    """Something went wrong at one path, which is in `path` (and in OSError's `filename`)."""
+
+    code = "path_error"
+    reason: ClassVar[str] = "cannot use"
+    number: ClassVar[int] = errno.EIO
+
+    def __init__(self, path: str, message: str = "", *, hint: str = "", **fields: object) -> None:
+        SmokeboxError.__init__(self, message or f"{self.reason}: {path}", hint=hint, **fields)
+        self.path = path
+        self.errno = self.number
+        self.strerror = self.message
+        self.filename = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_at_path, (type(self), self.path, self.message, self.hint, self.fields))
+
+
+def _rebuild_at_path(
+    kind: type[PathError], path: str, message: str, hint: str, fields: dict[str, object]
+) -> PathError:
+    return kind(path, message, hint=hint, **fields)
+
+
+class PathNotFound(PathError, FileNotFoundError):
+    code = "path_not_found"
+    reason = "no such file or directory"
+    number = errno.ENOENT
+
+
+class PathExists(PathError, FileExistsError):
+    code = "path_exists"
+    reason = "already exists"
+    number = errno.EEXIST
+
+
+class PathIsDirectory(PathError, IsADirectoryError):
+    code = "path_is_directory"
+    reason = "is a directory"
+    number = errno.EISDIR
+
+
+class PathNotDirectory(PathError, NotADirectoryError):
+    code = "path_not_directory"
+    reason = "not a directory"
+    number = errno.ENOTDIR
+
+
+class DirectoryNotEmpty(PathError):
+    code = "directory_not_empty"
+    reason = "directory not empty"
+    number = errno.ENOTEMPTY
+
+
+class SymlinkLoop(PathError):
+    code = "symlink_loop"
+    reason = "too many levels of symbolic links"
+    number = errno.ELOOP
+
+
+class AccessDenied(PathError, PermissionError):
+    """Permissions, a read-only place, or credentials that do not open it."""
+
+    code = "access_denied"
+    reason = "access denied"
+    number = errno.EACCES
+
+
+class FileTooLarge(PathError):
+    code = "file_too_large"
+    reason = "file too large"
+    number = errno.EFBIG
+
+
+class StorageFull(PathError):
+    code = "storage_full"
+    reason = "no space left"
+    number = errno.ENOSPC
+
+
+class NotText(SmokeboxError, ValueError):
+    """Bytes that are not UTF-8 where text was asked for. Fields: `path`, `offset`."""
+
+    code = "not_text"
+
+
+class Unsupported(SmokeboxError):
+    """The sandbox cannot do this, and has changed nothing. Fields: `operation`, `sandbox`."""
+
+    code = "unsupported"
+
+
+class BucketNotFound(SmokeboxError, FileNotFoundError):
+    """The object store answered that there is no such bucket. Fields: `bucket`."""
+
+    code = "bucket_not_found"
+
+
+class ServiceUnavailable(SmokeboxError, ConnectionError):
+    """A remote peer did not answer. Fields: `service`."""
+
+    code = "service_unavailable"
+    retryable = True
+
+
+class DeadlineExceeded(SmokeboxError, TimeoutError):
+    """An operation took longer than it may. Fields: `operation`, `timeout`."""
+
+    code = "deadline_exceeded"
+    retryable = True
+
+
+class SandboxGone(SmokeboxError):
+    """The sandbox stopped under the call. Fields: `reason`."""
+
+    code = "sandbox_gone"
+    retryable = True
+
+
+class BadSnapshot(SmokeboxError, ValueError):
+    """Bytes that are not a snapshot, or one made by something incompatible."""
+
+    code = "bad_snapshot"
+
+
+class MissingDependency(SmokeboxError, ImportError):
+    """An optional part is not installed. Fields: `package`, `extra`."""
+
+    code = "missing_dependency"
