@@ -1,0 +1,57 @@
+"""Options that nobody knows, and values that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smokebox.errors import InvalidOption
+from smokebox.sandbox.options import check_env, check_timeout, refuse_unknown, strict_options
+
+
+@strict_options
+def make(name: str = "", *, network: bool = False, read_only: bool = False) -> str:
+    return f"{name} {network} {read_only}"
+
+
+def test_a_misspelt_option_names_the_nearest() -> None:
+    options: Any = {"readonly": True}
+    with pytest.raises(InvalidOption) as caught:
+        make(**options)
+    assert str(caught.value) == "make() has no option 'readonly'. Did you mean 'read_only'?"
+
+
+def test_an_option_like_no_other_lists_them_all() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        refuse_unknown("make()", ["zzz"], ["b", "a"])
+    assert caught.value.hint == "It takes: a, b."
+
+
+def test_known_options_pass() -> None:
+    assert make("x", network=True) == "x True False"
+
+
+@pytest.mark.parametrize("env", [{"1A": "x"}, {"A B": "x"}, {"": "x"}, {"A": "\0"}, {"A": 1}, []])
+def test_impossible_environments(env: Any) -> None:
+    with pytest.raises(InvalidOption):
+        check_env(env)
+
+
+def test_an_environment_is_copied() -> None:
+    given = {"A": "b"}
+    taken = check_env(given)
+    given["A"] = "changed"
+    assert taken == {"A": "b"}
+    assert check_env(None) == {}
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "3", float("inf"), float("nan")])
+def test_impossible_timeouts(timeout: Any) -> None:
+    with pytest.raises(InvalidOption):
+        check_timeout(timeout)
+
+
+def test_possible_timeouts() -> None:
+    assert check_timeout(None) is None
+    assert check_timeout(3) == 3.0
