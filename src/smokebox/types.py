@@ -85,7 +85,6 @@ class Capabilities:
     read_only: bool = False
     processes: bool = True
     symlinks: bool = True
-    empty_directories: bool = True
     newlines_in_names: bool = True
     file_modes: bool = True
     max_file_size: int | None = None
