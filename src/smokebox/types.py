@@ -72,8 +72,9 @@ class Capabilities:
     """What a sandbox can and cannot do, for programs and, through `describe`, for models.
 
     `commands` lists the programs a script can call, or is None where nobody knows
-    without looking. The limits are None where there is none. The flags from
-    `processes` on are what the conformance suite goes by.
+    without looking. `max_output` is the most of one stream that even `exec_stream`
+    gives; a limit is None where there is none. The flags from `processes` on are what
+    the conformance suite goes by.
     """
 
     sandbox: str
