@@ -1,0 +1,236 @@
+"""The file operations of the contract on real host files, as plain blocking functions.
+
+Paths are absolute and normal. Every function raises the classes of `smokebox.errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat as stat_bits
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from smokebox.errors import AccessDenied, PathError, PathIsDirectory, PathNotDirectory
+from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.sandbox.globbing import Found
+from smokebox.types import FileInfo, FileType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG)
+
+
+def _typed(operation: Callable[P, R]) -> Callable[P, R]:
+    """Turn what the operating system raises into the class of ours that says the same."""
+
+    @wraps(operation)
+    def typed(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return operation(*args, **kwargs)
+        except PathError:
+            raise
+        except OSError as error:
+            raise from_os_error(error, str(args[0])) from error
+
+    return typed
+
+
+@_typed
+def read(path: str) -> bytes:
+    """The bytes of a regular file."""
+    # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat_bits.S_ISREG(mode):
+            raise _not_regular(path, mode)
+        return file.read()
+
+
+@_typed
+def write(path: str, data: bytes) -> None:
+    """Make or replace a file and its parent directories, all or nothing."""
+    try:
+        before: os.stat_result | None = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    if before is not None and stat_bits.S_ISCHR(before.st_mode):
+        _write_device(path, data)
+        return
+    if before is not None and not stat_bits.S_ISREG(before.st_mode):
+        raise _not_regular(path, before.st_mode)
+    # Through symlinks, also one that leads nowhere yet: the link stays a link.
+    target = os.path.realpath(path)
+    made = _make_parents(target)
+    try:
+        _replace(target, data, before)
+    except BaseException:
+        for directory in reversed(made):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        raise
+
+
+@_typed
+def info(path: str, *, follow_symlinks: bool = True) -> FileInfo:
+    """What is at `path`."""
+    own = os.lstat(path)
+    is_symlink = stat_bits.S_ISLNK(own.st_mode)
+    found = os.stat(path) if is_symlink and follow_symlinks else own
+    return FileInfo(
+        path=path,
+        type=_kind(found.st_mode),
+        is_symlink=is_symlink,
+        size=found.st_size,
+        mtime=found.st_mtime,
+        mode=stat_bits.S_IMODE(found.st_mode),
+    )
+
+
+@_typed
+def names(path: str) -> list[str]:
+    """The names in a directory, sorted; bytes that are not UTF-8 show as `\\xNN`."""
+    return sorted(shown(name) for name in os.listdir(path))
+
+
+@_typed
+def exists(path: str) -> bool:
+    """Whether `path` leads to something that we may see."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+    return True
+
+
+@_typed
+def make_directory(path: str, *, recursive: bool = False) -> None:
+    """Make a directory; `recursive` makes parents and accepts one that is there."""
+    if not recursive:
+        os.mkdir(path)
+        return
+    made = _make_parents(path)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        for directory in reversed(made):
+            os.rmdir(directory)
+        raise
+
+
+@_typed
+def remove(path: str, *, recursive: bool = False, force: bool = False) -> None:
+    """Remove a file or a symlink, or with `recursive` a directory."""
+    if path == "/":
+        raise AccessDenied(
+            path, "the root directory cannot be removed.", hint="Name what is in it."
+        )
+    try:
+        is_directory = stat_bits.S_ISDIR(os.lstat(path).st_mode)
+        if is_directory and not recursive:
+            raise PathIsDirectory(path, hint="Pass recursive=True to remove it.")
+        if is_directory:
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        if not force:
+            raise
+
+
+def listing(path: str) -> Iterator[Found]:
+    """A directory for `glob_paths`. Raises OSError where there is none."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            yield Found(shown(entry.name), _leads_to(entry), entry.is_symlink())
+
+
+def shown(name: str) -> str:
+    """A name as text: a byte that is not UTF-8 becomes `\\xNN`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _leads_to(entry: os.DirEntry[str]) -> FileType:
+    with contextlib.suppress(OSError):
+        if entry.is_dir():
+            return "directory"
+        if entry.is_file():
+            return "file"
+        # Neither, or a link that leads nowhere, for which is_dir and is_file are silent.
+        return _kind(entry.stat().st_mode)
+    return "symlink" if entry.is_symlink() else "other"
+
+
+def _kind(mode: int) -> FileType:
+    if stat_bits.S_ISREG(mode):
+        return "file"
+    if stat_bits.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat_bits.S_ISLNK(mode) else "other"
+
+
+def _not_regular(path: str, mode: int) -> PathError:
+    if stat_bits.S_ISDIR(mode):
+        return PathIsDirectory(path)
+    return PathError(path, f"not a regular file: {path}.", hint="Use a command for it.")
+
+
+def _make_parents(path: str) -> list[str]:
+    """Make the missing directories above `path`, or none of them; which they were."""
+    missing: list[str] = []
+    parent = os.path.dirname(path)
+    while not os.path.lexists(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        raise PathNotDirectory(parent)
+    made: list[str] = []
+    try:
+        for directory in reversed(missing):
+            os.mkdir(directory)
+            made.append(directory)
+    except OSError:
+        for directory in reversed(made):
+            os.rmdir(directory)
+        raise
+    return made
+
+
+def _replace(target: str, data: bytes, before: os.stat_result | None) -> None:
+    temporary = os.path.join(os.path.dirname(target), f".smokebox-{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            if before is not None:
+                _keep_owner_and_mode(fd, before)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _keep_owner_and_mode(fd: int, before: os.stat_result) -> None:
+    own = os.fstat(fd)
+    if (own.st_uid, own.st_gid) != (before.st_uid, before.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, before.st_uid, before.st_gid)
+    os.fchmod(fd, stat_bits.S_IMODE(before.st_mode))
+
+
+def _write_device(path: str, data: bytes) -> None:
+    # /dev/null and its like are written to, never replaced.
+    with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+        file.write(data)

@@ -1,0 +1,355 @@
+"""The keeper: a small process that starts commands and sees to it that they end.
+
+It is run as a script by `smokebox.sandbox.process`, once per Python process, and uses the
+standard library only. For each command it forks a minder, which makes itself a child
+subreaper and starts the command in a session of its own. Whatever the command starts,
+daemons and `setsid` included, stays below its minder, so "no children left" means that
+nothing of the command is left, and killing one command cannot touch another. A minder
+kills its tree at the deadline, when told to, when the sandbox is closed, and when the
+process that asked for the command is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+# What a minder says: a kind, flags (or the stage that failed), and a wait status (or errno).
+MESSAGE = struct.Struct("!cBi")
+EXITED, FAILED = b"X", b"F"
+TIMED_OUT, ALONE, KILLED = 1, 2, 4
+STAGE_START, STAGE_CWD, STAGE_EXEC = 1, 2, 3
+
+# What a minder is told. Letting go brings the read ends of the pipes with it.
+KILL, LET_GO = b"K", b"L"
+
+LENGTH = struct.Struct("!Q")
+KILL_SECONDS = 2.0
+_READ = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def pack(*, argv: list[bytes], env: list[bytes], cwd: bytes, timeout: float, grace: float) -> bytes:
+    """A request as bytes; no field of it can hold a NUL. A `timeout` of 0 is none."""
+    head = [b"%r" % timeout, b"%r" % grace, cwd, b"%d" % len(argv)]
+    return b"\0".join([*head, *argv, *env])
+
+
+def descendants(root: int) -> dict[int, int]:
+    """Every living process below `root`, with its process group."""
+    children: dict[int, list[int]] = {}
+    groups: dict[int, int] = {}
+    # Highest first: the youngest is the likeliest to be gone before we come to it.
+    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb", 0) as stat:
+            # The name in parentheses may hold anything, so the fields are those after the last.
+            state, parent, group, _ = stat.read().rpartition(b") ")[2].split(None, 3)
+            children.setdefault(int(parent), []).append(pid)
+            if state not in b"ZX":
+                groups[pid] = int(group)
+    below: list[int] = children.pop(root, [])
+    for pid in below:
+        below += children.pop(pid, [])
+    return {pid: groups[pid] for pid in below if pid in groups}
+
+
+def signal_tree(root: int, *signals: int) -> None:
+    """Send signals to everything below `root`, which cannot fork its way out meanwhile.
+
+    Groups are stopped first, until no unknown one shows up. A signal to a group is atomic
+    against fork, and every group below a minder was made there, so it holds nobody else.
+    """
+    stopped: set[int] = set()
+    for _ in range(100):
+        fresh = set(descendants(root).values()) - stopped
+        if not fresh:
+            break
+        for group in fresh:
+            _signal_group(group, signal.SIGSTOP)
+        stopped |= fresh
+    for number in signals:
+        for group in stopped:
+            _signal_group(group, number)
+
+
+def _signal_group(group: int, number: int) -> None:
+    # Gone already, or another user's (a setuid program): nothing we could do.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+class Minder:
+    """Starts one command and owns all that comes of it."""
+
+    def __init__(self, control: socket.socket, owner: int) -> None:
+        self.control = control
+        self.owner = owner
+        self.life = -1
+        self.leader = -1
+        self.status: int | None = None
+        self.childless = False
+        self.deadline: float | None = None
+        self.grace = 0.0
+        self.leftovers: set[int] = set()
+        self.poll = select.poll()
+        self.wake = _wake_on_child_exit()
+
+    def run(self) -> None:
+        """Start the command, report its end, and stay while anything of it is left."""
+        if not self.start():
+            return
+        for fd in (self.control.fileno(), self.owner, self.life, self.wake):
+            self.poll.register(fd, select.POLLIN)
+        flags = self.watch()
+        if self.childless:
+            flags |= ALONE
+        status = signal.SIGKILL if self.status is None else self.status
+        self.say(EXITED, flags, status)
+        if not flags & (TIMED_OUT | KILLED):
+            self.linger()
+
+    def start(self) -> bool:
+        """Read the request and start the command, or say why not."""
+        request = self.receive()
+        if request is None:
+            return False
+        fds, (timeout, grace, cwd, count, *rest) = request
+        self.grace = float(grace)
+        argv, env = rest[: int(count)], rest[int(count) :]
+        stage = STAGE_CWD
+        try:
+            os.chdir(cwd)
+            stage = STAGE_EXEC
+            self.leader = _spawn(argv, env, fds)
+        except OSError as error:
+            self.say(FAILED, stage, error.errno or 0)
+            return False
+        os.chdir("/")
+        for fd in fds:
+            os.close(fd)
+        if float(timeout):
+            self.deadline = time.monotonic() + float(timeout)
+        return True
+
+    def receive(self) -> tuple[list[int], list[bytes]] | None:
+        data, fds, _, _ = socket.recv_fds(self.control, _READ, 4, socket.MSG_CMSG_CLOEXEC)
+        while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
+            more = self.control.recv(1 << 20)
+            if not more:
+                return None
+            data += more
+        self.life = fds.pop()
+        return fds, data[LENGTH.size :].split(b"\0")
+
+    def watch(self) -> int:
+        """Wait for the leader's exit, or bring the tree down; how it came, as flags."""
+        while self.status is None:
+            event = self.next(self.deadline)
+            if event == "late":
+                self.terminate()
+                return TIMED_OUT
+            if event == "end":
+                self.destroy()
+                return KILLED
+        return 0
+
+    def linger(self) -> None:
+        """Keep what was left in the background, until it ends or must."""
+        while not self.childless:
+            if self.next(None) == "end":
+                self.destroy()
+                return
+
+    def next(self, until: float | None) -> str:
+        """What happens next: "child", "end" when all must end, or "late" after `until`."""
+        wait = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        ready = [fd for fd, _ in self.poll.poll(wait)]
+        if not ready:
+            return "late"
+        for fd in ready:
+            if fd == self.wake:
+                os.read(self.wake, _READ)
+                self.reap()
+            elif fd in self.leftovers:
+                self.discard(fd)
+            elif fd != self.control.fileno() or not self.hear():
+                return "end"
+        return "child"
+
+    def hear(self) -> bool:
+        """Take what the owner says; False when it means the end."""
+        word, fds, _, _ = socket.recv_fds(self.control, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        if word != LET_GO:
+            return False
+        self.poll.unregister(self.control.fileno())
+        for fd in fds:
+            self.poll.register(fd, select.POLLIN)
+        self.leftovers.update(fds)
+        return True
+
+    def discard(self, fd: int) -> None:
+        # A server left in the background must not die of SIGPIPE at its next line of log.
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(fd, _READ):
+                self.poll.unregister(fd)
+                self.leftovers.discard(fd)
+                os.close(fd)
+
+    def reap(self) -> None:
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self.leader:
+                    self.status = status
+        except ChildProcessError:
+            self.childless = True
+
+    def terminate(self) -> None:
+        """Ask the tree to end, and after the grace, or when told to, end it."""
+        signal_tree(os.getpid(), signal.SIGTERM, signal.SIGCONT)
+        until = time.monotonic() + self.grace
+        while not self.childless:
+            if self.next(until) != "child":
+                self.destroy()
+                return
+
+    def destroy(self) -> None:
+        """Kill the tree. A process that the kernel holds gets at most `KILL_SECONDS`."""
+        until = time.monotonic() + KILL_SECONDS
+        while not self.childless and time.monotonic() < until:
+            signal_tree(os.getpid(), signal.SIGKILL)
+            self.await_child(0.05)
+
+    def await_child(self, seconds: float) -> None:
+        # Only children count here: the owner's silence is what made this a killing.
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        if poll.poll(seconds * 1000):
+            os.read(self.wake, _READ)
+        self.reap()
+
+    def say(self, kind: bytes, flags: int, value: int) -> None:
+        with contextlib.suppress(OSError):
+            self.control.sendall(MESSAGE.pack(kind, flags, value))
+
+
+def _spawn(argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        dict(pair.split(b"=", 1) for pair in env),
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+        setsid=True,
+        setsigmask=(),
+        # Python ignores SIGPIPE, and a program would inherit that.
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+    )
+
+
+def _wake_on_child_exit() -> int:
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
+
+
+def _become_subreaper() -> None:
+    if _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class Keeper:
+    """Forks a minder for each control socket that comes in, and reaps them."""
+
+    def __init__(self, requests: socket.socket, owner: int) -> None:
+        self.requests = requests
+        self.owner = owner
+        self.minders: set[int] = set()
+
+    def run(self) -> None:
+        """Serve until the owner closes its end or is gone."""
+        _become_subreaper()
+        wake = _wake_on_child_exit()
+        poll = select.poll()
+        for fd in (self.requests.fileno(), self.owner, wake):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if wake in ready:
+                os.read(wake, _READ)
+                self.reap()
+            if self.owner in ready:
+                return
+            if self.requests.fileno() in ready and not self.serve():
+                return
+
+    def serve(self) -> bool:
+        _, fds, _, _ = socket.recv_fds(self.requests, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not fds:
+            return False
+        with socket.socket(fileno=fds[0]) as control:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    control.send(MESSAGE.pack(FAILED, STAGE_START, error.errno or 0))
+                return True
+            if not pid:
+                self.requests.close()
+                _mind(control, self.owner)
+        self.minders.add(pid)
+        return True
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid in self.minders:
+                    self.minders.discard(pid)
+                    if os.WIFSIGNALED(status):
+                        self.sweep()
+
+    def sweep(self) -> None:
+        """Kill what a minder left that was itself killed: it has come to be below us."""
+        with contextlib.suppress(OSError):
+            for group in set(descendants(os.getpid()).values()) - {os.getpgrp()}:
+                if not self.is_minded(group):
+                    _signal_group(group, signal.SIGKILL)
+
+    def is_minded(self, group: int) -> bool:
+        return any(group in descendants(minder).values() for minder in self.minders)
+
+
+def _mind(control: socket.socket, owner: int) -> None:
+    try:
+        _become_subreaper()
+        Minder(control, owner).run()
+    finally:
+        os._exit(0)
+
+
+def main() -> None:
+    """Keep commands for the process that started this one; argv holds the socket's number."""
+    owner = os.pidfd_open(os.getppid())
+    Keeper(socket.socket(fileno=int(sys.argv[1])), owner).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The output of a command: bounded in memory, whole on disk, decoded at the edge."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import BinaryIO
+
+MAX_OUTPUT = 16 << 20
+MAX_SPILL_FILES = 64
+MAX_SPILL_BYTES = 1 << 30
+
+
+class Decoder:
+    """Bytes to text as they come, never cut inside a character.
+
+    What is not UTF-8 becomes U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        """The text of `data`, less a character that is not whole yet."""
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What was held back, once there is no more to come."""
+        return self._decoder.decode(b"", final=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One stream at its end: the text that was kept, and the file with all of it, if any."""
+
+    text: str
+    truncated: bool = False
+    file: str | None = None
+
+
+class SpillFolder:
+    """A private folder for streams that are too long for memory. Safe from several threads.
+
+    Made with the first file and removed by `close`, or with the last reference. When
+    there are too many files or bytes in it the oldest finished ones go.
+    """
+
+    def __init__(
+        self, *, max_files: int = MAX_SPILL_FILES, max_bytes: int = MAX_SPILL_BYTES
+    ) -> None:
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._path: str | None = None
+        self._spills: list[Spill] = []
+        self._remove: weakref.finalize[[str, int], SpillFolder] | None = None
+
+    def open(self) -> Spill:
+        """Begin a file, or raise OSError."""
+        with self._lock:
+            if self._path is None:
+                self._path = tempfile.mkdtemp(prefix="smokebox-output-")
+                self._remove = weakref.finalize(self, _remove, self._path, os.getpid())
+            fd, path = tempfile.mkstemp(dir=self._path, prefix="stream-", suffix=".txt")
+            spill = Spill(self, path, os.fdopen(fd, "wb", buffering=0))
+            self._spills.append(spill)
+            self._evict(keep=spill)
+            return spill
+
+    def claim(self, spill: Spill, count: int) -> bool:
+        """Whether `spill` may grow by `count` bytes, once older ones have made room."""
+        with self._lock:
+            spill.size += count
+            self._evict(keep=spill)
+            return sum(each.size for each in self._spills) <= self._max_bytes
+
+    def discard(self, spill: Spill) -> None:
+        """Remove one file."""
+        with self._lock:
+            self._drop(spill)
+
+    def close(self) -> None:
+        """Remove everything. Safe to repeat."""
+        with self._lock:
+            if self._remove is not None:
+                self._remove()
+            for spill in self._spills:
+                spill.file.close()
+            self._spills.clear()
+            self._path = None
+
+    def _evict(self, *, keep: Spill) -> None:
+        for spill in list(self._spills):
+            total = sum(each.size for each in self._spills)
+            if len(self._spills) <= self._max_files and total <= self._max_bytes:
+                return
+            if spill.finished and spill is not keep:
+                self._drop(spill)
+
+    def _drop(self, spill: Spill) -> None:
+        spill.file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(spill.path)
+        if spill in self._spills:
+            self._spills.remove(spill)
+
+
+class Spill:
+    """One stream on its way to disk."""
+
+    def __init__(self, folder: SpillFolder, path: str, file: BinaryIO) -> None:
+        self.path = path
+        self.file = file
+        self.size = 0
+        self.finished = False
+        self._folder = folder
+
+    def write(self, data: bytes) -> bool:
+        """Whether all of `data` is kept; when not, the file is gone."""
+        kept = self._folder.claim(self, len(data))
+        try:
+            view = memoryview(data)
+            while kept and view:
+                view = view[self.file.write(view) :]
+        except (OSError, ValueError):
+            kept = False
+        if not kept:
+            self._folder.discard(self)
+        return kept
+
+    def finish(self) -> None:
+        """No more will come."""
+        self.file.close()
+        self.finished = True
+
+
+def _remove(path: str, pid: int) -> None:
+    # A forked copy of the process must not remove what is the original's.
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Output:
+    """Collects one stream: all of it up to `limit` bytes, beyond that its head and its tail.
+
+    What is beyond goes to a file in `folder`. A disk that is full costs the file, and
+    nothing else. `feed` may write to disk once `spilling`; until then it only appends.
+    """
+
+    def __init__(self, folder: SpillFolder, limit: int = MAX_OUTPUT) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._tail_limit = limit - limit // 2
+        self._head: list[bytes] = []
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self._size = 0
+        self._spill: Spill | None = None
+        self.spilling = False
+
+    def would_spill(self, data: bytes) -> bool:
+        """Whether feeding `data` writes to disk, which belongs in a thread."""
+        return self.spilling or self._size + len(data) > self._limit
+
+    def feed(self, data: bytes) -> None:
+        """Take more of the stream."""
+        self._size += len(data)
+        if self.spilling:
+            self._overflow(data)
+        elif self._size <= self._limit:
+            self._head.append(data)
+        else:
+            self._begin_spill(data)
+
+    def finish(self) -> Captured:
+        """The stream as text, with a marker line where something was left out."""
+        if not self.spilling:
+            return Captured(text=b"".join(self._head).decode("utf-8", "replace"))
+        if self._spill is not None:
+            self._spill.finish()
+        head = _whole_end(b"".join(self._head))
+        tail = _whole_start(b"".join(self._tail)[-self._tail_limit :])
+        file = self._spill.path if self._spill is not None else None
+        text = head.decode("utf-8", "replace")
+        text += self._marker(self._size - len(head) - len(tail), file)
+        return Captured(text=text + tail.decode("utf-8", "replace"), truncated=True, file=file)
+
+    def abandon(self) -> None:
+        """Remove the file of a command that nobody waits for any more."""
+        if self._spill is not None:
+            self._folder.discard(self._spill)
+            self._spill = None
+
+    def _begin_spill(self, data: bytes) -> None:
+        self.spilling = True
+        everything = b"".join([*self._head, data])
+        with contextlib.suppress(OSError):
+            self._spill = self._folder.open()
+        self._head = [everything[: self._limit // 2]]
+        self._overflow(everything[self._limit // 2 :], begun=self._head[0])
+
+    def _overflow(self, data: bytes, begun: bytes = b"") -> None:
+        if self._spill is not None and not self._spill.write(begun + data):
+            self._spill = None
+        self._tail.append(data)
+        self._tail_size += len(data)
+        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
+            self._tail_size -= len(self._tail.popleft())
+
+    @staticmethod
+    def _marker(count: int, file: str | None) -> str:
+        where = f"the whole stream is in {file}" if file else "the whole stream was not kept"
+        return f"\n[smokebox: {count} bytes left out here; {where}]\n"
+
+
+def _whole_end(data: bytes) -> bytes:
+    """`data` without a last character that was cut."""
+    for back in range(1, min(4, len(data) + 1)):
+        byte = data[-back]
+        if byte >= 0xC0:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if width > back else data
+        if byte < 0x80:
+            break
+    return data
+
+
+def _whole_start(data: bytes) -> bytes:
+    """`data` without a first character that was cut."""
+    start = 0
+    while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
+        start += 1
+    return data[start:]

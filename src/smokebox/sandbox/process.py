@@ -1,0 +1,323 @@
+"""Running a command on the host so that nothing of it outlives its owner.
+
+This side holds the pipes and reads them on whatever event loop is running; the other side
+is `keeper`, a helper process that starts the command and kills its tree. A helper, because
+only a subreaper sees all that a command starts, and being one is process-wide: our own
+process would be handed the orphans of every other library in it. Starting an interpreter
+for each command would take ten times as long as the command; a fork of the helper takes
+less than bash itself.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import socket
+import termios
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from smokebox.errors import InvalidOption, SandboxGone, ServiceUnavailable, SmokeboxError
+from smokebox.sandbox import keeper
+from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.sandbox.lifeline import ANSWER_SECONDS, KEEPER, Lifeline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smokebox.types import Stream
+
+# How long a command may take to end by itself once its time is up.
+TERMINATE_SECONDS = 2.0
+# After the command's exit: how long something else that holds a pipe may stay silent, and
+# how long it may go on talking, before the result is given without it.
+DRAIN_SILENCE = 0.1
+DRAIN_SECONDS = 0.25
+
+_READ = 1 << 18
+_READS_PER_TURN = 4
+
+
+class Chunk(NamedTuple):
+    """Bytes as they came out of one pipe."""
+
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a command ended. `alone` when nothing of it runs on in the background."""
+
+    code: int
+    timed_out: bool
+    alone: bool
+
+
+class Process:
+    """A running command: `read` until None, then look at `exit`. Leaving early kills it.
+
+    The two pipes are read in the order in which they became ready, which is the order of
+    writing as far as two pipes can tell.
+    """
+
+    def __init__(self, control: socket.socket, pipes: dict[int, Stream], cwd: str) -> None:
+        self.exit: Exit | None = None
+        self._control = control
+        self._pipes = pipes
+        self._cwd = cwd
+        self._epoll = select.epoll()
+        self._ready: deque[int] = deque()
+        self._reads = 0
+        self._owed = 0
+        self._limit = 0.0
+        self._over = False
+        for fd in (control.fileno(), *pipes):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        lifeline: Lifeline,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Process:
+        """Hand a command to the keeper. What keeps it from starting is raised by `read`."""
+        request = _request(argv, env, cwd, timeout)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            try:
+                source = _source(stdin, theirs)
+                (stdout, out), (stderr, err) = _pipe(ours, theirs), _pipe(ours, theirs)
+                control, other = socket.socketpair()
+                ours.callback(control.close)
+                theirs.callback(other.close)
+                control.setblocking(False)
+                process = cls(control, {stdout: "stdout", stderr: "stderr"}, cwd)
+                ours.callback(process._epoll.close)
+                KEEPER.hand_over(other)
+                sent = socket.send_fds(
+                    control, [request], [source, out, err, lifeline.theirs.fileno()]
+                )
+            except OSError as error:
+                raise _cannot_start(error.errno or 0) from error
+            if sent < len(request):
+                await asyncio.get_running_loop().sock_sendall(control, request[sent:])
+            ours.pop_all()
+            return process
+
+    async def read(self) -> Chunk | None:
+        """The next bytes of either pipe, or None when the command is over."""
+        while not self._is_over():
+            if not self._ready:
+                self._ready.extend(fd for fd, _ in self._epoll.poll(0))
+            if not self._ready:
+                await self._wait()
+                continue
+            fd = self._ready.popleft()
+            if fd == self._control.fileno():
+                self._hear()
+            elif data := self._take(fd):
+                await self._give_way()
+                return Chunk(self._pipes[fd], data)
+        return None
+
+    async def aclose(self) -> None:
+        """Kill what runs, or after the end let the background run on; then let go."""
+        try:
+            if not self._over:
+                await self._kill()
+            elif self.exit is not None and not self.exit.alone:
+                with contextlib.suppress(OSError):
+                    socket.send_fds(self._control, [keeper.LET_GO], list(self._pipes))
+        finally:
+            self._epoll.close()
+            self._control.close()
+            for fd in self._pipes:
+                os.close(fd)
+            self._pipes.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _is_over(self) -> bool:
+        if self.exit is not None and not self._over:
+            talking_on = self._owed <= 0 and time.monotonic() > self._limit
+            self._over = talking_on or not self._pipes
+        return self._over
+
+    def _take(self, fd: int) -> bytes:
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return b""
+        self._owed -= len(data)
+        if not data:
+            del self._pipes[fd]
+            os.close(fd)
+        return data
+
+    async def _give_way(self) -> None:
+        # A command that never stops writing would otherwise keep the loop to itself.
+        self._reads += 1
+        if self._reads % _READS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+    async def _wait(self) -> None:
+        silence = None if self.exit is None else DRAIN_SILENCE
+        if not await self._readable(silence):
+            self._over = True
+
+    async def _readable(self, timeout: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        loop.add_reader(self._epoll.fileno(), _settle, future, True)
+        timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
+        try:
+            return await future
+        finally:
+            loop.remove_reader(self._epoll.fileno())
+            if timer is not None:
+                timer.cancel()
+
+    def _hear(self) -> None:
+        """Take the minder's only message: how the command ended, or why it did not start."""
+        self._epoll.unregister(self._control.fileno())
+        try:
+            message = self._control.recv(keeper.MESSAGE.size)
+        except ConnectionError:
+            message = b""
+        if len(message) < keeper.MESSAGE.size:
+            raise SandboxGone(
+                "the command's minder was killed, and the command with it.",
+                hint="Run the command again, without killing its parent.",
+                reason="minder killed",
+            )
+        kind, flags, value = keeper.MESSAGE.unpack(message)
+        if kind == keeper.FAILED:
+            raise _start_error(flags, value, self._cwd)
+        self._ended(flags, value)
+
+    def _ended(self, flags: int, status: int) -> None:
+        if flags & keeper.KILLED:
+            raise SandboxGone(
+                "the sandbox was closed while the command ran.",
+                hint="Wait for commands before aclose().",
+                reason="closed",
+            )
+        code = os.waitstatus_to_exitcode(status)
+        self.exit = Exit(
+            code=128 - code if code < 0 else code,
+            timed_out=bool(flags & keeper.TIMED_OUT),
+            alone=bool(flags & keeper.ALONE),
+        )
+        self._owed = sum(map(_unread, self._pipes))
+        self._limit = time.monotonic() + DRAIN_SECONDS
+
+    async def _kill(self) -> None:
+        """Have the tree killed and wait until it is, for a bounded time."""
+        try:
+            self._control.send(keeper.KILL)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                loop = asyncio.get_running_loop()
+                while await loop.sock_recv(self._control, keeper.MESSAGE.size):
+                    pass
+        except (TimeoutError, OSError):
+            pass  # Gone already, or held by the kernel: its minder goes on by itself.
+
+
+def _settle(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    ours.callback(os.close, read)
+    theirs.callback(os.close, write)
+    os.set_blocking(read, False)
+    return read, write
+
+
+def _source(data: bytes | None, theirs: contextlib.ExitStack) -> int:
+    """What the command reads: nothing, or `data` in memory, as if from `< file`.
+
+    A file needs no feeding, so neither side can wait for the other for ever.
+    """
+    path = "/dev/null"
+    with contextlib.ExitStack() as stack:
+        if data is not None:
+            memory = os.memfd_create("stdin")
+            stack.callback(os.close, memory)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(memory, view) :]
+            path = f"/proc/self/fd/{memory}"
+        source = os.open(path, os.O_RDONLY)
+    theirs.callback(os.close, source)
+    return source
+
+
+def _request(argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout: float | None) -> bytes:
+    body = keeper.pack(
+        argv=[_encode(word, "command") for word in argv],
+        env=[_encode(f"{name}={value}", "env") for name, value in env.items()],
+        cwd=_encode(cwd, "cwd"),
+        timeout=timeout or 0.0,
+        grace=TERMINATE_SECONDS,
+    )
+    return keeper.LENGTH.pack(len(body)) + body
+
+
+def _encode(text: str, option: str) -> bytes:
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = b"\0"
+    if b"\0" in data:
+        raise InvalidOption(
+            f"the {option} holds a NUL or is not valid UTF-8.",
+            hint="Remove that character, or pass the data through stdin.",
+            option=option,
+        )
+    return data
+
+
+def _unread(fd: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
+
+
+def _start_error(stage: int, number: int, cwd: str) -> SmokeboxError:
+    if stage == keeper.STAGE_CWD:
+        return from_os_error(OSError(number, os.strerror(number)), cwd)
+    if number == errno.E2BIG:
+        return InvalidOption(
+            "the command and its environment are longer than the system takes.",
+            hint="Write the script to a file and run that, or pass the data through stdin.",
+            option="command",
+        )
+    return _cannot_start(number)
+
+
+def _cannot_start(number: int) -> ServiceUnavailable:
+    return ServiceUnavailable(
+        f"this machine cannot start another command: {os.strerror(number)}.",
+        hint="Wait for running commands to end, or raise the limits (`ulimit -n`, `ulimit -u`).",
+        service="local",
+        errno=number,
+    )
