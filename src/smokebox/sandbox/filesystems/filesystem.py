@@ -1,8 +1,9 @@
 """The seam for files that live anywhere: what can be mounted in a virtual sandbox.
 
 Paths are absolute and normal, seen from the filesystem's own root. No method follows a
-symlink in the last name: `Tree` does that, across mounts. All raise `smokebox.errors`.
-Calls come from several threads at once.
+symlink, neither in the last name nor before it: `Tree` does that, across mounts. All
+raise `smokebox.errors`, and what raises has changed nothing. Calls come from several
+threads at once.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in a filesystem: what it is, and what is known of it."""
+    """One thing in a filesystem: what it is, and what is known of it.
 
-    kind: Literal["file", "directory", "symlink"]
+    `other` is what has a name but no content to read: a pipe, a socket, a device.
+    """
+
+    kind: Literal["file", "directory", "symlink", "other"]
     size: int = 0
     mtime: float = 0.0
     mode: int = 0o644
@@ -76,14 +80,40 @@ class Filesystem(ABC):
         self.write(path, before + data)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or directory, replacing a file that is there."""
-        if self.lstat(source).kind == "directory":
+        """Move a file or directory, replacing a file or an empty directory that is there.
+
+        This one copies, then removes: a filesystem that can do it at once should.
+        """
+        entry = self.lstat(source)
+        if source == target:
+            return
+        check_move(source, target, entry, self._entry_or_none(target))
+        self._clear(target)
+        self._copy(source, target, entry)
+        self.remove(source, recursive=True)
+
+    def _copy(self, source: str, target: str, entry: Entry) -> None:
+        if entry.kind == "symlink":
+            self.symlink(self.readlink(source), target)
+            return
+        if entry.kind == "directory":
             self.mkdir(target)
-            for name in self.listdir(source):
-                self.rename(f"{source}/{name}", f"{target}/{name}")
+            for name, child in self.listdir(source).items():
+                self._copy(f"{source}/{name}", f"{target}/{name}", child)
         else:
             self.write(target, self.read(source))
-        self.remove(source)
+        self.chmod(target, entry.mode)
+
+    def _clear(self, target: str) -> None:
+        existing = self._entry_or_none(target)
+        if existing is not None and existing.kind != "file":
+            self.remove(target)
+
+    def _entry_or_none(self, path: str) -> Entry | None:
+        try:
+            return self.lstat(path)
+        except PathNotFound:
+            return None
 
     def symlink(self, target: str, path: str) -> None:
         """Make a symlink at `path` that leads to `target`."""
@@ -104,6 +134,18 @@ class Filesystem(ABC):
 
     def close(self) -> None:
         """Let go of connections and handles. Safe to repeat."""
+
+
+def check_move(source: str, target: str, entry: Entry, existing: Entry | None) -> None:
+    """Refuse what `rename` cannot do, with the errors of rename(2)."""
+    if target.startswith(source.rstrip("/") + "/"):
+        raise PathError(target, f"cannot move {source} into itself: {target}")
+    if existing is None:
+        return
+    if entry.kind == "directory" and existing.kind != "directory":
+        raise PathNotDirectory(target)
+    if entry.kind != "directory" and existing.kind == "directory":
+        raise PathIsDirectory(target)
 
 
 _BY_NUMBER: dict[int, type[PathError]] = {

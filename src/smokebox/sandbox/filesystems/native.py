@@ -1,0 +1,216 @@
+"""The shell's own filesystem in memory, behind our methods: the fast path of `virtual()`."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+
+import bashkit
+
+from smokebox.errors import (
+    AccessDenied,
+    DirectoryNotEmpty,
+    FileTooLarge,
+    InvalidPath,
+    PathError,
+    PathExists,
+    PathIsDirectory,
+    PathNotDirectory,
+    PathNotFound,
+    SmokeboxError,
+    StorageFull,
+    SymlinkLoop,
+)
+from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_FILE_SIZE = 10_000_000
+MAX_TOTAL_SIZE = 100_000_000
+MAX_FILES = 10_000
+
+
+class NativeFilesystem(Filesystem):
+    """Adapts `bashkit.FileSystem`; the object itself, for mounting, is `native`.
+
+    It holds 10,000 files of up to 10 MB, 100 MB together, and no name with a control
+    character in it. Mounted as it is, it follows no symlink; a `Tree` over it does.
+    """
+
+    def __init__(self, native: bashkit.FileSystem | None = None) -> None:
+        self.native = bashkit.FileSystem() if native is None else native
+
+    def read(self, path: str) -> bytes:
+        try:
+            return self.native.read_file(path)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            self._refuse_symlink(path)
+            raise _translated(error, path) from None
+
+    def write(self, path: str, data: bytes) -> None:
+        self._check_place(path)
+        self._refuse_symlink(path)
+        try:
+            self.native.write_file(path, data)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise _translated(error, path) from None
+
+    def append(self, path: str, data: bytes) -> None:
+        self._check_place(path)
+        self._refuse_symlink(path)
+        try:
+            self.native.append_file(path, data)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise _translated(error, path) from None
+
+    def lstat(self, path: str) -> Entry:
+        try:
+            return _entry(self.native.stat(path))
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise self._translated_beside(error, path) from None
+
+    def listdir(self, path: str) -> Mapping[str, Entry]:
+        if self.lstat(path).kind != "directory":
+            raise PathNotDirectory(path)
+        try:
+            return {item["name"]: _entry(item["metadata"]) for item in self.native.read_dir(path)}
+        except RuntimeError as error:
+            raise _translated(error, path) from None
+
+    def mkdir(self, path: str) -> None:
+        self._check_absent(path)
+        try:
+            self.native.mkdir(path)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise _translated(error, path) from None
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        _check_not_root(path)
+        self.lstat(path)
+        try:
+            self.native.remove(path, recursive)
+        except RuntimeError as error:
+            raise _translated(error, path) from None
+
+    def rename(self, source: str, target: str) -> None:
+        _check_not_root(source)
+        entry = self.lstat(source)
+        if source == target:
+            return
+        check_move(source, target, entry, self._entry_or_none(target))
+        _check_not_root(target)
+        self._check_place(target)
+        try:
+            self.native.rename(source, target)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise _translated(error, target) from None
+
+    def symlink(self, target: str, path: str) -> None:
+        self._check_absent(path)
+        try:
+            self.native.symlink(target, path)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise _translated(error, path) from None
+
+    def readlink(self, path: str) -> str:
+        if self.lstat(path).kind != "symlink":
+            raise PathError(path, f"not a symlink: {path}")
+        return self.native.read_link(path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        self.lstat(path)
+        self.native.chmod(path, mode & 0o7777)
+
+    def _check_place(self, path: str) -> None:
+        """The engine makes files below a symlink or a file's name that nobody finds again."""
+        if path == "/":
+            raise PathIsDirectory(path)
+        try:
+            parent = self.lstat(posixpath.dirname(path))
+        except PathError as error:
+            raise type(error)(path) from None
+        if parent.kind != "directory":
+            raise PathNotDirectory(path)
+
+    def _check_absent(self, path: str) -> None:
+        """The engine replaces what is in the way of a symlink."""
+        if self._entry_or_none(path) is not None:
+            raise PathExists(path)
+        self._check_place(path)
+
+    def _refuse_symlink(self, path: str) -> None:
+        entry = self._entry_or_none(path)
+        if entry is not None and entry.kind == "symlink":
+            raise SymlinkLoop(path)
+
+    def _translated_beside(self, error: Exception, path: str) -> SmokeboxError:
+        """The engine says `not found` below a symlink; with it in the way, no directory is."""
+        found = _translated(error, path)
+        if isinstance(found, PathNotFound) and path.count("/") > 1:
+            above = self._entry_or_none(posixpath.dirname(path))
+            if above is not None and above.kind != "directory":
+                return PathNotDirectory(path)
+        return found
+
+
+def _entry(metadata: dict[str, Any]) -> Entry:
+    kind = metadata["file_type"]
+    if kind not in ("file", "directory", "symlink"):
+        kind = "other"
+    return Entry(kind, metadata["size"], metadata["modified"], metadata["mode"])
+
+
+def _check_not_root(path: str) -> None:
+    # The engine does remove its root, and is of no use from then on.
+    if path == "/":
+        raise AccessDenied(path, "the root of a filesystem stays where it is.")
+
+
+def _translated(error: Exception, path: str) -> SmokeboxError:
+    """The engine tells what went wrong by text only."""
+    if isinstance(error, UnicodeEncodeError):
+        return _bad_name(path, "it is not valid UTF-8")
+    text = str(error).removeprefix("io error: ")
+    for pattern, kind in _BY_TEXT:
+        if re.match(pattern, text):
+            return kind(path)
+    if re.match(r"unsafe character|.* too long|path too deep", text):
+        return _bad_name(path, text.split(" in path component")[0])
+    return PathError(path, f"{text}: {path}")
+
+
+def _bad_name(path: str, reason: str) -> InvalidPath:
+    return InvalidPath(
+        f"the memory filesystem cannot hold {path!r}: {reason}.",
+        hint="Use a shorter name without control characters.",
+        path=ascii(path),
+    )
+
+
+def _too_large(path: str) -> FileTooLarge:
+    return FileTooLarge(
+        path,
+        f"{path} would be over the limit of {MAX_FILE_SIZE} bytes a file.",
+        hint="Write less, or mount a filesystem with a higher limit.",
+    )
+
+
+def _full(path: str) -> StorageFull:
+    return StorageFull(
+        path,
+        f"no room for {path}: the limit is {MAX_TOTAL_SIZE} bytes in {MAX_FILES} files.",
+        hint="Remove files, or mount a filesystem with a higher limit.",
+    )
+
+
+_BY_TEXT: list[tuple[str, Callable[[str], SmokeboxError]]] = [
+    (r"(parent directory |file )?not found", PathNotFound),
+    (r"is a directory|cannot rename file over directory", PathIsDirectory),
+    (r"not a directory|cannot rename directory over", PathNotDirectory),
+    (r"(directory|file) exists", PathExists),
+    (r"directory not empty", DirectoryNotEmpty),
+    (r"file too large", _too_large),
+    (r"filesystem full|too many", _full),
+]

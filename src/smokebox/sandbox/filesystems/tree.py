@@ -1,0 +1,404 @@
+"""One tree of paths over several filesystems, with symlinks followed across all of them."""
+
+from __future__ import annotations
+
+import posixpath
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from smokebox.errors import (
+    AccessDenied,
+    InvalidOption,
+    PathError,
+    PathExists,
+    PathIsDirectory,
+    PathNotDirectory,
+    PathNotFound,
+    SymlinkLoop,
+)
+from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
+from smokebox.sandbox.globbing import Found, glob_paths
+from smokebox.types import FileInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from smokebox.types import FileType
+
+MAX_HOPS = 40
+
+_IMPLIED = Entry("directory", mode=0o755)
+
+
+class Spot(NamedTuple):
+    """Where a path leads: a filesystem, the path inside it, and what is there.
+
+    `path` is the path in the tree once every symlink is followed. `entry` is None where
+    there is nothing, in a directory where something could be made.
+    """
+
+    filesystem: Filesystem
+    inner: str
+    path: str
+    entry: Entry | None
+
+
+class Tree:
+    """Filesystems mounted over one another, seen as one. Paths are absolute and normal.
+
+    Errors name the path that was asked for, wherever the symlinks in it led. The directories
+    above a mount point are there even when no filesystem holds them.
+    """
+
+    def __init__(self, root: Filesystem, mounts: Mapping[str, Filesystem] | None = None) -> None:
+        self.root = root
+        self.mounts = {_mount_point(point): fs for point, fs in (mounts or {}).items()}
+        # The innermost mount is the one that counts.
+        self._inmost = sorted(self.mounts.items(), key=lambda item: -len(item[0]))
+        self._implied: dict[str, set[str]] = {}
+        for point in self.mounts:
+            while point != "/":
+                point, name = posixpath.split(point)
+                self._implied.setdefault(point, set()).add(name)
+
+    def read(self, path: str) -> bytes:
+        """The whole of a file."""
+        spot = self._existing(path)
+        with _naming(path):
+            return spot.filesystem.read(spot.inner)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Make or replace a file, and its parent directories. All or nothing."""
+        with self._parents_made(path):
+            spot = self._writable(path)
+            with _naming(path):
+                spot.filesystem.write(spot.inner, data)
+
+    def append(self, path: str, data: bytes) -> None:
+        """Add to the end of a file, making it and its parent directories where needed."""
+        with self._parents_made(path):
+            spot = self._writable(path)
+            with _naming(path):
+                spot.filesystem.append(spot.inner, data)
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
+        """What is at `path`; a symlink that leads nowhere is only there when not followed."""
+        entry = self._existing(path, follow=False).entry
+        is_symlink = entry is not None and entry.kind == "symlink"
+        if is_symlink and follow_symlinks:
+            entry = self._existing(path).entry
+        assert entry is not None
+        return _info(path, entry, is_symlink)
+
+    def exists(self, path: str) -> bool:
+        """Whether `path` leads to something."""
+        try:
+            return self.locate(path).entry is not None
+        except PathError:
+            return False
+
+    def readdir(self, path: str) -> list[str]:
+        """The names in a directory, mount points too, sorted."""
+        return sorted(self.entries(path))
+
+    def entries(self, path: str) -> dict[str, Entry]:
+        """What is in a directory, by name, with mount points as directories."""
+        spot = self._existing(path)
+        return self._listed(path, spot)
+
+    def mkdir(self, path: str, *, recursive: bool = False) -> None:
+        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        if recursive:
+            with self._parents_made(path):
+                self._make_directory(path, accept=True)
+        else:
+            self._make_directory(path, accept=False)
+
+    def remove(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
+        """Remove a file or a symlink, or with `recursive` a directory. `force` accepts absence.
+
+        The root, mount points and what holds them are refused.
+        """
+        try:
+            spot = self._existing(path, follow=False)
+        except PathNotFound:
+            if force:
+                return
+            raise
+        self.check_movable(path, spot)
+        if spot.entry is not None and spot.entry.kind == "directory" and not recursive:
+            raise PathIsDirectory(path, hint="Pass recursive=True to remove it and what is in it.")
+        with _naming(path):
+            spot.filesystem.remove(spot.inner, recursive=recursive)
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file or directory, also to another filesystem, replacing a file that is there."""
+        old, new = self._existing(source, follow=False), self.locate(target, follow=False)
+        self.check_movable(source, old)
+        self.check_movable(target, new)
+        if old.filesystem is new.filesystem:
+            with _naming(source):
+                return old.filesystem.rename(old.inner, new.inner)
+        assert old.entry is not None
+        check_move(source, target, old.entry, new.entry)
+        if new.entry is not None:
+            self._clear(target, new)
+        self._copy(old.path, new.path, old.entry)
+        return self.remove(old.path, recursive=True)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file, or a directory with all that is in it, with its permissions.
+
+        A symlink given as `source` is followed; those inside a directory stay symlinks.
+        """
+        old = self._existing(source)
+        assert old.entry is not None
+        if old.entry.kind == "directory" and (target + "/").startswith(old.path + "/"):
+            raise PathError(target, f"cannot copy {source} into itself: {target}")
+        self._copy(old.path, target, old.entry)
+
+    def symlink(self, target: str, path: str) -> None:
+        """Make a symlink at `path` that leads to `target`."""
+        spot = self.locate(path, follow=False)
+        if spot.entry is not None:
+            raise PathExists(path)
+        with _naming(path):
+            spot.filesystem.symlink(target, spot.inner)
+
+    def readlink(self, path: str) -> str:
+        """Where the symlink at `path` leads, as it was written."""
+        spot = self._existing(path, follow=False)
+        with _naming(path):
+            return spot.filesystem.readlink(spot.inner)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set the permission bits of what `path` leads to."""
+        spot = self._existing(path)
+        with _naming(path):
+            spot.filesystem.chmod(spot.inner, mode)
+
+    def glob(
+        self, pattern: str, *, cwd: str = "/", hidden: bool = False, files_only: bool = False
+    ) -> list[str]:
+        """Absolute paths that match, as `SandboxApi.glob` has it."""
+        return glob_paths(pattern, cwd, self._scan, hidden=hidden, files_only=files_only)
+
+    def walk(self, path: str = "/") -> Iterator[FileInfo]:
+        """Everything below a directory, parents first, sorted; symlinks are not followed."""
+        pending = self._children(path)
+        while pending:
+            info = pending.pop()
+            yield info
+            if info.is_directory:
+                pending.extend(self._children(info.path))
+
+    def locate(self, path: str, *, follow: bool = True) -> Spot:
+        """Where `path` leads, with symlinks before the last name followed, and it with `follow`."""
+        current = path
+        for _ in range(MAX_HOPS + 1):
+            filesystem, inner = self.filesystem_at(current)
+            entry = self._entry(filesystem, inner, current)
+            if entry is None:
+                onward = self._behind_ancestor(current, path)
+                if onward is None:
+                    return Spot(filesystem, inner, current, None)
+                current = onward
+            elif follow and entry.kind == "symlink":
+                current = _target(current, filesystem.readlink(inner))
+            else:
+                return Spot(filesystem, inner, current, entry)
+        raise SymlinkLoop(path)
+
+    def filesystem_at(self, path: str) -> tuple[Filesystem, str]:
+        """The filesystem that holds a path, as text, and the path inside it."""
+        for point, filesystem in self._inmost:
+            if path.startswith(point) and path[len(point) : len(point) + 1] in ("", "/"):
+                return filesystem, path[len(point) :] or "/"
+        return self.root, path
+
+    def _entry(self, filesystem: Filesystem, inner: str, path: str) -> Entry | None:
+        try:
+            return filesystem.lstat(inner)
+        except (PathNotFound, PathNotDirectory):
+            return _IMPLIED if path in self._implied else None
+
+    def _behind_ancestor(self, missing: str, asked: str) -> str | None:
+        """The path that a symlink above `missing` makes of it; None where only it is missing.
+
+        Looks from the inside out: what exists is the rule, and then one look tells.
+        """
+        above = missing
+        while above != "/":
+            above = posixpath.dirname(above)
+            filesystem, inner = self.filesystem_at(above)
+            entry = self._entry(filesystem, inner, above)
+            if entry is None:
+                continue
+            if entry.kind == "symlink":
+                target = _target(above, filesystem.readlink(inner))
+                return posixpath.join(target, missing[len(above) :].lstrip("/"))
+            if entry.kind != "directory":
+                raise PathNotDirectory(asked)
+            if above != posixpath.dirname(missing):
+                raise PathNotFound(asked)
+            return None
+        raise PathNotFound(asked)
+
+    def _children(self, path: str) -> list[FileInfo]:
+        """What is in a directory, last name first: a stack gives them back in order."""
+        prefix = path.rstrip("/") + "/"
+        return [
+            _info(prefix + name, entry, entry.kind == "symlink")
+            for name, entry in sorted(self.entries(path).items(), reverse=True)
+        ]
+
+    def _existing(self, path: str, *, follow: bool = True) -> Spot:
+        spot = self.locate(path, follow=follow)
+        if spot.entry is None:
+            raise PathNotFound(path)
+        return spot
+
+    def _writable(self, path: str) -> Spot:
+        spot = self.locate(path)
+        if spot.entry is not None and spot.entry.kind == "directory":
+            raise PathIsDirectory(path)
+        return spot
+
+    def _listed(self, path: str, spot: Spot) -> dict[str, Entry]:
+        if spot.entry is None or spot.entry.kind != "directory":
+            raise PathNotDirectory(path)
+        implied = self._implied.get(spot.path)
+        if spot.entry is _IMPLIED:
+            return dict.fromkeys(implied or (), _IMPLIED)
+        with _naming(path):
+            listed = dict(spot.filesystem.listdir(spot.inner))
+        # What is mounted hides what has the same name below it.
+        listed.update(dict.fromkeys(implied or (), _IMPLIED))
+        return listed
+
+    def _make_directory(self, path: str, *, accept: bool) -> None:
+        spot = self.locate(path)
+        if spot.entry is not None:
+            if accept and spot.entry.kind == "directory":
+                return
+            raise PathExists(path)
+        if self.locate(path, follow=False).entry is not None:
+            # A symlink that leads nowhere has the name.
+            raise PathExists(path)
+        with _naming(path):
+            spot.filesystem.mkdir(spot.inner)
+
+    @contextmanager
+    def _parents_made(self, path: str) -> Iterator[None]:
+        """Make the directories above `path`, and unmake them if what follows fails."""
+        missing: list[str] = []
+        above = posixpath.dirname(path)
+        while above != "/" and not self.exists(above):
+            missing.append(above)
+            above = posixpath.dirname(above)
+        made: list[str] = []
+        try:
+            for directory in reversed(missing):
+                self._make_directory(directory, accept=False)
+                made.append(directory)
+            yield
+        except PathError as error:
+            self._unmake(made)
+            raise _renamed(error, path) from None
+        except BaseException:
+            self._unmake(made)
+            raise
+
+    def _unmake(self, made: list[str]) -> None:
+        for directory in reversed(made):
+            with suppress(PathError):
+                spot = self._existing(directory)
+                spot.filesystem.remove(spot.inner)
+
+    def check_movable(self, path: str, spot: Spot) -> None:
+        """Refuse the root, mount points, and the directories that hold them."""
+        if spot.path == "/" or spot.path in self._implied or spot.path in self.mounts:
+            raise AccessDenied(
+                path,
+                f"{path} stays: it is, or holds, the root of a filesystem.",
+                hint="Remove what is in it instead.",
+            )
+
+    def _clear(self, target: str, spot: Spot) -> None:
+        with _naming(target):
+            spot.filesystem.remove(spot.inner)
+
+    def _copy(self, source: str, target: str, entry: Entry) -> None:
+        self._copy_one(source, target, entry.kind)
+        if entry.kind != "symlink":
+            self.chmod(target, entry.mode)
+        for info in list(self.walk(source)) if entry.kind == "directory" else ():
+            copied = target + info.path[len(source) :]
+            self._copy_one(info.path, copied, info.type)
+            if info.type != "symlink" and info.mode is not None:
+                self.chmod(copied, info.mode)
+
+    def _copy_one(self, source: str, target: str, kind: FileType) -> None:
+        if kind == "symlink":
+            self.symlink(self.readlink(source), target)
+        elif kind == "directory":
+            self.mkdir(target, recursive=True)
+        else:
+            self.write(target, self.read(source))
+
+    def _scan(self, path: str) -> Iterator[Found]:
+        prefix = path.rstrip("/") + "/"
+        for name, entry in self.entries(path).items():
+            if entry.kind != "symlink":
+                yield Found(name, entry.kind)
+                continue
+            with suppress(PathError):
+                behind = self.locate(prefix + name).entry
+                if behind is not None:
+                    yield Found(name, behind.kind, is_symlink=True)
+                    continue
+            yield Found(name, "symlink", is_symlink=True)
+
+
+def _mount_point(point: str) -> str:
+    if posixpath.normpath(point) != point or not point.startswith("/") or point.strip("/") == "":
+        raise InvalidOption(
+            f"{point!r} is not a place to mount at.",
+            hint="Use an absolute path below the root, such as '/data'.",
+            option="mounts",
+            value=point,
+        )
+    return point
+
+
+def _target(link: str, text: str) -> str:
+    """Where a link leads: `text` seen from the directory that holds the link."""
+    joined = posixpath.normpath(posixpath.join(posixpath.dirname(link), text))
+    return "/" + joined.lstrip("/")
+
+
+def _info(path: str, entry: Entry, is_symlink: bool) -> FileInfo:
+    return FileInfo(
+        path=path,
+        type=entry.kind,
+        is_symlink=is_symlink,
+        size=entry.size,
+        mtime=entry.mtime or None,
+        mode=entry.mode,
+    )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors from inside a filesystem, with the path that the caller knows."""
+    try:
+        yield
+    except PathError as error:
+        raise _renamed(error, path) from None
+
+
+def _renamed(error: PathError, path: str) -> PathError:
+    if error.path == path:
+        return error
+    message = error.message.replace(error.path, path, 1)
+    return type(error)(path, message, hint=error.hint, **error.fields)

@@ -1,0 +1,236 @@
+"""Pattern matching over any directory listing: what `glob` means, without touching a file."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from smokebox.errors import InvalidOption
+from smokebox.sandbox.paths import check_path
+
+if TYPE_CHECKING:
+    from smokebox.types import FileType
+
+MAX_ALTERNATIVES = 1_000
+
+
+class Found(NamedTuple):
+    """One name in a directory.
+
+    `kind` is what the name leads to, symlinks followed; it is "symlink" only for a
+    link that leads nowhere. `is_symlink` tells that there was one to follow.
+    """
+
+    name: str
+    kind: FileType
+    is_symlink: bool = False
+
+
+Lister = Callable[[str], Iterable[Found]]
+"""Lists a directory, itself possibly behind a symlink; raises OSError where there is none."""
+
+
+class Segment(NamedTuple):
+    """One name of a pattern, compiled. Only a pattern with wildcards has a `match`."""
+
+    text: str
+    match: Callable[[str], object] | None
+    is_globstar: bool
+    takes_hidden: bool
+
+    def accepts(self, name: str, hidden: bool) -> bool:
+        """Whether `name` fits, dotfiles only where they were asked for."""
+        if self.match is None:
+            return name == self.text
+        if name[0] == "." and not (hidden or self.takes_hidden):
+            return False
+        return self.match(name) is not None
+
+
+State = tuple[int, int]
+"""How far a pattern has got: which alternative, and which of its segments is next."""
+
+
+def glob_paths(
+    pattern: str,
+    cwd: str,
+    list_directory: Lister,
+    *,
+    hidden: bool = False,
+    files_only: bool = False,
+) -> list[str]:
+    """Absolute paths that match `pattern` seen from `cwd`, sorted, each once.
+
+    `**` as a whole name crosses directories, never symlinks to them, and at the end means
+    everything below. `{a,b}` gives alternatives, a backslash takes the next character as it
+    is, and a final slash asks for directories. What cannot be listed gives no match.
+    """
+    glob = _Glob(_alternatives(check_path(pattern), cwd), list_directory, hidden)
+    wanted = "file" if files_only else "directory" if pattern.endswith("/") else None
+    if pattern.endswith("/") and files_only:
+        return []
+    return sorted({path for path, kind in glob.matches() if wanted in (None, kind)})
+
+
+class _Glob:
+    """One walk for all alternatives of a pattern; each directory is listed once per visit."""
+
+    def __init__(
+        self, alternatives: list[tuple[Segment, ...]], list_directory: Lister, hidden: bool
+    ) -> None:
+        self._alternatives = alternatives
+        self._list_directory = list_directory
+        self._hidden = hidden
+
+    def matches(self) -> Iterator[tuple[str, FileType]]:
+        """Paths and their kinds; a path can come twice."""
+        if not all(self._alternatives):
+            yield "/", "directory"
+        starts = {(n, 0) for n, segments in enumerate(self._alternatives) if segments}
+        pending: list[tuple[str, set[State]]] = [("/", starts)]
+        while pending:
+            directory, states = pending.pop()
+            prefix = directory.rstrip("/") + "/"
+            unseen, listed = self._split(states)
+            pending.extend((prefix + name, below) for name, below in unseen.items())
+            for entry in _listed(directory, self._list_directory) if listed else ():
+                below, matched = self._advance(entry, listed)
+                if below:
+                    pending.append((prefix + entry.name, below))
+                if matched:
+                    yield prefix + entry.name, entry.kind
+
+    def _split(self, states: set[State]) -> tuple[dict[str, set[State]], list[State]]:
+        """Literal names with more to come, which are entered unseen; and what needs a listing."""
+        unseen: dict[str, set[State]] = {}
+        listed: list[State] = []
+        for alternative, index in self._with_globstars_skipped(states):
+            segments = self._alternatives[alternative]
+            if segments[index].match is None and index + 1 < len(segments):
+                unseen.setdefault(segments[index].text, set()).add((alternative, index + 1))
+            else:
+                listed.append((alternative, index))
+        return unseen, listed
+
+    def _with_globstars_skipped(self, states: set[State]) -> set[State]:
+        """The states and, as `**` also stands for no directory at all, those behind one."""
+        closed = set(states)
+        for alternative, index in states:
+            segments = self._alternatives[alternative]
+            while segments[index].is_globstar and index + 1 < len(segments):
+                index += 1
+                closed.add((alternative, index))
+        return closed
+
+    def _advance(self, entry: Found, states: list[State]) -> tuple[set[State], bool]:
+        """What goes on below a name, and whether it is itself a match."""
+        below: set[State] = set()
+        matched = False
+        for alternative, index in states:
+            segments = self._alternatives[alternative]
+            segment = segments[index]
+            if not segment.accepts(entry.name, self._hidden):
+                continue
+            is_last = index + 1 == len(segments)
+            matched = matched or is_last
+            if entry.kind != "directory":
+                continue
+            if not segment.is_globstar and not is_last:
+                below.add((alternative, index + 1))
+            elif segment.is_globstar and not entry.is_symlink:
+                below.add((alternative, index))
+        return below, matched
+
+
+def _listed(directory: str, list_directory: Lister) -> list[Found]:
+    try:
+        return list(list_directory(directory))
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError:
+        return []
+
+
+def _alternatives(pattern: str, cwd: str) -> list[tuple[Segment, ...]]:
+    base = [] if pattern.startswith("/") else [_literal(name) for name in cwd.split("/") if name]
+    return [tuple(_segments(base, text)) for text in _expand_braces(pattern)]
+
+
+def _segments(base: list[Segment], text: str) -> list[Segment]:
+    segments = list(base)
+    for name in text.split("/"):
+        if name == "..":
+            del segments[-1:]
+        elif name not in ("", "."):
+            segments.append(_segment(name))
+    return segments
+
+
+def _literal(name: str) -> Segment:
+    return Segment(name, None, False, True)
+
+
+@functools.lru_cache(maxsize=512)
+def _segment(text: str) -> Segment:
+    if text == "**":
+        return Segment(text, _always, True, False)
+    plain = re.sub(r"\\(.)", r"\1", text)
+    if not re.search(r"[*?\[]", re.sub(r"\\.", "", text)):
+        return _literal(plain)
+    return Segment(text, re.compile(_translate(text)).match, False, plain.startswith("."))
+
+
+def _always(name: str) -> object:
+    return name
+
+
+def _translate(text: str) -> str:
+    # fnmatch knows neither backslashes nor [^...], and its own regex never backtracks far.
+    text = re.sub(r"\\([*?[])", r"[\1]", text)
+    text = re.sub(r"\\(.)", r"\1", text)
+    return fnmatch.translate(text.replace("[^", "[!"))
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    expanded: list[str] = []
+    pending = [pattern]
+    while pending:
+        text = pending.pop()
+        group = _first_group(text)
+        if group is None:
+            expanded.append(text)
+        else:
+            start, commas, end = group
+            edges = [start, *commas, end]
+            for left, right in itertools.pairwise(edges):
+                pending.append(text[:start] + text[left + 1 : right] + text[end + 1 :])
+        if len(pending) + len(expanded) > MAX_ALTERNATIVES:
+            raise InvalidOption(
+                f"the pattern {pattern!r} has more than {MAX_ALTERNATIVES} alternatives.",
+                hint="Use fewer braces, or several calls.",
+                option="pattern",
+            )
+    return expanded
+
+
+def _first_group(text: str) -> tuple[int, list[int], int] | None:
+    """Where the first `{a,b}` starts, has its commas and ends; braces without a comma are text."""
+    opened: list[tuple[int, list[int]]] = []
+    groups: list[tuple[int, list[int], int]] = []
+    escaped = False
+    for position, letter in enumerate(text):
+        if escaped or letter == "\\":
+            escaped = not escaped
+        elif letter == "{":
+            opened.append((position, []))
+        elif letter == "," and opened:
+            opened[-1][1].append(position)
+        elif letter == "}" and opened:
+            start, commas = opened.pop()
+            if commas:
+                groups.append((start, commas, position))
+    return min(groups, default=None)
