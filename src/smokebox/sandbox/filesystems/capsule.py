@@ -1,7 +1,7 @@
 """Any filesystem of ours inside the shell, through bashkit's stable ABI, in ctypes.
 
 The ABI is a table of C functions that take an instance, here a number that stands for a
-`Bridge`. They are called on the shell's own threads, several at once, and never raise.
+filesystem. They are called on the shell's own threads, several at once, and never raise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import itertools
 import logging
 import os
+import posixpath
 import struct
 import threading
 from ctypes import c_bool, c_char, c_size_t, c_uint32, c_void_p, py_object, string_at
@@ -20,12 +21,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 import bashkit
 
 from smokebox.errors import InvalidPath, SmokeboxError, Unsupported
-from smokebox.sandbox.filesystems.bridge import Bridge
-from smokebox.sandbox.filesystems.memory import MemoryFilesystem
-from smokebox.sandbox.filesystems.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem
 
@@ -34,19 +32,15 @@ P = ParamSpec("P")
 _log = logging.getLogger("smokebox.filesystems")
 
 
-def as_bashkit(files: Filesystem | Tree, *, at: str = "/") -> bashkit.FileSystem:
-    """What `files` holds, as a filesystem that a `bashkit.Bash` can mount at `at`.
+def as_bashkit(filesystem: Filesystem) -> bashkit.FileSystem:
+    """What `filesystem` holds, as something that a `bashkit.Bash` can mount.
 
-    Symlinks work inside the shell, and an absolute one is seen from the root of the shell:
-    that is what `at` is for. A `Tree` gives its part below `at`, with links that lead
-    anywhere in the tree; those in a single filesystem never leave it. The shell asks about
-    symlinks in one way only, so `test -L` is true just for those that lead nowhere, which
-    `test -e` calls existing. The shell keeps `files` alive as long as it needs it, and
-    closing it is left to whoever made it.
+    The shell follows symlinks by itself, and sees absolute ones from its own root, not from
+    that of the mount. It keeps `filesystem` alive as long as it needs it; closing it is left
+    to whoever made it.
     """
-    bridge = Bridge(files if isinstance(files, Tree) else _tree_of(files, at), at)
     instance = next(_instances)
-    _bridges[instance], _holders[instance] = bridge, 1
+    _filesystems[instance], _holders[instance] = filesystem, 1
     handle = _Handle(_ABI_VERSION, 0, instance, *_counting_functions, ctypes.addressof(_table))
     try:
         # The handle is copied and the instance retained: the capsule has served its turn.
@@ -57,16 +51,12 @@ def as_bashkit(files: Filesystem | Tree, *, at: str = "/") -> bashkit.FileSystem
         _release(instance)
 
 
-def open_bridges() -> int:
+def bridged() -> int:
     """How many filesystems shells hold on to."""
-    return len(_bridges)
+    return len(_filesystems)
 
 
-def _tree_of(filesystem: Filesystem, at: str) -> Tree:
-    return Tree(filesystem) if at == "/" else Tree(MemoryFilesystem(), {at: filesystem})
-
-
-_bridges: dict[int, Bridge] = {}
+_filesystems: dict[int, Filesystem] = {}
 _holders: dict[int, int] = {}
 _instances = itertools.count(1)
 _counting = threading.Lock()
@@ -81,7 +71,7 @@ def _release(instance: int) -> None:
     with _counting:
         _holders[instance] -= 1
         if _holders[instance] == 0:
-            del _holders[instance], _bridges[instance]
+            del _holders[instance], _filesystems[instance]
 
 
 _ABI_VERSION = 1
@@ -130,14 +120,14 @@ _ADDRESS = c_size_t
 
 def _function(
     *arguments: type,
-) -> Callable[[Callable[Concatenate[Bridge, P], None]], ctypes._CFunctionType]:
-    """Make a C function of one that takes a bridge; the address for a failure comes last."""
-    prototype = ctypes.CFUNCTYPE(c_uint32, c_size_t, *arguments, _ADDRESS)
+) -> Callable[[Callable[Concatenate[Filesystem, P], None]], ctypes._CFunctionType]:
+    """Make a C function of one that takes a filesystem; it gets an address for failures, too."""
+    prototype = ctypes.CFUNCTYPE(c_uint32, c_size_t, *arguments, c_size_t)
 
-    def decorate(body: Callable[Concatenate[Bridge, P], None]) -> ctypes._CFunctionType:
+    def decorate(body: Callable[Concatenate[Filesystem, P], None]) -> ctypes._CFunctionType:
         def call(instance: int, *values: int) -> int:
             try:
-                body(_bridges[instance], *values[:-1])  # type: ignore[call-arg, arg-type]
+                body(_filesystems[instance], *values[:-1])  # type: ignore[call-arg, arg-type]
             except BaseException as error:
                 return _fail(error, values[-1])
             return _OK
@@ -148,40 +138,41 @@ def _function(
 
 
 @_function(*_TEXT, _ADDRESS)
-def _read_file(bridge: Bridge, path: int, length: int, out: int) -> None:
-    data = bridge.read_file(string_at(path, length).decode())
+def _read_file(filesystem: Filesystem, path: int, length: int, out: int) -> None:
+    data = filesystem.read(_text(path, length))
     _give(data if type(data) is bytes else bytes(data), out)
 
 
 @_function(*_TEXT, *_TEXT)
-def _write_file(bridge: Bridge, path: int, length: int, data: int, size: int) -> None:
-    bridge.write_file(string_at(path, length).decode(), string_at(data, size))
+def _write_file(filesystem: Filesystem, path: int, length: int, data: int, size: int) -> None:
+    filesystem.write(_text(path, length), string_at(data, size))
 
 
 @_function(*_TEXT, *_TEXT)
-def _append_file(bridge: Bridge, path: int, length: int, data: int, size: int) -> None:
-    bridge.append_file(string_at(path, length).decode(), string_at(data, size))
+def _append_file(filesystem: Filesystem, path: int, length: int, data: int, size: int) -> None:
+    filesystem.append(_text(path, length), string_at(data, size))
 
 
 @_function(*_TEXT, c_bool)
-def _mkdir(bridge: Bridge, path: int, length: int, recursive: bool) -> None:
-    bridge.mkdir(string_at(path, length).decode(), recursive)
+def _mkdir(filesystem: Filesystem, path: int, length: int, recursive: bool) -> None:
+    make = filesystem.makedirs if recursive else filesystem.mkdir
+    make(_text(path, length))
 
 
 @_function(*_TEXT, c_bool)
-def _remove(bridge: Bridge, path: int, length: int, recursive: bool) -> None:
-    bridge.remove(string_at(path, length).decode(), recursive)
+def _remove(filesystem: Filesystem, path: int, length: int, recursive: bool) -> None:
+    filesystem.remove(_text(path, length), recursive=recursive)
 
 
 @_function(*_TEXT, _ADDRESS)
-def _stat(bridge: Bridge, path: int, length: int, out: int) -> None:
-    entry = bridge.stat(string_at(path, length).decode())
+def _stat(filesystem: Filesystem, path: int, length: int, out: int) -> None:
+    entry = filesystem.lstat(_text(path, length))
     _METADATA.pack_into(_MetadataSlot.from_address(out), 0, *_metadata(entry))
 
 
 @_function(*_TEXT, _ADDRESS)
-def _read_dir(bridge: Bridge, path: int, length: int, out: int) -> None:
-    entries = bridge.read_dir(string_at(path, length).decode())
+def _read_dir(filesystem: Filesystem, path: int, length: int, out: int) -> None:
+    entries = filesystem.listdir(_text(path, length))
     if entries:
         listing = _listing(entries)
         address = ctypes.addressof(listing)
@@ -190,33 +181,41 @@ def _read_dir(bridge: Bridge, path: int, length: int, out: int) -> None:
 
 
 @_function(*_TEXT, _ADDRESS)
-def _exists(bridge: Bridge, path: int, length: int, out: int) -> None:
-    c_bool.from_address(out).value = bridge.exists(string_at(path, length).decode())
+def _exists(filesystem: Filesystem, path: int, length: int, out: int) -> None:
+    c_bool.from_address(out).value = filesystem.holds(_text(path, length))
 
 
 @_function(*_TEXT, *_TEXT)
-def _rename(bridge: Bridge, source: int, length: int, target: int, size: int) -> None:
-    bridge.rename(string_at(source, length).decode(), string_at(target, size).decode())
+def _rename(filesystem: Filesystem, source: int, length: int, target: int, size: int) -> None:
+    filesystem.rename(_text(source, length), _text(target, size))
 
 
 @_function(*_TEXT, *_TEXT)
-def _copy(bridge: Bridge, source: int, length: int, target: int, size: int) -> None:
-    bridge.copy(string_at(source, length).decode(), string_at(target, size).decode())
+def _copy(filesystem: Filesystem, source: int, length: int, target: int, size: int) -> None:
+    filesystem.copy(_text(source, length), _text(target, size))
 
 
 @_function(*_TEXT, *_TEXT)
-def _symlink(bridge: Bridge, target: int, size: int, path: int, length: int) -> None:
-    bridge.symlink(string_at(target, size).decode(), string_at(path, length).decode())
+def _symlink(filesystem: Filesystem, target: int, size: int, path: int, length: int) -> None:
+    filesystem.symlink(string_at(target, size).decode(), _text(path, length))
 
 
 @_function(*_TEXT, _ADDRESS)
-def _read_link(bridge: Bridge, path: int, length: int, out: int) -> None:
-    _give(bridge.read_link(string_at(path, length).decode()).encode(), out)
+def _read_link(filesystem: Filesystem, path: int, length: int, out: int) -> None:
+    _give(filesystem.readlink(_text(path, length)).encode(), out)
 
 
 @_function(*_TEXT, c_uint32)
-def _chmod(bridge: Bridge, path: int, length: int, mode: int) -> None:
-    bridge.chmod(string_at(path, length).decode(), mode)
+def _chmod(filesystem: Filesystem, path: int, length: int, mode: int) -> None:
+    filesystem.chmod(_text(path, length), mode)
+
+
+def _text(address: int, length: int) -> str:
+    path = string_at(address, length).decode()
+    # The shell sends normal paths; `bashkit.FileSystem` passes on what its caller wrote.
+    if "/." in path or "//" in path or path[:1] != "/" or path[-1] == "/":
+        return "/" + posixpath.normpath("/" + path).lstrip("/")
+    return path
 
 
 def _free_bytes(instance: int, address: int, length: int) -> None:
@@ -237,7 +236,7 @@ def _give(data: bytes, out: int) -> None:
 _listings: dict[int, ctypes.Array[c_char]] = {}
 
 
-def _listing(entries: dict[str, Entry]) -> ctypes.Array[c_char]:
+def _listing(entries: Mapping[str, Entry]) -> ctypes.Array[c_char]:
     """The records of a directory, followed by the names they point at."""
     names = [name.encode() for name in entries]
     records = len(entries) * _RECORD.size

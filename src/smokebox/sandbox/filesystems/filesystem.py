@@ -9,6 +9,7 @@ threads at once.
 from __future__ import annotations
 
 import errno
+import posixpath
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -87,27 +88,62 @@ class Filesystem(ABC):
         entry = self.lstat(source)
         if source == target:
             return
-        check_move(source, target, entry, self._entry_or_none(target))
-        self._clear(target)
+        existing = self._entry_or_none(target)
+        check_move(source, target, entry, existing)
+        if existing is not None and {entry.kind, existing.kind} != {"file"}:
+            self.remove(target)
         self._copy(source, target, entry)
         self.remove(source, recursive=True)
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file, or a directory with all that is in it, with permissions."""
+        entry = self.lstat(source)
+        if entry.kind == "symlink":
+            raise SymlinkLoop(source)
+        check_move(source, target, entry, self._entry_or_none(target))
+        self._copy(source, target, entry)
+
     def _copy(self, source: str, target: str, entry: Entry) -> None:
+        pending = [(source, target, entry)]
+        while pending:
+            old, new, entry = pending.pop()
+            self._copy_one(old, new, entry)
+            if entry.kind == "directory":
+                inside = self.listdir(old)
+                pending += [(f"{old}/{name}", f"{new}/{name}", inside[name]) for name in inside]
+
+    def _copy_one(self, source: str, target: str, entry: Entry) -> None:
         if entry.kind == "symlink":
             self.symlink(self.readlink(source), target)
             return
         if entry.kind == "directory":
-            self.mkdir(target)
-            for name, child in self.listdir(source).items():
-                self._copy(f"{source}/{name}", f"{target}/{name}", child)
+            if self._entry_or_none(target) is None:
+                self.mkdir(target)
         else:
             self.write(target, self.read(source))
         self.chmod(target, entry.mode)
 
-    def _clear(self, target: str) -> None:
-        existing = self._entry_or_none(target)
-        if existing is not None and existing.kind != "file":
-            self.remove(target)
+    def makedirs(self, path: str) -> None:
+        """Make a directory and those above it; one that is there is as good."""
+        missing: list[str] = []
+        while (entry := self._entry_or_none(path)) is None:
+            missing.append(path)
+            path = posixpath.dirname(path)
+        if entry.kind != "directory":
+            raise (PathNotDirectory if missing else PathExists)(path)
+        for directory in reversed(missing):
+            self.mkdir(directory)
+
+    def holds(self, path: str) -> bool:
+        """Whether there is something at `path` itself, be it a symlink that leads nowhere."""
+        try:
+            return self._entry_or_none(path) is not None
+        except PathError:
+            return False
+
+    def touch(self, path: str, mtime: float) -> None:
+        """Set the time of the last change, where there is one to set."""
+        self.lstat(path)
 
     def _entry_or_none(self, path: str) -> Entry | None:
         try:

@@ -204,6 +204,12 @@ class MemoryFilesystem(Filesystem):
             # The permissions are not the content: the time stays.
             node._entry = None
 
+    def touch(self, path: str, mtime: float) -> None:
+        with self._lock:
+            node = self._node(path)
+            node.mtime = mtime
+            node._entry = None
+
     def _node(self, path: str) -> _Node:
         node = self._root
         if path == "/":
