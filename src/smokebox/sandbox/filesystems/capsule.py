@@ -15,7 +15,8 @@ import os
 import posixpath
 import struct
 import threading
-from ctypes import c_bool, c_char, c_size_t, c_uint32, c_void_p, py_object, string_at
+from ctypes import c_bool, c_char, c_size_t, c_uint32, c_void_p, py_object
+from math import floor
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import bashkit
@@ -78,16 +79,24 @@ _ABI_VERSION = 1
 _CAPSULE_NAME = b"bashkit.FileSystem.v1"
 _OK, _FAILED = 0, 1
 _KINDS = {"file": 0, "directory": 1, "symlink": 2, "other": 3}
-_OTHER, _INVALID, _UNSUPPORTED = 0, 4, 8
-_KINDS_OF_ERROR = {
-    errno.ENOENT: 1,
-    errno.EEXIST: 2,
-    errno.EACCES: 3,
-    errno.EPERM: 3,
-    errno.EROFS: 3,
-    errno.EISDIR: 5,
-    errno.ENOTDIR: 6,
-    errno.ENOTEMPTY: 7,
+_OTHER = 0
+_said = {
+    number: (kind, os.strerror(number).encode())
+    for number, kind in {
+        errno.ENOENT: 1,
+        errno.EEXIST: 2,
+        errno.EACCES: 3,
+        errno.EPERM: 3,
+        errno.EROFS: 3,
+        errno.EINVAL: 4,
+        errno.EISDIR: 5,
+        errno.ENOTDIR: 6,
+        errno.ENOTEMPTY: 7,
+        errno.ENOTSUP: 8,
+        errno.ELOOP: _OTHER,
+        errno.ENOSPC: _OTHER,
+        errno.EFBIG: _OTHER,
+    }.items()
 }
 
 # Bytes: address and length. Failure: kind and message. Metadata: type, size, mode, then
@@ -101,13 +110,15 @@ _FailureSlot = c_char * _FAILURE.size
 _MetadataSlot = c_char * _METADATA.size
 
 _python = ctypes.pythonapi
+_decode = ctypes.PYFUNCTYPE(py_object, c_size_t, c_size_t)(("PyUnicode_FromStringAndSize", _python))
+_bytes = ctypes.PYFUNCTYPE(py_object, c_size_t, c_size_t)(("PyBytes_FromStringAndSize", _python))
 _address = ctypes.PYFUNCTYPE(c_void_p, py_object)(("PyBytes_AsString", _python))
 _increase = ctypes.PYFUNCTYPE(None, py_object)(("Py_IncRef", _python))
 _decrease = ctypes.PYFUNCTYPE(None, c_void_p)(("Py_DecRef", _python))
 _new_capsule = ctypes.PYFUNCTYPE(py_object, c_void_p, ctypes.c_char_p, c_void_p)(
     ("PyCapsule_New", _python)
 )
-# From the address of what a bytes object holds to the object itself.
+# From a bytes object to what it holds.
 _HEADER = _address(b"-") - id(b"-")
 
 
@@ -120,17 +131,17 @@ _ADDRESS = c_size_t
 
 def _function(
     *arguments: type,
-) -> Callable[[Callable[Concatenate[Filesystem, P], None]], ctypes._CFunctionType]:
-    """Make a C function of one that takes a filesystem; it gets an address for failures, too."""
+) -> Callable[[Callable[Concatenate[Filesystem, P], int | None]], ctypes._CFunctionType]:
+    """Make a C function of one that takes a filesystem, and may return an errno to fail with."""
     prototype = ctypes.CFUNCTYPE(c_uint32, c_size_t, *arguments, c_size_t)
 
-    def decorate(body: Callable[Concatenate[Filesystem, P], None]) -> ctypes._CFunctionType:
+    def decorate(body: Callable[Concatenate[Filesystem, P], int | None]) -> ctypes._CFunctionType:
         def call(instance: int, *values: int) -> int:
             try:
-                body(_filesystems[instance], *values[:-1])  # type: ignore[call-arg, arg-type]
+                number = body(_filesystems[instance], *values[:-1])  # type: ignore[arg-type, call-arg]
+                return _OK if number is None else _tell(values[-1], *_said[number])
             except BaseException as error:
                 return _fail(error, values[-1])
-            return _OK
 
         return prototype(call)
 
@@ -145,12 +156,12 @@ def _read_file(filesystem: Filesystem, path: int, length: int, out: int) -> None
 
 @_function(*_TEXT, *_TEXT)
 def _write_file(filesystem: Filesystem, path: int, length: int, data: int, size: int) -> None:
-    filesystem.write(_text(path, length), string_at(data, size))
+    filesystem.write(_text(path, length), _bytes(data, size))
 
 
 @_function(*_TEXT, *_TEXT)
 def _append_file(filesystem: Filesystem, path: int, length: int, data: int, size: int) -> None:
-    filesystem.append(_text(path, length), string_at(data, size))
+    filesystem.append(_text(path, length), _bytes(data, size))
 
 
 @_function(*_TEXT, c_bool)
@@ -165,9 +176,12 @@ def _remove(filesystem: Filesystem, path: int, length: int, recursive: bool) -> 
 
 
 @_function(*_TEXT, _ADDRESS)
-def _stat(filesystem: Filesystem, path: int, length: int, out: int) -> None:
-    entry = filesystem.lstat(_text(path, length))
+def _stat(filesystem: Filesystem, path: int, length: int, out: int) -> int | None:
+    entry = filesystem.peek(_text(path, length))
+    if entry is None:
+        return errno.ENOENT
     _METADATA.pack_into(_MetadataSlot.from_address(out), 0, *_metadata(entry))
+    return None
 
 
 @_function(*_TEXT, _ADDRESS)
@@ -182,7 +196,7 @@ def _read_dir(filesystem: Filesystem, path: int, length: int, out: int) -> None:
 
 @_function(*_TEXT, _ADDRESS)
 def _exists(filesystem: Filesystem, path: int, length: int, out: int) -> None:
-    c_bool.from_address(out).value = filesystem.holds(_text(path, length))
+    c_bool.from_address(out).value = filesystem.peek(_text(path, length)) is not None
 
 
 @_function(*_TEXT, *_TEXT)
@@ -197,7 +211,7 @@ def _copy(filesystem: Filesystem, source: int, length: int, target: int, size: i
 
 @_function(*_TEXT, *_TEXT)
 def _symlink(filesystem: Filesystem, target: int, size: int, path: int, length: int) -> None:
-    filesystem.symlink(string_at(target, size).decode(), _text(path, length))
+    filesystem.symlink(_decode(target, size), _text(path, length))
 
 
 @_function(*_TEXT, _ADDRESS)
@@ -211,7 +225,7 @@ def _chmod(filesystem: Filesystem, path: int, length: int, mode: int) -> None:
 
 
 def _text(address: int, length: int) -> str:
-    path = string_at(address, length).decode()
+    path: str = _decode(address, length)
     # The shell sends normal paths; `bashkit.FileSystem` passes on what its caller wrote.
     if "/." in path or "//" in path or path[:1] != "/" or path[-1] == "/":
         return "/" + posixpath.normpath("/" + path).lstrip("/")
@@ -229,7 +243,7 @@ def _free_dir_entries(instance: int, address: int, length: int) -> None:
 
 def _give(data: bytes, out: int) -> None:
     """Lend the bytes themselves, uncopied; `_free_bytes` takes them back."""
-    _BYTES.pack_into(_BytesSlot.from_address(out), 0, _address(data), len(data))
+    _BYTES.pack_into(_BytesSlot.from_address(out), 0, id(data) + _HEADER, len(data))
     _increase(data)
 
 
@@ -239,52 +253,61 @@ _listings: dict[int, ctypes.Array[c_char]] = {}
 def _listing(entries: Mapping[str, Entry]) -> ctypes.Array[c_char]:
     """The records of a directory, followed by the names they point at."""
     names = [name.encode() for name in entries]
+    text = b"".join(names)
     records = len(entries) * _RECORD.size
-    buffer = (c_char * (records + sum(map(len, names))))()
+    buffer = (c_char * (records + len(text)))()
     position = ctypes.addressof(buffer) + records
-    for index, (name, entry) in enumerate(zip(names, entries.values(), strict=True)):
-        place = index * _RECORD.size
-        _RECORD.pack_into(buffer, place, position, len(name), *_metadata(entry))
-        position += len(name)
-    ctypes.memmove(ctypes.addressof(buffer) + records, b"".join(names), sum(map(len, names)))
+    pack = _RECORD.pack_into
+    for place, name, entry in zip(
+        range(0, records, _RECORD.size), names, entries.values(), strict=True
+    ):
+        size = len(name)
+        pack(buffer, place, position, size, *_metadata(entry))
+        position += size
+    ctypes.memmove(ctypes.addressof(buffer) + records, text, len(text))
     return buffer
 
 
 def _metadata(entry: Entry) -> tuple[int, int, int, int, int, int, int]:
-    seconds = int(entry.mtime // 1)
-    nanoseconds = int((entry.mtime - seconds) * 1e9)
+    mtime = entry.mtime
+    seconds = floor(mtime)
+    nanoseconds = int((mtime - seconds) * 1e9)
     kind = _KINDS[entry.kind]
     return kind, entry.size, entry.mode, seconds, nanoseconds, seconds, nanoseconds
 
 
 def _fail(error: BaseException, out: int) -> int:
-    """Tell the shell what went wrong, in the words of the C library."""
+    """Tell the shell what went wrong, in the words of the C library where it has any."""
     try:
         if isinstance(error, KeyboardInterrupt):
             # Not ours to swallow: it comes back once the shell has returned to Python.
             _thread.interrupt_main()
-        kind, text = _kind_and_text(error)
-        message = text.encode(errors="replace")
-        _FAILURE.pack_into(_FailureSlot.from_address(out), 0, kind, _address(message), len(message))
-        _increase(message)
+        return _tell(out, *_kind_and_text(error))
     except BaseException:
-        _log.exception("an error could not be told to the shell")
+        _log.exception("a filesystem's error could not be told")
+        return _FAILED
+
+
+def _tell(out: int, kind: int, message: bytes) -> int:
+    slot = _FailureSlot.from_address(out)
+    _FAILURE.pack_into(slot, 0, kind, id(message) + _HEADER, len(message))
+    _increase(message)
     return _FAILED
 
 
-def _kind_and_text(error: BaseException) -> tuple[int, str]:
+def _kind_and_text(error: BaseException) -> tuple[int, bytes]:
     number = error.errno if isinstance(error, OSError) else None
-    if number is not None and number != errno.EIO:
-        return _KINDS_OF_ERROR.get(number, _OTHER), os.strerror(number)
     if isinstance(error, InvalidPath | UnicodeError):
-        return _INVALID, os.strerror(errno.EINVAL)
-    if isinstance(error, Unsupported):
-        return _UNSUPPORTED, os.strerror(errno.ENOTSUP)
+        number = errno.EINVAL
+    elif isinstance(error, Unsupported):
+        number = errno.ENOTSUP
+    if number in _said:
+        return _said[number]
     if isinstance(error, SmokeboxError):
-        return _OTHER, str(error)
+        return _OTHER, str(error).encode(errors="replace")
     if isinstance(error, Exception):
         _log.error("a filesystem failed", exc_info=error)
-    return _OTHER, os.strerror(errno.EIO)
+    return _OTHER, os.strerror(number or errno.EIO).encode()
 
 
 class _Handle(ctypes.Structure):

@@ -72,6 +72,13 @@ class Filesystem(ABC):
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a symlink, an empty directory, or with `recursive` a whole one."""
 
+    def peek(self, path: str) -> Entry | None:
+        """What is at `path` itself, or None. Shells ask for what is not there all the time."""
+        try:
+            return self.lstat(path)
+        except PathNotFound:
+            return None
+
     def append(self, path: str, data: bytes) -> None:
         """Add to the end of a file, making it where there is none."""
         try:
@@ -88,7 +95,7 @@ class Filesystem(ABC):
         entry = self.lstat(source)
         if source == target:
             return
-        existing = self._entry_or_none(target)
+        existing = self.peek(target)
         check_move(source, target, entry, existing)
         if existing is not None and {entry.kind, existing.kind} != {"file"}:
             self.remove(target)
@@ -100,7 +107,7 @@ class Filesystem(ABC):
         entry = self.lstat(source)
         if entry.kind == "symlink":
             raise SymlinkLoop(source)
-        check_move(source, target, entry, self._entry_or_none(target))
+        check_move(source, target, entry, self.peek(target))
         self._copy(source, target, entry)
 
     def _copy(self, source: str, target: str, entry: Entry) -> None:
@@ -117,7 +124,7 @@ class Filesystem(ABC):
             self.symlink(self.readlink(source), target)
             return
         if entry.kind == "directory":
-            if self._entry_or_none(target) is None:
+            if self.peek(target) is None:
                 self.mkdir(target)
         else:
             self.write(target, self.read(source))
@@ -126,7 +133,7 @@ class Filesystem(ABC):
     def makedirs(self, path: str) -> None:
         """Make a directory and those above it; one that is there is as good."""
         missing: list[str] = []
-        while (entry := self._entry_or_none(path)) is None:
+        while (entry := self.peek(path)) is None:
             missing.append(path)
             path = posixpath.dirname(path)
         if entry.kind != "directory":
@@ -134,22 +141,9 @@ class Filesystem(ABC):
         for directory in reversed(missing):
             self.mkdir(directory)
 
-    def holds(self, path: str) -> bool:
-        """Whether there is something at `path` itself, be it a symlink that leads nowhere."""
-        try:
-            return self._entry_or_none(path) is not None
-        except PathError:
-            return False
-
     def touch(self, path: str, mtime: float) -> None:
         """Set the time of the last change, where there is one to set."""
         self.lstat(path)
-
-    def _entry_or_none(self, path: str) -> Entry | None:
-        try:
-            return self.lstat(path)
-        except PathNotFound:
-            return None
 
     def symlink(self, target: str, path: str) -> None:
         """Make a symlink at `path` that leads to `target`."""

@@ -130,8 +130,22 @@ class MemoryFilesystem(Filesystem):
             node.touch()
 
     def lstat(self, path: str) -> Entry:
+        entry = self.peek(path)
+        if entry is None:
+            raise PathNotFound(path)
+        return entry
+
+    def peek(self, path: str) -> Entry | None:
+        node = self._root
         with self._lock:
-            return self._node(path).entry
+            for name in path[1:].split("/") if path != "/" else ():
+                child = node.children.get(name)
+                if child is None:
+                    if node.kind != "directory":
+                        raise PathNotDirectory(path)
+                    return None
+                node = child
+            return node.entry
 
     def listdir(self, path: str) -> Mapping[str, Entry]:
         with self._lock:
@@ -164,7 +178,7 @@ class MemoryFilesystem(Filesystem):
             node = self._node(source)
             if source == target:
                 return
-            check_move(source, target, node.entry, self._entry_or_none(target))
+            check_move(source, target, node.entry, self.peek(target))
             _check_not_root(target)
             parent, name = self._parent(target)
             _check_name(target, name)

@@ -99,7 +99,7 @@ class NativeFilesystem(Filesystem):
         entry = self.lstat(source)
         if source == target:
             return
-        check_move(source, target, entry, self._entry_or_none(target))
+        check_move(source, target, entry, self.peek(target))
         _check_not_root(target)
         self._check_place(target)
         try:
@@ -136,12 +136,12 @@ class NativeFilesystem(Filesystem):
 
     def _check_absent(self, path: str) -> None:
         """The engine replaces what is in the way of a symlink."""
-        if self._entry_or_none(path) is not None:
+        if self.peek(path) is not None:
             raise PathExists(path)
         self._check_place(path)
 
     def _refuse_symlink(self, path: str) -> None:
-        entry = self._entry_or_none(path)
+        entry = self.peek(path)
         if entry is not None and entry.kind == "symlink":
             raise SymlinkLoop(path)
 
@@ -149,7 +149,7 @@ class NativeFilesystem(Filesystem):
         """The engine says `not found` below a symlink; with it in the way, no directory is."""
         found = _translated(error, path)
         if isinstance(found, PathNotFound) and path.count("/") > 1:
-            above = self._entry_or_none(posixpath.dirname(path))
+            above = self.peek(posixpath.dirname(path))
             if above is not None and above.kind != "directory":
                 return PathNotDirectory(path)
         return found

@@ -218,9 +218,12 @@ class Tree:
 
     def _entry(self, filesystem: Filesystem, inner: str, path: str) -> Entry | None:
         try:
-            return filesystem.lstat(inner)
-        except (PathNotFound, PathNotDirectory):
-            return _IMPLIED if path in self._implied else None
+            entry = filesystem.peek(inner)
+        except PathNotDirectory:
+            entry = None
+        if entry is None and path in self._implied:
+            return _IMPLIED
+        return entry
 
     def _behind_ancestor(self, missing: str, asked: str) -> str | None:
         """The path that a symlink above `missing` makes of it; None where only it is missing.
