@@ -1,0 +1,69 @@
+"""What the tools share about files: a safe way to load one, its lock, and how to name it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import posixpath
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from smokebox.agents.tools.truncation import one_line
+from smokebox.errors import FileTooLarge, PathError, PathIsDirectory, PathNotFound
+
+if TYPE_CHECKING:
+    from smokebox.sandbox.api import SandboxApi
+
+MAX_FILE_BYTES = 32 * 1024 * 1024
+
+# A lock lives as long as somebody holds or awaits it, and is shared by every tool over the
+# same sandbox. The loop is in the key because an asyncio.Lock belongs to one.
+_locks: WeakValueDictionary[tuple[int, int, str], asyncio.Lock] = WeakValueDictionary()
+
+
+def path_lock(sandbox: SandboxApi, path: str) -> asyncio.Lock:
+    """The lock that makes changes of one file take turns."""
+    key = (id(sandbox), id(asyncio.get_running_loop()), sandbox.resolve_path(path))
+    return _locks.setdefault(key, asyncio.Lock())
+
+
+async def load(sandbox: SandboxApi, path: str) -> bytes:
+    """The bytes of a regular file of at most 32 MiB."""
+    try:
+        info = await sandbox.stat(path)
+    except PathNotFound as error:
+        raise PathNotFound(path, hint=await _nearest(sandbox, path)) from error
+    if info.is_directory:
+        raise PathIsDirectory(path, hint="Name a file in it.")
+    if not info.is_file:
+        raise PathError(path, f"not a regular file: {path}.", hint="Use bash to read from it.")
+    if info.size is not None and info.size > MAX_FILE_BYTES:
+        raise FileTooLarge(
+            path,
+            f"{path} has {info.size} bytes, more than the {MAX_FILE_BYTES} this tool takes.",
+            hint="Use grep, or bash with sed -n, head or tail, for the part you need.",
+        )
+    return await sandbox.read_bytes(path)
+
+
+def as_given(sandbox: SandboxApi, path: str, absolute: str) -> str:
+    """`absolute`, written the way the model wrote `path`, which it is at or below."""
+    root = sandbox.resolve_path(path).rstrip("/")
+    if absolute == root:
+        return path
+    if not absolute.startswith(f"{root}/"):
+        return absolute
+    given = posixpath.normpath(path)
+    below = absolute[len(root) + 1 :]
+    return below if given == "." else posixpath.join(given, below)
+
+
+async def _nearest(sandbox: SandboxApi, path: str) -> str:
+    """A hint that names what is in the same directory and looks alike, if anything does."""
+    directory, name = posixpath.split(sandbox.resolve_path(path))
+    try:
+        names = await sandbox.readdir(directory)
+    except OSError:
+        return f"There is no directory {directory} either."
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"In the same directory: {', '.join(map(one_line, near))}." if near else ""

@@ -1,0 +1,177 @@
+"""The read tool: text by lines, a directory's names, or a picture."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from smokebox.agents.tools.files import load
+from smokebox.agents.tools.tool import Tool, ToolImage, ToolResult, failure
+from smokebox.agents.tools.truncation import (
+    MAX_BYTES,
+    MAX_LINES,
+    fitting,
+    head,
+    one_line,
+    shell_word,
+)
+from smokebox.errors import PathIsDirectory
+
+if TYPE_CHECKING:
+    from smokebox.sandbox.api import SandboxApi
+
+MAX_ENTRIES = 1000
+# 5 MiB once in base64, the smallest limit among the providers.
+MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
+
+_IMAGES = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+_SAMPLE_BYTES = 8192
+
+DESCRIPTION = f"""\
+Read a file. Text comes as it is, at most {MAX_LINES} lines or {MAX_BYTES // 1024} KiB at a time; \
+when there is more, the last line says which offset continues. A directory gives the names in \
+it, directories with a trailing slash. PNG, JPEG, GIF and WebP files are shown as images."""
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "path": {
+            "type": "string",
+            "description": "File or directory; a relative path starts at the working directory.",
+        },
+        "offset": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Line to start at, counted from 1. Default 1.",
+        },
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "description": f"How many lines to read. Default and maximum {MAX_LINES}.",
+        },
+    },
+    "required": ["path"],
+    "additionalProperties": False,
+}
+
+
+def read_tool(sandbox: SandboxApi) -> Tool:
+    """`read`, over `sandbox`."""
+
+    async def read(path: str, offset: int = 1, limit: int = MAX_LINES) -> ToolResult:
+        try:
+            data = await load(sandbox, path)
+        except PathIsDirectory:
+            return await _directory(sandbox, path, offset, min(limit, MAX_ENTRIES))
+        for media_type, magic in _IMAGES.items():
+            if magic.match(data):
+                return _image(path, media_type, data)
+        if _is_binary(data):
+            return _binary(path, data)
+        return _text(path, data, offset, min(limit, MAX_LINES))
+
+    return Tool(name="read", description=DESCRIPTION, parameters=PARAMETERS, function=read)
+
+
+def _text(path: str, data: bytes, offset: int, limit: int) -> ToolResult:
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    if offset > max(1, len(lines)):
+        return failure(f"Offset {offset} is beyond end of file ({len(lines)} lines total)")
+    if not lines:
+        return ToolResult(text="(empty file)")
+    if len(lines[offset - 1]) > MAX_BYTES:
+        return _long_line(path, lines, offset)
+    last = offset - 1 + fitting(islice(lines, offset - 1, None), limit)
+    shown = b"\n".join(lines[offset - 1 : last])
+    if last < len(lines):
+        marker = (
+            f"[Showing lines {offset}-{last} of {len(lines)}. Use offset={last + 1} to continue.]"
+        )
+        return ToolResult(text=f"{_decode(shown)}\n\n{marker}")
+    return ToolResult(text=_decode(shown + (b"\n" if data.endswith(b"\n") else b"")))
+
+
+def _long_line(path: str, lines: list[bytes], number: int) -> ToolResult:
+    line = lines[number - 1]
+    shown = head(line, MAX_BYTES)
+    rest = f"sed -n {number}p {shell_word(path)} | tail -c +{len(shown) + 1} | head -c {MAX_BYTES}"
+    marker = f"[Line {number} has {len(line)} bytes and is cut after {len(shown)}."
+    marker += f" For the next part use bash: {rest}"
+    if number < len(lines):
+        marker += f" ; use offset={number + 1} for the lines after it, of {len(lines)}"
+    return ToolResult(text=f"{_decode(shown)}\n\n{marker}]")
+
+
+def _decode(data: bytes) -> str:
+    text = data.decode(errors="replace")
+    if "\ufffd" in text and "\ufffd".encode() not in data:
+        return f"{text}\n\n[\ufffd stands for bytes that are not UTF-8.]"
+    return text
+
+
+def _is_binary(data: bytes) -> bool:
+    sample = head(data[: _SAMPLE_BYTES + 4], _SAMPLE_BYTES)
+    # A few stray bytes are a log or an old encoding; a tenth of the sample is not text.
+    return b"\0" in sample or sample.decode(errors="replace").count("\ufffd") > len(sample) // 10
+
+
+def _binary(path: str, data: bytes) -> ToolResult:
+    name = shell_word(path)
+    return failure(
+        f"{path} is not text: {len(data)} bytes of binary data. Use bash to look into it: "
+        f"file {name}, xxd {name} | head, or iconv where it is text in another encoding."
+    )
+
+
+def _image(path: str, media_type: str, data: bytes) -> ToolResult:
+    if len(data) > MAX_IMAGE_BYTES:
+        return failure(
+            f"{path} is an image of {len(data)} bytes, more than the {MAX_IMAGE_BYTES} that can "
+            "be shown. Make a smaller copy with bash and read that."
+        )
+    image = ToolImage(media_type=media_type, data=data)
+    return ToolResult(text=f"{path}: {media_type}, {len(data)} bytes.", images=(image,))
+
+
+async def _directory(sandbox: SandboxApi, path: str, offset: int, limit: int) -> ToolResult:
+    names = await sandbox.readdir(path)
+    if not names:
+        return ToolResult(text="(empty directory)")
+    if offset > len(names):
+        return failure(f"Offset {offset} is beyond end of directory ({len(names)} entries total)")
+    lines = await _marked(sandbox, path, names[offset - 1 : offset - 1 + limit])
+    last = offset - 1 + fitting(lines, limit)
+    text = "\n".join(lines[: last - offset + 1])
+    if last < len(names):
+        text += f"\n\n[Showing entries {offset}-{last} of {len(names)}."
+        text += f" Use offset={last + 1} to continue.]"
+    return ToolResult(text=text)
+
+
+async def _marked(sandbox: SandboxApi, path: str, names: list[str]) -> list[str]:
+    """The names, those of directories with a slash."""
+    # One glob finds the plain files, so that only the few other names need a call each.
+    files = set(await sandbox.glob("*", cwd=path, hidden=True, files_only=True))
+    root = sandbox.resolve_path(path).rstrip("/")
+    marked = []
+    for name in names:
+        full = f"{root}/{name}"
+        is_directory = full not in files and await _is_directory(sandbox, full)
+        marked.append(one_line(name) + "/" * is_directory)
+    return marked
+
+
+async def _is_directory(sandbox: SandboxApi, path: str) -> bool:
+    try:
+        return (await sandbox.stat(path)).is_directory
+    except OSError:
+        # A dangling symlink, or a name that went away since it was listed.
+        return False

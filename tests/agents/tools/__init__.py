@@ -1,0 +1,1 @@
+"""Tests of the model-facing tools, over each sandbox."""

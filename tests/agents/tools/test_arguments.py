@@ -1,0 +1,111 @@
+"""Arguments are checked against the schema, and every fault says how to mend it."""
+
+from __future__ import annotations
+
+import pytest
+
+from smokebox.agents.tools.arguments import check_arguments
+from smokebox.errors import InvalidOption
+
+SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "minLength": 1},
+        "count": {"type": "integer", "minimum": 1, "maximum": 10},
+        "ratio": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        "deep": {"type": "boolean"},
+        "mode": {"enum": ["a", "b"]},
+        "maybe": {"type": ["string", "null"]},
+        "edits": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"old": {"type": "string"}},
+                "required": ["old"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["path"],
+    "additionalProperties": False,
+}
+
+
+def refused(**arguments: object) -> str:
+    with pytest.raises(InvalidOption) as caught:
+        check_arguments("tool", SCHEMA, {"path": "x", **arguments})
+    return caught.value.message
+
+
+def test_good_arguments_come_back_as_they_are() -> None:
+    given = {"path": "x", "count": 3, "ratio": 0.5, "deep": True, "edits": [{"old": "y"}]}
+    assert check_arguments("tool", SCHEMA, given) == given
+
+
+def test_null_counts_as_left_out() -> None:
+    assert check_arguments("tool", SCHEMA, {"path": "x", "count": None}) == {"path": "x"}
+
+
+def test_a_whole_float_is_an_integer() -> None:
+    count = check_arguments("tool", SCHEMA, {"path": "x", "count": 3.0})["count"]
+    assert isinstance(count, int)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"path": 5}, "'path' must be a string, not an integer: 5."),
+        ({"path": None}, "'path' must be a string, not null: null."),
+        ({"path": ""}, "'path' must not be empty."),
+        ({"path": "\ud800"}, "'path' holds half a surrogate pair at character 0"),
+        ({"count": "3"}, "'count' must be an integer, not a string: \"3\"."),
+        ({"count": True}, "'count' must be an integer, not a boolean: true."),
+        ({"count": 2.5}, "'count' must be an integer, not a number: 2.5."),
+        ({"count": 0}, "'count' must be at least 1, not 0."),
+        ({"count": 11}, "'count' must be at most 10, not 11."),
+        ({"ratio": 0}, "'ratio' must be more than 0, not 0."),
+        ({"ratio": 1}, "'ratio' must be less than 1, not 1."),
+        ({"ratio": float("nan")}, "'ratio' must be more than 0, not nan."),
+        ({"deep": 1}, "'deep' must be a boolean, not an integer: 1."),
+        ({"mode": "c"}, '\'mode\' must be one of ["a", "b"], not "c".'),
+        ({"maybe": 1}, "'maybe' must be a string or null, not an integer: 1."),
+        ({"edits": "no"}, "'edits' must be an array, not a string: \"no\"."),
+        ({"edits": [{}]}, "the parameter 'edits[0].old' is missing."),
+        ({"edits": [{"old": 1}]}, "'edits[0].old' must be a string, not an integer: 1."),
+        ({"edits": [{"old": "", "odl": ""}]}, "there is no parameter 'edits[0].odl'. Did you"),
+        ({"file_path": "x"}, "there is no parameter 'file_path'. Did you mean 'path'?"),
+        ({"zzz": 1}, "there is no parameter 'zzz'."),
+    ],
+)
+def test_a_fault_names_the_parameter_and_what_it_got(
+    arguments: dict[str, object], said: str
+) -> None:
+    assert said in refused(**arguments)
+
+
+def test_all_faults_are_told_at_once_with_what_the_tool_takes() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        check_arguments("tool", SCHEMA, {"count": "x", "paht": "y"})
+    said = str(caught.value)
+    assert said.startswith("tool: the parameter 'path' is missing.")
+    assert "'count' must be" in said
+    assert "Did you mean 'path'?" in said
+    assert said.endswith(
+        "It takes: path, count (optional), ratio (optional), deep (optional), "
+        "mode (optional), maybe (optional), edits (optional)."
+    )
+
+
+@pytest.mark.parametrize("given", ['{"path": "x"}', ["x"], None, 3])
+def test_arguments_that_are_no_object_are_refused(given: object) -> None:
+    with pytest.raises(InvalidOption, match="the arguments must be an object, not"):
+        check_arguments("tool", SCHEMA, given)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    assert len(refused(count="x" * 10_000)) < 300
+
+
+def test_what_the_checker_does_not_know_passes() -> None:
+    schema = {"properties": {"x": {"anyOf": [{"type": "string"}]}}}
+    assert check_arguments("tool", schema, {"x": 1, "more": 2}) == {"x": 1, "more": 2}
