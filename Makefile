@@ -1,0 +1,69 @@
+# Needs python3 (3.11 to 3.13) and make. Everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Prints the requirements of the development groups named in argv, with every extra, for pip.
+REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
+	print(*(line for group in sys.argv[1:] for line in project["dependency-groups"][group]), sep="\n")
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help start test check format bench clean
+
+help:
+	@echo "make start   install, show what Smokebox does, and open a shell to try it in"
+	@echo "make test    install what the tests need and run them"
+	@echo "make check   format, lint, types and tests, as before every commit"
+	@echo "make format  put the code into form"
+	@echo "make bench   compare with other tools on this machine"
+	@echo "make clean   remove .venv and what the tools left behind"
+
+start: $(VENV)/.installed
+	@$(BIN)/smokebox demo
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-bench
+	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "smokebox: $(PYTHON) is not installed; install Python 3.11, 3.12 or 3.13" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "smokebox: $$($(PYTHON) -V 2>&1) does not fit; run make PYTHON=python3.11 (up to 3.13)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null || { rm -rf $(VENV); \
+		echo "smokebox: $(PYTHON) cannot make a virtualenv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing Smokebox into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bucket,shell]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing Smokebox and what its tests need into $(VENV) ..."
+	@$(BIN)/python -c '$(REQUIREMENTS)' dev > $(VENV)/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
+	@echo "Installing Smokebox and what it is compared with into $(VENV) ..."
+	@$(BIN)/python -c '$(REQUIREMENTS)' dev bench > $(VENV)/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@

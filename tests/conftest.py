@@ -1,0 +1,58 @@
+"""What every test has: a home of its own, and a look for processes it left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Reading what has ended takes the kernel and the event loop a moment.
+PATIENCE = 5.0
+# One of each serves the whole Python process and ends with it.
+KEPT = re.compile(r"smokebox/sandbox/keeper|multiprocessing\.resource_tracker")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps history and state out of the home of whoever runs the tests."""
+    monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path_factory.getbasetemp() / "smokebox-home"))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_its_test() -> Iterator[None]:
+    """Fails a test that leaves a process running, however far down."""
+    before = descendants()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    while (left := descendants() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, f"the test left processes running: {[command(pid) for pid in left]}"
+
+
+def descendants() -> set[int]:
+    """The processes below this one, without those that are kept for the next test."""
+    found: set[int] = set()
+    waiting = [str(os.getpid())]
+    while waiting:
+        for below in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                waiting += (pids := below.read_text().split())
+                found |= {int(pid) for pid in pids}
+    return {pid for pid in found if (line := command(pid)) and not KEPT.search(line)}
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty for one that has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()
