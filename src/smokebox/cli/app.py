@@ -1,0 +1,77 @@
+"""The verbs gathered under one command, and what happens to an error nobody caught."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from smokebox import __version__
+from smokebox.cli.demo import demo
+from smokebox.cli.doctor import doctor
+from smokebox.cli.failure import report
+from smokebox.cli.sh import sh
+
+WORK = "Work in a sandbox"
+LOOK = "Look at this machine"
+
+
+class Verbs(TyperGroup):
+    """The top of the command line, whose help lists verbs by what one wants to do."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs in their panels, in plain text: importing rich doubles the start."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            verb: Any = self.get_command(ctx, name)
+            panels.setdefault(verb.rich_help_panel, []).append((name, verb.get_short_help_str(70)))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+app = typer.Typer(
+    cls=Verbs,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback(invoke_without_command=True)
+def smokebox(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """A place for Python agents to work: files, a shell, a sandbox of their own."""
+    if version:
+        typer.echo(f"smokebox {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command(rich_help_panel=WORK)(sh)
+app.command(rich_help_panel=WORK)(demo)
+app.command(rich_help_panel=LOOK)(doctor)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and give its exit code; an error becomes a line and a hint."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 shows an escape instead of ending the command.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = app(args=arguments, prog_name="smokebox", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        if "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments):
+            raise
+        return report(error)
+    return code if isinstance(code, int) else 0

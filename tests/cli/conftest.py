@@ -1,0 +1,49 @@
+"""Runs the real command line: as a process, and in a real terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.terminal import PATIENCE, SMOKEBOX, WITHOUT_PROMPT_TOOLKIT, Open, Run, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `smokebox` with the given arguments, in an empty directory."""
+
+    def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [SMOKEBOX, *arguments],
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(params=["prompt_toolkit", "readline"])
+def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens terminals with `smokebox` in them, with either of the two ways to read a line."""
+    first = [SMOKEBOX] if request.param == "prompt_toolkit" else []
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        command = first or [sys.executable, "-c", WITHOUT_PROMPT_TOOLKIT]
+        opened.append(Terminal([*command, *arguments], tmp_path))
+        return opened[-1]
+
+    yield open_terminal
+    for terminal in opened:
+        terminal.close()

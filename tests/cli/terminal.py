@@ -1,0 +1,75 @@
+"""A real terminal with somebody in front of it, and where the command is."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Open = Callable[..., "Terminal"]
+
+SMOKEBOX = str(Path(sys.executable).with_name("smokebox"))
+WITHOUT_PROMPT_TOOLKIT = (
+    "import sys; sys.modules['prompt_toolkit'] = None; "
+    "from smokebox.cli import main; sys.exit(main())"
+)
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+PATIENCE = 15.0
+
+
+class Terminal:
+    """A program in a terminal of its own, with somebody who types and reads."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        ours, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (40, 200))
+        env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=env, preexec_fn=functools.partial(os.login_tty, theirs)
+        )
+        os.close(theirs)
+        self._fd = ours
+        self.unread = ""
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        """Type `text` and Enter."""
+        self.press(text + "\r")
+
+    def press(self, keys: str) -> None:
+        """Press keys, such as `\\x03` for Ctrl-C."""
+        os.write(self._fd, keys.encode())
+
+    def expect(self, pattern: str) -> str:
+        """Read until `pattern` is there, and give what came with it."""
+        deadline = time.monotonic() + PATIENCE
+        while not (match := re.search(pattern, self.unread)):
+            left = deadline - time.monotonic()
+            assert left > 0, f"{pattern!r} did not come; there is {self.unread!r}"
+            if select.select([self._fd], [], [], left)[0]:
+                text = os.read(self._fd, 65536).decode()
+                self.seen += text
+                self.unread = ESCAPES.sub("", self.unread + text)
+        before, self.unread = self.unread[: match.end()], self.unread[match.end() :]
+        return before
+
+    def wait(self) -> int:
+        """Wait until the program ends, and give its exit code."""
+        with suppress(OSError):  # EIO: the other side is closed.
+            while os.read(self._fd, 65536):
+                pass
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._fd)

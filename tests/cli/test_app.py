@@ -1,0 +1,89 @@
+"""The command as a whole: help, version, errors and how it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox import __version__
+
+if TYPE_CHECKING:
+    from cli.terminal import Run
+
+
+def test_version_is_the_version_of_the_package(run: Run) -> None:
+    assert run("--version").stdout == f"smokebox {__version__}\n"
+
+
+def test_version_needs_nothing_third_party() -> None:
+    script = (
+        "import sys; sys.argv = ['smokebox', '--version']\n"
+        "from smokebox.cli import main; main(); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not {"typer", "rich", "bashkit"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_groups_verbs_by_what_one_wants(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    work, _, look = done.stdout.partition("Look at this machine:")
+    assert done.returncode == 0
+    assert "Work in a sandbox:\n  sh " in work
+    assert "  doctor " in look
+
+
+@pytest.mark.parametrize("verb", ["sh", "demo", "doctor"])
+def test_every_verb_has_help(run: Run, verb: str) -> None:
+    done = run(verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Usage: smokebox {verb}" in done.stdout
+
+
+def test_help_does_not_import_rich(run: Run) -> None:
+    script = (
+        "import sys; sys.argv = ['smokebox', '--help']\n"
+        "from smokebox.cli import main; main(); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not {"rich", "bashkit", "asyncio", "prompt_toolkit"} & set(done.stdout.split())
+
+
+def test_module_is_the_command_too() -> None:
+    command = [sys.executable, "-m", "smokebox", "--version"]
+    assert subprocess.check_output(command, text=True) == f"smokebox {__version__}\n"
+
+
+def test_unknown_verb_is_one_line_and_a_hint(run: Run) -> None:
+    done = run("dcotor")
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("smokebox: No such command 'dcotor'.")
+    assert second == "  See `smokebox --help`."
+
+
+def test_unknown_option_names_the_nearest(run: Run) -> None:
+    done = run("sh", "--lcal")
+    assert done.returncode == 2
+    assert "--local" in done.stderr
+
+
+def test_error_has_no_traceback_unless_debug_is_asked_for(run: Run) -> None:
+    quiet, loud = run("sh", "--local", "missing"), run("--debug", "sh", "--local", "missing")
+    assert (quiet.returncode, len(quiet.stderr.splitlines())) == (1, 1)
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in loud.stderr
+    assert "PathNotFound" in loud.stderr
+
+
+def test_closed_output_ends_quietly(run: Run) -> None:
+    script = f"{sys.executable} -m smokebox doctor --json | true"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
