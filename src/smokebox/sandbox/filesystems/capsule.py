@@ -40,40 +40,58 @@ def as_bashkit(filesystem: Filesystem) -> bashkit.FileSystem:
     that of the mount. It keeps `filesystem` alive as long as it needs it; closing it is left
     to whoever made it.
     """
-    instance = next(_instances)
-    _filesystems[instance], _holders[instance] = filesystem, 1
-    handle = _Handle(_ABI_VERSION, 0, instance, *_counting_functions, ctypes.addressof(_table))
+    instance = _bridged.add(filesystem)
+    handle = _Handle(_ABI_VERSION, 0, instance, *_counters, ctypes.addressof(_table))
     try:
         # The handle is copied and the instance retained: the capsule has served its turn.
         return bashkit.FileSystem.from_capsule(
             _new_capsule(ctypes.addressof(handle), _CAPSULE_NAME, None)
         )
     finally:
-        _release(instance)
+        _bridged.release(instance)
 
 
 def bridged() -> int:
     """How many filesystems shells hold on to."""
-    return len(_filesystems)
+    return len(_bridged.filesystems)
 
 
-_filesystems: dict[int, Filesystem] = {}
-_holders: dict[int, int] = {}
-_instances = itertools.count(1)
-_counting = threading.Lock()
+class _Bridged:
+    """The filesystems that shells hold, by number, each until the last of them lets go.
+
+    A shell may do so as late as the end of the process, when the globals of this module
+    are gone: nothing here uses one.
+    """
+
+    def __init__(self) -> None:
+        self.filesystems: dict[int, Filesystem] = {}
+        self._holders: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def add(self, filesystem: Filesystem) -> int:
+        """Take in a filesystem, held once, by the caller."""
+        instance = next(self._numbers)
+        self.filesystems[instance], self._holders[instance] = filesystem, 1
+        return instance
+
+    def retain(self, instance: int) -> None:
+        with self._lock:
+            self._holders[instance] += 1
+
+    def release(self, instance: int) -> None:
+        with self._lock:
+            self._holders[instance] -= 1
+            last = self._holders[instance] == 0
+            # Out of the lock again before the filesystem goes: its end is not ours to know.
+            filesystem = self.filesystems.pop(instance) if last else None
+            if last:
+                del self._holders[instance]
+        del filesystem
 
 
-def _retain(instance: int) -> None:
-    with _counting:
-        _holders[instance] += 1
-
-
-def _release(instance: int) -> None:
-    with _counting:
-        _holders[instance] -= 1
-        if _holders[instance] == 0:
-            del _holders[instance], _filesystems[instance]
-
+_bridged = _Bridged()
+_filesystems = _bridged.filesystems
 
 _ABI_VERSION = 1
 _CAPSULE_NAME = b"bashkit.FileSystem.v1"
@@ -323,7 +341,7 @@ class _Handle(ctypes.Structure):
 
 _count = ctypes.CFUNCTYPE(None, c_size_t)
 _free = ctypes.CFUNCTYPE(None, c_size_t, *_TEXT)
-_counters = (_count(_retain), _count(_release))
+_holding = (_count(_bridged.retain), _count(_bridged.release))
 _functions = (
     _read_file,
     _write_file,
@@ -341,7 +359,10 @@ _functions = (
     _free(_free_bytes),
     _free(_free_dir_entries),
 )
-_counting_functions = [ctypes.cast(function, c_void_p).value for function in _counters]
+_counters = [ctypes.cast(function, c_void_p).value for function in _holding]
 _table = (c_void_p * len(_functions))(
     *(ctypes.cast(function, c_void_p).value for function in _functions)
 )
+# A shell in somebody's global variable outlives this module; what it calls must, too.
+for _forever in (_holding, _functions, _table):
+    _increase(_forever)
