@@ -108,6 +108,11 @@ async def test_binary_files_are_skipped(work: Workspace) -> None:
     assert await work.text("grep", pattern="hello", path="a") == "No matches found."
 
 
+async def test_lines_that_are_not_utf8_are_found(host: Workspace) -> None:
+    await host.put(a=b"caf\xe9 hello\n")
+    assert await host.text("grep", pattern="hello") == "a:1:caf\ufffd hello"
+
+
 async def test_hidden_files_are_searched_but_not_what_tools_own(work: Workspace) -> None:
     for name in (".env", ".github/ci", ".git/config", "node_modules/p/i.js", "a/node_modules/x"):
         await work.sandbox.write_file(name, "hello\n")

@@ -78,8 +78,8 @@ async def test_a_huge_line_is_cut_between_characters(work: Workspace) -> None:
     text = await work.text("read", path="a.txt", offset=2)
     body, _, marker = text.partition("\n\n[")
     assert body == "a" + "€" * 17066
-    assert marker.startswith("Line 2 has 120001 bytes and is cut after 51199.")
-    assert "use offset=3 for the lines after it" in marker
+    assert marker.startswith("Line 2 of 3 has 120001 bytes and is cut after 51199.")
+    assert "for the lines after it use offset=3]" in marker
 
 
 async def test_the_command_in_the_marker_gives_the_next_part(host: Workspace) -> None:

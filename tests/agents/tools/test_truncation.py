@@ -7,6 +7,7 @@ import pytest
 from smokebox.agents.tools.truncation import (
     MAX_BYTES,
     fitting,
+    fitting_lines,
     head,
     one_line,
     shell_word,
@@ -37,10 +38,12 @@ def test_a_line_is_cut_in_bytes() -> None:
 
 
 def test_line_breaks_count_towards_what_fits() -> None:
-    assert fitting(["x" * (MAX_BYTES // 2)] * 2, 10) == 1
-    assert fitting(["x" * (MAX_BYTES // 2), "x" * (MAX_BYTES // 2 - 1)], 10) == 2
-    assert fitting(["x"] * 5, 3) == 3
-    assert fitting([b"x" * (MAX_BYTES + 1)], 3) == 0
+    half = MAX_BYTES // 2
+    assert fitting([half, half], 10) == 1
+    assert fitting([half, half - 1], 10) == 2
+    assert fitting([1] * 5, 3) == 3
+    assert fitting([MAX_BYTES + 1], 3) == 0
+    assert fitting_lines(["é" * (half // 2)] * 2, 10) == 1
 
 
 def test_a_name_that_would_break_the_line_is_quoted() -> None:

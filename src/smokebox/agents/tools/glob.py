@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.files import as_given
 from smokebox.agents.tools.tool import Tool, ToolResult
-from smokebox.agents.tools.truncation import fitting, one_line
+from smokebox.agents.tools.truncation import fitting_lines, one_line
 from smokebox.errors import PathNotDirectory
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def glob_tool(sandbox: SandboxApi) -> Tool:
     """`glob`, over `sandbox`."""
 
     async def glob(pattern: str, path: str = ".") -> ToolResult:
-        if not (await sandbox.stat(path)).is_directory:
-            raise PathNotDirectory(path, hint="Give the directory as path, the name as pattern.")
         found = await sandbox.glob(pattern, cwd=path, files_only=True)
+        # An empty answer is the only one in which a wrong path could hide.
+        if not found and not (await sandbox.stat(path)).is_directory:
+            raise PathNotDirectory(path, hint="Give the directory as path, the name as pattern.")
         return _listing([as_given(sandbox, path, file) for file in found])
 
     return Tool(name="glob", description=DESCRIPTION, parameters=PARAMETERS, function=glob)
@@ -50,7 +51,7 @@ def _listing(paths: list[str]) -> ToolResult:
     if not paths:
         return ToolResult(text="No files found matching pattern.")
     lines = [one_line(path) for path in paths]
-    shown = fitting(lines, MAX_RESULTS)
+    shown = fitting_lines(lines, MAX_RESULTS)
     text = "\n".join(lines[:shown])
     if shown < len(lines):
         text += f"\n\n[Showing {shown} of {len(lines)} files. Narrow the pattern or path.]"

@@ -8,7 +8,7 @@ from smokebox.agents.tools.files import as_given
 from smokebox.agents.tools.hits import MAX_COUNTED, MAX_MATCHES, Hit
 from smokebox.agents.tools.search import TIMEOUT, Engine, Found, Query, find_engine, search
 from smokebox.agents.tools.tool import Tool, ToolResult, failure
-from smokebox.agents.tools.truncation import MAX_LINE_BYTES, fitting, one_line
+from smokebox.agents.tools.truncation import MAX_LINE_BYTES, fitting_lines, one_line
 from smokebox.errors import PathError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _answer(found: Found, lines: list[str]) -> ToolResult:
     trouble = _trouble(found)
     if not lines:
         return failure(trouble) if trouble else ToolResult(text="No matches found.")
-    shown = fitting(lines, len(lines))
+    shown = fitting_lines(lines, len(lines))
     matches = sum(hit.is_match for hit in found.hits[:shown])
     text = "\n".join(lines[:shown])
     if matches < found.count:

@@ -90,7 +90,7 @@ def _end(data: bytes) -> bytes:
     """The last whole lines that fit, or the last bytes where long lines leave much room."""
     body = data.removesuffix(b"\n")
     lines = body[-MAX_BYTES - 1 :].split(b"\n")
-    count = fitting(reversed(lines), MAX_LINES)
+    count = fitting(map(len, reversed(lines)), MAX_LINES)
     end = b"\n".join(lines[len(lines) - count :])
     if count < MAX_LINES and len(end) < MAX_BYTES // 2:
         return tail(data, MAX_BYTES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.files import load
@@ -12,6 +11,7 @@ from smokebox.agents.tools.truncation import (
     MAX_BYTES,
     MAX_LINES,
     fitting,
+    fitting_lines,
     head,
     one_line,
     shell_word,
@@ -80,33 +80,31 @@ def read_tool(sandbox: SandboxApi) -> Tool:
 
 
 def _text(path: str, data: bytes, offset: int, limit: int) -> ToolResult:
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    if offset > max(1, len(lines)):
-        return failure(f"Offset {offset} is beyond end of file ({len(lines)} lines total)")
-    if not lines:
+    total = data.count(b"\n") + (not data.endswith(b"\n")) if data else 0
+    if offset > max(1, total):
+        return failure(f"Offset {offset} is beyond end of file ({total} lines total)")
+    if not data:
         return ToolResult(text="(empty file)")
-    if len(lines[offset - 1]) > MAX_BYTES:
-        return _long_line(path, lines, offset)
-    last = offset - 1 + fitting(islice(lines, offset - 1, None), limit)
-    shown = b"\n".join(lines[offset - 1 : last])
-    if last < len(lines):
-        marker = (
-            f"[Showing lines {offset}-{last} of {len(lines)}. Use offset={last + 1} to continue.]"
-        )
+    if offset == 1 and len(data) <= MAX_BYTES and total <= limit:
+        return ToolResult(text=_decode(data))
+    lines = data.split(b"\n", offset - 1 + limit)[offset - 1 : min(total, offset - 1 + limit)]
+    count = fitting(map(len, lines), limit)
+    if count == 0:
+        return _long_line(path, lines[0], offset, total)
+    shown, last = b"\n".join(lines[:count]), offset - 1 + count
+    if last < total:
+        marker = f"[Showing lines {offset}-{last} of {total}. Use offset={last + 1} to continue.]"
         return ToolResult(text=f"{_decode(shown)}\n\n{marker}")
     return ToolResult(text=_decode(shown + (b"\n" if data.endswith(b"\n") else b"")))
 
 
-def _long_line(path: str, lines: list[bytes], number: int) -> ToolResult:
-    line = lines[number - 1]
+def _long_line(path: str, line: bytes, number: int, total: int) -> ToolResult:
     shown = head(line, MAX_BYTES)
     rest = f"sed -n {number}p {shell_word(path)} | tail -c +{len(shown) + 1} | head -c {MAX_BYTES}"
-    marker = f"[Line {number} has {len(line)} bytes and is cut after {len(shown)}."
+    marker = f"[Line {number} of {total} has {len(line)} bytes and is cut after {len(shown)}."
     marker += f" For the next part use bash: {rest}"
-    if number < len(lines):
-        marker += f" ; use offset={number + 1} for the lines after it, of {len(lines)}"
+    if number < total:
+        marker += f" ; for the lines after it use offset={number + 1}"
     return ToolResult(text=f"{_decode(shown)}\n\n{marker}]")
 
 
@@ -148,7 +146,7 @@ async def _directory(sandbox: SandboxApi, path: str, offset: int, limit: int) ->
     if offset > len(names):
         return failure(f"Offset {offset} is beyond end of directory ({len(names)} entries total)")
     lines = await _marked(sandbox, path, names[offset - 1 : offset - 1 + limit])
-    last = offset - 1 + fitting(lines, limit)
+    last = offset - 1 + fitting_lines(lines, limit)
     text = "\n".join(lines[: last - offset + 1])
     if last < len(names):
         text += f"\n\n[Showing entries {offset}-{last} of {len(names)}."

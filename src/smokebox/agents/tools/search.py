@@ -100,13 +100,11 @@ def _command(engine: Engine, query: Query, skipped: list[str], globs: int) -> st
 
 def _environment(query: Query, globs: list[str]) -> dict[str, str]:
     values = {f"SMOKEBOX_INCLUDE_{n}": glob for n, glob in enumerate(globs)}
-    # A UTF-8 locale, so that `.` is a character and -i knows more than ASCII.
-    return {
-        "SMOKEBOX_PATTERN": query.pattern,
-        "SMOKEBOX_PATH": query.root,
-        "LC_ALL": "C.UTF-8",
-        **values,
-    }
+    # In a UTF-8 locale grep passes over lines that are not UTF-8, without a word; only a
+    # pattern with letters beyond ASCII needs it, to know them as letters.
+    locale = "C" if query.pattern.isascii() else "C.UTF-8"
+    named = {"SMOKEBOX_PATTERN": query.pattern, "SMOKEBOX_PATH": query.root, "LC_ALL": locale}
+    return {**named, **values}
 
 
 def _name_globs(include: str | None) -> list[str]:

@@ -34,15 +34,20 @@ def tail(data: bytes, limit: int) -> bytes:
     return data[start:]
 
 
-def fitting(lines: Iterable[str | bytes], limit: int) -> int:
-    """How many of `lines` fit in `limit` and `MAX_BYTES`, with the line breaks between them."""
+def fitting(sizes: Iterable[int], limit: int) -> int:
+    """How many lines of these sizes fit in `limit` and `MAX_BYTES`, with the breaks between."""
     count, room = 0, MAX_BYTES + 1
-    for line in lines:
-        room -= 1 + len(line if isinstance(line, bytes) else line.encode())
+    for size in sizes:
+        room -= size + 1
         if count == limit or room < 0:
             break
         count += 1
     return count
+
+
+def fitting_lines(lines: Iterable[str], limit: int) -> int:
+    """How many of `lines` fit in `limit` and `MAX_BYTES`."""
+    return fitting((len(line.encode()) for line in lines), limit)
 
 
 def shorten_line(line: str, limit: int = MAX_LINE_BYTES) -> str:
