@@ -1,5 +1,16 @@
 """Filesystems in Python: what can be mounted in a virtual sandbox."""
 
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem
+from smokebox.sandbox.filesystems.host import HostFilesystem
+from smokebox.sandbox.filesystems.memory import MemoryFilesystem
+from smokebox.sandbox.filesystems.overlay import OverlayFilesystem
+from smokebox.sandbox.filesystems.readonly import ReadOnlyFilesystem
 
-__all__ = ["Entry", "Filesystem"]
+__all__ = [
+    "Entry",
+    "Filesystem",
+    "HostFilesystem",
+    "MemoryFilesystem",
+    "OverlayFilesystem",
+    "ReadOnlyFilesystem",
+]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import bashkit
 
-from smokebox.errors import InvalidPath, SmokeboxError, Unsupported
+from smokebox.errors import AccessDenied, InvalidPath, SmokeboxError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -317,6 +317,8 @@ def _kind_and_text(error: BaseException) -> tuple[int, bytes]:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, InvalidPath | UnicodeError):
         number = errno.EINVAL
+    elif isinstance(error, AccessDenied) and error.fields.get("read_only"):
+        number = errno.EROFS
     elif isinstance(error, Unsupported):
         number = errno.ENOTSUP
     if number in _said:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import posixpath
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -111,13 +112,20 @@ class Filesystem(ABC):
         self._copy(source, target, entry)
 
     def _copy(self, source: str, target: str, entry: Entry) -> None:
+        fresh = self.peek(target) is None
         pending = [(source, target, entry)]
-        while pending:
-            old, new, entry = pending.pop()
-            self._copy_one(old, new, entry)
-            if entry.kind == "directory":
-                inside = self.listdir(old)
-                pending += [(f"{old}/{name}", f"{new}/{name}", inside[name]) for name in inside]
+        try:
+            while pending:
+                old, new, entry = pending.pop()
+                self._copy_one(old, new, entry)
+                if entry.kind == "directory":
+                    inside = self.listdir(old)
+                    pending += [(f"{old}/{name}", f"{new}/{name}", inside[name]) for name in inside]
+        except BaseException:
+            if fresh:
+                with suppress(PathError):
+                    self.remove(target, recursive=True)
+            raise
 
     def _copy_one(self, source: str, target: str, entry: Entry) -> None:
         if entry.kind == "symlink":

@@ -31,6 +31,8 @@ MAX_FILE_SIZE = 10_000_000
 MAX_TOTAL_SIZE = 100_000_000
 MAX_FILES = 10_000
 
+_FILE_MODE = 0o644
+
 
 class NativeFilesystem(Filesystem):
     """Adapts `bashkit.FileSystem`; the object itself, for mounting, is `native`.
@@ -51,9 +53,12 @@ class NativeFilesystem(Filesystem):
 
     def write(self, path: str, data: bytes) -> None:
         self._check_place(path)
-        self._refuse_symlink(path)
+        before = self._refuse_symlink(path)
         try:
             self.native.write_file(path, data)
+            # The engine forgets the permissions of what it replaces.
+            if before is not None and before.mode != _FILE_MODE:
+                self.native.chmod(path, before.mode)
         except (RuntimeError, UnicodeEncodeError) as error:
             raise _translated(error, path) from None
 
@@ -140,10 +145,11 @@ class NativeFilesystem(Filesystem):
             raise PathExists(path)
         self._check_place(path)
 
-    def _refuse_symlink(self, path: str) -> None:
+    def _refuse_symlink(self, path: str) -> Entry | None:
         entry = self.peek(path)
         if entry is not None and entry.kind == "symlink":
             raise SymlinkLoop(path)
+        return entry
 
     def _translated_beside(self, error: Exception, path: str) -> SmokeboxError:
         """The engine says `not found` below a symlink; with it in the way, no directory is."""

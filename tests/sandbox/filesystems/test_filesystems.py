@@ -1,0 +1,377 @@
+"""What every filesystem does alike, over all of ours that can be written to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.errors import (
+    AccessDenied,
+    DirectoryNotEmpty,
+    InvalidPath,
+    PathError,
+    PathExists,
+    PathIsDirectory,
+    PathNotDirectory,
+    PathNotFound,
+    SymlinkLoop,
+)
+from smokebox.sandbox.filesystems import (
+    Entry,
+    Filesystem,
+    HostFilesystem,
+    MemoryFilesystem,
+    OverlayFilesystem,
+)
+from smokebox.sandbox.filesystems.native import NativeFilesystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+
+class LeastFilesystem(Filesystem):
+    """Only the six methods that must be written, over a dictionary, and symlinks."""
+
+    def __init__(self) -> None:
+        self._inner = MemoryFilesystem()
+
+    def read(self, path: str) -> bytes:
+        return self._inner.read(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._inner.write(path, data)
+
+    def lstat(self, path: str) -> Entry:
+        return self._inner.lstat(path)
+
+    def listdir(self, path: str) -> Mapping[str, Entry]:
+        return self._inner.listdir(path)
+
+    def mkdir(self, path: str) -> None:
+        self._inner.mkdir(path)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        self._inner.remove(path, recursive=recursive)
+
+    def symlink(self, target: str, path: str) -> None:
+        self._inner.symlink(target, path)
+
+    def readlink(self, path: str) -> str:
+        return self._inner.readlink(path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        self._inner.chmod(path, mode)
+
+
+MAKERS: dict[str, Callable[[Path], Filesystem]] = {
+    "memory": lambda _: MemoryFilesystem(),
+    "host": lambda folder: HostFilesystem(folder, read_only=False),
+    "overlay": lambda folder: OverlayFilesystem(HostFilesystem(folder)),
+    "native": lambda _: NativeFilesystem(),
+    "least": lambda _: LeastFilesystem(),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filesystem]:
+    """An empty filesystem of each kind."""
+    filesystem = MAKERS[request.param](tmp_path)
+    yield filesystem
+    filesystem.close()
+
+
+class TestFiles:
+    def test_what_was_written_is_read(self, files: Filesystem) -> None:
+        files.write("/a", b"\x00\xff\n")
+        assert files.read("/a") == b"\x00\xff\n"
+
+    def test_an_empty_file_is_a_file(self, files: Filesystem) -> None:
+        files.write("/a", b"")
+        assert files.read("/a") == b""
+        assert files.lstat("/a").kind == "file"
+
+    def test_writing_replaces(self, files: Filesystem) -> None:
+        files.write("/a", b"long before")
+        files.write("/a", b"after")
+        assert (files.read("/a"), files.lstat("/a").size) == (b"after", 5)
+
+    def test_replacing_keeps_permissions(self, files: Filesystem) -> None:
+        files.write("/a", b"1")
+        files.chmod("/a", 0o750)
+        files.write("/a", b"2")
+        assert files.lstat("/a").mode == 0o750
+
+    def test_append_adds_and_makes(self, files: Filesystem) -> None:
+        files.append("/a", b"1")
+        files.append("/a", b"23")
+        assert files.read("/a") == b"123"
+
+    def test_several_megabytes_come_back(self, files: Filesystem) -> None:
+        data = bytes(range(256)) * 20_000
+        files.write("/a", data)
+        assert files.read("/a") == data
+
+    @pytest.mark.parametrize("name", ["a b", "quo'te\"", "é", "日本語", "-rf", "a\\b", "*"])
+    def test_any_name_is_held(self, files: Filesystem, name: str) -> None:
+        files.write(f"/{name}", b"x")
+        assert files.read(f"/{name}") == b"x"
+        assert name in files.listdir("/")
+
+    def test_the_time_of_the_last_change_is_told(self, files: Filesystem) -> None:
+        before = time.time() - 2
+        files.write("/a", b"")
+        assert before < files.lstat("/a").mtime < time.time() + 2
+
+    def test_what_is_missing_is_not_found(self, files: Filesystem) -> None:
+        for call in (files.read, files.lstat, files.listdir, files.remove, files.readlink):
+            with pytest.raises(PathNotFound) as caught:
+                call("/nothing")
+            assert caught.value.path == "/nothing"
+        assert files.peek("/nothing") is None
+
+    def test_a_missing_parent_is_not_made(self, files: Filesystem) -> None:
+        with pytest.raises(PathNotFound):
+            files.write("/no/a", b"")
+        with pytest.raises(PathNotFound):
+            files.append("/no/a", b"")
+        with pytest.raises(PathNotFound):
+            files.mkdir("/no/a")
+        with pytest.raises(PathNotFound):
+            files.symlink("x", "/no/a")
+        assert "no" not in files.listdir("/")
+
+    def test_a_file_is_no_directory(self, files: Filesystem) -> None:
+        files.write("/a", b"x")
+        for call in (
+            files.listdir,
+            lambda _: files.write("/a/b", b""),
+            lambda _: files.mkdir("/a/b"),
+        ):
+            with pytest.raises(PathNotDirectory):
+                call("/a")
+        with pytest.raises(PathNotDirectory):
+            files.lstat("/a/b")
+
+    def test_a_directory_is_no_file(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        for path in ("/d", "/"):
+            with pytest.raises(PathIsDirectory):
+                files.read(path)
+            with pytest.raises(PathIsDirectory):
+                files.write(path, b"")
+            with pytest.raises(PathIsDirectory):
+                files.append(path, b"")
+
+    def test_a_surrogate_in_a_path_is_refused(self, files: Filesystem) -> None:
+        with pytest.raises((InvalidPath, UnicodeError)):
+            files.write("/\ud800", b"")
+        assert "\ud800" not in files.listdir("/")
+
+    def test_permissions_are_kept(self, files: Filesystem) -> None:
+        files.write("/a", b"")
+        files.mkdir("/d")
+        files.chmod("/a", 0o640)
+        files.chmod("/d", 0o700)
+        assert (files.lstat("/a").mode, files.lstat("/d").mode) == (0o640, 0o700)
+        with pytest.raises(PathNotFound):
+            files.chmod("/nothing", 0o600)
+
+
+class TestDirectories:
+    def test_listing_tells_each_kind(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        files.mkdir("/d/inner")
+        files.write("/d/.hidden", b"abc")
+        files.symlink("nowhere", "/d/link")
+        kinds = {name: entry.kind for name, entry in files.listdir("/d").items()}
+        assert kinds == {"inner": "directory", ".hidden": "file", "link": "symlink"}
+        assert files.listdir("/d")[".hidden"].size == 3
+
+    def test_the_root_is_a_directory(self, files: Filesystem) -> None:
+        assert files.lstat("/").kind == "directory"
+        with pytest.raises(PathExists):
+            files.mkdir("/")
+        with pytest.raises(AccessDenied):
+            files.remove("/", recursive=True)
+        with pytest.raises(PathError):
+            files.rename("/", "/x")
+        assert files.lstat("/").kind == "directory"
+
+    def test_what_is_there_is_not_made_again(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        files.write("/a", b"x")
+        for path in ("/d", "/a"):
+            with pytest.raises(PathExists):
+                files.mkdir(path)
+            with pytest.raises(PathExists):
+                files.symlink("t", path)
+        assert files.read("/a") == b"x"
+
+    def test_makedirs_makes_what_is_missing(self, files: Filesystem) -> None:
+        files.makedirs("/x/y/z")
+        files.makedirs("/x/y/z")
+        assert files.lstat("/x/y/z").kind == "directory"
+        files.write("/x/f", b"")
+        with pytest.raises(PathExists):
+            files.makedirs("/x/f")
+        with pytest.raises(PathNotDirectory):
+            files.makedirs("/x/f/g")
+
+    def test_remove_takes_files_and_empty_directories(self, files: Filesystem) -> None:
+        files.write("/a", b"")
+        files.mkdir("/d")
+        files.remove("/a")
+        files.remove("/d")
+        assert files.peek("/a") is files.peek("/d") is None
+
+    def test_remove_takes_a_full_directory_only_when_recursive(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.write("/d/e/f", b"")
+        with pytest.raises(DirectoryNotEmpty):
+            files.remove("/d")
+        files.remove("/d", recursive=True)
+        assert files.peek("/d") is None
+
+    def test_a_removed_directory_made_again_is_empty(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.remove("/d", recursive=True)
+        files.mkdir("/d")
+        assert dict(files.listdir("/d")) == {}
+
+    def test_thousands_of_names_in_a_directory(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        for number in range(1500):
+            files.write(f"/d/{number}", b"")
+        assert len(files.listdir("/d")) == 1500
+
+
+class TestSymlinks:
+    def test_a_symlink_is_told_as_it_was_made(self, files: Filesystem) -> None:
+        files.symlink("../up/there", "/link")
+        assert files.lstat("/link").kind == "symlink"
+        assert files.readlink("/link") == "../up/there"
+
+    def test_only_symlinks_lead_somewhere(self, files: Filesystem) -> None:
+        files.write("/a", b"")
+        with pytest.raises(PathError, match="not a symlink"):
+            files.readlink("/a")
+
+    def test_the_last_name_is_not_followed(self, files: Filesystem) -> None:
+        files.write("/a", b"kept")
+        files.symlink("a", "/link")
+        for call in (files.read, lambda p: files.write(p, b""), lambda p: files.append(p, b"")):
+            with pytest.raises(SymlinkLoop):
+                call("/link")
+        assert (files.read("/a"), files.lstat("/link").kind) == (b"kept", "symlink")
+
+    def test_names_before_the_last_are_not_followed(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        files.write("/d/a", b"")
+        files.symlink("d", "/link")
+        for call in (files.read, files.lstat, lambda p: files.write(p, b""), files.mkdir):
+            with pytest.raises(PathNotDirectory):
+                call("/link/a")
+        with pytest.raises(PathNotDirectory):
+            files.listdir("/link")
+
+    def test_removing_a_symlink_leaves_what_it_leads_to(self, files: Filesystem) -> None:
+        files.mkdir("/d")
+        files.write("/d/a", b"kept")
+        files.symlink("d", "/link")
+        files.remove("/link", recursive=True)
+        assert files.read("/d/a") == b"kept"
+
+
+class TestRenameAndCopy:
+    def test_a_file_moves_and_replaces(self, files: Filesystem) -> None:
+        files.write("/a", b"new")
+        files.write("/b", b"old")
+        files.rename("/a", "/b")
+        assert (files.read("/b"), files.peek("/a")) == (b"new", None)
+
+    def test_a_directory_moves_with_all_in_it(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.write("/d/e/f", b"1")
+        files.chmod("/d/e/f", 0o755)
+        files.symlink("f", "/d/e/l")
+        files.rename("/d", "/x")
+        assert (files.read("/x/e/f"), files.readlink("/x/e/l")) == (b"1", "f")
+        assert (files.lstat("/x/e/f").mode, files.peek("/d")) == (0o755, None)
+
+    def test_a_directory_replaces_an_empty_one(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.mkdir("/x")
+        files.rename("/d", "/x")
+        assert list(files.listdir("/x")) == ["e"]
+
+    def test_a_symlink_moves_as_it_is(self, files: Filesystem) -> None:
+        files.symlink("there", "/a")
+        files.write("/b", b"")
+        files.rename("/a", "/b")
+        assert files.readlink("/b") == "there"
+
+    def test_a_file_replaces_a_symlink(self, files: Filesystem) -> None:
+        files.write("/a", b"1")
+        files.symlink("elsewhere", "/b")
+        files.rename("/a", "/b")
+        assert files.read("/b") == b"1"
+
+    def test_what_cannot_move_stays(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.write("/d/f", b"")
+        files.write("/a", b"x")
+        for source, target, error in (
+            ("/nothing", "/y", PathNotFound),
+            ("/a", "/d", PathIsDirectory),
+            ("/d", "/a", PathNotDirectory),
+            ("/d/e", "/d", DirectoryNotEmpty),
+            ("/d", "/d/e/d", PathError),
+            ("/a", "/no/a", PathNotFound),
+            ("/a", "/d/f/a", PathNotDirectory),
+        ):
+            with pytest.raises(error):
+                files.rename(source, target)
+        assert files.read("/a") == b"x"
+        assert sorted(files.listdir("/d")) == ["e", "f"]
+
+    def test_a_move_onto_itself_changes_nothing(self, files: Filesystem) -> None:
+        files.write("/a", b"x")
+        files.rename("/a", "/a")
+        assert files.read("/a") == b"x"
+
+    def test_a_directory_is_copied_with_all_in_it(self, files: Filesystem) -> None:
+        files.makedirs("/d/e")
+        files.write("/d/e/f", b"1")
+        files.chmod("/d/e/f", 0o755)
+        files.symlink("f", "/d/e/l")
+        files.copy("/d", "/x")
+        assert (files.read("/x/e/f"), files.readlink("/x/e/l")) == (b"1", "f")
+        assert (files.lstat("/x/e/f").mode, files.read("/d/e/f")) == (0o755, b"1")
+
+    def test_a_symlink_is_not_copied_as_what_it_leads_to(self, files: Filesystem) -> None:
+        files.symlink("x", "/l")
+        with pytest.raises(SymlinkLoop):
+            files.copy("/l", "/m")
+
+
+def test_many_threads_at_once_lose_nothing(files: Filesystem) -> None:
+    files.mkdir("/d")
+
+    def work(thread: int) -> None:
+        for number in range(30):
+            files.write(f"/d/{thread}-{number}", b"x" * number)
+            files.append(f"/d/{thread}-{number}", b"!")
+            files.rename(f"/d/{thread}-{number}", f"/d/{thread}.{number}")
+            files.listdir("/d")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(files.listdir("/d")) == 180
+    assert files.read("/d/5.29") == b"x" * 29 + b"!"
