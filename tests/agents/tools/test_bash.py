@@ -60,6 +60,11 @@ async def test_a_timeout_above_the_maximum_is_clamped_and_said(work: Workspace) 
     assert result.text.endswith("Command timed out after 0.5 seconds")
 
 
+async def test_a_timeout_beyond_all_floats_is_clamped_too(work: Workspace) -> None:
+    text = await work.text("bash", command="echo hi", timeout=10**400)
+    assert text.endswith("is above the maximum; 600 seconds were allowed.]")
+
+
 async def test_the_default_timeout_holds(work: Workspace) -> None:
     tool = bash_tool(work.sandbox, default_timeout=0.3, max_timeout=0.5)
     assert "timed out after 0.3 s" in (await tool.run({"command": "sleep 30"})).text

@@ -69,7 +69,7 @@ def bash_tool(
 
 
 def _clamped(timeout: float, allowed: float) -> str:
-    return f"[timeout={timeout:g} is above the maximum; {allowed:g} seconds were allowed.]"
+    return f"[timeout={timeout} is above the maximum; {allowed:g} seconds were allowed.]"
 
 
 def _ending(result: ExecResult, timed_out_after: float | None) -> str:

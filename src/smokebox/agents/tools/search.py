@@ -18,10 +18,10 @@ TIMEOUT = 60.0
 SKIPPED = (".git", "node_modules")
 
 _PROBE = """\
-if rg --version; then echo rg
+if rg --version >/dev/null; then echo rg
 elif echo x | grep -qIP --null x; then echo pcre
 elif echo x | grep -qIE --null x; then echo ere
-else echo plain; fi 2>/dev/null | tail -n 1"""
+else echo plain; fi 2>/dev/null"""
 _PROBE_TIMEOUT = 10.0
 _MAX_ERROR_CHARACTERS = 2000
 # Characters that mean the same to every program that takes a glob.
