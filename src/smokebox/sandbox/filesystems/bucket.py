@@ -1,0 +1,290 @@
+"""An object store as a filesystem: directories are what keys share, bodies are read when asked for.
+
+What a command has seen it need not ask again; `refresh` ends that, and belongs before each
+command, so that what others put, change or delete shows in the next one.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from typing import TYPE_CHECKING
+
+from obstore.store import LocalStore, MemoryStore, S3Store
+
+from smokebox.errors import (
+    AccessDenied,
+    DirectoryNotEmpty,
+    InvalidOption,
+    PathExists,
+    PathIsDirectory,
+    PathNotDirectory,
+    PathNotFound,
+)
+from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
+from smokebox.sandbox.filesystems.folder_objects import FolderObjects
+from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Objects
+from smokebox.sandbox.filesystems.read_ahead import Bodies, ReadAhead
+from smokebox.sandbox.filesystems.s3_objects import S3Objects
+from smokebox.sandbox.filesystems.sightings import Sightings
+from smokebox.sandbox.filesystems.walks import directories
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore.store import ObjectStore
+
+    from smokebox.sandbox.filesystems.sightings import Listing
+
+# A walk is listed ahead in pages of keys: one at first, then twice as many each time.
+_FIRST_WALK, _LONGEST_WALK = 1000, 8000
+
+
+class BucketFilesystem(Filesystem):
+    """The objects of an obstore `store` below `prefix`, as files.
+
+    Reads go through a cache of `cache_bytes`, which is only used for the version that the
+    store says is there. `prefetch` is how many small objects are fetched at once ahead of a
+    command that reads a directory in order; 0 fetches nothing that is not read.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str = "",
+        *,
+        read_only: bool = False,
+        cache_bytes: int = 64 * 1024 * 1024,
+        prefetch: int = 32,
+        place: str = "",
+    ) -> None:
+        _check_amount("cache_bytes", cache_bytes)
+        _check_amount("prefetch", prefetch)
+        self.read_only = read_only
+        self._objects = _objects(store, _checked_prefix(prefix), place or repr(store))
+        self._sightings = Sightings()
+        self._bodies = Bodies(cache_bytes)
+        self._ahead = ReadAhead(
+            self._objects,
+            self._sightings,
+            self._bodies,
+            0 if cache_bytes == 0 or isinstance(store, (LocalStore, MemoryStore)) else prefetch,
+        )
+        self._checked = False
+        self._checking = threading.Lock()
+        self._walks = 0
+
+    def refresh(self) -> None:
+        """Ask the store anew from here on. The first time, see that it is there and opens."""
+        with self._checking:
+            if not self._checked:
+                self._objects.check()
+                self._checked = True
+        self._walks = 0
+        self._sightings.forget()
+        self._ahead.forget()
+
+    def close(self) -> None:
+        """Let go of the threads. Safe to repeat."""
+        self._ahead.close()
+
+    def read(self, path: str) -> bytes:
+        known, found = self._sightings.look(path)
+        if path == "/" or (found is not None and found.is_directory):
+            raise PathIsDirectory(path)
+        if (known and found is None) or not self._objects.names(path[1:]):
+            raise PathNotFound(path)
+        self._ahead.read(path)
+        body = self._ahead.take(path) or self._cached(path, found) or self._fetched(path)
+        return body.data
+
+    def _cached(self, path: str, found: Found | None) -> Body | None:
+        body = self._bodies.get(path)
+        if body is None or found is None or found.version != body.version:
+            return None
+        return body
+
+    def _fetched(self, path: str) -> Body:
+        held = self._bodies.get(path)
+        try:
+            body = self._objects.get(path[1:], unless=held.version if held else "")
+        except PathNotFound:
+            self._sightings.drop(path)
+            if self._find(path) is not None:
+                raise PathIsDirectory(path) from None
+            raise
+        if body is None:
+            assert held is not None
+            return held
+        self._bodies.put(path, body)
+        return body
+
+    def write(self, path: str, data: bytes) -> None:
+        self._check_writable(path)
+        found = self._find(path)
+        if found is not None and found.is_directory:
+            raise PathIsDirectory(path)
+        if found is None:
+            self._check_parent(path)
+        self._objects.put(path[1:], data)
+        self._changed(path)
+
+    def lstat(self, path: str) -> Entry:
+        found = self._find(path)
+        if found is None:
+            raise PathNotFound(path)
+        return found.entry
+
+    def listdir(self, path: str) -> Mapping[str, Entry]:
+        listing = self._sightings.listing(path)
+        found = self._listed(path) if listing is None else listing.found
+        return {name: item.entry for name, item in found.items()}
+
+    def mkdir(self, path: str) -> None:
+        self._check_writable(path)
+        if self._find(path) is not None:
+            raise PathExists(path)
+        self._check_parent(path)
+        self._objects.make_directory(path[1:])
+        self._changed(path)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        self._check_writable(path)
+        found = self._find(path)
+        if found is None:
+            raise PathNotFound(path)
+        if not found.is_directory:
+            self._objects.delete([path[1:]])
+        elif recursive:
+            self._objects.remove_tree(path[1:])
+        elif self._objects.listdir(path[1:]).found:
+            raise DirectoryNotEmpty(path)
+        else:
+            self._objects.drop_directory(path[1:])
+        self._changed(path, tree=found.is_directory)
+
+    def rename(self, source: str, target: str) -> None:
+        self._check_writable(source)
+        self._check_writable(target)
+        found, existing = self._find(source), self._find(target)
+        if found is None:
+            raise PathNotFound(source)
+        if source == target:
+            return
+        check_move(source, target, found.entry, existing.entry if existing else None)
+        if existing is None:
+            self._check_parent(target)
+        elif existing.is_directory:
+            self.remove(target)
+        if found.is_directory:
+            self._objects.move_tree(source[1:], target[1:])
+        else:
+            self._objects.copy(source[1:], target[1:])
+            self._objects.delete([source[1:]])
+        self._changed(source, tree=True)
+        self._changed(target, tree=True)
+
+    def _find(self, path: str) -> Found | None:
+        if path == "/":
+            return DIRECTORY
+        known, found = self._sightings.look(path)
+        if not known:
+            asked = self._sightings.changes
+            found = self._asked(path[1:], asked) if self._objects.names(path[1:]) else None
+            self._sightings.note(path, found, asked=asked)
+        return found
+
+    def _asked(self, key: str, asked: int) -> Found | None:
+        found = self._objects.head(key)
+        if found is not None and found.entry.size:
+            return found
+        # An empty object with others below it is a directory in an older spelling.
+        walked = self._objects.walk(key)
+        if walked.ended and walked.found:
+            self._sightings.add(directories(walked, "/" + key, self._objects.marker), asked=asked)
+        return DIRECTORY if walked.found else found
+
+    def _listed(self, path: str) -> Mapping[str, Found]:
+        walked = self._walk_on(path)
+        if walked is not None:
+            return walked.found
+        asked = self._sightings.changes
+        listed = self._objects.listdir(path[1:])
+        if not listed.exists and path != "/":
+            if self._find(path) is None:
+                raise PathNotFound(path)
+            raise PathNotDirectory(path)
+        self._sightings.add({path: listed.found}, asked=asked)
+        return listed.found
+
+    def _walk_on(self, path: str) -> Listing | None:
+        """List the following directories too, once two in the same one have been asked for."""
+        above = posixpath.dirname(path)
+        around = self._sightings.peek(above) if path != "/" else None
+        if around is None or not self._objects.ordered:
+            return None
+        around.descents += 1
+        if around.descents < 2:
+            return None
+        limit = min(_FIRST_WALK << self._walks, _LONGEST_WALK)
+        self._walks += 1
+        asked = self._sightings.changes
+        walked = self._objects.walk(above[1:], after=path[1:], limit=limit)
+        seen = directories(walked, above, self._objects.marker)
+        # Of the one above, only what follows was seen.
+        seen.pop(above, None)
+        self._sightings.add(seen, asked=asked)
+        return self._sightings.listing(path)
+
+    def _changed(self, path: str, *, tree: bool = False) -> None:
+        self._sightings.drop(path, tree=tree)
+        self._ahead.forget(None if tree else path)
+
+    def _check_writable(self, path: str) -> None:
+        if self.read_only:
+            raise AccessDenied(
+                path,
+                f"the bucket is read-only, so {path} stays as it is.",
+                hint="Write outside of it, or open it without read_only=True.",
+            )
+        if path == "/":
+            raise AccessDenied(path, "the root of the bucket stays.", hint="Name what is in it.")
+        self._objects.check_name(path[1:])
+
+    def _check_parent(self, path: str) -> None:
+        above = posixpath.dirname(path)
+        parent = self._find(above)
+        if parent is None:
+            raise PathNotFound(above)
+        if not parent.is_directory:
+            raise PathNotDirectory(above)
+
+
+def _objects(store: ObjectStore, prefix: str, place: str) -> Objects:
+    if isinstance(store, S3Store):
+        return S3Objects(store, prefix, place)
+    if isinstance(store, LocalStore):
+        return FolderObjects(store, prefix, place)
+    return Objects(store, prefix, place)
+
+
+def _checked_prefix(prefix: str) -> str:
+    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidOption(
+            f"prefix={prefix!r} is not a folder in a bucket.",
+            hint="Use names joined by single slashes, such as 'docs/2024'.",
+            option="prefix",
+            value=prefix,
+        )
+    return "/".join(parts)
+
+
+def _check_amount(option: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidOption(
+            f"{option} is a whole number from 0 on, not {value!r}.",
+            hint=f"Pass {option}=0 to do without.",
+            option=option,
+            value=value,
+        )

@@ -1,0 +1,65 @@
+"""Directories out of a long listing of keys."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+from smokebox.sandbox.filesystems.objects import DIRECTORY, Found, add
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smokebox.sandbox.filesystems.objects import Walked
+
+
+def directories(walked: Walked, top: str, marker: str) -> dict[str, dict[str, Found]]:
+    """What is in `top` and in each directory below it of which everything was seen.
+
+    A listing of keys does not tell an empty file from the marker of an empty directory, so
+    a directory that holds one is left out, as are those that the last key may have cut.
+    """
+    made: dict[str, dict[str, Found]] = {top: {}}
+    empty: list[str] = []
+    for key, found in walked.found:
+        path = "/" + key
+        if path == top:
+            continue
+        above, name = posixpath.split(path)
+        _add_above(made, above, top)
+        if name == marker:
+            continue
+        add(made[above], name, found)
+        if not found.entry.size:
+            empty.append(path)
+    for path in empty:
+        above, name = posixpath.split(path)
+        if above in made and not made[above][name].is_directory:
+            del made[above]
+    if not walked.ended and walked.found:
+        for above in _upward(posixpath.dirname("/" + walked.found[-1][0]), top):
+            made.pop(above, None)
+    return made
+
+
+def _add_above(made: dict[str, dict[str, Found]], directory: str, top: str) -> None:
+    for path in _upward(directory, top):
+        if path in made:
+            return
+        made[path] = {}
+        above, name = posixpath.split(path)
+        _add_directory(made.setdefault(above, {}), name)
+
+
+def _add_directory(found: dict[str, Found], name: str) -> None:
+    # A file of the same name hides the directory, unless it is empty and stands for it.
+    if name not in found or not found[name].entry.size:
+        found[name] = DIRECTORY
+
+
+def _upward(path: str, top: str) -> Iterator[str]:
+    """`path` and the directories above it, up to and with `top`."""
+    yield path
+    while path not in (top, "/"):
+        path = posixpath.dirname(path)
+        yield path

@@ -1,0 +1,243 @@
+"""`BucketFilesystem` on a real S3 server: what it asks for, and keys that are no paths."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from sandbox.filesystems.wiretap import Wiretap
+from smokebox.errors import AccessDenied, BucketNotFound, PathError, PathNotFound
+from smokebox.sandbox.filesystems.bucket import BucketFilesystem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from smokebox.testing import Seaweed
+
+
+def connect(seaweed: Seaweed, name: str, endpoint: str = "", secret: str = "") -> S3Store:
+    return S3Store(
+        name,
+        endpoint=endpoint or seaweed.endpoint,
+        access_key_id=seaweed.access_key,
+        secret_access_key=secret or seaweed.secret_key,
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.fixture
+def store(seaweed: Seaweed, bucket_name: str) -> S3Store:
+    return connect(seaweed, bucket_name)
+
+
+@pytest.fixture
+def tap(seaweed: Seaweed, bucket_name: str) -> Iterator[Wiretap]:
+    with Wiretap(seaweed.endpoint) as wiretap:
+        yield wiretap
+
+
+@pytest.fixture
+def fs(seaweed: Seaweed, bucket_name: str, tap: Wiretap) -> Iterator[BucketFilesystem]:
+    filesystem = BucketFilesystem(connect(seaweed, bucket_name, tap.endpoint))
+    yield filesystem
+    filesystem.close()
+
+
+def fill(store: S3Store, keys: Iterable[str]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: obstore.put(store, key, key.encode()), keys))
+
+
+def scan(fs: BucketFilesystem, path: str = "/") -> int:
+    """What `grep -r` does: list, stat and read, one after the other."""
+    read = 0
+    for name, entry in sorted(fs.listdir(path).items()):
+        below = f"{path.rstrip('/')}/{name}"
+        if entry.kind == "directory":
+            read += scan(fs, below)
+            continue
+        assert fs.lstat(below).size == len(fs.read(below))
+        read += 1
+    return read
+
+
+def test_a_listing_answers_for_the_files_in_it(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"d/{number}" for number in range(50)))
+    for name in fs.listdir("/d"):
+        assert fs.lstat(f"/d/{name}").kind == "file"
+    assert len(tap.requests) == 1
+
+
+def test_a_listing_past_the_first_page(fs: BucketFilesystem, store: S3Store, tap: Wiretap) -> None:
+    fill(store, (f"d/{number:04}" for number in range(1500)))
+    assert len(fs.listdir("/d")) == 1500
+    assert len(tap.requests) == 2
+    fs.remove("/d", recursive=True)
+    assert fs.listdir("/") == {}
+
+
+def test_a_walk_is_listed_by_pages_and_not_by_directories(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"t/{number % 100:02}/x/{number}.txt" for number in range(300)))
+    assert scan(fs) == 300
+    listings = [line for line in tap.requests if "list-type" in line]
+    assert len(listings) < 10
+    assert not [line for line in tap.requests if line.startswith("HEAD")]
+
+
+def test_a_scan_fetches_each_object_once(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"{number % 3}/{number}" for number in range(200)))
+    assert scan(fs) == 200
+    assert tap.bodies() == 200
+
+
+def test_nothing_is_downloaded_that_is_not_read(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"d/{number:02}" for number in range(50)))
+    fs.listdir("/d")
+    fs.read("/d/07")
+    fs.read("/d/08")
+    fs.read("/d/31")
+    assert tap.bodies() == 3
+
+
+def test_a_scan_of_one_kind_of_file_downloads_no_other(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"d/{number:03}.{kind}" for number in range(60) for kind in ("md", "png")))
+    for name in sorted(fs.listdir("/d")):
+        if name.endswith(".md"):
+            fs.read(f"/d/{name}")
+    fs.close()
+    assert not [line for line in tap.requests if ".png " in line]
+
+
+def test_without_prefetch_only_what_is_read_is_downloaded(
+    seaweed: Seaweed, bucket_name: str, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, (f"d/{number:02}" for number in range(50)))
+    fs = BucketFilesystem(connect(seaweed, bucket_name, tap.endpoint), prefetch=0)
+    for name in sorted(fs.listdir("/d"))[:20]:
+        fs.read(f"/d/{name}")
+    assert tap.bodies() == 20
+
+
+def test_what_did_not_change_is_not_downloaded_again(
+    fs: BucketFilesystem, store: S3Store, tap: Wiretap
+) -> None:
+    fill(store, ["d/a", "d/b"])
+    for _ in range(3):
+        fs.refresh()
+        for name in fs.listdir("/d"):
+            fs.read(f"/d/{name}")
+    assert tap.bodies() == 2
+
+
+def test_a_new_object_shows_within_one_command_to_who_looks_again(
+    fs: BucketFilesystem, store: S3Store
+) -> None:
+    assert fs.listdir("/") == {}
+    with pytest.raises(PathNotFound):
+        fs.lstat("/done")
+    fill(store, ["done"])
+    deadline = time.monotonic() + 10
+    while "done" not in fs.listdir("/"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert fs.lstat("/done").kind == "file"
+
+
+def test_a_marker_of_another_client_is_a_directory(
+    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+) -> None:
+    BucketFilesystem(store).mkdir("/console")
+    assert fs.listdir("/")["console"].kind == "directory"
+    assert fs.listdir("/console") == {}
+
+
+def test_keys_that_obstore_cannot_name_are_not_shown(
+    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+) -> None:
+    fill(store, ["d/good", "d/e/f", "top"])
+    for name in ("tab\tx", "new\nline"):
+        put_through_filer(seaweed, bucket_name, f"d/{name}")
+    assert sorted(fs.listdir("/d")) == ["e", "good"]
+    assert scan(fs) == 3
+
+
+def test_a_directory_with_such_keys_is_not_removed_by_half(
+    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+) -> None:
+    fill(store, ["d/good"])
+    put_through_filer(seaweed, bucket_name, "d/new\nline")
+    with pytest.raises(PathError, match="cannot be paths"):
+        fs.remove("/d", recursive=True)
+    assert fs.read("/d/good") == b"d/good"
+
+
+def test_a_file_hides_the_directory_of_its_name(fs: BucketFilesystem, store: S3Store) -> None:
+    fill(store, ["d/x", "d/x/under"])
+    assert {name: entry.kind for name, entry in fs.listdir("/d").items()} == {"x": "file"}
+    assert (fs.read("/d/x"), fs.read("/d/x/under")) == (b"d/x", b"d/x/under")
+    fs.remove("/d", recursive=True)
+    assert fs.listdir("/") == {}
+
+
+def test_a_large_object(fs: BucketFilesystem, store: S3Store) -> None:
+    data = bytes(range(256)) * (50 * 4096)
+    fs.write("/large", data)
+    assert obstore.head(store, "large")["size"] == len(data)
+    fs.refresh()
+    assert fs.read("/large") == data
+
+
+def test_a_prefix_inside_the_store_counts(seaweed: Seaweed, store: S3Store) -> None:
+    fill(store, ["in/side/a", "out"])
+    inner = S3Store(
+        store.config["bucket"],
+        prefix="in",
+        endpoint=seaweed.endpoint,
+        access_key_id=seaweed.access_key,
+        secret_access_key=seaweed.secret_key,
+        client_options={"allow_http": True},
+    )
+    fs = BucketFilesystem(inner, "side")
+    assert sorted(fs.listdir("/")) == ["a"]
+    fs.mkdir("/made")
+    assert BucketFilesystem(store).lstat("/in/side/made").kind == "directory"
+
+
+def test_a_missing_bucket(seaweed: Seaweed) -> None:
+    fs = BucketFilesystem(connect(seaweed, "no-such-bucket"))
+    for attempt in (fs.refresh, lambda: fs.listdir("/"), lambda: fs.read("/x")):
+        with pytest.raises(BucketNotFound):
+            attempt()
+
+
+def test_wrong_credentials(seaweed: Seaweed, bucket_name: str) -> None:
+    fs = BucketFilesystem(connect(seaweed, bucket_name, secret="wrong"))
+    for attempt in (fs.refresh, lambda: fs.listdir("/"), lambda: fs.write("/x", b"")):
+        with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY") as caught:
+            attempt()
+        assert "wrong" not in str(caught.value)
+
+
+def put_through_filer(seaweed: Seaweed, bucket: str, key: str) -> None:
+    """What a client with other rules can put: obstore refuses such keys."""
+    port = seaweed._ports["filer"]
+    url = f"http://127.0.0.1:{port}/buckets/{bucket}/{quote(key)}"
+    with urlopen(Request(url, data=b"x", method="PUT"), timeout=10):
+        pass
