@@ -156,12 +156,12 @@ def _listed(directory: str, list_directory: Lister) -> list[Found]:
 
 
 def _alternatives(pattern: str, cwd: str) -> list[tuple[Segment, ...]]:
-    base = [] if pattern.startswith("/") else [_literal(name) for name in cwd.split("/") if name]
+    base = [_literal(name) for name in cwd.split("/") if name]
     return [tuple(_segments(base, text)) for text in _expand_braces(pattern)]
 
 
 def _segments(base: list[Segment], text: str) -> list[Segment]:
-    segments = list(base)
+    segments = [] if text.startswith("/") else list(base)
     for name in text.split("/"):
         if name == "..":
             del segments[-1:]

@@ -1,0 +1,215 @@
+"""Which paths a pattern matches, over a small tree in a dictionary."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from smokebox.errors import InvalidOption, InvalidPath, PathNotFound, ServiceUnavailable
+from smokebox.sandbox.globbing import Found, glob_paths
+
+TREE: dict[str, list[Found]] = {
+    "/": [Found("work", "directory"), Found("etc", "directory")],
+    "/etc": [Found("passwd", "file")],
+    "/work": [
+        Found("a.py", "file"),
+        Found("b.txt", "file"),
+        Found(".env", "file"),
+        Found("src", "directory"),
+        Found(".git", "directory"),
+        Found("link", "directory", is_symlink=True),
+        Found("dangling", "symlink", is_symlink=True),
+        Found("alias.py", "file", is_symlink=True),
+        Found("[x]*", "file"),
+    ],
+    "/work/src": [
+        Found("c.py", "file"),
+        Found("d.ts", "file"),
+        Found("e.tsx", "file"),
+        Found("deep", "directory"),
+    ],
+    "/work/src/deep": [Found("f.py", "file"), Found(".g.py", "file")],
+    "/work/link": [Found("c.py", "file"), Found("deep", "directory")],
+    "/work/link/deep": [Found("f.py", "file")],
+    "/work/.git": [Found("config", "file"), Found("hook.py", "file")],
+}
+
+
+def glob(pattern: str, *, hidden: bool = False, files_only: bool = False) -> list[str]:
+    """Matches seen from /work, without that prefix where they have it."""
+
+    def listed(path: str) -> list[Found]:
+        if path not in TREE:
+            raise PathNotFound(path)
+        return TREE[path]
+
+    found = glob_paths(pattern, "/work", listed, hidden=hidden, files_only=files_only)
+    return [path.removeprefix("/work/") for path in found]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("*.py", ["a.py", "alias.py"]),
+        ("?.py", ["a.py"]),
+        ("[ab].*", ["a.py", "b.txt"]),
+        ("[!a].*", ["b.txt"]),
+        ("[^a].*", ["b.txt"]),
+        ("a.py", ["a.py"]),
+        ("nothing", []),
+        ("nothing/*.py", []),
+        ("a.py/*", []),
+        ("*/c.py", ["link/c.py", "src/c.py"]),
+        ("src/deep/f.py", ["src/deep/f.py"]),
+        ("./src/./c.py", ["src/c.py"]),
+        ("src/../a.py", ["a.py"]),
+        ("../etc/*", ["/etc/passwd"]),
+        ("../../../etc/passwd", ["/etc/passwd"]),
+        ("/etc/*", ["/etc/passwd"]),
+        ("/", ["/"]),
+        ("..", ["/"]),
+        (".", ["/work"]),
+        ("/work", ["/work"]),
+        ("d*", ["dangling"]),
+        ("dangling", ["dangling"]),
+        ("dangling/*", []),
+    ],
+)
+def test_names(pattern: str, matches: list[str]) -> None:
+    assert glob(pattern) == matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("**/*.py", ["a.py", "alias.py", "src/c.py", "src/deep/f.py"]),
+        ("src/**", ["src/c.py", "src/d.ts", "src/deep", "src/deep/f.py", "src/e.tsx"]),
+        ("**/deep/*.py", ["src/deep/f.py"]),
+        ("**/**/**/f.py", ["src/deep/f.py"]),
+        ("src/**/c.py", ["src/c.py"]),
+        ("link/**/*.py", ["link/c.py", "link/deep/f.py"]),
+        ("**/deep", ["src/deep"]),
+        ("s**/c.py", ["src/c.py"]),
+    ],
+)
+def test_two_stars_cross_directories_but_not_symlinks(pattern: str, matches: list[str]) -> None:
+    assert glob(pattern) == matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hidden", "matches"),
+    [
+        (".*", False, [".env", ".git"]),
+        (".e*", False, [".env"]),
+        ("[.]env", False, []),
+        ("**/config", False, []),
+        (".git/*", False, [".git/config", ".git/hook.py"]),
+        ("**/config", True, [".git/config"]),
+        ("src/deep/*", True, ["src/deep/.g.py", "src/deep/f.py"]),
+        ("?git", True, [".git"]),
+    ],
+)
+def test_dotfiles_are_left_out_unless_asked_for(
+    pattern: str, hidden: bool, matches: list[str]
+) -> None:
+    assert glob(pattern, hidden=hidden) == matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("**/*.{ts,tsx}", ["src/d.ts", "src/e.tsx"]),
+        ("{a,b}.{py,txt}", ["a.py", "b.txt"]),
+        ("{src/deep,.git}/*", [".git/config", ".git/hook.py", "src/deep/f.py"]),
+        ("{a,{b,z}}.*", ["a.py", "b.txt"]),
+        ("{a.py,/etc/*}", ["/etc/passwd", "a.py"]),
+        ("{a}.py", []),
+        ("a{,lias}.py", ["a.py", "alias.py"]),
+        ("{a.py", []),
+    ],
+)
+def test_braces_give_alternatives(pattern: str, matches: list[str]) -> None:
+    assert glob(pattern) == matches
+
+
+def test_a_backslash_takes_wildcards_as_they_are() -> None:
+    assert glob(r"\[x\]\*") == ["[x]*"]
+    assert glob(r"\[x]*") == ["[x]*"]
+    assert glob(r"\{a,b\}.py") == []
+    assert glob(r"\a.py") == ["a.py"]
+
+
+def test_an_open_bracket_alone_is_a_bracket() -> None:
+    assert glob("[x*") == ["[x]*"]
+    assert glob("[[]*") == ["[x]*"]
+    assert glob("[a*") == []
+
+
+def test_files_only_leaves_out_what_does_not_lead_to_a_file() -> None:
+    assert glob("*", files_only=True) == ["[x]*", "a.py", "alias.py", "b.txt"]
+    assert glob(".", files_only=True) == []
+
+
+def test_a_final_slash_asks_for_directories() -> None:
+    assert glob("*/") == ["link", "src"]
+    assert glob("src/**/") == ["src/deep"]
+    assert glob("*/", files_only=True) == []
+
+
+def test_each_path_is_given_once() -> None:
+    assert glob("{a,*}.py") == ["a.py", "alias.py"]
+
+
+def test_a_path_that_cannot_be_is_refused() -> None:
+    for pattern in ("", "a\0b", "\ud800"):
+        with pytest.raises(InvalidPath):
+            glob(pattern)
+
+
+def test_too_many_alternatives_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="alternatives"):
+        glob("{a,b}" * 40)
+
+
+def test_a_listing_that_fails_for_another_reason_is_an_error() -> None:
+    def listed(path: str) -> list[Found]:
+        raise ServiceUnavailable("the store did not answer.")
+
+    with pytest.raises(ServiceUnavailable):
+        glob_paths("*", "/", listed)
+
+
+def test_only_what_can_match_is_listed() -> None:
+    asked: list[str] = []
+
+    def listed(path: str) -> list[Found]:
+        asked.append(path)
+        return TREE.get(path, [])
+
+    glob_paths("src/deep/*.py", "/work", listed)
+    assert asked == ["/work/src/deep"]
+
+
+def test_ten_thousand_files_are_quick() -> None:
+    tree = {"/": [Found(f"d{n}", "directory") for n in range(100)]}
+    for n in range(100):
+        tree[f"/d{n}"] = [Found(f"file{m}.py", "file") for m in range(100)]
+    started = time.monotonic()
+    assert len(glob_paths("**/*.{py,ts,js}", "/", tree.__getitem__)) == 10_000
+    assert time.monotonic() - started < 10
+
+
+def test_many_stars_do_not_take_forever() -> None:
+    tree = {"/": [Found("a" * 250, "file")]}
+    started = time.monotonic()
+    assert glob_paths("*a" * 60 + "b", "/", tree.__getitem__) == []
+    assert glob_paths("**/" * 40 + "x", "/", tree.__getitem__) == []
+    assert time.monotonic() - started < 10
+
+
+def test_very_deep_directories_are_no_trouble() -> None:
+    def listed(path: str) -> list[Found]:
+        return [Found("d", "directory")] if len(path) < 6000 else [Found("a.py", "file")]
+
+    assert len(glob_paths("**/*.py", "/", listed)) == 1
