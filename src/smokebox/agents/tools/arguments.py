@@ -82,16 +82,18 @@ def _faults_of_object(
     name: str, schema: Mapping[str, object], value: Mapping[str, object]
 ) -> Iterator[str]:
     known, prefix = _properties(schema), f"{name}." if name else ""
+    closed = schema.get("additionalProperties") is False
+    strangers = [key for key in value if closed and key not in known]
+    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.5) for key in strangers}
+    for key, meant in near.items():
+        mend = f" Did you mean {meant[0]!r}?" if meant else ""
+        yield f"there is no parameter {prefix + key!r}.{mend}"
     for key in _required(schema):
-        if key not in value:
+        if key not in value and [key] not in near.values():
             yield f"the parameter {prefix + key!r} is missing."
-    for key, item in value.items():
-        if key in known:
-            yield from _faults(prefix + key, known[key], item)
-        elif schema.get("additionalProperties") is False:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            mend = f" Did you mean {near[0]!r}?" if near else ""
-            yield f"there is no parameter {prefix + key!r}.{mend}"
+    for key in known:
+        if key in value:
+            yield from _faults(prefix + key, known[key], value[key])
 
 
 def _faults_of_text(name: str, schema: Mapping[str, object], value: str) -> Iterator[str]:

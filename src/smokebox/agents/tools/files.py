@@ -12,6 +12,8 @@ from smokebox.agents.tools.truncation import one_line
 from smokebox.errors import FileTooLarge, PathError, PathIsDirectory, PathNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smokebox.sandbox.api import SandboxApi
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -46,16 +48,18 @@ async def load(sandbox: SandboxApi, path: str) -> bytes:
     return await sandbox.read_bytes(path)
 
 
-def as_given(sandbox: SandboxApi, path: str, absolute: str) -> str:
-    """`absolute`, written the way the model wrote `path`, which it is at or below."""
+def as_given(sandbox: SandboxApi, path: str) -> Callable[[str], str]:
+    """Writes absolute paths at or below `path` the way the model wrote `path`."""
     root = sandbox.resolve_path(path).rstrip("/")
-    if absolute == root:
-        return path
-    if not absolute.startswith(f"{root}/"):
-        return absolute
     given = posixpath.normpath(path)
-    below = absolute[len(root) + 1 :]
-    return below if given == "." else posixpath.join(given, below)
+    prefix = "" if given == "." else f"{given.rstrip('/')}/"
+
+    def write(absolute: str) -> str:
+        if absolute.startswith(f"{root}/"):
+            return prefix + absolute[len(root) + 1 :]
+        return path if absolute == root else absolute
+
+    return write
 
 
 async def _nearest(sandbox: SandboxApi, path: str) -> str:

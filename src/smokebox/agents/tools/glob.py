@@ -42,7 +42,7 @@ def glob_tool(sandbox: SandboxApi) -> Tool:
         # An empty answer is the only one in which a wrong path could hide.
         if not found and not (await sandbox.stat(path)).is_directory:
             raise PathNotDirectory(path, hint="Give the directory as path, the name as pattern.")
-        return _listing([as_given(sandbox, path, file) for file in found])
+        return _listing(list(map(as_given(sandbox, path), found)))
 
     return Tool(name="glob", description=DESCRIPTION, parameters=PARAMETERS, function=glob)
 

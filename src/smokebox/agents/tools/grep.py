@@ -106,12 +106,13 @@ def _fault(pattern: str) -> str:
 
 def _lines(sandbox: SandboxApi, path: str, hits: list[Hit], *, separated: bool) -> list[str]:
     """One for each hit; where there is context, a gap is marked as grep does."""
+    written = as_given(sandbox, path)
     lines: list[str] = []
     for before, hit in zip([None, *hits], hits, strict=False):
         follows = before is None or (before.path, before.line + 1) == (hit.path, hit.line)
         gap = "--\n" if separated and not follows else ""
         sign = ":" if hit.is_match else "-"
-        name = one_line(as_given(sandbox, path, hit.path))
+        name = one_line(written(hit.path))
         lines.append(f"{gap}{name}{sign}{hit.line}{sign}{hit.text}")
     return lines
 

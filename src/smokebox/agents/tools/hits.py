@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,11 +51,13 @@ class Hits:
         self._root = root.rstrip("/")
         self._skipped = frozenset(skipped)
         self._negated = include is not None and include.startswith("!")
-        self._patterns = expand_braces((include or "*").removeprefix("!"))
+        self._patterns = [] if include is None else expand_braces(include.removeprefix("!"))
         self._plain = plain
         self._buffer = ""
         self._cut = False
         self._kept: list[Hit] = []
+        # Lines of one file come together, so the last answer is nearly always the next one.
+        self._wanted = functools.lru_cache(maxsize=8)(self._is_wanted)
 
     def feed(self, text: str) -> bool:
         """Take the next piece of output; False when there is no point in more."""
@@ -99,10 +102,12 @@ class Hits:
         if len(self._kept) > _MAX_KEPT:
             self._prune()
 
-    def _wanted(self, path: str) -> bool:
+    def _is_wanted(self, path: str) -> bool:
         relative = path[len(self._root) :].lstrip("/") or path.rsplit("/", 1)[-1]
         if not self._skipped.isdisjoint(relative.split("/")):
             return False
+        if not self._patterns:
+            return True
         return self._negated != any(matches(pattern, relative) for pattern in self._patterns)
 
     def _prune(self) -> None:
