@@ -47,6 +47,12 @@ class Bodies:
                 self._held.move_to_end(path)
             return body
 
+    def holds(self, path: str, version: str) -> bool:
+        """Whether this version of the body is held."""
+        with self._lock:
+            body = self._held.get(path)
+            return body is not None and body.version == version
+
     def put(self, path: str, body: Body) -> None:
         """Hold a body, unless it would push out most of the others."""
         self.drop(path)
@@ -131,19 +137,14 @@ class ReadAhead:
     def _fetch(self, paths: Iterator[str]) -> None:
         for path in paths:
             _, found = self._sightings.look(path)
-            if found is not None and self._is_wanted(path, found):
-                self._start(path, found.entry.size)
+            if found is not None and not found.is_directory and found.entry.size <= AHEAD_SIZE:
+                self._start(path, found)
 
-    def _is_wanted(self, path: str, found: Found) -> bool:
-        held = self._bodies.get(path)
-        if held is not None and held.version == found.version:
-            return False
-        return not found.is_directory and found.entry.size <= AHEAD_SIZE
-
-    def _start(self, path: str, size: int) -> None:
+    def _start(self, path: str, found: Found) -> None:
+        size = found.entry.size
         with self._lock:
             full = len(self._coming) >= self._limit or self._bytes + size > AHEAD_BYTES
-            if full or path in self._coming:
+            if full or path in self._coming or self._bodies.holds(path, found.version):
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._limit, thread_name_prefix="smokebox-bucket")
