@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ from smokebox.errors import (
 )
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
 from smokebox.sandbox.globbing import Found, glob_paths
+from smokebox.sandbox.paths import parents, resolve
 from smokebox.types import FileInfo
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class Tree:
     def read(self, path: str) -> bytes:
         """The whole of a file."""
         spot = self._existing(path)
+        if spot.entry is _IMPLIED:
+            raise PathIsDirectory(path)
         with _naming(path):
             return spot.filesystem.read(spot.inner)
 
@@ -72,6 +76,7 @@ class Tree:
         with self._parents_made(path):
             spot = self._writable(path)
             with _naming(path):
+                self._settle(spot)
                 spot.filesystem.write(spot.inner, data)
 
     def append(self, path: str, data: bytes) -> None:
@@ -79,6 +84,7 @@ class Tree:
         with self._parents_made(path):
             spot = self._writable(path)
             with _naming(path):
+                self._settle(spot)
                 spot.filesystem.append(spot.inner, data)
 
     def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
@@ -136,6 +142,7 @@ class Tree:
         old, new = self._existing(source, follow=False), self.locate(target, follow=False)
         self.check_movable(source, old)
         self.check_movable(target, new)
+        self._settle(new)
         if old.filesystem is new.filesystem:
             with _naming(source):
                 return old.filesystem.rename(old.inner, new.inner)
@@ -163,6 +170,7 @@ class Tree:
         if spot.entry is not None:
             raise PathExists(path)
         with _naming(path):
+            self._settle(spot)
             spot.filesystem.symlink(target, spot.inner)
 
     def readlink(self, path: str) -> str:
@@ -175,7 +183,19 @@ class Tree:
         """Set the permission bits of what `path` leads to."""
         spot = self._existing(path)
         with _naming(path):
+            if spot.entry is _IMPLIED:
+                spot.filesystem.makedirs(spot.inner)
             spot.filesystem.chmod(spot.inner, mode)
+
+    def touch(self, path: str, mtime: float) -> None:
+        """Set the time of the last change of what `path` leads to; make a file where nothing is."""
+        spot = self.locate(path)
+        with _naming(path):
+            if spot.entry is None:
+                self._settle(spot)
+                spot.filesystem.write(spot.inner, b"")
+            if spot.entry is not _IMPLIED:
+                spot.filesystem.touch(spot.inner, mtime)
 
     def glob(
         self, pattern: str, *, cwd: str = "/", hidden: bool = False, files_only: bool = False
@@ -289,19 +309,19 @@ class Tree:
             # A symlink that leads nowhere has the name.
             raise PathExists(path)
         with _naming(path):
+            self._settle(spot)
             spot.filesystem.mkdir(spot.inner)
 
     @contextmanager
     def _parents_made(self, path: str) -> Iterator[None]:
         """Make the directories above `path`, and unmake them if what follows fails."""
-        missing: list[str] = []
-        above = posixpath.dirname(path)
-        while above != "/" and not self.exists(above):
-            missing.append(above)
-            above = posixpath.dirname(above)
+        above = parents(path)
+        if not above or self.exists(above[-1]):
+            above = []
+        missing = itertools.dropwhile(self.exists, above)
         made: list[str] = []
         try:
-            for directory in reversed(missing):
+            for directory in missing:
                 self._make_directory(directory, accept=False)
                 made.append(directory)
             yield
@@ -311,6 +331,13 @@ class Tree:
         except BaseException:
             self._unmake(made)
             raise
+
+    def _settle(self, spot: Spot) -> None:
+        """Make the directory that holds `spot`, if so far only a mount point implies it."""
+        above = posixpath.dirname(spot.path)
+        if above in self._implied:
+            filesystem, inner = self.filesystem_at(above)
+            filesystem.makedirs(inner)
 
     def _unmake(self, made: list[str]) -> None:
         for directory in reversed(made):
@@ -364,7 +391,7 @@ class Tree:
 
 
 def _mount_point(point: str) -> str:
-    if posixpath.normpath(point) != point or not point.startswith("/") or point.strip("/") == "":
+    if point in ("", "/") or resolve(point, "/") != point:
         raise InvalidOption(
             f"{point!r} is not a place to mount at.",
             hint="Use an absolute path below the root, such as '/data'.",
