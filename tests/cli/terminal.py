@@ -46,8 +46,16 @@ class Terminal:
         self.press(text + "\r")
 
     def press(self, keys: str) -> None:
-        """Press keys, such as `\\x03` for Ctrl-C."""
+        """Press keys, such as `\\x04` for Ctrl-D."""
         os.write(self._fd, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C as a person does: a moment after what was seen.
+
+        Python's readline loses a signal that comes between two keys and its next wait.
+        """
+        time.sleep(0.2)
+        self.press("\x03")
 
     def expect(self, pattern: str) -> str:
         """Read until `pattern` is there, and give what came with it."""

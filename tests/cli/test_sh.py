@@ -15,7 +15,11 @@ from cli.terminal import PATIENCE, SMOKEBOX
 if TYPE_CHECKING:
     from cli.terminal import Run
 
-PLACES = [pytest.param([], id="virtual"), pytest.param(["--local"], id="local")]
+PLACES = [
+    pytest.param([], id="virtual"),
+    pytest.param(["--local"], id="local"),
+    pytest.param(["--bucket", "memory:///"], id="bucket"),
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -37,7 +41,7 @@ def test_command_reads_standard_input_when_asked_to(run: Run, place: list[str]) 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_command_reads_end_of_file_otherwise(run: Run, place: list[str]) -> None:
-    assert run("sh", *place, "-c", "wc -c", stdin="12345").stdout.strip() == "0"
+    assert run("sh", *place, "-c", "cat | wc -c", stdin="12345").stdout.strip() == "0"
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -82,6 +86,7 @@ def test_read_only_bucket_refuses_writes(run: Run, tmp_path: Path) -> None:
         (["--local", "--bucket", "memory:///"], "exclude each other"),
         (["--endpoint", "http://127.0.0.1"], "--endpoint goes with --bucket"),
         (["--read-only"], "--read-only goes with --bucket"),
+        (["--anonymous"], "--anonymous goes with --bucket"),
         (["--stdin"], "--stdin goes with -c"),
         (["-e", "NAME", "-c", "true"], "--env takes NAME=VALUE"),
         (["-e", "1A=x", "-c", "true"], "not the name of an environment variable"),

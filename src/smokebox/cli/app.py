@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,6 +15,9 @@ from smokebox.cli.demo import demo
 from smokebox.cli.doctor import doctor
 from smokebox.cli.failure import report
 from smokebox.cli.sh import sh
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 WORK = "Work in a sandbox"
 LOOK = "Look at this machine"
@@ -63,9 +67,7 @@ app.command(rich_help_panel=LOOK)(doctor)
 
 def run(arguments: list[str]) -> int:
     """Run one command line and give its exit code; an error becomes a line and a hint."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that is not UTF-8 shows an escape instead of ending the command.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _open_streams()
     try:
         code = app(args=arguments, prog_name="smokebox", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -75,3 +77,13 @@ def run(arguments: list[str]) -> int:
             raise
         return report(error)
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """Make the three streams usable: a closed one is None, and a terminal may not be UTF-8."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream: TextIOWrapper | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        else:
+            stream.reconfigure(errors="backslashreplace")

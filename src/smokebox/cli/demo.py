@@ -36,7 +36,7 @@ TOUR = (
         command="pwd; ls; head -3 orders.csv",
     ),
     Step(
-        say="It has a real bash with the usual tools, though no process is started.",
+        say="It speaks bash, with the usual tools, though it starts no process.",
         command="cut -d, -f2 orders.csv | tail -n +2 | sort | uniq -c | sort -rn",
     ),
     Step(

@@ -18,6 +18,8 @@ def report(error: Exception) -> int:
         usage: Any = error
         verb = usage.ctx.command_path if getattr(usage, "ctx", None) else "smokebox"
         return _say(usage.format_message(), f"See `{verb} --help`.", usage.exit_code)
+    if isinstance(error, OSError):
+        return _say(str(error), "`smokebox --debug ...` shows where.", 1)
     hint = "This is a defect in Smokebox: `smokebox --debug ...` shows where."
     return _say(f"{type(error).__name__}: {error}", hint, 1)
 

@@ -32,6 +32,9 @@ def sh(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Refuse writes, with --bucket.")
     ] = False,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Sign nothing, with --bucket.")
+    ] = False,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set a variable. Repeatable."),
@@ -53,12 +56,15 @@ def sh(
     _refuse(local and bucket is not None, "--local and --bucket exclude each other")
     _refuse(endpoint is not None and bucket is None, "--endpoint goes with --bucket")
     _refuse(read_only and bucket is None, "--read-only goes with --bucket")
+    _refuse(anonymous and bucket is None, "--anonymous goes with --bucket")
     _refuse(stdin and command is None, "--stdin goes with -c")
     variables = dict(_variable(text) for text in env or [])
     if local:
         shell = _open_local(directory, variables)
     elif bucket is not None:
-        shell = _open_bucket(bucket, endpoint, read_only, variables)
+        shell = _open_bucket(
+            bucket, endpoint=endpoint, read_only=read_only, anonymous=anonymous, env=variables
+        )
     else:
         shell = _open_virtual(variables)
     with shell:
@@ -114,10 +120,12 @@ def _open_local(directory: str | None, env: dict[str, str]) -> Shell:
     return Shell(sandbox, HostDirectory(sandbox.cwd))
 
 
-def _open_bucket(url: str, endpoint: str | None, read_only: bool, env: dict[str, str]) -> Shell:
+def _open_bucket(
+    url: str, *, endpoint: str | None, read_only: bool, anonymous: bool, env: dict[str, str]
+) -> Shell:
     from smokebox.cli.shell.directory import PersistentDirectory
     from smokebox.cli.shell.session import Shell
     from smokebox.sandbox.bucket import bucket
 
-    sandbox = bucket(url, endpoint=endpoint, read_only=read_only, env=env)
+    sandbox = bucket(url, endpoint=endpoint, read_only=read_only, anonymous=anonymous, env=env)
     return Shell(sandbox, PersistentDirectory("bucket", sandbox))
