@@ -104,7 +104,10 @@ class Filesystem(ABC):
         self.remove(source, recursive=True)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a directory with all that is in it, with permissions."""
+        """Copy a file, or a directory with all that is in it, with permissions.
+
+        Into a directory that is there it is merged, unless a name in both stands in the way.
+        """
         entry = self.lstat(source)
         if entry.kind == "symlink":
             raise SymlinkLoop(source)
@@ -112,20 +115,34 @@ class Filesystem(ABC):
         self._copy(source, target, entry)
 
     def _copy(self, source: str, target: str, entry: Entry) -> None:
+        plan = self._plan(source, target, entry)
         fresh = self.peek(target) is None
-        pending = [(source, target, entry)]
+        if not fresh:
+            self._check_merge(plan)
         try:
-            while pending:
-                old, new, entry = pending.pop()
+            for old, new, entry in plan:
                 self._copy_one(old, new, entry)
-                if entry.kind == "directory":
-                    inside = self.listdir(old)
-                    pending += [(f"{old}/{name}", f"{new}/{name}", inside[name]) for name in inside]
         except BaseException:
             if fresh:
                 with suppress(PathError):
                     self.remove(target, recursive=True)
             raise
+
+    def _plan(self, source: str, target: str, entry: Entry) -> list[tuple[str, str, Entry]]:
+        """What to copy where, directories before what is in them."""
+        plan = [(source, target, entry)]
+        for old, new, found in plan:
+            if found.kind == "directory":
+                for name, child in sorted(self.listdir(old).items()):
+                    plan.append((f"{old}/{name}", f"{new}/{name}", child))
+        return plan
+
+    def _check_merge(self, plan: list[tuple[str, str, Entry]]) -> None:
+        for old, new, entry in plan:
+            existing = self.peek(new)
+            check_move(old, new, entry, existing)
+            if existing is not None and "symlink" in (entry.kind, existing.kind):
+                raise PathExists(new)
 
     def _copy_one(self, source: str, target: str, entry: Entry) -> None:
         if entry.kind == "symlink":
@@ -177,7 +194,7 @@ class Filesystem(ABC):
 def check_move(source: str, target: str, entry: Entry, existing: Entry | None) -> None:
     """Refuse what `rename` cannot do, with the errors of rename(2)."""
     if target.startswith(source.rstrip("/") + "/"):
-        raise PathError(target, f"cannot move {source} into itself: {target}")
+        raise PathError(target, f"cannot move a directory into itself: {target}")
     if existing is None:
         return
     if entry.kind == "directory" and existing.kind != "directory":

@@ -214,6 +214,8 @@ class MemoryFilesystem(Filesystem):
     def chmod(self, path: str, mode: int) -> None:
         with self._lock:
             node = self._node(path)
+            if node.kind == "symlink":
+                raise SymlinkLoop(path)
             node.mode = mode & 0o7777
             # The permissions are not the content: the time stays.
             node._entry = None

@@ -125,7 +125,8 @@ class NativeFilesystem(Filesystem):
         return self.native.read_link(path)
 
     def chmod(self, path: str, mode: int) -> None:
-        self.lstat(path)
+        if self.lstat(path).kind == "symlink":
+            raise SymlinkLoop(path)
         self.native.chmod(path, mode & 0o7777)
 
     def _check_place(self, path: str) -> None:

@@ -113,6 +113,8 @@ class OverlayFilesystem(Filesystem):
 
     def chmod(self, path: str, mode: int) -> None:
         with self._lock:
+            if self.lstat(path).kind == "symlink":
+                raise SymlinkLoop(path)
             self._copy_up(path)
             self.upper.chmod(path, mode)
 
