@@ -67,12 +67,10 @@ STDLIB_ONLY = [
     SOURCE / "sandbox" / "filesystems" / "__init__.py",
     SOURCE / "sandbox" / "filesystems" / "filesystem.py",
 ]
-# This checkout (a short path could be anybody's), a home, the hosts that packages come from.
-HERE = re.escape(str(ROOT)) if len(ROOT.parts) > 2 else "(?!)"
-NAMES_A_MACHINE = re.compile(
-    rf"{HERE}\b|/home/(?!user\b)\w+|[.]pyenv\b"
-    r"|\bpypi\.\w+\.?\w*/|pythonhosted\.|registry\.\w+\.(?:org|io|com|dev)"
-)
+# This checkout and this home (a short path could be anybody's), and where packages come from.
+HERE = [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
+HOSTS = [r"\bpypi\.\w+\.?\w*/", r"pythonhosted\.", r"registry\.\w+\.(?:org|io|com|dev)"]
+NAMES_A_MACHINE = re.compile("|".join([*HERE, *HOSTS, "[.]pyenv"]))
 
 
 def python_files() -> list[Path]:
