@@ -1,0 +1,19 @@
+"""Our sandboxes inside other frameworks: one module each, imported by name, each behind its extra.
+
+`deepagents` is a LangChain Deep Agents backend, `inspect` an Inspect sandbox environment and
+`pydantic_ai` a Pydantic AI workspace backend. All three take any `SandboxApi`.
+"""
+
+from __future__ import annotations
+
+from smokebox.errors import MissingDependency
+
+
+def missing(package: str, *, extra: str) -> MissingDependency:
+    """The error for a framework that cannot be imported."""
+    return MissingDependency(
+        f"this integration needs {package}, which cannot be imported.",
+        hint=f"Install it: pip install 'smokebox[{extra}]'.",
+        package=package,
+        extra=extra,
+    )

@@ -1,0 +1,160 @@
+"""One event loop on a thread of its own, for callers that are not async or live on another loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from smokebox.errors import SandboxGone, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+
+CLOSING_TIMEOUT = 30.0
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    """Work on the loop. `future` ends only when the task has, so waiting for it is waiting."""
+
+    loop: asyncio.AbstractEventLoop
+    work: Coroutine[object, object, T]
+    future: Future[T] = field(default_factory=Future)
+    task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self.task = self.loop.create_task(self.work)
+        self.task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.future.cancel()
+            # Without this, `wait` goes on waiting for a future that was cancelled.
+            self.future.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+    def cancel(self) -> None:
+        # A loop that is closed has cancelled all it ran.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class BackgroundLoop:
+    """Runs coroutines on one loop in one thread, which starts with the first of them.
+
+    `run` blocks its caller and `call` is awaited; either may be used from a thread with a
+    running loop or without one. Interrupting or cancelling either cancels the coroutine.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """Wait for `work`, blocking this thread."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise Unsupported(
+                "a blocking call was made from the loop that would have to answer it.",
+                hint="Await the async method of the same name (aread, aexecute, ...) there.",
+                operation="run",
+            )
+        job = self._submit(work)
+        try:
+            return job.future.result()
+        except CancelledError:
+            raise _closed_under_the_call() from None
+        except BaseException:
+            # An interrupt (Ctrl-C) arrives here, while the work still runs.
+            job.cancel()
+            wait([job.future], timeout=CLOSING_TIMEOUT)
+            raise
+
+    async def call(self, work: Coroutine[object, object, T]) -> T:
+        """Wait for `work` without blocking the loop of the caller."""
+        job = self._submit(work)
+        waiter = asyncio.wrap_future(job.future)
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                raise _closed_under_the_call() from None
+            # The caller goes on only when what it cancelled is gone.
+            job.cancel()
+            await asyncio.wait([waiter])
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, stop the loop and end the thread. Safe to repeat."""
+        with self._lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        _stop(loop)
+        if thread is not threading.current_thread():
+            thread.join(CLOSING_TIMEOUT)
+
+    def _submit(self, work: Coroutine[object, object, T]) -> _Job[T]:
+        try:
+            # Under the lock, so that no job is handed to a loop that has been told to stop.
+            with self._lock:
+                job = _Job(self._running(), work)
+                job.loop.call_soon_threadsafe(job.start)
+        except BaseException:
+            work.close()
+            raise
+        return job
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise Unsupported(
+                "this backend has been closed.",
+                hint="Make another over the same sandbox.",
+                operation="run",
+            )
+        if self._loop is None:
+            ready: Future[asyncio.AbstractEventLoop] = Future()
+            # The thread does not refer to its owner, whose end is what stops it.
+            self._thread = threading.Thread(
+                target=_serve, args=(ready,), name="smokebox-loop", daemon=True
+            )
+            self._thread.start()
+            self._loop = ready.result(CLOSING_TIMEOUT)
+            weakref.finalize(self, _stop, self._loop)
+        return self._loop
+
+
+def _serve(ready: Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner() as runner:
+        ready.set_result(runner.get_loop())
+        runner.get_loop().run_forever()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def _closed_under_the_call() -> SandboxGone:
+    return SandboxGone(
+        "the backend was closed while this call ran.",
+        hint="Close it after its last call.",
+        reason="closed",
+    )

@@ -1,0 +1,184 @@
+"""Running a command for a framework: from a list of arguments, to its end, with its output whole.
+
+The contract runs shell text and keeps the ends of long output; the frameworks want argument
+lists, complete output up to a limit, and to be told a timeout from an exit code of 124.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.errors import InvalidOption
+from smokebox.sandbox.options import check_env, check_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smokebox.sandbox.api import SandboxApi
+    from smokebox.types import OutputChunk, Stream
+
+# The arguments come in the environment, one variable each, so that no text of a caller is ever
+# shell text, and a long list meets the kernel's limit for one argument no sooner than it must.
+# They are unset before the program starts: it must not see them, nor pay for them twice. The
+# subshell keeps `exec` from ending a shell that outlives the command.
+_RUN_ARGUMENTS = """(
+argv=()
+for ((i = 0; i < SMOKEBOX_ARGC; i++)); do
+  name=SMOKEBOX_ARG_$i
+  argv+=("${!name}")
+  unset "$name"
+done
+unset SMOKEBOX_ARGC i name
+exec "${argv[@]}"
+)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Shell text and the environment it needs."""
+
+    text: str
+    env: Mapping[str, str]
+
+    @classmethod
+    def of_arguments(cls, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
+        """A program and its arguments, each taken literally."""
+        if not argv:
+            raise ValueError("the command is empty: give at least the program's name")
+        for argument in argv:
+            if not isinstance(argument, str) or "\0" in argument:
+                raise InvalidOption(
+                    f"an argument is a str without NUL, not {_short(argument)}.",
+                    hint="Pass bytes that are not text through a file or standard input.",
+                    option="argv",
+                )
+        given = {f"SMOKEBOX_ARG_{n}": arg for n, arg in enumerate(argv)}
+        variables = {**check_env(env), **given, "SMOKEBOX_ARGC": str(len(argv))}
+        return cls(text=_RUN_ARGUMENTS, env=variables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a command ended, and what it wrote, in the order in which it came."""
+
+    exit_code: int
+    chunks: Sequence[OutputChunk]
+    timed_out: bool = False
+    exceeded: Stream | None = None
+
+    @property
+    def stdout(self) -> str:
+        """What it wrote to standard output."""
+        return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote to standard error."""
+        return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stderr")
+
+
+async def run_whole(
+    sandbox: SandboxApi,
+    command: Command,
+    *,
+    cwd: str | None = None,
+    timeout: float | None = None,
+    stdin: str | bytes | None = None,
+    limit: int,
+) -> Finished:
+    """Run `command` and keep all it writes.
+
+    A stream that goes over `limit` bytes ends the command there: the answer holds the
+    output so far and names the stream in `exceeded`.
+    """
+    check_timeout(timeout)
+    chunks: list[OutputChunk] = []
+    written = {"stdout": 0, "stderr": 0}
+    started = time.monotonic()
+    async with sandbox.exec_stream(
+        command.text, cwd=cwd, env=command.env, timeout=timeout, stdin=stdin
+    ) as stream:
+        async for chunk in stream:
+            chunks.append(chunk)
+            written[chunk.stream] += byte_length(chunk.data)
+            if written[chunk.stream] > limit:
+                return Finished(exit_code=-1, chunks=chunks, exceeded=chunk.stream)
+        return Finished(
+            exit_code=stream.exit_code,
+            chunks=chunks,
+            timed_out=_timed_out(stream.exit_code, started, timeout),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How a command ended, with its output as a reader wants it: both streams, bounded."""
+
+    exit_code: int
+    output: str
+    truncated: bool
+
+
+async def run_shown(
+    sandbox: SandboxApi, command: str, *, timeout: float | None, limit: int
+) -> Shown:
+    """Run `command` to its end and keep the first and the last half of `limit` characters."""
+    check_timeout(timeout)
+    ends = _Ends(limit // 2)
+    async with sandbox.exec_stream(command, timeout=timeout) as stream:
+        async for chunk in stream:
+            ends.add(chunk.data)
+        return Shown(exit_code=stream.exit_code, output=ends.text(), truncated=ends.omitted > 0)
+
+
+class _Ends:
+    """The beginning and the end of a long text, each up to `half` characters."""
+
+    def __init__(self, half: int) -> None:
+        self._half = half
+        self._head = ""
+        self._tail: deque[str] = deque()
+        self._held = 0
+        self._dropped = 0
+
+    def add(self, data: str) -> None:
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        if len(data) > room:
+            self._tail.append(data[room:])
+            self._held += len(data) - room
+        while self._tail and self._held - len(self._tail[0]) >= self._half:
+            dropped = len(self._tail.popleft())
+            self._held -= dropped
+            self._dropped += dropped
+
+    @property
+    def omitted(self) -> int:
+        return self._dropped + max(0, self._held - self._half)
+
+    def text(self) -> str:
+        tail = "".join(self._tail)
+        if not self.omitted:
+            return self._head + tail
+        return (
+            f"{self._head}\n[{self.omitted} characters left out here: redirect the output "
+            f"to a file to see all of it]\n{tail[-self._half :]}"
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:80]}..."
+
+
+def byte_length(text: str) -> int:
+    """How many bytes `text` takes as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _timed_out(exit_code: int, started: float, timeout: float | None) -> bool:
+    # 124 is also what `timeout 1 sleep 2` exits with; only a command that took this long was cut.
+    return timeout is not None and exit_code == 124 and time.monotonic() - started >= timeout

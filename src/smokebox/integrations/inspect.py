@@ -1,0 +1,258 @@
+"""An Inspect sandbox environment over our sandboxes: `sandbox="smokebox"` in a task or a sample.
+
+Inspect finds it through an entry point, so nothing needs to be imported to use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import tomllib
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from smokebox.errors import InvalidOption, SandboxGone
+from smokebox.integrations import missing
+from smokebox.integrations.command import Command, Finished, run_whole
+from smokebox.sandbox.options import check_env, refuse_unknown
+
+try:
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxEnvironment,
+        SandboxEnvironmentConfigType,
+        SandboxEnvironmentLimits,
+        SandboxUnavailableError,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from inspect_ai.util import concurrency as at_most
+
+    # Not public, but the only way to share the limit that --max-subprocesses sets.
+    from inspect_ai.util._subprocess import max_subprocesses_context_var
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+except ImportError as error:
+    raise missing("inspect-ai", extra="inspect") from error
+
+if TYPE_CHECKING:
+    from smokebox.sandbox.api import SandboxApi
+
+logger = logging.getLogger(__name__)
+
+SandboxKind = Literal["local", "virtual"]
+
+
+class SmokeboxConfig(BaseModel):
+    """Which sandbox every sample gets, and the environment variables in it.
+
+    `local` is this machine, unisolated, in a temporary directory that is removed after the
+    sample; `virtual` is a bash in memory. In a task: `SandboxEnvironmentSpec("smokebox",
+    SmokeboxConfig(sandbox="virtual"))`, or `("smokebox", "box.toml")` with the same keys in
+    a TOML file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sandbox: SandboxKind = "local"
+    env: dict[str, str] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    @classmethod
+    def of(cls, given: SandboxEnvironmentConfigType | dict[str, Any] | None) -> SmokeboxConfig:
+        """The configuration in any of the forms in which Inspect passes it on."""
+        if isinstance(given, SmokeboxConfig):
+            return given
+        if isinstance(given, BaseModel):
+            raise InvalidOption(
+                f"the smokebox sandbox is configured by a SmokeboxConfig, not {given!r}.",
+                hint="Pass SandboxEnvironmentSpec('smokebox', SmokeboxConfig(...)).",
+                option="config",
+            )
+        values = _from_file(given) if isinstance(given, str) else given or {}
+        refuse_unknown("the smokebox sandbox", values, cls.model_fields)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise InvalidOption(
+                f"the smokebox sandbox cannot take {wrong['input']!r} for "
+                f"{'.'.join(map(str, wrong['loc']))}.",
+                hint=f"{wrong['msg']}.",
+                option=str(wrong["loc"][0]),
+            ) from error
+
+
+@sandboxenv(name="smokebox")
+class SmokeboxEnvironment(SandboxEnvironment):
+    """A sandbox as the environment of one sample. `directory` is removed with it, if given."""
+
+    def __init__(self, sandbox: SandboxApi, *, directory: str | None = None) -> None:
+        super().__init__()
+        self.sandbox = sandbox
+        self._directory = directory
+        self._users: frozenset[str] | None = None
+
+    @classmethod
+    async def sample_init(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        metadata: dict[str, str],
+    ) -> dict[str, SandboxEnvironment]:
+        """Make the sample's own sandbox."""
+        chosen = SmokeboxConfig.of(config)
+        env = check_env(chosen.env)
+        if chosen.sandbox == "virtual":
+            from smokebox.sandbox.virtual import virtual
+
+            return {"default": cls(virtual(env=env))}
+        from smokebox.sandbox.local import local
+
+        directory = tempfile.mkdtemp(prefix="smokebox-sample-")
+        return {"default": cls(local(cwd=directory, env=env), directory=directory)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Close the sample's sandbox and remove its files."""
+        for environment in environments.values():
+            await environment.as_type(SmokeboxEnvironment).aclose()
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """The configuration that a log or a command line spells as a dict."""
+        return SmokeboxConfig.of(config)
+
+    def default_polling_interval(self) -> float:
+        """Seconds between two looks at a running process: none of them leaves the machine."""
+        return 0.2
+
+    async def aclose(self) -> None:
+        """End what runs in the sandbox and remove its directory. Safe to repeat."""
+        try:
+            await self.sandbox.aclose()
+        finally:
+            if self._directory is not None:
+                await asyncio.to_thread(_remove, self._directory)
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a program.
+
+        A command that timed out is never run again, whatever `timeout_retry` says: it may
+        have done half of its work.
+        """
+        command = Command.of_arguments(cmd, env)
+        slots = max_subprocesses_context_var.get()
+        turn = at_most("subprocesses", slots, resizable=True) if concurrency else nullcontext()
+        try:
+            async with turn:
+                await self._check_user(user)
+                done = await run_whole(
+                    self.sandbox,
+                    command,
+                    cwd=cwd,
+                    timeout=timeout,
+                    stdin=input,
+                    limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+                )
+        except SandboxGone as error:
+            raise SandboxUnavailableError(str(error)) from error
+        return _result(cmd, done, timeout)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Make or replace a file, and its parent directories."""
+        await self.sandbox.write_file(file, contents)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """The whole of a file, its line endings as they are."""
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        info = await self.sandbox.stat(file)
+        if info.is_file and info.size is not None and info.size > limit:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+        data = await self.sandbox.read_bytes(file)
+        # Asked again: the file may have grown, or the sandbox may not have known its size.
+        if len(data) > limit:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+        return data.decode() if text else data
+
+    async def _check_user(self, user: str | None) -> None:
+        if user is None:
+            return
+        if self._users is None:
+            answer = await self.sandbox.exec("id -u; id -un", timeout=30)
+            self._users = frozenset(answer.stdout.split())
+        if user not in self._users:
+            raise SandboxUserUnsupportedError(
+                f"the smokebox sandbox runs everything as {' or '.join(sorted(self._users))}, "
+                f"not as {user!r}. Leave user out."
+            )
+
+
+def _result(cmd: list[str], done: Finished, timeout: int | None) -> ExecResult[str]:
+    if done.exceeded:
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        text = done.stdout if done.exceeded == "stdout" else done.stderr
+        kept = text.encode()[:limit].decode(errors="ignore")
+        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, kept)
+    if done.timed_out:
+        raise TimeoutError(f"{cmd[0]} took longer than {timeout} seconds and was killed.")
+    if done.exit_code == 126 and "permission denied" in done.stderr.lower():
+        raise PermissionError(f"{cmd[0]} may not be executed: {done.stderr.strip()}")
+    return ExecResult(
+        success=done.exit_code == 0,
+        returncode=done.exit_code,
+        stdout=done.stdout,
+        stderr=done.stderr,
+    )
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidOption(
+            f"cannot read the sandbox configuration {path}: {error}.",
+            hint="It is a TOML file, for example with the line: sandbox = 'virtual'.",
+            option="config",
+        ) from error
+
+
+def _remove(directory: str) -> None:
+    # A sample may have left directories that nobody can write; links lead out of the sample.
+    for folder, names, _ in os.walk(directory):
+        for name in names:
+            child = os.path.join(folder, name)
+            if not os.path.islink(child):
+                with suppress(OSError):
+                    os.chmod(child, 0o700)
+    shutil.rmtree(directory, ignore_errors=True)
+    if os.path.exists(directory):
+        logger.warning("some files of a sample could not be removed: %s", directory)

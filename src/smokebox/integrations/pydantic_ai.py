@@ -1,0 +1,258 @@
+"""A Pydantic AI workspace backend over any sandbox.
+
+agent.run(prompt, workspace=SmokeboxWorkspace(local(cwd="project"))) is all it takes; tools find
+it as `ctx.workspace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import posixpath
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from smokebox.errors import InvalidOption, PathError, PathNotFound, SandboxGone, SymlinkLoop
+from smokebox.integrations import missing
+from smokebox.integrations.command import Command, Finished, run_whole
+from smokebox.sandbox.api import SandboxApi
+from smokebox.sandbox.options import check_env
+
+try:
+    from pydantic_ai.workspaces import (
+        CommandResult,
+        FileEntry,
+        SupportsCommands,
+        SupportsFilesystem,
+        SupportsRealpath,
+        WorkspaceBackend,
+        WorkspaceCommand,
+        WorkspaceOutputLimitError,
+        WorkspaceRef,
+        WorkspaceTimeoutError,
+        WorkspaceUnavailableError,
+    )
+except ImportError as error:
+    raise missing("pydantic-ai-slim", extra="pydantic-ai") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+SandboxSource: TypeAlias = "SandboxApi | Callable[[], SandboxApi | Awaitable[SandboxApi]]"
+
+MAX_OUTPUT = 10 * 1024 * 1024
+_PREVIEW = 64 * 1024
+_LOOP = 40
+
+# The contract has no `realpath`, and `realpath -m` is not everywhere: bash walks the names, and
+# follows each link itself. The final `x` keeps newlines at the end of a target.
+_REALPATH = """(
+rest=$SMOKEBOX_PATH real= links=0
+while [[ -n $rest ]]; do
+  name=${rest%%/*}
+  if [[ $rest == */* ]]; then rest=${rest#*/}; else rest=; fi
+  case $name in
+    '' | .) ;;
+    ..) real=${real%/*} ;;
+    *)
+      if [[ -L $real/$name ]]; then
+        links=$((links + 1))
+        if [[ $links -gt 40 ]]; then exit 40; fi
+        target=$(readlink -n -- "$real/$name" && printf x) || exit 1
+        target=${target%x}
+        if [[ $target == /* ]]; then real=; fi
+        rest=$target/$rest
+      else
+        real=$real/$name
+      fi
+      ;;
+  esac
+done
+printf %s "${real:-/}"
+)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The sandbox behind a workspace, once it is there."""
+
+    sandbox: SandboxApi
+    root: str
+
+
+class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
+    """A sandbox as the workspace of an agent run.
+
+    `sandbox` is a sandbox, or a function (async or not) that makes one; it is called once, by
+    the first operation. The workspace never closes or destroys the sandbox: who made it does.
+    `ref` names the environment for a run that continues later; where it is not given it is
+    made from the sandbox's kind and working directory.
+    """
+
+    def __init__(self, sandbox: SandboxSource, *, ref: WorkspaceRef | None = None) -> None:
+        if not isinstance(sandbox, SandboxApi) and not callable(sandbox):
+            raise InvalidOption(
+                f"sandbox is a sandbox or a function that makes one, not {sandbox!r}.",
+                hint="Pass for example local(cwd='project') or lambda: local(cwd='project').",
+                option="sandbox",
+            )
+        self._source = sandbox
+        self._ref = ref
+        self._opening: asyncio.Task[_Place] | None = None
+
+    @property
+    def ref(self) -> WorkspaceRef | None:
+        """The name of the environment; None until the first operation, unless it was given."""
+        return self._ref
+
+    async def working_dir(self) -> str:
+        """The directory where commands and relative paths start, with its symlinks resolved."""
+        return (await self._reach()).root
+
+    async def run(
+        self,
+        command: WorkspaceCommand,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> CommandResult:
+        """Run bash text (`shell=True`) or a program with its arguments, and wait for it."""
+        if isinstance(command, str) is not shell:
+            raise TypeError("a str needs shell=True, and a sequence of arguments shell=False")
+        if isinstance(command, str):
+            task = Command(text=command, env=check_env(env))
+        else:
+            task = Command.of_arguments(command, env)
+        place = await self._reach()
+        try:
+            done = await run_whole(place.sandbox, task, timeout=timeout, limit=MAX_OUTPUT)
+        except SandboxGone as error:
+            raise WorkspaceUnavailableError(str(error)) from error
+        await _check_alive(place)
+        return _result(done, timeout)
+
+    async def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file."""
+        return await (await self._reach()).sandbox.read_bytes(path)
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Make or replace a file, and its parent directories."""
+        await (await self._reach()).sandbox.write_file(path, data)
+
+    async def stat(self, path: str) -> FileEntry:
+        """What is at `path`, following symlinks."""
+        return await _entry((await self._reach()).sandbox, path)
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """What is in a directory; a symlink that leads nowhere is listed as a file."""
+        sandbox = (await self._reach()).sandbox
+        entries = []
+        for name in await sandbox.readdir(path):
+            child = posixpath.join(path, name)
+            try:
+                entries.append(await _entry(sandbox, child))
+            except PathError:
+                entries.append(FileEntry(name=name, path=child, is_dir=False, size=None))
+        return entries
+
+    async def make_dir(self, path: str) -> None:
+        """Make a directory and its parents; one that is there is accepted."""
+        await (await self._reach()).sandbox.mkdir(path, recursive=True)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a symlink or a whole directory, but not the one the agent works in."""
+        place = await self._reach()
+        info = await place.sandbox.stat(path, follow_symlinks=False)
+        if not info.is_symlink:
+            real = await self.realpath(path)
+            if f"{place.root}/".startswith(f"{real.rstrip('/')}/"):
+                raise ValueError(f"{path} is the working directory or holds it: not removed")
+        await place.sandbox.rm(path, recursive=True)
+
+    async def exists(self, path: str) -> bool:
+        """Whether `path` leads to something."""
+        return await (await self._reach()).sandbox.exists(path)
+
+    async def realpath(self, path: str) -> str:
+        """Where `path` leads, with every symlink followed and missing names kept."""
+        sandbox = (await self._reach()).sandbox
+        result = await sandbox.exec(_REALPATH, cwd="/", env={"SMOKEBOX_PATH": path}, timeout=30)
+        if result.exit_code == _LOOP:
+            raise SymlinkLoop(path)
+        if not result.success:
+            raise PathError(path, f"cannot be resolved: {path} ({result.stderr.strip()})")
+        return result.stdout
+
+    async def _reach(self) -> _Place:
+        """The sandbox, made by whoever comes first, and found alive by everybody."""
+        if self._opening is None or _failed(self._opening):
+            self._opening = asyncio.create_task(self._open())
+        # Shielded: a caller that gives up must not lose a sandbox that is being made.
+        place = await asyncio.shield(self._opening)
+        await _check_alive(place)
+        return place
+
+    async def _open(self) -> _Place:
+        try:
+            sandbox = await _made(self._source)
+            if self._ref is None:
+                self._ref = await _ref_of(sandbox)
+            answer = await sandbox.exec("pwd -P", timeout=30)
+        except (SandboxGone, PathNotFound) as error:
+            raise WorkspaceUnavailableError(str(error)) from error
+        return _Place(sandbox=sandbox, root=answer.stdout.removesuffix("\n"))
+
+
+def _failed(opening: asyncio.Task[_Place]) -> bool:
+    return opening.done() and (opening.cancelled() or opening.exception() is not None)
+
+
+async def _made(source: SandboxSource) -> SandboxApi:
+    if isinstance(source, SandboxApi):
+        return source
+    made = source()
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _ref_of(sandbox: SandboxApi) -> WorkspaceRef:
+    capabilities = await sandbox.capabilities()
+    # What lives in memory cannot be found again by its path: two of them must not look alike.
+    in_memory = capabilities.persistence == "memory"
+    name = uuid.uuid4().hex if in_memory else sandbox.cwd
+    return WorkspaceRef(provider="smokebox", id=f"{capabilities.sandbox}:{name}")
+
+
+async def _check_alive(place: _Place) -> None:
+    try:
+        alive = await place.sandbox.exists(place.root)
+    except SandboxGone as error:
+        raise WorkspaceUnavailableError(str(error)) from error
+    if not alive:
+        raise WorkspaceUnavailableError(f"the working directory {place.root} is gone")
+
+
+async def _entry(sandbox: SandboxApi, path: str) -> FileEntry:
+    info = await sandbox.stat(path)
+    name = posixpath.basename(posixpath.normpath(path))
+    size = info.size if info.is_file else None
+    return FileEntry(name=name, path=path, is_dir=info.is_directory, size=size)
+
+
+def _result(done: Finished, timeout: float | None) -> CommandResult:
+    if done.exceeded:
+        raise WorkspaceOutputLimitError(
+            f"the command wrote more than {MAX_OUTPUT} bytes to {done.exceeded}: redirect it "
+            "to a file and read part of that",
+            limit=MAX_OUTPUT,
+            stdout=done.stdout[:_PREVIEW],
+            stderr=done.stderr[:_PREVIEW],
+        )
+    if done.timed_out:
+        raise WorkspaceTimeoutError(
+            f"the command took longer than {timeout:g} seconds and was killed",
+            stdout=done.stdout,
+            stderr=done.stderr,
+        )
+    return CommandResult(exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr)

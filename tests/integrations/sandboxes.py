@@ -1,0 +1,27 @@
+"""The sandboxes that run the suites of the frameworks. One line each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from smokebox import SandboxApi, local
+
+MakeSandbox: TypeAlias = Callable[[Path], SandboxApi]
+"""Makes a sandbox that works in an empty directory of the host, or in a place of its own."""
+
+SANDBOXES: Mapping[str, MakeSandbox] = {
+    "local": lambda directory: local(cwd=directory),
+}
+
+
+def permissions_hold(folder: Path) -> bool:
+    """Whether the one who runs the tests is bound by the permissions of files."""
+    locked = folder / "locked"
+    locked.touch(mode=0o000)
+    try:
+        return not os.access(locked, os.R_OK)
+    finally:
+        locked.unlink()

@@ -1,0 +1,199 @@
+"""A loop in the background, called from every kind of thread, and closed at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.errors import SandboxGone, Unsupported
+from smokebox.integrations.background_loop import BackgroundLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    loop = BackgroundLoop()
+    yield loop
+    loop.close()
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+class Endless:
+    """Work that ends only when it is cancelled, and takes a moment over that."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.cleaned = threading.Event()
+
+    async def __call__(self) -> None:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            self.cleaned.set()
+
+
+def test_no_thread_before_the_first_call() -> None:
+    before = threading.active_count()
+    BackgroundLoop().close()
+    assert threading.active_count() == before
+
+
+def test_all_work_runs_on_one_thread(loop: BackgroundLoop) -> None:
+    assert {loop.run(thread_name()) for _ in range(3)} == {"smokebox-loop"}
+
+
+async def test_a_running_loop_can_block_or_await(loop: BackgroundLoop) -> None:
+    assert loop.run(thread_name()) == await loop.call(thread_name()) == "smokebox-loop"
+
+
+def test_many_threads_share_it(loop: BackgroundLoop) -> None:
+    names: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: names.append(loop.run(thread_name()))) for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names == ["smokebox-loop"] * 20
+
+
+def test_errors_come_back_as_they_are(loop: BackgroundLoop) -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        loop.run(fail())
+
+
+async def test_cancelling_waits_until_the_work_is_gone(loop: BackgroundLoop) -> None:
+    work = Endless()
+    task = asyncio.create_task(loop.call(work()))
+    await asyncio.to_thread(work.started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.cleaned.is_set()
+
+
+async def test_cancelling_at_once_leaves_nothing_behind(loop: BackgroundLoop) -> None:
+    for _ in range(50):
+        task = asyncio.create_task(loop.call(thread_name()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await loop.call(thread_name()) == "smokebox-loop"
+
+
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a process started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_an_interrupt_ends_the_work(loop: BackgroundLoop) -> None:
+    work = Endless()
+
+    def interrupt() -> None:
+        work.started.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    assert work.cleaned.is_set()
+
+
+def test_a_blocking_call_from_the_loop_itself_is_refused(loop: BackgroundLoop) -> None:
+    async def nested() -> str:
+        return loop.run(thread_name())
+
+    with pytest.raises(Unsupported, match="Await the async method"):
+        loop.run(nested())
+
+
+def test_an_awaited_call_from_the_loop_itself_works(loop: BackgroundLoop) -> None:
+    async def nested() -> str:
+        return await loop.call(thread_name())
+
+    assert loop.run(nested()) == "smokebox-loop"
+
+
+def test_closing_ends_a_blocking_call_with_an_error(loop: BackgroundLoop) -> None:
+    work = Endless()
+
+    def close_when_started() -> None:
+        work.started.wait()
+        loop.close()
+
+    threading.Thread(target=close_when_started).start()
+    with pytest.raises(SandboxGone, match="closed while"):
+        loop.run(work())
+    assert work.cleaned.is_set()
+
+
+async def test_closing_ends_an_awaited_call_with_an_error(loop: BackgroundLoop) -> None:
+    work = Endless()
+    task = asyncio.create_task(loop.call(work()))
+    await asyncio.to_thread(work.started.wait)
+    await asyncio.to_thread(loop.close)
+    with pytest.raises(SandboxGone, match="closed while"):
+        await task
+
+
+def test_a_closed_loop_refuses_and_closes_again(loop: BackgroundLoop) -> None:
+    loop.run(thread_name())
+    loop.close()
+    loop.close()
+    with pytest.raises(Unsupported, match="closed"):
+        loop.run(thread_name())
+
+
+def test_a_forgotten_loop_ends_its_thread() -> None:
+    loop = BackgroundLoop()
+    loop.run(thread_name())
+    thread = loop._thread
+    gone = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert gone() is None
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_closing_from_many_threads_at_once_leaves_no_call_hanging() -> None:
+    for _ in range(20):
+        loop = BackgroundLoop()
+        ended = threading.Barrier(5)
+
+        def use(loop: BackgroundLoop = loop, ended: threading.Barrier = ended) -> None:
+            try:
+                while True:
+                    loop.run(thread_name())
+            except (Unsupported, SandboxGone):
+                ended.wait(10)
+
+        for _ in range(4):
+            threading.Thread(target=use).start()
+        time.sleep(0.001)
+        loop.close()
+        ended.wait(10)

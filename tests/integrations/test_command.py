@@ -1,0 +1,95 @@
+"""Argument lists, whole output and bounded output, over a sandbox that only runs shell text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from smokebox.errors import InvalidOption
+from smokebox.integrations.command import Command, run_shown, run_whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from integrations.sandboxes import MakeSandbox
+    from smokebox import SandboxApi
+
+LIMIT = 10_000_000
+
+
+@pytest_asyncio.fixture
+async def sandbox(make_sandbox: MakeSandbox, tmp_path: Path) -> AsyncIterator[SandboxApi]:
+    sandbox = make_sandbox(tmp_path)
+    yield sandbox
+    await sandbox.aclose()
+
+
+async def test_arguments_arrive_as_they_are(sandbox: SandboxApi) -> None:
+    odd = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "-n", "é😀", "\x01"]
+    done = await run_whole(sandbox, Command.of_arguments(["printf", "%s|", *odd]), limit=LIMIT)
+    assert done.stdout == "".join(f"{text}|" for text in odd)
+
+
+async def test_the_program_sees_nothing_of_how_it_was_called(sandbox: SandboxApi) -> None:
+    command = Command.of_arguments(["env"], {"COLOUR": "blue"})
+    done = await run_whole(sandbox, command, limit=LIMIT)
+    assert "COLOUR=blue\n" in done.stdout
+    assert "SMOKEBOX" not in done.stdout
+
+
+async def test_a_megabyte_of_arguments_arrives(sandbox: SandboxApi) -> None:
+    command = Command.of_arguments(["printf", "%s", *["x" * 65_536] * 16])
+    done = await run_whole(sandbox, command, limit=LIMIT)
+    assert done.stdout == "x" * 2**20
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code"), [("no-such-program", 127), ("/etc/passwd", 126), ("exit", 127)]
+)
+async def test_a_program_that_cannot_run_exits_as_in_bash(
+    sandbox: SandboxApi, program: str, exit_code: int
+) -> None:
+    done = await run_whole(sandbox, Command.of_arguments([program]), limit=LIMIT)
+    assert done.exit_code == exit_code
+    assert done.stderr
+
+
+def test_no_program_is_an_error() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Command.of_arguments([])
+
+
+def test_a_nul_in_an_argument_is_an_error_before_anything_runs() -> None:
+    with pytest.raises(InvalidOption):
+        Command.of_arguments(["echo", "a\0b"])
+
+
+async def test_output_over_the_limit_ends_the_command(sandbox: SandboxApi) -> None:
+    command = Command(text="echo $$; exec yes", env={})
+    done = await run_whole(sandbox, command, limit=100_000)
+    assert done.exceeded == "stdout"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout.splitlines()[0]), 0)
+
+
+async def test_the_limit_is_for_each_stream_in_bytes(sandbox: SandboxApi) -> None:
+    command = Command(text="printf ééééé; printf ééééé >&2", env={})
+    assert (await run_whole(sandbox, command, limit=10)).exceeded is None
+    assert (await run_whole(sandbox, command, limit=9)).exceeded is not None
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 100, 100_000])
+async def test_bounded_output_keeps_both_ends(sandbox: SandboxApi, size: int) -> None:
+    text = "".join(chr(97 + n % 26) for n in range(size))
+    await sandbox.write_file("text", text)
+    shown = await run_shown(sandbox, "cat text", timeout=30, limit=10)
+    if size <= 10:
+        assert (shown.output, shown.truncated) == (text, False)
+    else:
+        assert (shown.output[:5], shown.output[-5:]) == (text[:5], text[-5:])
+        assert f"[{size - 10} characters left out" in shown.output
+        assert shown.truncated

@@ -1,0 +1,329 @@
+"""Deep Agents' own suite for sandboxes, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from deepagents import create_deep_agent
+from deepagents.backends import LocalShellBackend
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_tests.integration_tests import SandboxIntegrationTests
+
+from smokebox import local
+from smokebox.errors import InvalidOption
+from smokebox.integrations import deepagents
+from smokebox.integrations.deepagents import SmokeboxBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from deepagents.backends.protocol import GlobResult
+
+    from integrations.sandboxes import MakeSandbox
+
+# langchain-tests 1.1.9 asserts what Deep Agents promised before 0.7: globs relative to the search
+# path and with directories, and a write that refuses an existing file. The protocol of 0.7 says
+# the opposite of each (and that relative globs slip past its deny rules), so its own backends
+# fail these seven too. See https://github.com/langchain-ai/langchain/pull/40283.
+OUTDATED = {
+    "test_glob",
+    "test_glob_basic_pattern",
+    "test_glob_hidden_files_explicitly",
+    "test_glob_with_character_class",
+    "test_glob_with_directories",
+    "test_glob_with_question_mark",
+    "test_write_existing_file_fails",
+}
+
+
+# The suite's own fixture is of the kind that pytest 9 warns of.
+@pytest.mark.filterwarnings("ignore:Class-scoped fixtures:pytest.PytestRemovedIn10Warning")
+class TestDeepAgentsSuite(SandboxIntegrationTests):
+    root = ""
+
+    @property
+    def sandbox_root_dir(self) -> str:
+        return self.root
+
+    @pytest.fixture(autouse=True)
+    def expect_outdated_cases_to_fail(self, request: pytest.FixtureRequest) -> None:
+        if request.node.originalname in OUTDATED:
+            request.applymarker(pytest.mark.xfail(reason="asserts Deep Agents before 0.7"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sandbox(
+        cls, make_sandbox: MakeSandbox, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[SmokeboxBackend]:
+        sandbox = make_sandbox(tmp_path_factory.mktemp("work"))
+        cls.root = sandbox.cwd
+        with SmokeboxBackend(sandbox) as backend:
+            yield backend
+
+
+@pytest.mark.parametrize("case", sorted(OUTDATED))
+def test_deep_agents_own_backend_fails_the_outdated_cases_too(case: str, tmp_path: Path) -> None:
+    backend = LocalShellBackend(root_dir=tmp_path, virtual_mode=False, inherit_env=True)
+    with pytest.raises(AssertionError):
+        getattr(TestDeepAgentsSuite(), case)(backend, str(tmp_path))
+
+
+@pytest.fixture
+def backend(make_sandbox: MakeSandbox, tmp_path: Path) -> Iterator[SmokeboxBackend]:
+    with SmokeboxBackend(make_sandbox(tmp_path)) as backend:
+        yield backend
+
+
+def found(result: GlobResult) -> list[str]:
+    assert result.error is None
+    return [match["path"] for match in result.matches or []]
+
+
+def test_glob_gives_absolute_paths_of_regular_files_only(
+    backend: SmokeboxBackend, tmp_path: Path
+) -> None:
+    backend.execute("mkdir -p a/b .git; touch top.py a/b/x.py a/y.txt .env .git/z.py; mkfifo p.py")
+    assert found(backend.glob("*.py")) == [
+        f"{tmp_path}/.git/z.py",
+        f"{tmp_path}/a/b/x.py",
+        f"{tmp_path}/top.py",
+    ]
+    assert found(backend.glob("*")) == found(backend.glob("*.{py,txt}"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("/*.py", ["top.py"]),
+        ("a/**/*.py", ["a/b/x.py"]),
+        ("**/*.py", ["a/b/x.py", "top.py"]),
+        (".env", [".env"]),
+        ("[!t]*.py", [".git/z.py", "a/b/x.py"]),
+        ("nothing", []),
+    ],
+)
+def test_glob_follows_the_protocol_for(
+    backend: SmokeboxBackend, tmp_path: Path, pattern: str, names: list[str]
+) -> None:
+    backend.execute("mkdir -p a/b .git; touch top.py a/b/x.py a/y.txt .env .git/z.py")
+    assert found(backend.glob(pattern, str(tmp_path))) == [f"{tmp_path}/{name}" for name in names]
+
+
+def test_glob_refuses_to_climb_and_names_a_missing_path(backend: SmokeboxBackend) -> None:
+    assert "traversal" in (backend.glob("../*").error or "")
+    assert "file_not_found" in (backend.glob("*", "/nowhere").error or "")
+
+
+def test_glob_from_the_root_looks_only_where_matches_can_be(backend: SmokeboxBackend) -> None:
+    assert "/etc/passwd" in found(backend.glob("/etc/pass*", "/"))
+    assert found(backend.glob("/nowhere/at/all/*", "/")) == []
+
+
+def test_glob_beyond_its_bound_is_marked_as_cut(
+    backend: SmokeboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepagents, "MAX_MATCHES", 10)
+    backend.execute("touch {1..11}")
+    result = backend.glob("*")
+    assert (len(result.matches or []), result.truncated) == (10, True)
+
+
+def test_write_replaces_a_file(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    path = f"{tmp_path}/file"
+    assert backend.write(path, "one").error is None
+    assert backend.write(path, "two").error is None
+    assert backend.download_files([path])[0].content == b"two"
+
+
+def test_edit_keeps_windows_line_endings(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    path = f"{tmp_path}/dos.txt"
+    backend.upload_files([(path, b"one\r\ntwo\r\nthree\r\n")])
+    assert backend.edit(path, "one\ntwo", "1\n2").occurrences == 1
+    assert backend.download_files([path])[0].content == b"1\r\n2\r\nthree\r\n"
+
+
+def test_edit_refuses_what_is_not_text(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    path = f"{tmp_path}/data"
+    backend.upload_files([(path, b"\xff\xfe")])
+    assert backend.edit(path, "a", "b").error == f"Error editing file '{path}': not_a_text_file"
+    assert backend.edit(path, "", "b").error is not None
+
+
+def test_pages_say_where_to_go_on(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    path = f"{tmp_path}/lines"
+    backend.write(path, "".join(f"{n}\n" for n in range(10)))
+    page = backend.read(path, offset=4, limit=3)
+    assert page.file_data is not None
+    assert page.file_data["content"] == "4\n5\n6"
+    assert (page.start_line, page.end_line, page.next_offset, page.total_lines) == (5, 7, 7, 10)
+    assert backend.read(path, offset=7).next_offset is None
+
+
+def test_pages_that_are_too_large_lead_through_the_whole_file(
+    backend: SmokeboxBackend, tmp_path: Path
+) -> None:
+    lines = [str(n) * 40_000 for n in range(40)]
+    lines[7] = "x" * 2_000_000
+    backend.write(f"{tmp_path}/wide", "\n".join(lines))
+    offset: int | None = 0
+    seen: list[int] = []
+    while offset is not None:
+        page = backend.read(f"{tmp_path}/wide", offset=offset)
+        assert page.start_line is not None
+        assert page.end_line is not None
+        assert page.file_data is not None
+        assert len(page.file_data["content"]) <= 512_000
+        seen += range(page.start_line, page.end_line + 1)
+        offset = page.next_offset
+    assert seen == list(range(1, 41))
+
+
+@pytest.mark.parametrize(("offset", "limit"), [(0, 0), (0, -5)])
+def test_no_lines_asked_is_no_lines(
+    backend: SmokeboxBackend, tmp_path: Path, offset: int, limit: int
+) -> None:
+    backend.write(f"{tmp_path}/file", "text")
+    assert backend.read(f"{tmp_path}/file", offset, limit).no_lines_requested
+
+
+def test_grep_stops_at_the_cap_and_says_so(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    backend.execute("yes needle | head -100000 > hay")
+    result = backend.grep("needle", max_count=3)
+    assert ([match["line"] for match in result.matches or []], result.truncated) == (
+        [1, 2, 3],
+        True,
+    )
+    backend.execute("yes needle | head -3 > hay")
+    assert backend.grep("needle", max_count=3).truncated is False
+
+
+def test_grep_reads_odd_names_and_odd_patterns(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    name = f"{tmp_path}/a:1:\nb"
+    backend.write(name, "first\n-e $HOME `id` \"' \\ \r\n")
+    pattern = "-e $HOME `id` \"' \\"
+    assert backend.grep(pattern).matches == [{"path": name, "line": 2, "text": f"{pattern} "}]
+
+
+@pytest.mark.parametrize(
+    ("include", "names"),
+    [
+        ("*.py", ["a/b/x.py", "top.py"]),
+        ("a/**/*.py", ["a/b/x.py"]),
+        ("*.{txt,md}", ["a/y.txt"]),
+        ("/*", ["top.py"]),
+    ],
+)
+def test_grep_searches_only_files_that_match(
+    backend: SmokeboxBackend, tmp_path: Path, include: str, names: list[str]
+) -> None:
+    backend.execute(
+        "mkdir -p a/b .git; for f in top.py a/b/x.py a/y.txt .git/p; do echo k >$f; done"
+    )
+    result = backend.grep("k", glob=include)
+    assert sorted(match["path"] for match in result.matches or []) == [
+        f"{tmp_path}/{name}" for name in names
+    ]
+
+
+def test_grep_of_one_file_and_of_none(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    backend.write(f"{tmp_path}/one", "k\n")
+    assert len(backend.grep("k", f"{tmp_path}/one").matches or []) == 1
+    assert "file_not_found" in (backend.grep("k", "/nowhere").error or "")
+    assert "traversal" in (backend.grep("k", glob="../*").error or "")
+
+
+def test_delete_takes_trees_but_not_the_working_directory(
+    backend: SmokeboxBackend, tmp_path: Path
+) -> None:
+    backend.execute("mkdir -p tree/deep; touch tree/deep/file; ln -s tree link")
+    assert backend.delete(f"{tmp_path}/link").error is None
+    assert backend.delete(f"{tmp_path}/tree").error is None
+    assert backend.delete(f"{tmp_path}/tree").error == f"Error: '{tmp_path}/tree' not found"
+    for path in (str(tmp_path), str(tmp_path.parent), f"{tmp_path}/x/..", "/"):
+        assert "working directory" in (backend.delete(path).error or "")
+
+
+def test_ls_tells_kinds_sizes_and_times(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    backend.execute("mkdir sub; printf abc > file; ln -s nowhere link")
+    entries = {entry["path"]: entry for entry in backend.ls(str(tmp_path)).entries or []}
+    assert entries[f"{tmp_path}/sub"]["is_dir"] is True
+    assert entries[f"{tmp_path}/file"]["size"] == 3
+    assert entries[f"{tmp_path}/file"]["modified_at"].endswith("+00:00")
+    assert entries[f"{tmp_path}/link"]["is_dir"] is False
+
+
+def test_output_holds_both_streams_in_the_order_of_writing(backend: SmokeboxBackend) -> None:
+    result = backend.execute("echo one; sleep 0.2; echo two >&2; sleep 0.2; echo three; exit 3")
+    assert (result.output, result.exit_code) == ("one\ntwo\nthree\n", 3)
+
+
+def test_long_output_keeps_both_ends_and_the_exit_code(backend: SmokeboxBackend) -> None:
+    result = backend.execute("echo first; yes | head -c 5000000; echo last; exit 3")
+    assert result.output.startswith("first\n")
+    assert result.output.endswith("last\n")
+    assert (result.truncated, result.exit_code) == (True, 3)
+    assert len(result.output) < 1_100_000
+
+
+def test_timeout_kills_and_tells(backend: SmokeboxBackend) -> None:
+    result = backend.execute("echo before; sleep 60", timeout=1)
+    assert result.exit_code == 124
+    assert result.output.startswith("before\n")
+    assert "timed out" in result.output
+
+
+def test_the_default_timeout_is_the_backends(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+    with SmokeboxBackend(make_sandbox(tmp_path), timeout=0.5) as backend:
+        assert backend.execute("sleep 60").exit_code == 124
+        assert backend.execute("sleep 0.7; echo done", timeout=0).output == "done\n"
+
+
+def test_a_bad_timeout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="timeout"):
+        SmokeboxBackend(local(cwd=tmp_path), timeout=-1)
+
+
+async def test_blocking_calls_work_inside_a_running_loop(backend: SmokeboxBackend) -> None:
+    assert backend.execute("echo hi").output == "hi\n"
+    assert (await backend.aexecute("echo ho")).output == "ho\n"
+
+
+async def test_cancelling_kills_the_command(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    task = asyncio.create_task(
+        backend.aexecute("echo $$ > pid; mkfifo fifo; echo > fifo; sleep 300")
+    )
+    pid = await backend.aexecute("until [ -p fifo ]; do sleep 0.01; done; read < fifo; cat pid")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.output), 0)
+
+
+class Scripted(GenericFakeChatModel):
+    """LangChain's fake model, allowed to be given tools."""
+
+    def bind_tools(self, tools: object, **options: object) -> Scripted:
+        return self
+
+
+def call(name: str, arguments: dict[str, object]) -> AIMessage:
+    return AIMessage("", tool_calls=[ToolCall(name=name, args=arguments, id=name)])
+
+
+async def test_an_agent_works_in_it(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    note = {"file_path": f"{tmp_path}/note.txt", "content": "swordfish"}
+    script = [
+        call("write_file", dict(note)),
+        call("execute", {"command": "tr a-z A-Z < note.txt"}),
+        AIMessage("done"),
+    ]
+    agent = create_deep_agent(model=Scripted(messages=iter(script)), backend=backend)
+    state = await agent.ainvoke({"messages": [HumanMessage("go")]})
+    outputs = [m.text for m in state["messages"] if isinstance(m, ToolMessage)]
+    assert outputs[-1].startswith("SWORDFISH")

@@ -1,0 +1,197 @@
+"""Pydantic AI's own suite for workspace backends, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+import pytest_asyncio
+from pydantic_ai import Agent, ModelMessage, ModelResponse, RunContext, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.workspaces import (
+    WorkspaceBackend,
+    WorkspaceOutputLimitError,
+    WorkspaceRef,
+    WorkspaceTimeoutError,
+    WorkspaceUnavailableError,
+)
+from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
+
+from smokebox import SandboxApi, local
+from smokebox.errors import InvalidOption
+from smokebox.integrations.pydantic_ai import SmokeboxWorkspace
+
+if TYPE_CHECKING:
+    from integrations.sandboxes import MakeSandbox
+
+MakeBackend: TypeAlias = Callable[[], WorkspaceBackend]
+
+
+def directory_of(ref: WorkspaceRef | None) -> Path:
+    assert ref is not None
+    return Path(ref.id.partition(":")[2])
+
+
+class TestPydanticAISuite(WorkspaceBackendSuite):
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest_asyncio.fixture
+    async def made(self) -> AsyncIterator[list[SandboxApi]]:
+        sandboxes: list[SandboxApi] = []
+        yield sandboxes
+        for sandbox in sandboxes:
+            await sandbox.aclose()
+
+    @pytest.fixture
+    def fresh_backend(
+        self,
+        made: list[SandboxApi],
+        make_sandbox: MakeSandbox,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> MakeBackend:
+        def make() -> SandboxApi:
+            made.append(make_sandbox(tmp_path_factory.mktemp("workspace")))
+            return made[-1]
+
+        return lambda: SmokeboxWorkspace(make)
+
+    @pytest.fixture
+    def backend(self, fresh_backend: MakeBackend) -> WorkspaceBackend:
+        return fresh_backend()
+
+    @pytest.fixture
+    def attach_backend(
+        self, made: list[SandboxApi], make_sandbox: MakeSandbox
+    ) -> Callable[[WorkspaceRef], WorkspaceBackend]:
+        def attach(ref: WorkspaceRef) -> WorkspaceBackend:
+            def make() -> SandboxApi:
+                made.append(make_sandbox(directory_of(ref)))
+                return made[-1]
+
+            return SmokeboxWorkspace(make, ref=ref)
+
+        return attach
+
+    @pytest.fixture
+    def destroy_environment(self) -> Callable[[WorkspaceBackend], Awaitable[None]]:
+        async def destroy(backend: WorkspaceBackend) -> None:
+            shutil.rmtree(directory_of(backend.ref))
+
+        return destroy
+
+
+@pytest_asyncio.fixture
+async def workspace(make_sandbox: MakeSandbox, tmp_path: Path) -> AsyncIterator[SmokeboxWorkspace]:
+    sandbox = make_sandbox(tmp_path)
+    yield SmokeboxWorkspace(sandbox)
+    await sandbox.aclose()
+
+
+async def test_an_exit_code_of_124_is_not_a_timeout(workspace: SmokeboxWorkspace) -> None:
+    result = await workspace.run("exit 124", shell=True, timeout=30)
+    assert result.exit_code == 124
+
+
+async def test_timeout_keeps_what_was_written_before_it(workspace: SmokeboxWorkspace) -> None:
+    with pytest.raises(WorkspaceTimeoutError) as caught:
+        await workspace.run("echo out; echo err >&2; sleep 60", shell=True, timeout=0.5)
+    assert caught.value.stdout == "out\n"
+    assert caught.value.stderr.startswith("err\n")
+
+
+async def test_output_without_end_is_an_error_with_its_beginning(
+    workspace: SmokeboxWorkspace,
+) -> None:
+    with pytest.raises(WorkspaceOutputLimitError) as caught:
+        await workspace.run(["yes"])
+    assert caught.value.stdout.startswith("y\ny\n")
+    assert len(caught.value.stdout) <= 64 * 1024
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+async def test_a_bad_timeout_is_refused(workspace: SmokeboxWorkspace, timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        await workspace.run(["true"], timeout=timeout)
+
+
+async def test_a_name_that_is_not_utf8_is_listed(workspace: SmokeboxWorkspace) -> None:
+    await workspace.run(r"touch $'a\xff' b", shell=True)
+    entries = await workspace.list_dir(await workspace.working_dir())
+    assert [entry.name for entry in entries] == ["a\\xff", "b"]
+
+
+async def test_a_function_that_makes_the_sandbox_runs_once(tmp_path: Path) -> None:
+    calls = []
+
+    async def make() -> SandboxApi:
+        await asyncio.sleep(0.01)
+        calls.append(local(cwd=tmp_path))
+        return calls[-1]
+
+    workspace = SmokeboxWorkspace(make)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(workspace.working_dir())
+    assert len(calls) == 1
+    await calls[0].aclose()
+
+
+async def test_a_caller_that_gives_up_does_not_lose_the_sandbox(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def make() -> SandboxApi:
+        await release.wait()
+        return local(cwd=tmp_path)
+
+    workspace = SmokeboxWorkspace(make)
+    first = asyncio.create_task(workspace.working_dir())
+    await asyncio.sleep(0)
+    first.cancel()
+    release.set()
+    assert await workspace.working_dir() == str(tmp_path)
+
+
+async def test_a_sandbox_that_could_not_be_made_is_asked_for_again(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    workspace = SmokeboxWorkspace(lambda: local(cwd=folder))
+    with pytest.raises(WorkspaceUnavailableError):
+        await workspace.working_dir()
+    folder.mkdir()
+    assert await workspace.working_dir() == str(folder)
+
+
+async def test_a_closed_sandbox_is_unavailable(tmp_path: Path) -> None:
+    sandbox = local(cwd=tmp_path)
+    workspace = SmokeboxWorkspace(sandbox)
+    await workspace.working_dir()
+    await sandbox.aclose()
+    with pytest.raises(WorkspaceUnavailableError):
+        await workspace.run(["true"])
+
+
+def test_what_is_not_a_sandbox_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="a sandbox or a function"):
+        SmokeboxWorkspace("local")  # type: ignore[arg-type]
+
+
+async def test_an_agent_works_in_it(workspace: SmokeboxWorkspace) -> None:
+    def script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if len(messages) == 1:
+            return ModelResponse(parts=[ToolCallPart("sh", {"command": "echo hi | tee note"})])
+        return ModelResponse(parts=[TextPart("done")])
+
+    agent = Agent(FunctionModel(script))
+
+    @agent.tool
+    async def sh(ctx: RunContext[object], command: str) -> str:
+        return (await ctx.workspace.run(command, shell=True)).stdout
+
+    result = await agent.run("write a note", workspace=workspace)
+    root = await workspace.working_dir()
+    assert (result.output, await workspace.read_bytes(f"{root}/note")) == ("done", b"hi\n")
