@@ -72,9 +72,7 @@ def write(path: str, data: bytes) -> None:
     try:
         _replace(target, data, before)
     except BaseException:
-        for directory in reversed(made):
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
+        _unmake(made)
         raise
 
 
@@ -122,8 +120,7 @@ def make_directory(path: str, *, recursive: bool = False) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError:
-        for directory in reversed(made):
-            os.rmdir(directory)
+        _unmake(made)
         raise
 
 
@@ -196,13 +193,20 @@ def _make_parents(path: str) -> list[str]:
     made: list[str] = []
     try:
         for directory in reversed(missing):
-            os.mkdir(directory)
-            made.append(directory)
+            # Another writer may have made it since we looked.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+                made.append(directory)
     except OSError:
-        for directory in reversed(made):
-            os.rmdir(directory)
+        _unmake(made)
         raise
     return made
+
+
+def _unmake(directories: list[str]) -> None:
+    for directory in reversed(directories):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
 
 
 def _replace(target: str, data: bytes, before: os.stat_result | None) -> None:

@@ -22,6 +22,10 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
 # What a minder says: a kind, flags (or the stage that failed), and a wait status (or errno).
 MESSAGE = struct.Struct("!cBi")
 EXITED, FAILED = b"X", b"F"
@@ -33,7 +37,9 @@ KILL, LET_GO = b"K", b"L"
 
 LENGTH = struct.Struct("!Q")
 KILL_SECONDS = 2.0
+IDLE_SECONDS = 10
 _READ = 1 << 16
+_LONGEST_POLL = 1 << 30
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -43,8 +49,23 @@ def pack(*, argv: list[bytes], env: list[bytes], cwd: bytes, timeout: float, gra
     return b"\0".join([*head, *argv, *env])
 
 
-def descendants(root: int) -> dict[int, int]:
-    """Every living process below `root`, with its process group."""
+def receive_fds(sock: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+    """Bytes and descriptors that no command inherits.
+
+    `socket.recv_fds` drops its flags (CPython 3.11 to 3.13), and with them CLOEXEC.
+    """
+    width = struct.calcsize("i")
+    data, ancillary, _, _ = sock.recvmsg(
+        size, socket.CMSG_LEN(count * width), socket.MSG_CMSG_CLOEXEC
+    )
+    fds: list[int] = []
+    for _, _, payload in ancillary:
+        fds += (fd for (fd,) in struct.iter_unpack("i", payload[: len(payload) // width * width]))
+    return data, fds
+
+
+def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
+    """Every living process below `root` with its process group, save `without` and theirs."""
     children: dict[int, list[int]] = {}
     groups: dict[int, int] = {}
     # Highest first: the youngest is the likeliest to be gone before we come to it.
@@ -52,7 +73,8 @@ def descendants(root: int) -> dict[int, int]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb", 0) as stat:
             # The name in parentheses may hold anything, so the fields are those after the last.
             state, parent, group, _ = stat.read().rpartition(b") ")[2].split(None, 3)
-            children.setdefault(int(parent), []).append(pid)
+            if pid not in without:
+                children.setdefault(int(parent), []).append(pid)
             if state not in b"ZX":
                 groups[pid] = int(group)
     below: list[int] = children.pop(root, [])
@@ -61,7 +83,7 @@ def descendants(root: int) -> dict[int, int]:
     return {pid: groups[pid] for pid in below if pid in groups}
 
 
-def signal_tree(root: int, *signals: int) -> None:
+def signal_tree(root: int, *signals: int, without: Collection[int] = ()) -> None:
     """Send signals to everything below `root`, which cannot fork its way out meanwhile.
 
     Groups are stopped first, until no unknown one shows up. A signal to a group is atomic
@@ -69,7 +91,7 @@ def signal_tree(root: int, *signals: int) -> None:
     """
     stopped: set[int] = set()
     for _ in range(100):
-        fresh = set(descendants(root).values()) - stopped
+        fresh = set(descendants(root, without).values()) - stopped
         if not fresh:
             break
         for group in fresh:
@@ -89,9 +111,13 @@ def _signal_group(group: int, number: int) -> None:
 class Minder:
     """Starts one command and owns all that comes of it."""
 
-    def __init__(self, control: socket.socket, owner: int) -> None:
+    def __init__(
+        self, control: socket.socket, owner: int, wake: int, tell: Callable[[bytes], None]
+    ) -> None:
         self.control = control
         self.owner = owner
+        self.wake = wake
+        self.tell = tell
         self.life = -1
         self.leader = -1
         self.status: int | None = None
@@ -100,21 +126,26 @@ class Minder:
         self.grace = 0.0
         self.leftovers: set[int] = set()
         self.poll = select.poll()
-        self.wake = _wake_on_child_exit()
 
-    def run(self) -> None:
-        """Start the command, report its end, and stay while anything of it is left."""
+    def run(self) -> bool:
+        """Start the command, report its end, and stay while anything of it is left.
+
+        True when nothing was ever left, and another command can follow.
+        """
         if not self.start():
-            return
+            return False
         for fd in (self.control.fileno(), self.owner, self.life, self.wake):
             self.poll.register(fd, select.POLLIN)
         flags = self.watch()
-        if self.childless:
-            flags |= ALONE
-        status = signal.SIGKILL if self.status is None else self.status
-        self.say(EXITED, flags, status)
-        if not flags & (TIMED_OUT | KILLED):
+        clean = self.childless
+        if clean:
+            # Before the owner hears of it, whose next command may come at once.
+            self.tell(b"-")
+        self.say(EXITED, flags | (ALONE if clean else 0), self.status or 0)
+        if not flags & KILLED:
             self.linger()
+        os.close(self.life)
+        return clean
 
     def start(self) -> bool:
         """Read the request and start the command, or say why not."""
@@ -140,7 +171,7 @@ class Minder:
         return True
 
     def receive(self) -> tuple[list[int], list[bytes]] | None:
-        data, fds, _, _ = socket.recv_fds(self.control, _READ, 4, socket.MSG_CMSG_CLOEXEC)
+        data, fds = receive_fds(self.control, _READ, 4)
         while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
             more = self.control.recv(1 << 20)
             if not more:
@@ -171,8 +202,8 @@ class Minder:
     def next(self, until: float | None) -> str:
         """What happens next: "child", "end" when all must end, or "late" after `until`."""
         wait = None if until is None else max(0.0, until - time.monotonic()) * 1000
-        ready = [fd for fd, _ in self.poll.poll(wait)]
-        if not ready:
+        ready = [fd for fd, _ in self.poll.poll(wait and min(wait, _LONGEST_POLL))]
+        if not ready and until is not None and time.monotonic() >= until:
             return "late"
         for fd in ready:
             if fd == self.wake:
@@ -186,7 +217,7 @@ class Minder:
 
     def hear(self) -> bool:
         """Take what the owner says; False when it means the end."""
-        word, fds, _, _ = socket.recv_fds(self.control, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        word, fds = receive_fds(self.control, 1, 2)
         if word != LET_GO:
             return False
         self.poll.unregister(self.control.fileno())
@@ -274,46 +305,101 @@ def _libc() -> ctypes.CDLL:
 
 
 class Keeper:
-    """Forks a minder for each control socket that comes in, and reaps them."""
+    """Forks minders when none is idle, and reaps them.
+
+    Idle minders wait for the next control socket themselves, and tell by a line with their
+    pid when they are busy (`+`) and idle again (`-`). So most commands need no fork here.
+    """
 
     def __init__(self, requests: socket.socket, owner: int) -> None:
         self.requests = requests
         self.owner = owner
         self.minders: set[int] = set()
+        self.idle: set[int] = set()
+        self.news, self.tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
         """Serve until the owner closes its end or is gone."""
         _become_subreaper()
         wake = _wake_on_child_exit()
         poll = select.poll()
-        for fd in (self.requests.fileno(), self.owner, wake):
+        for fd in (self.owner, self.news, wake):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            poll.register(self.requests.fileno(), 0 if self.idle else select.POLLIN)
+            ready = dict(poll.poll())
+            self.hear()
             if wake in ready:
                 os.read(wake, _READ)
                 self.reap()
-            if self.owner in ready:
+            event = ready.get(self.requests.fileno(), 0)
+            if event & (select.POLLHUP | select.POLLERR) or self.owner in ready:
                 return
-            if self.requests.fileno() in ready and not self.serve():
-                return
+            if event and not self.idle:
+                self.fork()
 
-    def serve(self) -> bool:
-        _, fds, _, _ = socket.recv_fds(self.requests, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        if not fds:
-            return False
-        with socket.socket(fileno=fds[0]) as control:
-            try:
-                pid = os.fork()
-            except OSError as error:
-                with contextlib.suppress(OSError):
+    def fork(self) -> None:
+        """Make a minder for the command that waits, or refuse it."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            if control := self.accept():
+                with control, contextlib.suppress(OSError):
                     control.send(MESSAGE.pack(FAILED, STAGE_START, error.errno or 0))
-                return True
-            if not pid:
-                self.requests.close()
-                _mind(control, self.owner)
+            return
+        if not pid:
+            try:
+                self.mind()
+            finally:
+                os._exit(0)
         self.minders.add(pid)
-        return True
+        self.idle.add(pid)
+
+    def mind(self) -> None:
+        """Be a minder: of one command after the other, while they leave nothing behind."""
+        _become_subreaper()
+        wake = _wake_on_child_exit()
+        keeper = os.pidfd_open(os.getppid())
+        poll = select.poll()
+        for fd in (self.owner, keeper, self.requests.fileno()):
+            poll.register(fd, select.POLLIN)
+        while ready := dict(poll.poll(IDLE_SECONDS * 1000)):
+            hangup = ready.get(self.requests.fileno(), 0) & select.POLLHUP
+            if hangup or self.owner in ready or keeper in ready:
+                return
+            if control := self.accept():
+                self.say(b"+")
+                with control:
+                    if not Minder(control, self.owner, wake, self.say).run():
+                        return
+        self.say(b"+")
+
+    def accept(self) -> socket.socket | None:
+        """The next control socket, unless another minder was quicker."""
+        try:
+            _, fds = receive_fds(self.requests, 1, 1)
+        except BlockingIOError:
+            return None
+        return socket.socket(fileno=fds[0]) if fds else None
+
+    def say(self, sign: bytes) -> None:
+        os.write(self.tell, b"%s%d\n" % (sign, os.getpid()))
+
+    def hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            # Lines are short of PIPE_BUF and come whole; only the read could cut one.
+            for line in self.read_lines():
+                pid = int(line[1:])
+                if line[:1] == b"-" and pid in self.minders:
+                    self.idle.add(pid)
+                else:
+                    self.idle.discard(pid)
+
+    def read_lines(self) -> list[bytes]:
+        data = os.read(self.news, _READ)
+        while not data.endswith(b"\n"):
+            data += os.read(self.news, 1)
+        return data.splitlines()
 
     def reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -321,6 +407,7 @@ class Keeper:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
+                self.idle.discard(pid)
                 if pid in self.minders:
                     self.minders.discard(pid)
                     if os.WIFSIGNALED(status):
@@ -328,27 +415,19 @@ class Keeper:
 
     def sweep(self) -> None:
         """Kill what a minder left that was itself killed: it has come to be below us."""
-        with contextlib.suppress(OSError):
-            for group in set(descendants(os.getpid()).values()) - {os.getpgrp()}:
-                if not self.is_minded(group):
-                    _signal_group(group, signal.SIGKILL)
-
-    def is_minded(self, group: int) -> bool:
-        return any(group in descendants(minder).values() for minder in self.minders)
-
-
-def _mind(control: socket.socket, owner: int) -> None:
-    try:
-        _become_subreaper()
-        Minder(control, owner).run()
-    finally:
-        os._exit(0)
+        until = time.monotonic() + KILL_SECONDS
+        while descendants(os.getpid(), self.minders) and time.monotonic() < until:
+            signal_tree(os.getpid(), signal.SIGKILL, without=self.minders)
+            time.sleep(0.005)
 
 
 def main() -> None:
     """Keep commands for the process that started this one; argv holds the socket's number."""
     owner = os.pidfd_open(os.getppid())
-    Keeper(socket.socket(fileno=int(sys.argv[1])), owner).run()
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests.set_inheritable(False)
+    requests.setblocking(False)
+    Keeper(requests, owner).run()
 
 
 if __name__ == "__main__":

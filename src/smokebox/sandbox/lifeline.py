@@ -82,11 +82,12 @@ class Keeper:
     def hand_over(self, control: socket.socket) -> None:
         """Give one end of a control socket to a minder, or raise OSError."""
         with self._lock:
-            try:
-                self._send(control)
-            except (BrokenPipeError, ConnectionError):
+            # Minders hold the other end too, so the socket alone does not tell.
+            if self._process is None or self._process.poll() is not None:
                 self._stop()
-                self._send(control)
+                self._start()
+            assert self._requests is not None
+            socket.send_fds(self._requests, [b"+"], [control.fileno()])
 
     def stop(self) -> None:
         """Let the helper end. What it started ends with our process or its sandbox."""
@@ -103,12 +104,6 @@ class Keeper:
             # It is not our child: Popen would wait for it, or warn that nobody did.
             self._process.returncode = 0
             self._process = None
-
-    def _send(self, control: socket.socket) -> None:
-        if self._requests is None:
-            self._start()
-        assert self._requests is not None
-        socket.send_fds(self._requests, [b"+"], [control.fileno()])
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)

@@ -25,7 +25,7 @@ from smokebox.sandbox.lifeline import Lifeline
 from smokebox.sandbox.options import check_env, check_timeout, strict_options
 from smokebox.sandbox.output import MAX_OUTPUT, Captured, Decoder, Output, SpillFolder
 from smokebox.sandbox.paths import check_path, resolve
-from smokebox.sandbox.process import Process
+from smokebox.sandbox.process import Process, cannot_start
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk, Stream
 
 if TYPE_CHECKING:
@@ -118,21 +118,23 @@ class LocalSandbox:
     ) -> ExecResult:
         """Run a bash command and wait for it. See `SandboxApi.exec`."""
         started = time.monotonic()
-        stdout = Output(self._spills, self._max_output)
-        stderr = Output(self._spills, self._max_output)
+        outputs: dict[Stream, Output] = {
+            "stdout": Output(self._spills, self._max_output),
+            "stderr": Output(self._spills, self._max_output),
+        }
         try:
             async with await self._start(command, cwd, env, timeout, stdin) as process:
                 while chunk := await process.read():
-                    output = stdout if chunk.stream == "stdout" else stderr
-                    if output.would_spill(chunk.data):
-                        await asyncio.to_thread(output.feed, chunk.data)
-                    else:
-                        output.feed(chunk.data)
+                    output = outputs[chunk.stream]
+                    output.feed(chunk.data)
+                    if output.due:
+                        await asyncio.to_thread(output.flush)
+            stdout, stderr = [await _finished(output) for output in outputs.values()]
         except BaseException:
-            stdout.abandon()
-            stderr.abandon()
+            for output in outputs.values():
+                output.abandon()
             raise
-        return _result(process, stdout.finish(), stderr.finish(), timeout, started)
+        return _result(process, stdout, stderr, timeout, started)
 
     def exec_stream(
         self,
@@ -300,9 +302,16 @@ class LocalSandbox:
                 reason="closed",
             )
         if self._lifeline is None or self._lifeline.closed:
-            self._lifeline = Lifeline()
+            try:
+                self._lifeline = Lifeline()
+            except OSError as error:
+                raise cannot_start(error) from error
             weakref.finalize(self, self._lifeline.close)
         return self._lifeline
+
+
+async def _finished(output: Output) -> Captured:
+    return await asyncio.to_thread(output.finish) if output.truncated else output.finish()
 
 
 def _result(
@@ -341,11 +350,14 @@ def _environment(env: Mapping[str, str | None] | None) -> dict[str, str]:
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     if not isinstance(env, Mapping):
         return kept | check_env(env)
-    kept |= check_env({name: value for name, value in env.items() if value is not None})
-    return {name: value for name, value in kept.items() if env.get(name, "") is not None}
+    dropped = {name for name, value in env.items() if value is None}
+    kept |= check_env({name: "" if value is None else value for name, value in env.items()})
+    return {name: value for name, value in kept.items() if name not in dropped}
 
 
 def _bytes(data: str | bytes, option: str) -> bytes:
+    if isinstance(data, bytes):
+        return data
     try:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as error:

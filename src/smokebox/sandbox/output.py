@@ -16,6 +16,7 @@ from typing import BinaryIO
 MAX_OUTPUT = 16 << 20
 MAX_SPILL_FILES = 64
 MAX_SPILL_BYTES = 1 << 30
+FLUSH_SIZE = 1 << 20
 
 
 class Decoder:
@@ -150,46 +151,58 @@ def _remove(path: str, pid: int) -> None:
 class Output:
     """Collects one stream: all of it up to `limit` bytes, beyond that its head and its tail.
 
-    What is beyond goes to a file in `folder`. A disk that is full costs the file, and
-    nothing else. `feed` may write to disk once `spilling`; until then it only appends.
+    What is beyond goes to a file in `folder`. `feed` never touches the disk; when `due`
+    there is enough waiting for `flush`, which does and belongs in a thread. A disk that
+    is full costs the file, and nothing else. `truncated` once the limit was passed.
     """
 
     def __init__(self, folder: SpillFolder, limit: int = MAX_OUTPUT) -> None:
         self._folder = folder
+        self._head_limit = limit // 2
         self._limit = limit
-        self._tail_limit = limit - limit // 2
+        self._size = 0
         self._head: list[bytes] = []
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
-        self._size = 0
+        self._waiting: list[bytes] = []
+        self._waiting_size = 0
         self._spill: Spill | None = None
-        self.spilling = False
+        self.truncated = False
 
-    def would_spill(self, data: bytes) -> bool:
-        """Whether feeding `data` writes to disk, which belongs in a thread."""
-        return self.spilling or self._size + len(data) > self._limit
+    @property
+    def due(self) -> bool:
+        """Whether `flush` should be called before more is fed."""
+        return self._waiting_size >= FLUSH_SIZE
 
     def feed(self, data: bytes) -> None:
         """Take more of the stream."""
         self._size += len(data)
-        if self.spilling:
-            self._overflow(data)
-        elif self._size <= self._limit:
+        if not self.truncated:
             self._head.append(data)
-        else:
-            self._begin_spill(data)
+            if self._size > self._limit:
+                self._overflow()
+            return
+        self._wait_for_flush(data)
+        self._keep_tail(data)
+
+    def flush(self) -> None:
+        """Write what waits to the file. Blocks, and never fails."""
+        data, self._waiting, self._waiting_size = self._waiting, [], 0
+        if self._spill is not None and not self._spill.write(b"".join(data)):
+            self._spill = None
 
     def finish(self) -> Captured:
         """The stream as text, with a marker line where something was left out."""
-        if not self.spilling:
+        if not self.truncated:
             return Captured(text=b"".join(self._head).decode("utf-8", "replace"))
+        self.flush()
         if self._spill is not None:
             self._spill.finish()
-        head = _whole_end(b"".join(self._head))
-        tail = _whole_start(b"".join(self._tail)[-self._tail_limit :])
         file = self._spill.path if self._spill is not None else None
+        head = _whole_end(self._head[0])
+        tail = _whole_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
         text = head.decode("utf-8", "replace")
-        text += self._marker(self._size - len(head) - len(tail), file)
+        text += _marker(self._size - len(head) - len(tail), file)
         return Captured(text=text + tail.decode("utf-8", "replace"), truncated=True, file=file)
 
     def abandon(self) -> None:
@@ -198,26 +211,30 @@ class Output:
             self._folder.discard(self._spill)
             self._spill = None
 
-    def _begin_spill(self, data: bytes) -> None:
-        self.spilling = True
-        everything = b"".join([*self._head, data])
+    def _overflow(self) -> None:
+        self.truncated = True
+        everything = b"".join(self._head)
+        self._head = [everything[: self._head_limit]]
         with contextlib.suppress(OSError):
             self._spill = self._folder.open()
-        self._head = [everything[: self._limit // 2]]
-        self._overflow(everything[self._limit // 2 :], begun=self._head[0])
+        self._wait_for_flush(everything)
+        self._keep_tail(everything[self._head_limit :])
 
-    def _overflow(self, data: bytes, begun: bytes = b"") -> None:
-        if self._spill is not None and not self._spill.write(begun + data):
-            self._spill = None
+    def _wait_for_flush(self, data: bytes) -> None:
+        if self._spill is not None:
+            self._waiting.append(data)
+            self._waiting_size += len(data)
+
+    def _keep_tail(self, data: bytes) -> None:
         self._tail.append(data)
         self._tail_size += len(data)
-        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
+        while self._tail_size - len(self._tail[0]) >= self._limit - self._head_limit:
             self._tail_size -= len(self._tail.popleft())
 
-    @staticmethod
-    def _marker(count: int, file: str | None) -> str:
-        where = f"the whole stream is in {file}" if file else "the whole stream was not kept"
-        return f"\n[smokebox: {count} bytes left out here; {where}]\n"
+
+def _marker(count: int, file: str | None) -> str:
+    where = f"the whole stream is in {file}" if file else "the whole stream was not kept"
+    return f"\n[smokebox: {count} bytes left out here; {where}]\n"
 
 
 def _whole_end(data: bytes) -> bytes:

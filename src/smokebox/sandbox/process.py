@@ -43,6 +43,8 @@ DRAIN_SECONDS = 0.25
 
 _READ = 1 << 18
 _READS_PER_TURN = 4
+_PIPE_SIZE = 1 << 16
+_BUSY_PIPE_SIZE = 1 << 20
 
 
 class Chunk(NamedTuple):
@@ -103,14 +105,15 @@ class Process:
                 ours.callback(control.close)
                 theirs.callback(other.close)
                 control.setblocking(False)
+                other.setblocking(True)
                 process = cls(control, {stdout: "stdout", stderr: "stderr"}, cwd)
                 ours.callback(process._epoll.close)
-                KEEPER.hand_over(other)
+                await _hand_over(other)
                 sent = socket.send_fds(
                     control, [request], [source, out, err, lifeline.theirs.fileno()]
                 )
             except OSError as error:
-                raise _cannot_start(error.errno or 0) from error
+                raise cannot_start(error) from error
             if sent < len(request):
                 await asyncio.get_running_loop().sock_sendall(control, request[sent:])
             ours.pop_all()
@@ -168,6 +171,10 @@ class Process:
         if not data:
             del self._pipes[fd]
             os.close(fd)
+        elif len(data) == _PIPE_SIZE:
+            # It was full: a longer pipe saves many turns. There may be no more of them to have.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
         return data
 
     async def _give_way(self) -> None:
@@ -237,6 +244,18 @@ class Process:
                     pass
         except (TimeoutError, OSError):
             pass  # Gone already, or held by the kernel: its minder goes on by itself.
+
+
+async def _hand_over(control: socket.socket) -> None:
+    """Give `control` to the keeper; a burst of commands waits for it to keep up."""
+    until = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            return KEEPER.hand_over(control)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.005)
 
 
 def _settle(future: asyncio.Future[bool], value: bool) -> None:
@@ -311,13 +330,14 @@ def _start_error(stage: int, number: int, cwd: str) -> SmokeboxError:
             hint="Write the script to a file and run that, or pass the data through stdin.",
             option="command",
         )
-    return _cannot_start(number)
+    return cannot_start(OSError(number, os.strerror(number)))
 
 
-def _cannot_start(number: int) -> ServiceUnavailable:
+def cannot_start(error: OSError) -> ServiceUnavailable:
+    """The error for a machine that is out of processes, files or memory for one more command."""
     return ServiceUnavailable(
-        f"this machine cannot start another command: {os.strerror(number)}.",
+        f"this machine cannot start another command: {error.strerror or error}.",
         hint="Wait for running commands to end, or raise the limits (`ulimit -n`, `ulimit -u`).",
         service="local",
-        errno=number,
+        number=error.errno,
     )
