@@ -1,0 +1,362 @@
+"""Commands written in Python, for `virtual(commands={...})` and for Smokebox itself.
+
+A plain function is the fast path: text in, text out, a few microseconds a call. An
+`async` function streams bytes, may wait, and stops when the script is cancelled.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from bashkit import BuiltinResult
+
+from smokebox.errors import InvalidOption, PathError, PathNotFound, SmokeboxError
+from smokebox.sandbox.paths import resolve
+from smokebox.sandbox.virtual.turns import Turn
+
+if TYPE_CHECKING:
+    from bashkit import BuiltinContext, CommandContext, FileSystem
+    from bashkit._bashkit import CommandOutput as EngineOutput
+
+    from smokebox.sandbox.filesystems.tree import Tree
+
+_log = logging.getLogger("smokebox.commands")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
+_KEYWORDS = frozenset(
+    (
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "case",
+        "esac",
+        "for",
+        "select",
+        "while",
+        "until",
+        "do",
+        "done",
+        "in",
+        "function",
+        "time",
+        "coproc",
+    )
+)
+# They change the shell they run in, which a function outside it cannot do.
+_SHELL_STATE = frozenset(
+    (
+        "alias",
+        "break",
+        "builtin",
+        "cd",
+        "command",
+        "continue",
+        "declare",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+        "local",
+        "popd",
+        "pushd",
+        "read",
+        "readonly",
+        "return",
+        "set",
+        "shift",
+        "source",
+        "times",
+        "trap",
+        "typeset",
+        "unalias",
+        "unset",
+    )
+)
+
+# What a shell reports for a writer whose reader has gone: 128 + SIGPIPE.
+_BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutput:
+    """What a command leaves behind when its output alone does not say it all."""
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandCall:
+    """One call of a plain command: its words, its input, and where it runs.
+
+    `env` holds exported variables only. `stdin` is empty where nothing was piped in, and
+    bytes in it that are not UTF-8 are replaced: a command that reads bytes is `async`.
+    """
+
+    name: str
+    args: list[str]
+    stdin: str
+    env: Mapping[str, str]
+    cwd: str
+    files: Tree
+    _engine: FileSystem = field(repr=False)
+
+    def path(self, name: str) -> str:
+        """The absolute form of a path the command was given."""
+        return resolve(name, self.cwd)
+
+    def read_file(self, name: str) -> bytes:
+        """The bytes of a file the command was given, which may be `<(...)` or in `/dev`."""
+        return _read_file(self.files, self._engine, self.path(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandStream:
+    """One call of an `async` command, with its input and output as bytes that flow."""
+
+    name: str
+    args: list[str]
+    env: Mapping[str, str]
+    cwd: str
+    files: Tree
+    _context: CommandContext = field(repr=False)
+    _turn: Turn = field(repr=False)
+
+    def path(self, name: str) -> str:
+        """The absolute form of a path the command was given."""
+        return resolve(name, self.cwd)
+
+    def read_file(self, name: str) -> bytes:
+        """The bytes of a file the command was given, which may be `<(...)` or in `/dev`."""
+        return _read_file(self.files, self._context.fs, self.path(name))
+
+    @property
+    async def stdin(self) -> AsyncIterator[bytes]:
+        """What is piped in, as it comes."""
+        while (data := await self._turn.patiently(self._context.stdin.read_chunk())) is not None:
+            yield data
+
+    async def read(self) -> bytes:
+        """All of the input that is left."""
+        return b"".join([data async for data in self.stdin])
+
+    async def write(self, data: str | bytes) -> None:
+        """Send to stdout; waits while the reader is slow, and ends the command if it left."""
+        await self._send(self._context.stdout, data)
+
+    async def write_error(self, data: str | bytes) -> None:
+        """Send to stderr."""
+        await self._send(self._context.stderr, data)
+
+    async def _send(self, output: EngineOutput, data: str | bytes) -> None:
+        raw = data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
+        try:
+            await self._turn.patiently(output.write(raw))
+        except RuntimeError as error:
+            # The engine's own words for a full or over-long file: "io error: file too large: ...".
+            reason = str(error).removeprefix("io error: ")
+            raise OSError(errno.EIO, f"write error: {reason}") from error
+
+
+PlainCommand: TypeAlias = Callable[[CommandCall], "str | CommandOutput"]
+StreamingCommand: TypeAlias = Callable[[CommandStream], "Awaitable[int | None]"]
+Command: TypeAlias = PlainCommand | StreamingCommand
+
+Builtin: TypeAlias = "Callable[[BuiltinContext], BuiltinResult]"
+Streaming: TypeAlias = "Callable[[CommandContext], Awaitable[int]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCommands:
+    """Commands in the two shapes the shell takes.
+
+    `builtins` go to the constructor of `bashkit.Bash`, `streaming` to its `add_command`.
+    """
+
+    builtins: dict[str, Builtin]
+    streaming: dict[str, Streaming]
+
+
+def check_commands(commands: Mapping[str, Command] | None) -> dict[str, Command]:
+    """A copy of `commands`, once every name in it can be called and every value can run."""
+    if commands is None:
+        return {}
+    if not isinstance(commands, Mapping):
+        raise InvalidOption(
+            f"commands is a mapping of names to functions, not {type(commands).__name__}.",
+            hint="Pass commands={'greet': greet}.",
+            option="commands",
+        )
+    for name, command in commands.items():
+        _check_name(name)
+        if not callable(command):
+            raise InvalidOption(
+                f"the command {name} is {type(command).__name__}, which cannot be called.",
+                hint="Pass a function that takes one CommandCall, or an async one.",
+                option="commands",
+                value=name,
+            )
+    return dict(commands)
+
+
+def split_commands(commands: Mapping[str, Command], tree: Tree) -> EngineCommands:
+    """The commands as the shell takes them, each seeing the files of `tree`."""
+    made = EngineCommands(builtins={}, streaming={})
+    for name, command in check_commands(commands).items():
+        if _is_streaming(command):
+            made.streaming[name] = _Streaming(name, command, tree)  # type: ignore[arg-type]
+        else:
+            made.builtins[name] = _builtin(name, command, tree)  # type: ignore[arg-type]
+    return made
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidOption(
+            f"{name!r} cannot be the name of a command.",
+            hint="Use letters, digits, and any of _ . + @ - after the first.",
+            option="commands",
+            value=name,
+        )
+    if name in _KEYWORDS or name in _SHELL_STATE:
+        kind = "a word of the shell's grammar" if name in _KEYWORDS else "part of the shell itself"
+        raise InvalidOption(
+            f"{name!r} is {kind} and cannot be replaced.",
+            hint="Choose another name.",
+            option="commands",
+            value=name,
+        )
+
+
+def _is_streaming(command: Command) -> bool:
+    inner = inspect.unwrap(command)
+    while hasattr(inner, "func"):  # functools.partial
+        inner = inner.func
+    call = getattr(inner, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(call)
+
+
+def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
+    def run(context: BuiltinContext) -> BuiltinResult:
+        call = CommandCall(
+            name=name,
+            args=context.argv,
+            stdin=context.stdin or "",
+            env=context.env,
+            cwd=context.cwd,
+            files=tree,
+            _engine=context.fs,
+        )
+        try:
+            output = command(call)
+        except SystemExit as error:
+            return BuiltinResult("", "", _status(error.code))
+        except Exception as error:
+            _log.debug("the command %s failed", name, exc_info=True)
+            return BuiltinResult("", f"{name}: {describe(error)}\n", 1)
+        if isinstance(output, str):
+            return BuiltinResult(_utf8(output), "", 0)
+        if isinstance(output, CommandOutput):
+            code = output.exit_code & 0xFF
+            return BuiltinResult(_utf8(output.stdout), _utf8(output.stderr), code)
+        return BuiltinResult("", _wrong_answer(name, output, "str or CommandOutput"), 1)
+
+    return run
+
+
+class _Streaming:
+    """An `async` command as the engine takes it."""
+
+    def __init__(self, name: str, command: StreamingCommand, tree: Tree) -> None:
+        self._name = name
+        self._command = command
+        self._tree = tree
+        # The engine asks the object whether its call is async, and then calls the class,
+        # so that a command is known to be waiting before it can run.
+        vars(self)["__call__"] = self._run
+
+    def __call__(self, context: CommandContext) -> Turn:
+        return Turn(lambda turn: self._run(context, turn))
+
+    async def _run(self, context: CommandContext, turn: Turn) -> int:
+        name = self._name
+        stream = CommandStream(
+            name=name,
+            args=context.argv,
+            env=context.env,
+            cwd=context.cwd,
+            files=self._tree,
+            _context=context,
+            _turn=turn,
+        )
+        try:
+            code = await self._command(stream)
+        except SystemExit as error:
+            return _status(error.code)
+        except BrokenPipeError:
+            return _BROKEN_PIPE
+        except Exception as error:
+            _log.debug("the command %s failed", name, exc_info=True)
+            return await _last_words(stream, f"{name}: {describe(error)}\n")
+        if code is None or isinstance(code, int):
+            return (code or 0) & 0xFF
+        return await _last_words(stream, _wrong_answer(name, code, "int or None"))
+
+
+async def _last_words(stream: CommandStream, text: str) -> int:
+    try:
+        await stream.write_error(text)
+    except OSError:
+        return _BROKEN_PIPE
+    return 1
+
+
+def _read_file(files: Tree, engine: FileSystem, path: str) -> bytes:
+    # Process substitutions and devices are the engine's own: the tree does not hold them.
+    if not path.startswith("/dev/"):
+        return files.read(path)
+    try:
+        return engine.read_file(path)
+    except RuntimeError:
+        raise PathNotFound(path) from None
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line for stderr, in the words of a command and not of Python."""
+    if isinstance(error, PathError):
+        return f"{error.path}: {os.strerror(error.number)}"
+    if isinstance(error, SmokeboxError):
+        text = error.message
+    elif isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        text = f"{place}{error.strerror}"
+    else:
+        text = str(error)
+    return _utf8(" ".join(text.split())) or type(error).__name__
+
+
+def _utf8(text: str) -> str:
+    # Lone surrogates, from names that were not UTF-8, cannot cross into the engine.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _wrong_answer(name: str, answer: object, wanted: str) -> str:
+    if inspect.iscoroutine(answer):
+        answer.close()
+    return f"{name}: the command answered {type(answer).__name__}, where {wanted} was expected\n"
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1

@@ -1,0 +1,131 @@
+"""`csplit`, which cuts a file at lines and patterns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smokebox.errors import PathError
+from smokebox.sandbox.virtual.command import CommandOutput, describe
+from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
+from smokebox.sandbox.virtual.commands.basic_regex import compile_basic
+
+if TYPE_CHECKING:
+    from smokebox.sandbox.virtual.command import CommandCall
+
+_LONG = {
+    "prefix=": "f", "suffix-format=": "b", "digits=": "n", "quiet": "s", "silent": "s",
+    "keep-files": "k", "elide-empty-files": "z", "suppress-matched": "m",
+}  # fmt: skip
+_PATTERN = re.compile(r"([/%])((?:\\.|[^\\])*?)\1([+-]?\d+)?")
+_REPEAT = re.compile(r"\{(\d+|\*)\}")
+_SUFFIX = re.compile(r"(?:[^%]|%%)*%[-+ 0#']*\d*(?:\.\d+)?[diuxXo](?:[^%]|%%)*")
+_MOST_FILES = 100_000
+
+
+@dataclass(slots=True)
+class _Cutter:
+    lines: list[str]
+    suppress: bool
+    place: int = 0
+    pieces: list[list[str]] = field(default_factory=list)
+
+    def cut(self, end: int, *, keep: bool = True, matched: bool = False) -> None:
+        if keep:
+            self.pieces.append(self.lines[self.place : end])
+        self.place = end + (1 if matched and self.suppress else 0)
+
+
+def csplit(call: CommandCall) -> CommandOutput:
+    """Write the pieces to files xx00, xx01 and on, and print their sizes."""
+    try:
+        arguments = parse(call.args, "f:b:n:skqz", _LONG)
+        if len(arguments.operands) < 2:
+            raise UsageError("missing operand")
+        digits = arguments.last("n") or "2"
+        suffix = arguments.last("b") or f"%0{digits}d"
+        if not digits.isdigit() or not _SUFFIX.fullmatch(suffix):
+            raise UsageError("invalid format of the suffix")
+    except UsageError as error:
+        return failure("csplit", str(error))
+    source, *patterns = arguments.operands
+    try:
+        text = (
+            call.stdin
+            if source == "-"
+            else call.read_file(source).decode("utf-8", "surrogateescape")
+        )
+    except PathError as error:
+        reason = describe(error).rpartition(": ")[2]
+        return failure("csplit", f"cannot open '{source}' for reading: {reason}")
+    cutter = _Cutter(re.findall(r"[^\n]*\n|[^\n]+", text), arguments.has("m"))
+    problem = ""
+    try:
+        _cut_all(cutter, patterns)
+        cutter.cut(len(cutter.lines))
+    except UsageError as error:
+        problem = str(error)
+        cutter.cut(len(cutter.lines))
+    return _write(call, arguments, cutter.pieces, suffix, problem)
+
+
+def _cut_all(cutter: _Cutter, patterns: list[str]) -> None:
+    words = list(patterns)
+    while words:
+        word = words.pop(0)
+        repeat = _REPEAT.fullmatch(words[0]) if words else None
+        if repeat:
+            words.pop(0)
+        forever = repeat is not None and repeat[1] == "*"
+        times = 1 + (int(repeat[1]) if repeat and not forever else 0)
+        for turn in range(_MOST_FILES if forever else times):
+            if not _cut_once(cutter, word, turn, forever):
+                break
+
+
+def _cut_once(cutter: _Cutter, word: str, turn: int, forever: bool) -> bool:
+    if word.isdigit():
+        return _cut_at_line(cutter, word, int(word) * (turn + 1), turn)
+    match = _PATTERN.fullmatch(word)
+    if not match:
+        raise UsageError(f"'{word}': invalid pattern")
+    offset = int(match[3] or 0)
+    pattern = compile_basic(match[2])
+    # A cut stands before its line: the search goes on after it.
+    start = cutter.place + (1 if cutter.pieces and not cutter.suppress else 0)
+    for number in range(start, len(cutter.lines)):
+        if pattern.search(cutter.lines[number].rstrip("\n")):
+            end = number + offset
+            if not cutter.place <= end <= len(cutter.lines):
+                raise UsageError(f"'{word}': line number out of range")
+            cutter.cut(end, keep=match[1] == "/", matched=True)
+            return True
+    if forever:
+        return False
+    raise UsageError(f"'{word}': match not found" + (f" on repetition {turn}" if turn else ""))
+
+
+def _cut_at_line(cutter: _Cutter, word: str, line: int, turn: int) -> bool:
+    if line == 0:
+        raise UsageError(f"{word}: line number must be greater than zero")
+    if line - 1 >= len(cutter.lines) or line - 1 < cutter.place:
+        again = f" on repetition {turn}" if turn else ""
+        raise UsageError(f"'{word}': line number out of range{again}")
+    cutter.cut(line - 1, matched=True)
+    return True
+
+
+def _write(
+    call: CommandCall, arguments: Arguments, pieces: list[list[str]], suffix: str, problem: str
+) -> CommandOutput:
+    texts = ["".join(piece).encode("utf-8", "surrogateescape") for piece in pieces]
+    if arguments.has("z"):
+        texts = [text for text in texts if text]
+    sizes = "" if arguments.has("s", "q") else "".join(f"{len(text)}\n" for text in texts)
+    if not problem or arguments.has("k"):
+        prefix = arguments.last("f") or "xx"
+        for number, text in enumerate(texts):
+            call.files.write(call.path(prefix + suffix % number), text)
+    stderr = f"csplit: {problem}\n" if problem else ""
+    return CommandOutput(stdout=sizes, stderr=stderr, exit_code=1 if problem else 0)

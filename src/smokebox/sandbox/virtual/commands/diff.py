@@ -1,0 +1,262 @@
+"""`diff`, of files and of folders, in the formats of GNU's."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smokebox.errors import PathError, PathNotFound
+from smokebox.sandbox.virtual.command import CommandOutput, describe
+from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
+from smokebox.sandbox.virtual.commands.diff_format import Side, context, normal, unified
+from smokebox.sandbox.virtual.commands.diff_lines import changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smokebox.sandbox.virtual.command import CommandCall
+    from smokebox.types import FileInfo
+
+_LONG = {
+    "recursive": "r", "unified?": "u", "context?": "c", "brief": "q", "new-file": "N",
+    "unidirectional-new-file": "P", "ignore-case": "i", "ignore-all-space": "w",
+    "ignore-space-change": "b", "ignore-blank-lines": "B", "report-identical-files": "s",
+    "text": "a", "normal": "normal", "label=": "label", "exclude=": "x", "color?": "color",
+    "strip-trailing-cr": "cr", "ignore-trailing-space": "Z", "minimal": "d", "no-dereference": "h",
+    "speed-large-files": "d", "expand-tabs": "t", "initial-tab": "T",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Comparison:
+    call: CommandCall
+    arguments: Arguments
+    out: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    code: int = 0
+
+    def say(self, text: str, code: int = 1) -> None:
+        self.out.append(text)
+        self.code = max(self.code, code)
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(f"diff: {text}\n")
+        self.code = 2
+
+
+def diff(call: CommandCall) -> CommandOutput:
+    """Compare two files, or two folders file by file."""
+    try:
+        arguments = parse(call.args, "ruU:cC:qNPiwbBsaZdtTx:", _LONG)
+        if len(arguments.operands) != 2:
+            last = arguments.operands[-1:] or [call.name]
+            word = "missing operand after" if len(arguments.operands) < 2 else "extra operand"
+            raise UsageError(f"{word} '{last[0]}'")
+        for name in ("U", "C", "u", "c"):
+            if (value := arguments.last(name)) and not value.isdigit():
+                raise UsageError(f"invalid context length '{value}'")
+    except UsageError as error:
+        return failure("diff", str(error), 2)
+    comparison = _Comparison(call, arguments)
+    _compare_operands(comparison, *arguments.operands)
+    return CommandOutput(
+        stdout="".join(comparison.out),
+        stderr="".join(comparison.complaints),
+        exit_code=comparison.code,
+    )
+
+
+def _compare_operands(comparison: _Comparison, left: str, right: str) -> None:
+    kinds = [_kind(comparison, name) for name in (left, right)]
+    if None in kinds:
+        both = kinds == [None, None]
+        if both or not comparison.arguments.has("N") or "directory" in kinds:
+            for name, kind in zip((left, right), kinds, strict=True):
+                if kind is None:
+                    comparison.complain(f"{name}: No such file or directory")
+            return
+    if kinds == ["directory", "directory"]:
+        return _folders(comparison, left, right)
+    # A folder and a file: the file of that name in the folder is meant.
+    if kinds[0] == "directory":
+        left = posixpath.join(left, posixpath.basename(right))
+    if kinds[1] == "directory":
+        right = posixpath.join(right, posixpath.basename(left))
+    return _files(comparison, left, right, headed=False)
+
+
+def _kind(comparison: _Comparison, name: str) -> str | None:
+    if name == "-" or name.startswith("/dev/"):
+        return "file"
+    info = _info(comparison, name)
+    return None if info is None else info.type
+
+
+def _info(comparison: _Comparison, name: str) -> FileInfo | None:
+    if name == "-" or name.startswith("/dev/"):
+        return None
+    try:
+        return comparison.call.files.stat(comparison.call.path(name))
+    except PathError:
+        return None
+
+
+def _folders(comparison: _Comparison, left: str, right: str) -> None:
+    names = [_names(comparison, folder) for folder in (left, right)]
+    for name in sorted(names[0] | names[1]):
+        paths = posixpath.join(left, name), posixpath.join(right, name)
+        present = [name in side for side in names]
+        if all(present):
+            _both(comparison, *paths)
+        else:
+            _one_sided(comparison, (left, right), paths, name, 0 if present[0] else 1)
+
+
+def _one_sided(
+    comparison: _Comparison,
+    folders: tuple[str, str],
+    paths: tuple[str, str],
+    name: str,
+    side: int,
+) -> None:
+    shown = comparison.arguments.has("N") or (comparison.arguments.has("P") and side == 1)
+    if not shown:
+        return comparison.say(f"Only in {folders[side]}: {name}\n")
+    if _kind(comparison, paths[side]) != "directory":
+        return _files(comparison, *paths, headed=True)
+    if comparison.arguments.has("r"):
+        return _folders(comparison, *paths)
+    return None
+
+
+def _names(comparison: _Comparison, folder: str) -> set[str]:
+    patterns = [value for name, value in comparison.arguments.options if name == "x"]
+    try:
+        names = comparison.call.files.readdir(comparison.call.path(folder))
+    except PathNotFound:
+        return set()
+    except PathError as error:
+        comparison.complain(f"{folder}: {describe(error).rpartition(': ')[2]}")
+        return set()
+    return {n for n in names if not any(fnmatch.fnmatchcase(n, p) for p in patterns)}
+
+
+def _both(comparison: _Comparison, left: str, right: str) -> None:
+    kinds = [_kind(comparison, name) for name in (left, right)]
+    if None in kinds:
+        for name, kind in zip((left, right), kinds, strict=True):
+            if kind is None:
+                comparison.complain(f"{name}: No such file or directory")
+    elif kinds == ["directory", "directory"]:
+        if comparison.arguments.has("r"):
+            _folders(comparison, left, right)
+        else:
+            comparison.out.append(f"Common subdirectories: {left} and {right}\n")
+    elif "directory" in kinds:
+        words = ["directory" if kind == "directory" else "regular file" for kind in kinds]
+        comparison.say(f"File {left} is a {words[0]} while file {right} is a {words[1]}\n")
+    else:
+        _files(comparison, left, right, headed=True)
+
+
+def _files(comparison: _Comparison, left: str, right: str, *, headed: bool) -> None:
+    arguments = comparison.arguments
+    try:
+        data = [_read(comparison, name) for name in (left, right)]
+    except PathError as error:
+        name = left if error.path == comparison.call.path(left) else right
+        return comparison.complain(f"{name}: {describe(error).rpartition(': ')[2]}")
+    if data[0] == data[1]:
+        if arguments.has("s"):
+            comparison.out.append(f"Files {left} and {right} are identical\n")
+        return None
+    if not arguments.has("a") and any(b"\0" in side[:32768] for side in data):
+        word = "Files" if arguments.has("q") else "Binary files"
+        return comparison.say(f"{word} {left} and {right} differ\n")
+    text = _compared(
+        comparison, (left, right), [side.decode("utf-8", "surrogateescape") for side in data]
+    )
+    if not text:
+        if arguments.has("s"):
+            comparison.out.append(f"Files {left} and {right} are identical\n")
+        return None
+    if arguments.has("q"):
+        return comparison.say(f"Files {left} and {right} differ\n")
+    head = f"diff {_flags(comparison)}{left} {right}\n" if headed else ""
+    return comparison.say(head + text)
+
+
+def _read(comparison: _Comparison, name: str) -> bytes:
+    if name == "-":
+        return comparison.call.stdin.encode()
+    try:
+        return comparison.call.read_file(name)
+    except PathNotFound:
+        if comparison.arguments.has("N", "P"):
+            return b""
+        raise
+
+
+def _flags(comparison: _Comparison) -> str:
+    """The options as they were given, which stand in the head of each file's part."""
+    operands = set(comparison.arguments.operands)
+    words = [word for word in comparison.call.args if word not in operands]
+    quoted = [word if re.fullmatch(r"[\w@%+=:,./-]+", word) else f"'{word}'" for word in words]
+    return "".join(f"{word} " for word in quoted)
+
+
+def _compared(comparison: _Comparison, names: tuple[str, str], texts: list[str]) -> str:
+    arguments = comparison.arguments
+    lines = [re.findall(r"[^\n]*\n|[^\n]+", text) for text in texts]
+    key = _key(arguments)
+    found = changes(*([key(line) for line in side] for side in lines))
+    if arguments.has("B"):
+        found = [c for c in found if _matters(lines, c.a_start, c.a_end, c.b_start, c.b_end)]
+    if not found:
+        return ""
+    labels = [value for name, value in arguments.options if name == "label"]
+    sides = [
+        Side(
+            lines=side,
+            label=labels[n] if n < len(labels) else None,
+            name=names[n],
+            info=_info(comparison, names[n]),
+        )
+        for n, side in enumerate(lines)
+    ]
+    zone = comparison.call.env.get("TZ")
+    last = next((n for n, _ in reversed(arguments.options) if n in "uUcC" or n == "normal"), "")
+    if last in ("u", "U", "c", "C"):
+        given = arguments.last("U", "C") or arguments.last("u", "c") or "3"
+        write = unified if last in ("u", "U") else context
+        return write(sides[0], sides[1], found, int(given), zone)
+    return normal(sides[0], sides[1], found)
+
+
+def _matters(lines: list[list[str]], a_low: int, a_high: int, b_low: int, b_high: int) -> bool:
+    return any(line.strip("\n") for line in lines[0][a_low:a_high] + lines[1][b_low:b_high])
+
+
+def _key(arguments: Arguments) -> Callable[[str], str]:
+    """What of a line counts, under the options that ignore something."""
+    steps: list[Callable[[str], str]] = []
+    if arguments.has("cr"):
+        steps.append(lambda line: line.replace("\r\n", "\n"))
+    if arguments.has("i"):
+        steps.append(str.lower)
+    if arguments.has("w"):
+        steps.append(lambda line: "".join(line.split()))
+    elif arguments.has("b"):
+        steps.append(lambda line: re.sub(r"[ \t\r\f\v]+", " ", line.rstrip()))
+    elif arguments.has("Z"):
+        steps.append(str.rstrip)
+
+    def key(line: str) -> str:
+        for step in steps:
+            line = step(line)
+        return line
+
+    return key
