@@ -316,6 +316,13 @@ class TestMoves:
                 tree.rename(source, target)
         assert (tree.read("/d/a"), tree.read("/mnt/data/f")) == (b"x", b"y")
 
+    def test_errors_name_the_end_that_is_wrong(self, tree: Tree) -> None:
+        tree.write("/mnt/data/f", b"")
+        tree.mkdir("/mnt/data/d")
+        with pytest.raises(PathIsDirectory) as caught:
+            tree.rename("/mnt/data/f", "/mnt/data/d")
+        assert caught.value.path == "/mnt/data/d"
+
     def test_a_copy_follows_the_source_and_keeps_links_inside(self, tree: Tree) -> None:
         tree.write("/d/a", b"x")
         tree.symlink("a", "/d/l")

@@ -19,6 +19,7 @@ from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
     FileTooLarge,
+    InvalidOption,
     PathError,
     PathExists,
     PathIsDirectory,
@@ -201,6 +202,17 @@ def check_move(source: str, target: str, entry: Entry, existing: Entry | None) -
         raise PathNotDirectory(target)
     if entry.kind != "directory" and existing.kind == "directory":
         raise PathIsDirectory(target)
+
+
+def check_limit(option: str, limit: int | None) -> None:
+    """Refuse what is not a number of bytes or of files, or None."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise InvalidOption(
+            f"{option} is a number of at least 0 or None, not {limit!r}.",
+            hint=f"Pass for example {option}=10_000_000.",
+            option=option,
+            value=limit,
+        )
 
 
 _BY_NUMBER: dict[int, type[PathError]] = {

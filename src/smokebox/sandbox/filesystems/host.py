@@ -20,7 +20,13 @@ from smokebox.errors import (
     PathIsDirectory,
     SymlinkLoop,
 )
-from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move, from_os_error
+from smokebox.sandbox.filesystems.filesystem import (
+    Entry,
+    Filesystem,
+    check_limit,
+    check_move,
+    from_os_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,6 +53,7 @@ class HostFilesystem(Filesystem):
         read_only: bool = True,
         max_file_size: int | None = 512 * 1024 * 1024,
     ) -> None:
+        check_limit("max_file_size", max_file_size)
         self.read_only = read_only
         self._max_file_size = max_file_size
         self._folder: _Folder | None = _Folder(os.fspath(folder))

@@ -11,7 +11,6 @@ from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
     FileTooLarge,
-    InvalidOption,
     PathError,
     PathExists,
     PathIsDirectory,
@@ -20,7 +19,8 @@ from smokebox.errors import (
     StorageFull,
     SymlinkLoop,
 )
-from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
+from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_limit, check_move
+from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,7 +85,7 @@ class MemoryFilesystem(Filesystem):
             ("max_file_size", max_file_size),
             ("max_files", max_files),
         ):
-            _check_limit(option, limit)
+            check_limit(option, limit)
         self._quota = quota
         self._max_file_size = max_file_size
         self._max_files = max_files
@@ -293,16 +293,6 @@ class MemoryFilesystem(Filesystem):
             )
 
 
-def _check_limit(option: str, limit: int | None) -> None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise InvalidOption(
-            f"{option} is a number of at least 0 or None, not {limit!r}.",
-            hint=f"Pass for example {option}=10_000_000.",
-            option=option,
-            value=limit,
-        )
-
-
 def _check_writable(path: str, node: _Node) -> None:
     if node.kind == "directory":
         raise PathIsDirectory(path)
@@ -316,5 +306,5 @@ def _check_not_root(path: str) -> None:
 
 
 def _check_name(path: str, name: str) -> None:
-    if len(name.encode()) > MAX_NAME:
+    if len(check_path(name).encode()) > MAX_NAME:
         raise PathError(path, f"the name is longer than {MAX_NAME} bytes: {path}")

@@ -144,8 +144,11 @@ class Tree:
         self.check_movable(target, new)
         self._settle(new)
         if old.filesystem is new.filesystem:
-            with _naming(source):
+            try:
                 return old.filesystem.rename(old.inner, new.inner)
+            except PathError as error:
+                blamed = target if error.path == new.inner else source
+                raise _renamed(error, blamed) from None
         assert old.entry is not None
         check_move(source, target, old.entry, new.entry)
         if new.entry is not None:
