@@ -1,4 +1,4 @@
-"""Every block of code in README.md and docs/ runs as it stands, each by itself."""
+"""Every block of code in the pages of the repository runs as it stands, each by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from smokebox import errors
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 # What may stand in a fence. A language that is not run must not look like one that is.
 LANGUAGES = {"python", "console", "text", "toml", "json"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -123,7 +124,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_on_the_map() -> None:
     links = {Path(link).name for link in LINK.findall((ROOT / "docs" / "index.md").read_text())}
-    assert {page.name for page in PAGES[1:]} - {"index.md"} <= links
+    assert {page.name for page in DOCS} - {"index.md"} <= links
 
 
 def known_errors() -> set[type[errors.SmokeboxError]]:

@@ -26,8 +26,8 @@ _EXIT = re.compile(r"\s*exit(?:\s+(\d+))?\s*;?\s*")
 class Shell:
     """Runs commands in one sandbox, one at a time, on an event loop of its own.
 
-    Ctrl-C cancels the command, which kills it, and leaves the shell. SIGTERM and SIGHUP do
-    the same and end the shell, so that no command outlives it.
+    Ctrl-C cancels the command, which kills it, and the shell goes on. SIGTERM and SIGHUP
+    cancel it too and end the shell, so that no command outlives it.
     """
 
     def __init__(self, sandbox: SandboxApi, directory: Directory) -> None:
@@ -45,11 +45,13 @@ class Shell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait(self._sandbox.aclose())
-        self._runner.close()
-        self._directory.close()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        try:
+            self._wait(self._sandbox.aclose())
+        finally:
+            self._runner.close()
+            self._directory.close()
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def run(self, command: str, *, stdin: bytes | None = None, timeout: float | None = None) -> int:
         """Run one command with its output shown live, and give its exit code."""
