@@ -1,0 +1,299 @@
+"""The virtual sandbox in a process of its own, which may die without harm.
+
+The parent keeps a copy of the files as they were after the last call that ended. When the
+worker is gone, by a crash, the kernel, or because it would not stop, the call that was
+running is told, and the next one gets a worker with those files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from smokebox.errors import DeadlineExceeded, InvalidOption, SandboxGone
+from smokebox.sandbox.virtual import threads
+from smokebox.sandbox.virtual.chunks import Chunks
+from smokebox.sandbox.virtual.ending import TIMED_OUT
+from smokebox.sandbox.virtual.messages import (
+    Message,
+    unpack_error,
+    unpack_nodes,
+    unpack_value,
+)
+from smokebox.sandbox.virtual.sandbox import VirtualSandbox
+from smokebox.sandbox.virtual.snapshot import Snapshot
+from smokebox.sandbox.virtual.threaded import GRACE, SLACK
+from smokebox.sandbox.virtual.turn import Turn
+from smokebox.sandbox.virtual.worker_process import WorkerDied, WorkerProcess
+from smokebox.types import ExecResult, OutputChunk
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from smokebox.sandbox.virtual.image import Node
+    from smokebox.sandbox.virtual.sandbox import FileOperation
+    from smokebox.sandbox.virtual.settings import Settings
+    from smokebox.sandbox.virtual.shell import Script
+    from smokebox.sandbox.virtual.worker_process import Call
+
+START_DEADLINE = 60.0
+FILE_DEADLINE = 60.0
+# A worker stops a script by itself, or gives up on it; this is for one that does neither.
+KILL_GRACE = GRACE + 1.5
+
+_CHANGING = frozenset({"write", "mkdir", "remove"})
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What a worker is started with: the files, and where the shell was."""
+
+    image: dict[str, Node] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    shell: bytes = b""
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class _Holder:
+    """The worker of a sandbox, where a finaliser that must not hold the sandbox finds it."""
+
+    def __init__(self) -> None:
+        self.worker: WorkerProcess | None = None
+
+    def kill(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+
+
+class IsolatedSandbox(VirtualSandbox):
+    """A virtual sandbox that runs in a worker process."""
+
+    def __init__(self, settings: Settings, *, snapshot: Snapshot | None = None) -> None:
+        super().__init__(settings)
+        self._options = _pickled(settings)
+        self._copy: _Copy | None = None
+        if snapshot is not None:
+            self._copy = _Copy(dict(snapshot.image), dict(snapshot.waiting), snapshot.shell)
+        self._held = _Holder()
+        self._turn, self._starting = Turn(), Turn()
+        weakref.finalize(self, self._held.kill)
+
+    @property
+    def _isolation(self) -> Literal["process"]:
+        return "process"
+
+    async def snapshot(self) -> bytes:
+        async with self._turn:
+            answer = await self._ask({"call": "snapshot", "changes": True})
+            return answer.blobs[0]
+
+    async def restore(self, snapshot: bytes) -> None:
+        Snapshot.decode(snapshot)
+        async with self._turn:
+            await self._ask({"call": "restore", "changes": True}, [bytes(snapshot)])
+
+    async def fork(self) -> IsolatedSandbox:
+        taken = await self.snapshot()
+        return IsolatedSandbox(self._settings, snapshot=Snapshot.decode(taken))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        worker = self._held.worker
+        if worker is not None:
+            worker.kill()
+            await threads.run(lambda: worker.join(KILL_GRACE))
+
+    async def _exec(self, script: Script, timeout: float | None) -> ExecResult:
+        async with self._turn:
+            worker, began = await self._worker(), time.perf_counter()
+            try:
+                answer = await self._run(worker.call(*_request("exec", script, timeout)), timeout)
+            except WorkerDied as death:
+                return self._obituary(death, time.perf_counter() - began)
+            return _result(answer)
+
+    async def _stream(
+        self, script: Script, timeout: float | None
+    ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+        async with self._turn:
+            worker, began = await self._worker(), time.perf_counter()
+            chunks = Chunks()
+            call = worker.call(*_request("stream", script, timeout), chunks)
+            ended = asyncio.create_task(self._run(call, timeout))
+            ended.add_done_callback(lambda _: chunks.end())
+            try:
+                async for chunk in chunks:
+                    yield chunk
+                try:
+                    yield _result(ended.result())
+                except WorkerDied as death:
+                    result = self._obituary(death, time.perf_counter() - began)
+                    yield OutputChunk("stderr", result.stderr)
+                    yield ExecResult(exit_code=result.exit_code, duration=result.duration)
+            finally:
+                ended.cancel()
+                await asyncio.wait({ended})
+
+    async def _on_files(
+        self, operation: FileOperation, *arguments: object, **options: object
+    ) -> Any:
+        blobs = [one for one in arguments if isinstance(one, bytes)]
+        header = {
+            "call": "files",
+            "operation": operation,
+            "arguments": [one for one in arguments if not isinstance(one, bytes)],
+            "options": options,
+            "changes": operation in _CHANGING,
+        }
+        return unpack_value(await self._ask(header, blobs))
+
+    async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> Message:
+        """Call the worker, and learn what changed. Its errors are raised here."""
+        worker = await self._worker()
+        call = worker.call(header, blobs)
+        try:
+            answer = await call.answer(FILE_DEADLINE)
+        except TimeoutError:
+            worker.kill()
+            raise DeadlineExceeded(
+                f"the worker process did not answer within {FILE_DEADLINE:g} s and was killed.",
+                hint="Call again: the files are those of the last call that ended.",
+                operation=str(header["call"]),
+                timeout=FILE_DEADLINE,
+            ) from None
+        except WorkerDied as death:
+            raise SandboxGone(
+                f"the worker process is gone: {death.reason}.",
+                hint="Call again: the files are those of the last call that ended.",
+                reason=death.reason,
+            ) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return self._learned(answer)
+
+    async def _run(self, call: Call, timeout: float | None) -> Message:
+        """See a script to its end, which is the worker's if there is no other."""
+        wall_time = self._settings.limits.wall_time
+        seconds = min(wall_time, timeout or wall_time)
+        try:
+            answer = await call.answer(seconds + SLACK + KILL_GRACE)
+        except TimeoutError:
+            self._held.kill()
+            reason = f"it did not stop after {seconds:g} s and was killed"
+            raise WorkerDied(TIMED_OUT, reason) from None
+        except asyncio.CancelledError:
+            await self._cancel(call)
+            raise
+        return self._learned(answer)
+
+    async def _cancel(self, call: Call) -> None:
+        call.cancel()
+        try:
+            self._learned(await call.answer(KILL_GRACE))
+        except (TimeoutError, WorkerDied):
+            self._held.kill()
+        except asyncio.CancelledError:
+            self._held.kill()
+            raise
+
+    async def _worker(self) -> WorkerProcess:
+        """The worker, started with what is known of the last one where there is none."""
+        self._check_open()
+        async with self._starting:
+            worker = self._held.worker
+            if worker is not None and not worker.gone:
+                return worker
+            worker = self._held.worker = await threads.run(WorkerProcess)
+            try:
+                answer = await worker.call(*self._start_request()).answer(START_DEADLINE)
+            except BaseException as error:
+                worker.kill()
+                if not isinstance(error, (TimeoutError, WorkerDied)):
+                    raise
+                raise SandboxGone(
+                    f"the worker process did not start: {error or 'no answer'}.",
+                    hint="Try `python -m smokebox.sandbox.virtual.worker`, or isolation='thread'.",
+                    reason="start",
+                ) from error
+            self._learned(answer)
+            return worker
+
+    def _start_request(self) -> tuple[dict[str, Any], list[bytes]]:
+        copy = self._copy or _Copy()
+        header = {
+            "call": "start",
+            "path": sys.path,
+            "resume": self._copy is not None,
+            "waiting": copy.waiting,
+            "cwd": copy.cwd,
+            "env": copy.env,
+        }
+        return header, [self._options, Snapshot(image=copy.image, shell=copy.shell).encode()]
+
+    def _learned(self, answer: Message) -> Message:
+        """The answer, once the copy has what changed; raises the error it may be."""
+        header = answer.header
+        if "changes" in header:
+            self._learn(header["changes"], answer.blobs[header.get("count", 0) :])
+        if header.get("lost"):
+            # What was left behind in it ends only with it.
+            self._held.kill()
+        if "error" in header:
+            raise unpack_error(header["error"])
+        return Message(header.get("answer", {}), answer.blobs[: header.get("count", 0)])
+
+    def _learn(self, changes: dict[str, Any], blobs: Sequence[bytes]) -> None:
+        copy = self._copy or _Copy()
+        image = dict(copy.image)
+        for path in changes["gone"]:
+            image.pop(path, None)
+        image.update(unpack_nodes(changes["nodes"], blobs))
+        # In order, so that parents come before what is in them.
+        ordered = dict(sorted(image.items()))
+        self._copy = _Copy(ordered, changes["waiting"], cwd=changes["cwd"], env=changes["env"])
+
+    def _obituary(self, death: WorkerDied, duration: float) -> ExecResult:
+        message = (
+            f"smokebox: the worker process is gone: {death.reason}; "
+            "the files are those of the last call that ended\n"
+        )
+        if death.exit_code == TIMED_OUT:
+            message = f"smokebox: timed out: {death.reason.removeprefix('it ')}\n{message}"
+        return ExecResult(exit_code=death.exit_code, stderr=message, duration=duration)
+
+
+def _pickled(settings: Settings) -> bytes:
+    try:
+        return pickle.dumps(settings)
+    except Exception as error:
+        raise InvalidOption(
+            f"isolation='process' needs options that can be pickled: {error}.",
+            hint="Use functions from a module and folders of the host, or isolation='thread'.",
+            option="isolation",
+        ) from error
+
+
+def _request(
+    call: str, script: Script, timeout: float | None
+) -> tuple[dict[str, Any], list[bytes]]:
+    header = {
+        "call": call,
+        "command": script.command,
+        "cwd": script.cwd,
+        "env": dict(script.env),
+        "timeout": timeout,
+        "changes": True,
+    }
+    return header, [] if script.stdin is None else [script.stdin]
+
+
+def _result(answer: Message) -> ExecResult:
+    stdout, stderr = (blob.decode() for blob in answer.blobs)
+    return ExecResult(stdout=stdout, stderr=stderr, **answer.header)

@@ -1,0 +1,180 @@
+"""A worker process as its parent sees it: started, called, and gone at some time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Self
+
+from smokebox.sandbox.virtual.messages import Message, reader_of, receive
+from smokebox.types import OutputChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smokebox.sandbox.virtual.chunks import Chunks
+
+_MODULE = "smokebox.sandbox.virtual.worker"
+# Secrets in the parent's environment are none of a worker's business.
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "PATH", "TMPDIR", "TZ")
+
+
+class WorkerDied(Exception):
+    """The worker is gone. `exit_code` is as a shell would have it: 128 + n for signal n."""
+
+    def __init__(self, exit_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.reason = reason
+
+    @classmethod
+    def of(cls, returncode: int) -> Self:
+        """From what the operating system reports."""
+        if returncode >= 0:
+            return cls(returncode or 1, f"it exited with {returncode}")
+        try:
+            name = signal.Signals(-returncode).name
+        except ValueError:
+            name = f"signal {-returncode}"
+        return cls(128 - returncode, f"it was ended by {name}")
+
+
+class Call:
+    """One call under way."""
+
+    def __init__(self, worker: WorkerProcess, number: int, chunks: Chunks | None) -> None:
+        self.chunks = chunks
+        self._worker = worker
+        self.number = number
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[Message | None] = self._loop.create_future()
+
+    async def answer(self, timeout: float) -> Message:
+        """What the worker said. Raises `WorkerDied`, or `TimeoutError` and can be awaited again."""
+        answer = await asyncio.wait_for(asyncio.shield(self._answer), timeout)
+        if answer is None:
+            raise WorkerDied.of(self._worker.returncode)
+        return answer
+
+    def cancel(self) -> None:
+        """Ask the worker to end it; it will answer."""
+        self._worker.send(Message({"id": self.number, "call": "cancel"}))
+
+    def settle(self, answer: Message | None) -> None:
+        """Hand over the answer, from any thread."""
+        # The loop may be closed, and then nobody waits.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle, answer)
+
+    def _settle(self, answer: Message | None) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer)
+
+
+class WorkerProcess:
+    """A process that runs one sandbox. Making one blocks for as long as a fork takes."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # Ctrl-C in a terminal is for the parent.
+                start_new_session=True,
+            )
+        self.numbers = itertools.count(1)
+        self._calls: dict[int, Call] = {}
+        self._guard = threading.Lock()
+        self._outbox: SimpleQueue[Message | None] = SimpleQueue()
+        self.gone = False
+        self._reader = threading.Thread(target=self._read, name="smokebox-worker", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._write, name="smokebox-worker-calls", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int:
+        """How it ended, once it is gone."""
+        return self._process.returncode or 0
+
+    def call(
+        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: Chunks | None = None
+    ) -> Call:
+        """Send a call; its chunks go to `chunks` as they come."""
+        call = Call(self, next(self.numbers), chunks)
+        with self._guard:
+            gone = self.gone
+            self._calls[call.number] = call
+        if gone:
+            call.settle(None)
+        else:
+            self.send(Message({**header, "id": call.number}, blobs))
+        return call
+
+    def send(self, message: Message) -> None:
+        """Send a message without waiting; to a worker that is gone, nothing."""
+        self._outbox.put(message)
+
+    def kill(self) -> None:
+        """End it, whatever it does. Safe to repeat."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def join(self, timeout: float) -> None:
+        """Wait until it is gone and everyone was told."""
+        self._reader.join(timeout)
+
+    def _read(self) -> None:
+        read = reader_of(self._connection)
+        with suppress(EOFError, OSError, ValueError, KeyError):
+            while True:
+                self._take(receive(read))
+        self.kill()
+        self._outbox.put(None)
+        self._process.wait()
+        with self._guard:
+            self.gone = True
+            calls = list(self._calls.values())
+        self._connection.close()
+        for call in calls:
+            call.settle(None)
+
+    def _write(self) -> None:
+        # A worker that does not read would hold up whoever sends.
+        with suppress(OSError):
+            while (message := self._outbox.get()) is not None:
+                self._connection.sendall(message.encode())
+
+    def _take(self, message: Message) -> None:
+        header = message.header
+        call = self._calls.get(header["id"])
+        if call is None:
+            return
+        if header["end"]:
+            with self._guard:
+                del self._calls[header["id"]]
+            call.settle(message)
+        elif call.chunks is not None:
+            call.chunks.put(OutputChunk(header["stream"], header["data"]))
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
