@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessa
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from smokebox import local
-from smokebox.errors import InvalidOption
+from smokebox.errors import InvalidOption, Unsupported
 from smokebox.integrations import deepagents
 from smokebox.integrations.deepagents import SmokeboxBackend
 
@@ -209,6 +209,16 @@ def test_grep_reads_odd_names_and_odd_patterns(backend: SmokeboxBackend, tmp_pat
     assert backend.grep(pattern).matches == [{"path": name, "line": 2, "text": f"{pattern} "}]
 
 
+def test_grep_finds_text_that_is_not_utf8_and_leaves_binary_files(
+    backend: SmokeboxBackend, tmp_path: Path
+) -> None:
+    latin, binary = f"{tmp_path}/latin", f"{tmp_path}/binary"
+    backend.upload_files([(latin, b"caf\xe9 needle\n"), (binary, b"needle\0\n")])
+    assert backend.grep("needle").matches == [
+        {"path": latin, "line": 1, "text": "caf\ufffd needle"}
+    ]
+
+
 @pytest.mark.parametrize(
     ("include", "names"),
     [
@@ -286,6 +296,48 @@ def test_the_default_timeout_is_the_backends(make_sandbox: MakeSandbox, tmp_path
 def test_a_bad_timeout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="timeout"):
         SmokeboxBackend(local(cwd=tmp_path), timeout=-1)
+
+
+@pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800"])
+def test_a_command_that_no_shell_takes_is_an_answer_not_a_crash(
+    backend: SmokeboxBackend, command: str
+) -> None:
+    result = backend.execute(command)
+    assert (result.exit_code, result.output[:7]) == (1, "Error: ")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "relative", "/a\0b", "/\ud800", "/etc/passwd/x", f"/{'x' * 300}"]
+)
+def test_a_bad_path_is_an_answer_not_a_crash(backend: SmokeboxBackend, path: str) -> None:
+    assert backend.read(path).error
+    assert backend.write(path, "x").error
+    assert backend.edit(path, "a", "b").error
+    assert backend.delete(path).error
+    assert backend.ls(path).error
+    assert backend.upload_files([(path, b"x")])[0].error
+    assert backend.download_files([path])[0].error
+
+
+def test_what_is_no_file_is_an_answer_not_a_wait(backend: SmokeboxBackend, tmp_path: Path) -> None:
+    backend.execute("mkfifo fifo; ln -s loop loop")
+    for name in ("fifo", "loop", "."):
+        path = f"{tmp_path}/{name}"
+        assert backend.read(path).error
+        assert backend.write(path, "x").error
+        assert backend.edit(path, "a", "b").error
+
+
+def test_a_full_disk_is_an_answer(backend: SmokeboxBackend) -> None:
+    assert "no space left" in (backend.write("/dev/full", "x").error or "")
+
+
+def test_a_closed_backend_says_so(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+    backend = SmokeboxBackend(make_sandbox(tmp_path))
+    backend.close()
+    backend.close()
+    with pytest.raises(Unsupported, match="closed"):
+        backend.execute("true")
 
 
 async def test_blocking_calls_work_inside_a_running_loop(backend: SmokeboxBackend) -> None:

@@ -126,7 +126,7 @@ class BackgroundLoop:
         if self._closed:
             raise Unsupported(
                 "this backend has been closed.",
-                hint="Make another over the same sandbox.",
+                hint="Make another one, over another sandbox.",
                 operation="run",
             )
         if self._loop is None:

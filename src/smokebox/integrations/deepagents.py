@@ -21,6 +21,7 @@ from smokebox.errors import (
     PathIsDirectory,
     PathNotDirectory,
     PathNotFound,
+    SandboxGone,
     SmokeboxError,
 )
 from smokebox.integrations import missing
@@ -225,7 +226,13 @@ class SmokeboxBackend(SandboxBackendProtocol):
 
     async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         seconds = self._timeout if timeout is None else timeout or None
-        done = await run_shown(self._sandbox, command, timeout=seconds, limit=MAX_OUTPUT)
+        try:
+            done = await run_shown(self._sandbox, command, timeout=seconds, limit=MAX_OUTPUT)
+        except SandboxGone:
+            raise
+        except SmokeboxError as error:
+            # A mistake in the call, which the model can mend if it is told.
+            return ExecuteResponse(output=f"Error: {error}", exit_code=1)
         return ExecuteResponse(
             output=done.output, exit_code=done.exit_code, truncated=done.truncated
         )
@@ -235,6 +242,8 @@ class SmokeboxBackend(SandboxBackendProtocol):
             names = await self._sandbox.readdir(path)
             root = self._sandbox.resolve_path(path)
             return LsResult(entries=[await self._entry(posixpath.join(root, n)) for n in names])
+        except PathNotDirectory:
+            return LsResult(error=f"Path '{path}': not_a_directory")
         except SmokeboxError as error:
             return LsResult(error=f"Path '{path}': {_reason(error)}")
 
@@ -308,7 +317,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
             accepts = compile_grep_include_glob(pattern)
             root = self._sandbox.resolve_path(where)
             if not (await self._sandbox.stat(root)).is_directory:
-                raise PathNotDirectory(root)
+                return GlobResult(error=f"Path '{where}': not_a_directory")
             async with asyncio.timeout(SEARCH_TIMEOUT):
                 async for file in self._files(_narrowed(root, pattern)):
                     if accepts(_inside(root, file)):
@@ -341,6 +350,8 @@ class SmokeboxBackend(SandboxBackendProtocol):
         self, pattern: str, path: str | None, glob: str | None, max_count: int | None
     ) -> GrepResult:
         where = path or self._sandbox.cwd
+        if "\0" in pattern:
+            return GrepResult(error="no line of text holds a NUL: remove it from the pattern")
         try:
             accepts = compile_grep_include_glob(glob) if glob else None
             root = self._sandbox.resolve_path(where)
@@ -356,7 +367,8 @@ class SmokeboxBackend(SandboxBackendProtocol):
         self, search: _Search, pattern: str, root: str, max_count: int | None
     ) -> GrepResult:
         most = MAX_LINES if max_count is None else max_count
-        env = {"SMOKEBOX_PATTERN": pattern, "SMOKEBOX_ROOT": root}
+        # In the C locale a text is binary only for a NUL in it, not for a byte that is not UTF-8.
+        env = {"SMOKEBOX_PATTERN": pattern, "SMOKEBOX_ROOT": root, "LC_ALL": "C"}
         complaint = ""
         async with self._sandbox.exec_stream(_GREP, env=env, timeout=SEARCH_TIMEOUT) as stream:
             async for chunk in stream:

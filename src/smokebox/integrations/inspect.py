@@ -172,7 +172,8 @@ class SmokeboxEnvironment(SandboxEnvironment):
                 done = await run_whole(
                     self.sandbox,
                     command,
-                    cwd=cwd,
+                    # Named, because the shell of some sandboxes remembers the last `cd`.
+                    cwd=cwd or self.sandbox.cwd,
                     timeout=timeout,
                     stdin=input,
                     limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,

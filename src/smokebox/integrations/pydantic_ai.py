@@ -46,7 +46,8 @@ _PREVIEW = 64 * 1024
 _LOOP = 40
 
 # The contract has no `realpath`, and `realpath -m` is not everywhere: bash walks the names, and
-# follows each link itself. The final `x` keeps newlines at the end of a target.
+# follows each link itself. The `x` keeps newlines at the end of a target; `[` tests for a link,
+# because bashkit 0.20.1 answers yes to every `[[ -L ... ]]`.
 _REALPATH = """(
 rest=$SMOKEBOX_PATH real= links=0
 while [[ -n $rest ]]; do
@@ -56,7 +57,7 @@ while [[ -n $rest ]]; do
     '' | .) ;;
     ..) real=${real%/*} ;;
     *)
-      if [[ -L $real/$name ]]; then
+      if [ -L "$real/$name" ]; then
         links=$((links + 1))
         if [[ $links -gt 40 ]]; then exit 40; fi
         target=$(readlink -n -- "$real/$name" && printf x) || exit 1
@@ -127,7 +128,10 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
             task = Command.of_arguments(command, env)
         place = await self._reach()
         try:
-            done = await run_whole(place.sandbox, task, timeout=timeout, limit=MAX_OUTPUT)
+            # Always from the root: the shell of some sandboxes remembers the last `cd`.
+            done = await run_whole(
+                place.sandbox, task, cwd=place.root, timeout=timeout, limit=MAX_OUTPUT
+            )
         except SandboxGone as error:
             raise WorkspaceUnavailableError(str(error)) from error
         await _check_alive(place)
