@@ -6,13 +6,13 @@ import bisect
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 # Steps of the search before it settles for a longer edit: about a second of work.
-_BUDGET = 3_000_000
+_BUDGET = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,32 @@ def changes(a: Sequence[object], b: Sequence[object]) -> list[Change]:
     numbers: dict[object, int] = {}
     left = [numbers.setdefault(line, len(numbers)) for line in a]
     right = [numbers.setdefault(line, len(numbers)) for line in b]
-    search = _Search(left, right)
-    search.compare(0, len(left), 0, len(right))
-    _slide(search.deleted, search.inserted, left)
-    _slide(search.inserted, search.deleted, right)
-    return _collect(search.deleted, search.inserted)
+    deleted, inserted = _unmatched(left, right)
+    _slide(deleted, inserted, left)
+    _slide(inserted, deleted, right)
+    return _collect(deleted, inserted)
+
+
+class _Marks(NamedTuple):
+    """For each line of either side, 1 where it has no partner on the other."""
+
+    deleted: bytearray
+    inserted: bytearray
+
+
+def _unmatched(a: list[int], b: list[int]) -> _Marks:
+    # A line that the other side does not have at all can wait: the search is over the rest.
+    common = set(a) & set(b)
+    a_rest = [n for n, line in enumerate(a) if line in common]
+    b_rest = [n for n, line in enumerate(b) if line in common]
+    search = _Search([a[n] for n in a_rest], [b[n] for n in b_rest])
+    search.compare(0, len(a_rest), 0, len(b_rest))
+    marks = _Marks(bytearray(b"\1" * len(a)), bytearray(b"\1" * len(b)))
+    for place, mark in zip(a_rest, search.deleted, strict=True):
+        marks.deleted[place] = mark
+    for place, mark in zip(b_rest, search.inserted, strict=True):
+        marks.inserted[place] = mark
+    return marks
 
 
 class _Search:

@@ -148,7 +148,7 @@ class _Converter(HTMLParser):
             self._out.append("`")
         elif tag == "blockquote" and self._quotes:
             start = self._quotes.pop()
-            quoted = "".join(self._out[start:]).strip()
+            quoted = _tidy("".join(self._out[start:]))
             self._out[start:] = ["\n".join(f"> {line}".rstrip() for line in quoted.split("\n"))]
             self._block()
         elif tag in ("table", "tr", "td", "th"):
@@ -219,5 +219,9 @@ class _Converter(HTMLParser):
 
     def finish(self) -> str:
         """The text, with at most one blank line between paragraphs."""
-        text = re.sub(r"[ \t]+\n(?=\n)", "\n", "".join(self._out))
-        return re.sub(r"\n{3,}", "\n\n", text).strip()
+        return _tidy("".join(self._out))
+
+
+def _tidy(text: str) -> str:
+    text = re.sub(r"[ \t]+\n(?=\n)", "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -1,0 +1,25 @@
+"""`yes` goes on for as long as somebody reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sandbox.virtual.commands.gnu import Compare, Run
+
+SCRIPTS = [
+    "yes | head -2", "yes a b | head -2", "yes | head -50000 | wc -l", "yes -- -n | head -1",
+    "yes | head -c 300000 | wc -c", "yes '' | head -2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_yes_is_gnus(script: str, same_as_gnu: Compare) -> None:
+    await same_as_gnu(script)
+
+
+async def test_a_reader_that_leaves_ends_it_without_a_word(run: Run) -> None:
+    result = await run("yes | head -1; echo ${PIPESTATUS[0]}")
+    assert (result.stdout, result.stderr) == ("y\n141\n", "")
