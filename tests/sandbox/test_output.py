@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from smokebox.sandbox.output import FLUSH_SIZE, Decoder, Output, Spill, SpillFolder
+from smokebox.sandbox.output import FLUSH_SIZE, Collector, Decoder, Output, Spill, SpillFolder
 
 
 def collect(output: Output, data: bytes, step: int) -> None:
@@ -108,7 +111,7 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
     collect(output, b"0123456789", 5)
     output.abandon()
     path = tmp_path / "stream"
-    output._spill = Spill(folder, str(path), open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+    output._spill = Spill(folder, str(path), FileIO("/dev/full", "w"))
     collect(output, b"abcdefghij", 5)
     captured = output.finish()
     assert captured.file is None
@@ -200,4 +203,38 @@ def test_a_closed_folder_can_be_used_again() -> None:
     spilled(folder, 10)
     folder.close()
     assert spilled(folder, 10).exists()
+    folder.close()
+
+
+async def test_a_collector_keeps_the_streams_apart() -> None:
+    collector = Collector(SpillFolder())
+    await collector.feed("stdout", b"out")
+    await collector.feed("stderr", b"err")
+    await collector.feed("stdout", b"put")
+    collected = await collector.finish()
+    assert (collected.stdout.text, collected.stderr.text) == ("output", "err")
+
+
+async def test_a_collector_spills_while_it_is_fed() -> None:
+    folder = SpillFolder()
+    collector = Collector(folder, limit=1000)
+    pieces = [os.urandom(1 << 20) for _ in range(20)]
+    for piece in pieces:
+        await collector.feed("stderr", piece)
+    file = (await collector.finish()).stderr.file
+    assert file is not None
+    assert await asyncio.to_thread(Path(file).read_bytes) == b"".join(pieces)
+    folder.close()
+
+
+def test_dropping_a_file_under_its_writer_is_safe() -> None:
+    folder = SpillFolder()
+    for _ in range(20):
+        spill = folder.open()
+        writer = threading.Thread(target=spill.write, args=([bytes(1 << 20)] * 4,))
+        writer.start()
+        folder.discard(spill)
+        writer.join()
+        assert spill._file.closed
+        assert not os.path.exists(spill.path)
     folder.close()

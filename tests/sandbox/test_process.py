@@ -70,7 +70,7 @@ def is_running(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -331,9 +331,20 @@ async def test_killing_the_minder_kills_the_command(lifeline: Lifeline, tmp_path
     await gone(*map(int, await until(tmp_path / "pids", 2)))
 
 
+async def test_a_minder_that_was_stopped_does_not_hold_the_call(lifeline: Lifeline) -> None:
+    async with await start(lifeline, "echo $PPID; sleep 300", timeout=1) as process:
+        chunk = await process.read()
+        assert chunk is not None
+        os.kill(int(chunk.data), signal.SIGSTOP)
+        with pytest.raises(SandboxGone, match="answer"):
+            await process.read()
+        os.kill(int(chunk.data), signal.SIGCONT)
+
+
 async def test_the_keeper_is_started_again_after_it_died(lifeline: Lifeline) -> None:
     await finish(await start(lifeline, "true"))
-    running = await start(lifeline, "sleep 0.5; echo still here")
+    running = await start(lifeline, "echo here; sleep 0.5; echo still here")
+    await running.read()
     assert KEEPER._process is not None
     os.kill(KEEPER._process.pid, signal.SIGKILL)
     KEEPER._process.wait()

@@ -1,18 +1,20 @@
 """The keeper: a small process that starts commands and sees to it that they end.
 
 It is run as a script by `smokebox.sandbox.process`, once per Python process, and uses the
-standard library only. For each command it forks a minder, which makes itself a child
-subreaper and starts the command in a session of its own. Whatever the command starts,
-daemons and `setsid` included, stays below its minder, so "no children left" means that
-nothing of the command is left, and killing one command cannot touch another. A minder
-kills its tree at the deadline, when told to, when the sandbox is closed, and when the
-process that asked for the command is gone.
+standard library only. Each command has a minder to itself, forked by the keeper, which is
+a child subreaper and starts the command in a session of its own. Whatever the command
+starts, daemons and `setsid` included, stays below its minder, so "no children left" means
+that nothing of the command is left, and killing one command cannot touch another. A
+minder kills its tree at the deadline, when told to, when the sandbox is closed, and when
+the process that asked for the command is gone. One that is left with nothing takes the
+next command.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import select
@@ -153,6 +155,9 @@ class Minder:
         if request is None:
             return False
         fds, (timeout, grace, cwd, count, *rest) = request
+        if len(fds) < 3:
+            self.say(FAILED, STAGE_START, errno.EMFILE)
+            return False
         self.grace = float(grace)
         argv, env = rest[: int(count)], rest[int(count) :]
         stage = STAGE_CWD
@@ -177,7 +182,7 @@ class Minder:
             if not more:
                 return None
             data += more
-        self.life = fds.pop()
+        self.life = fds.pop() if fds else -1
         return fds, data[LENGTH.size :].split(b"\0")
 
     def watch(self) -> int:

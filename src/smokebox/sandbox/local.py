@@ -23,7 +23,7 @@ from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.lifeline import Lifeline
 from smokebox.sandbox.options import check_env, check_timeout, strict_options
-from smokebox.sandbox.output import MAX_OUTPUT, Captured, Decoder, Output, SpillFolder
+from smokebox.sandbox.output import MAX_OUTPUT, Captured, Collected, Collector, Decoder, SpillFolder
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.process import Process, cannot_start
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk, Stream
@@ -118,23 +118,16 @@ class LocalSandbox:
     ) -> ExecResult:
         """Run a bash command and wait for it. See `SandboxApi.exec`."""
         started = time.monotonic()
-        outputs: dict[Stream, Output] = {
-            "stdout": Output(self._spills, self._max_output),
-            "stderr": Output(self._spills, self._max_output),
-        }
+        collector = Collector(self._spills, self._max_output)
         try:
             async with await self._start(command, cwd, env, timeout, stdin) as process:
                 while chunk := await process.read():
-                    output = outputs[chunk.stream]
-                    output.feed(chunk.data)
-                    if output.due:
-                        await asyncio.to_thread(output.flush)
-            stdout, stderr = [await _finished(output) for output in outputs.values()]
+                    await collector.feed(chunk.stream, chunk.data)
+            collected = await collector.finish()
         except BaseException:
-            for output in outputs.values():
-                output.abandon()
+            collector.abandon()
             raise
-        return _result(process, stdout, stderr, timeout, started)
+        return _result(process, collected, timeout, started)
 
     def exec_stream(
         self,
@@ -289,7 +282,8 @@ class LocalSandbox:
                 if text := decoder.finish():
                     yield OutputChunk(stream, text)
         nothing = Captured(text="")
-        result = _result(process, nothing, nothing, timeout, started)
+        output = Collected(stdout=nothing, stderr=nothing)
+        result = _result(process, output, timeout, started)
         if result.stderr:
             yield OutputChunk("stderr", result.stderr)
         yield ExecResult(exit_code=result.exit_code, duration=result.duration)
@@ -310,15 +304,11 @@ class LocalSandbox:
         return self._lifeline
 
 
-async def _finished(output: Output) -> Captured:
-    return await asyncio.to_thread(output.finish) if output.truncated else output.finish()
-
-
 def _result(
-    process: Process, stdout: Captured, stderr: Captured, timeout: float | None, started: float
+    process: Process, output: Collected, timeout: float | None, started: float
 ) -> ExecResult:
     assert process.exit is not None
-    late = process.exit.timed_out
+    stdout, stderr, late = output.stdout, output.stderr, process.exit.timed_out
     return ExecResult(
         exit_code=TIMED_OUT if late else process.exit.code,
         stdout=stdout.text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import contextlib
 import os
@@ -11,12 +12,16 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import BinaryIO
+from io import FileIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smokebox.types import Stream
 
 MAX_OUTPUT = 16 << 20
 MAX_SPILL_FILES = 64
 MAX_SPILL_BYTES = 1 << 30
-FLUSH_SIZE = 1 << 20
+FLUSH_SIZE = 4 << 20
 
 
 class Decoder:
@@ -70,7 +75,7 @@ class SpillFolder:
                 self._path = tempfile.mkdtemp(prefix="smokebox-output-")
                 self._remove = weakref.finalize(self, _remove, self._path, os.getpid())
             fd, path = tempfile.mkstemp(dir=self._path, prefix="stream-", suffix=".txt")
-            spill = Spill(self, path, os.fdopen(fd, "wb", buffering=0))
+            spill = Spill(self, path, FileIO(fd, "w"))
             self._spills.append(spill)
             self._evict(keep=spill)
             return spill
@@ -90,11 +95,10 @@ class SpillFolder:
     def close(self) -> None:
         """Remove everything. Safe to repeat."""
         with self._lock:
+            for spill in list(self._spills):
+                self._drop(spill)
             if self._remove is not None:
                 self._remove()
-            for spill in self._spills:
-                spill.file.close()
-            self._spills.clear()
             self._path = None
 
     def _evict(self, *, keep: Spill) -> None:
@@ -106,40 +110,64 @@ class SpillFolder:
                 self._drop(spill)
 
     def _drop(self, spill: Spill) -> None:
-        spill.file.close()
         with contextlib.suppress(OSError):
             os.unlink(spill.path)
+        spill.drop()
         if spill in self._spills:
             self._spills.remove(spill)
 
 
 class Spill:
-    """One stream on its way to disk."""
+    """One stream on its way to disk. One thread writes, any may drop it."""
 
-    def __init__(self, folder: SpillFolder, path: str, file: BinaryIO) -> None:
+    def __init__(self, folder: SpillFolder, path: str, file: FileIO) -> None:
         self.path = path
-        self.file = file
         self.size = 0
         self.finished = False
         self._folder = folder
+        self._file = file
+        self._busy = threading.Lock()
+        self._dropped = False
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: list[bytes]) -> bool:
         """Whether all of `data` is kept; when not, the file is gone."""
-        kept = self._folder.claim(self, len(data))
-        try:
-            view = memoryview(data)
-            while kept and view:
-                view = view[self.file.write(view) :]
-        except (OSError, ValueError):
-            kept = False
-        if not kept:
-            self._folder.discard(self)
+        with self._busy:
+            kept = not self._dropped and self._write(data)
+            if not kept:
+                self._folder.discard(self)
+        self._close_if_dropped()
         return kept
 
     def finish(self) -> None:
         """No more will come."""
-        self.file.close()
-        self.finished = True
+        with self._busy:
+            self._file.close()
+            self.finished = True
+
+    def drop(self) -> None:
+        """No more is wanted. Never waits for a write that is under way."""
+        self._dropped = True
+        self._close_if_dropped()
+
+    def _write(self, data: list[bytes]) -> bool:
+        try:
+            for piece in data:
+                if not self._folder.claim(self, len(piece)):
+                    return False
+                view = memoryview(piece)
+                while view:
+                    view = view[self._file.write(view) :]
+        except OSError:
+            return False
+        return True
+
+    def _close_if_dropped(self) -> None:
+        # To close it under a write could send the bytes to whatever gets its number next.
+        if self._dropped and self._busy.acquire(blocking=False):
+            try:
+                self._file.close()
+            finally:
+                self._busy.release()
 
 
 def _remove(path: str, pid: int) -> None:
@@ -188,7 +216,7 @@ class Output:
     def flush(self) -> None:
         """Write what waits to the file. Blocks, and never fails."""
         data, self._waiting, self._waiting_size = self._waiting, [], 0
-        if self._spill is not None and not self._spill.write(b"".join(data)):
+        if self._spill is not None and not self._spill.write(data):
             self._spill = None
 
     def finish(self) -> Captured:
@@ -230,6 +258,53 @@ class Output:
         self._tail_size += len(data)
         while self._tail_size - len(self._tail[0]) >= self._limit - self._head_limit:
             self._tail_size -= len(self._tail.popleft())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Both streams of a command at its end."""
+
+    stdout: Captured
+    stderr: Captured
+
+
+class Collector:
+    """Collects both streams of a command. Files are written in a thread while more is read."""
+
+    def __init__(self, folder: SpillFolder, limit: int = MAX_OUTPUT) -> None:
+        self._outputs: dict[Stream, Output] = {
+            "stdout": Output(folder, limit),
+            "stderr": Output(folder, limit),
+        }
+        self._flushing: asyncio.Future[None] | None = None
+
+    async def feed(self, stream: Stream, data: bytes) -> None:
+        """Take more of a stream; waits only for a disk that does not keep up."""
+        output = self._outputs[stream]
+        output.feed(data)
+        if output.due:
+            await self._flushed()
+            self._flushing = asyncio.get_running_loop().run_in_executor(None, output.flush)
+
+    async def finish(self) -> Collected:
+        """Both streams as text."""
+        await self._flushed()
+        stdout, stderr = [await self._finish(output) for output in self._outputs.values()]
+        return Collected(stdout=stdout, stderr=stderr)
+
+    def abandon(self) -> None:
+        """Remove the files of a command that nobody waits for any more."""
+        for output in self._outputs.values():
+            output.abandon()
+
+    async def _flushed(self) -> None:
+        if self._flushing is not None:
+            await self._flushing
+            self._flushing = None
+
+    @staticmethod
+    async def _finish(output: Output) -> Captured:
+        return await asyncio.to_thread(output.finish) if output.truncated else output.finish()
 
 
 def _marker(count: int, file: str | None) -> str:

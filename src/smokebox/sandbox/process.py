@@ -43,6 +43,8 @@ DRAIN_SECONDS = 0.25
 
 _READ = 1 << 18
 _READS_PER_TURN = 4
+_FAR = 1e6
+_MARGIN = TERMINATE_SECONDS + ANSWER_SECONDS
 _PIPE_SIZE = 1 << 16
 _BUSY_PIPE_SIZE = 1 << 20
 
@@ -81,6 +83,7 @@ class Process:
         self._owed = 0
         self._limit = 0.0
         self._over = False
+        self._until: float | None = None
         for fd in (control.fileno(), *pipes):
             self._epoll.register(fd, select.EPOLLIN)
 
@@ -108,13 +111,16 @@ class Process:
                 other.setblocking(True)
                 process = cls(control, {stdout: "stdout", stderr: "stderr"}, cwd)
                 ours.callback(process._epoll.close)
+                if timeout is not None and timeout < _FAR:
+                    process._until = time.monotonic() + timeout + _MARGIN
                 await _hand_over(other)
                 sent = socket.send_fds(
                     control, [request], [source, out, err, lifeline.theirs.fileno()]
                 )
             except OSError as error:
                 raise cannot_start(error) from error
-            if sent < len(request):
+            # A minder that ends before it has read everything says why, and `read` hears it.
+            with contextlib.suppress(ConnectionError):
                 await asyncio.get_running_loop().sock_sendall(control, request[sent:])
             ours.pop_all()
             return process
@@ -184,9 +190,18 @@ class Process:
             await asyncio.sleep(0)
 
     async def _wait(self) -> None:
-        silence = None if self.exit is None else DRAIN_SILENCE
-        if not await self._readable(silence):
-            self._over = True
+        if self.exit is not None:
+            self._over = not await self._readable(DRAIN_SILENCE)
+        elif not await self._readable(self._patience()):
+            raise SandboxGone(
+                "the command's minder does not answer.",
+                hint="Run the command again.",
+                reason="minder silent",
+            )
+
+    def _patience(self) -> float | None:
+        # The minder keeps the time; this is for one that was stopped itself.
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     async def _readable(self, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
