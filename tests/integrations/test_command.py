@@ -41,6 +41,18 @@ async def test_the_program_sees_nothing_of_how_it_was_called(sandbox: SandboxApi
     assert "SMOKEBOX" not in done.stdout
 
 
+async def test_the_program_gets_variables_of_any_name(sandbox: SandboxApi) -> None:
+    given = {name: "mine" for name in ("i", "n", "name", "argv", "args", "x", "_x")}
+    done = await run_whole(sandbox, Command.of_arguments(["env"], given), limit=LIMIT)
+    assert all(f"{name}=mine\n" in done.stdout for name in given)
+
+
+async def test_a_thousand_arguments_arrive(sandbox: SandboxApi) -> None:
+    command = Command.of_arguments(["printf", "%s,", *map(str, range(1000))])
+    done = await run_whole(sandbox, command, limit=LIMIT)
+    assert done.stdout == "".join(f"{n}," for n in range(1000))
+
+
 async def test_a_megabyte_of_arguments_arrives(sandbox: SandboxApi) -> None:
     command = Command.of_arguments(["printf", "%s", *["x" * 65_536] * 16])
     done = await run_whole(sandbox, command, limit=LIMIT)

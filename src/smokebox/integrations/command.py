@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 # The arguments come in the environment, one variable each, so that no text of a caller is ever
 # shell text, and a long list meets the kernel's limit for one argument no sooner than it must.
-# They are unset before the program starts: it must not see them, nor pay for them twice. The
-# subshell keeps `exec` from ending a shell that outlives the command.
+# They are unset before the program starts: it must not see them, nor pay for them twice. No other
+# variable is touched, since each may be one that the program was given. The subshell keeps `exec`
+# from ending a shell that outlives the command.
 _RUN_ARGUMENTS = """(
-argv=()
-for ((i = 0; i < SMOKEBOX_ARGC; i++)); do
-  name=SMOKEBOX_ARG_$i
-  argv+=("${!name}")
-  unset "$name"
+SMOKEBOX_ARGV=()
+for ((SMOKEBOX_N = 0; SMOKEBOX_N < SMOKEBOX_ARGC; SMOKEBOX_N++)); do
+  SMOKEBOX_NAME=SMOKEBOX_ARG_$SMOKEBOX_N
+  SMOKEBOX_ARGV+=("${!SMOKEBOX_NAME}")
+  unset "$SMOKEBOX_NAME"
 done
-unset SMOKEBOX_ARGC i name
-exec "${argv[@]}"
+unset SMOKEBOX_ARGC SMOKEBOX_N SMOKEBOX_NAME
+exec "${SMOKEBOX_ARGV[@]}"
 )"""
 
 

@@ -1,0 +1,33 @@
+"""The cases about permissions, run as somebody who is bound by them: root is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+AS_SOMEBODY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+CASES = "not_allowed or without_permissions or permission_denied"
+
+
+@pytest.mark.xfail(reason="local() replaces a file that its user may not write")
+@pytest.mark.timeout(60)
+def test_permission_cases_pass_for_who_is_not_root(tmp_path: Path) -> None:
+    become = [] if os.geteuid() else AS_SOMEBODY
+    if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this root may not make a user namespace, and so cannot be anybody else")
+    suites = [str(HERE / "test_inspect.py"), str(HERE / "test_pydantic_ai.py")]
+    options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", "-k", CASES]
+    done = subprocess.run(
+        [*become, sys.executable, "-m", "pytest", *options, *suites],
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert "\n4 passed" in done.stdout, done.stdout
