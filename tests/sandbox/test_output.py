@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from smokebox.sandbox.output import FLUSH_SIZE, Collector, Decoder, Output, Spill, SpillFolder
+from smokebox.sandbox.output import FLUSH_SIZE, Collector, Decoder, Output
+from smokebox.sandbox.spill import Spill, SpillFolder
 
 
 def collect(output: Output, data: bytes, step: int) -> None:

@@ -23,9 +23,10 @@ from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.lifeline import Lifeline
 from smokebox.sandbox.options import check_env, check_timeout, strict_options
-from smokebox.sandbox.output import MAX_OUTPUT, Captured, Collected, Collector, Decoder, SpillFolder
+from smokebox.sandbox.output import MAX_OUTPUT, Captured, Collected, Collector, Decoder
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.process import Process, cannot_start
+from smokebox.sandbox.spill import SpillFolder
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk, Stream
 
 if TYPE_CHECKING:
