@@ -40,6 +40,7 @@ KILL, LET_GO = b"K", b"L"
 LENGTH = struct.Struct("!Q")
 KILL_SECONDS = 2.0
 IDLE_SECONDS = 10
+LEAVE_SECONDS = 1.0
 _READ = 1 << 16
 _LONGEST_POLL = 1 << 30
 _PR_SET_CHILD_SUBREAPER = 36
@@ -324,9 +325,17 @@ class Keeper:
         self.news, self.tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
-        """Serve until the owner closes its end or is gone."""
+        """Serve until the owner closes its end or is gone, and see the minders off."""
         _become_subreaper()
         wake = _wake_on_child_exit()
+        self.serve(wake)
+        # Some containers have nobody else to reap them.
+        until = time.monotonic() + LEAVE_SECONDS
+        while self.minders and time.monotonic() < until:
+            select.select([wake], [], [], 0.05)
+            self.reap()
+
+    def serve(self, wake: int) -> None:
         poll = select.poll()
         for fd in (self.owner, self.news, wake):
             poll.register(fd, select.POLLIN)

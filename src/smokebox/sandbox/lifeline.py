@@ -90,7 +90,7 @@ class Keeper:
             socket.send_fds(self._requests, [b"+"], [control.fileno()])
 
     def stop(self) -> None:
-        """Let the helper end. What it started ends with our process or its sandbox."""
+        """Let the helper end, which waits a moment for its minders to do so."""
         with self._lock:
             self._stop()
 
@@ -129,7 +129,7 @@ class Keeper:
             self._requests = None
         if self._process is not None:
             try:
-                self._process.wait(1)
+                self._process.wait(2 * keeper.LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -140,6 +140,12 @@ def _script() -> str:
     return str(Path(keeper.__file__).with_suffix(".py"))
 
 
+def _end_all() -> None:
+    for lifeline in list(_OPEN):
+        lifeline.end()
+    KEEPER.stop()
+
+
 def _forget_all() -> None:
     KEEPER.forget()
     for lifeline in list(_OPEN):
@@ -148,5 +154,5 @@ def _forget_all() -> None:
 
 _OPEN: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 KEEPER = Keeper()
-atexit.register(KEEPER.stop)
+atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)
