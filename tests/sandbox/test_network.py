@@ -187,7 +187,8 @@ PRIVATE = [
     "169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.192", "168.63.129.16", "224.0.0.1",
     "255.255.255.255", "240.0.0.1", "198.18.0.1", "::", "::1", "::ffff:10.0.0.1", "::127.0.0.1",
     "::ffff:7f00:1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "fc00::1",
-    "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "2001:db8::1", "2001::1", "name",
+    "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "2001:db8::1", "2001::1",
+    "name",
 ]  # fmt: skip
 
 
@@ -204,12 +205,18 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
 
 
 JOINED = [
-    ("/x", "https://a.test/x"), ("x", "https://a.test/d/x"), ("../x", "https://a.test/x"),
-    ("../../../x", "https://a.test/x"), ("?q", "https://a.test/d/f?q"),
+    ("/x", "https://a.test/x"),
+    ("x", "https://a.test/d/x"),
+    ("../x", "https://a.test/x"),
+    ("../../../x", "https://a.test/x"),
+    ("?q", "https://a.test/d/f?q"),
     ("//b.test/x", "https://b.test/x"),
-    ("http://b.test/", "http://b.test/"), ("./", "https://a.test/d/"), ("..", "https://a.test/"),
-    ("javascript:x", "javascript:x"), ("x?a=/../b", "https://a.test/d/x?a=/../b"),
-]  # fmt: skip
+    ("http://b.test/", "http://b.test/"),
+    ("./", "https://a.test/d/"),
+    ("..", "https://a.test/"),
+    ("javascript:x", "javascript:x"),
+    ("x?a=/../b", "https://a.test/d/x?a=/../b"),
+]
 
 
 @pytest.mark.parametrize(("reference", "url"), JOINED)

@@ -19,6 +19,7 @@ from bashkit import BuiltinResult
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SmokeboxError
 from smokebox.sandbox.paths import resolve
+from smokebox.sandbox.virtual.elsewhere import files_elsewhere
 from smokebox.sandbox.virtual.turns import Turn
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ def _is_streaming(command: Command) -> bool:
 
 
 def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
+    files = files_elsewhere(tree)
+
     def run(context: BuiltinContext) -> BuiltinResult:
         call = CommandCall(
             name=name,
@@ -254,7 +257,7 @@ def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
             stdin=context.stdin or "",
             env=context.env,
             cwd=context.cwd,
-            files=tree,
+            files=files,
             _engine=context.fs,
         )
         try:

@@ -64,6 +64,14 @@ async def test_files_written_by_a_command_are_there_for_the_script() -> None:
     assert (await run_with("make a/b.txt; cat a/b.txt", make=make)).stdout == "made\n"
 
 
+async def test_a_plain_command_may_walk_the_files() -> None:
+    def names(call: CommandCall) -> str:
+        return "".join(f"{info.path}\n" for info in call.files.walk(call.path("d")))
+
+    result = await run_with("mkdir -p d/e; touch d/f d/e/g; names", names=names)
+    assert result.stdout.split() == ["/workspace/d/e", "/workspace/d/e/g", "/workspace/d/f"]
+
+
 async def test_process_substitution_can_be_read() -> None:
     def show(call: CommandCall) -> str:
         return call.read_file(call.args[0]).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 
 from smokebox.sandbox.virtual.commands.arguments import UsageError
 
@@ -11,21 +12,40 @@ _CLASSES = {
     "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
     "space": r"\s", "blank": r" \t", "punct": r"!-/:-@\[-`{-~", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
+_MOST_WORK = 10**8
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
 
 
-@functools.lru_cache(maxsize=128)
-def compile_basic(text: str) -> re.Pattern[str]:
-    """The pattern, or `UsageError` where it is none. Repeats nested in groups are refused.
+@dataclass(frozen=True, slots=True)
+class BasicPattern:
+    """A compiled pattern that knows how much work it may be.
 
-    Python's matcher backtracks: `\\(a*\\)*` could run for years, and cannot be stopped.
+    Python's matcher backtracks: with `n` repeats, a line costs its length to the power of
+    `n + 1`, and nothing can stop it half-way.
     """
+
+    text: str
+    compiled: re.Pattern[str]
+    repeats: int
+
+    def is_in(self, line: str) -> bool:
+        """Whether it matches somewhere in the line."""
+        if len(line) ** (self.repeats + 1) > _MOST_WORK and self.repeats:
+            raise UsageError(
+                f"'{self.text}': too many repeats for a line of {len(line)} characters"
+            )
+        return self.compiled.search(line) is not None
+
+
+@functools.lru_cache(maxsize=128)
+def compile_basic(text: str) -> BasicPattern:
+    """The pattern, or `UsageError` where it is none, or repeats a group."""
     parts = [_translated(token, n == 0) for n, token in enumerate(_TOKEN.findall(text))]
     source = "".join(parts)
-    if re.search(r"[*+?}][^(]*\)(?:[*+?]|\{)", source):
-        raise UsageError(f"'{text}': a repeat inside a repeated group is not supported")
+    if re.search(r"(?<!\\)\)[*+?{]", source):
+        raise UsageError(f"'{text}': repeated groups are not supported")
     try:
-        return re.compile(source)
+        return BasicPattern(text, re.compile(source), sum(p in ("*", "+", "{") for p in parts))
     except re.error:
         raise UsageError(f"'{text}': invalid regular expression") from None
 

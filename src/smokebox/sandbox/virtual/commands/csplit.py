@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ _PATTERN = re.compile(r"([/%])((?:\\.|[^\\])*?)\1([+-]?\d+)?")
 _REPEAT = re.compile(r"\{(\d+|\*)\}")
 _SUFFIX = re.compile(r"(?:[^%]|%%)*%[-+ 0#']*\d*(?:\.\d+)?[diuxXo](?:[^%]|%%)*")
 _MOST_FILES = 100_000
+_PATIENCE = 10.0
 
 
 @dataclass(slots=True)
@@ -29,12 +31,15 @@ class _Cutter:
     lines: list[str]
     suppress: bool
     place: int = 0
+    # The search for a pattern goes on after the line it last found.
+    sought: int = 0
     pieces: list[list[str]] = field(default_factory=list)
 
     def cut(self, end: int, *, keep: bool = True, matched: bool = False) -> None:
         if keep:
             self.pieces.append(self.lines[self.place : end])
         self.place = end + (1 if matched and self.suppress else 0)
+        self.sought = max(self.sought, self.place)
 
 
 def csplit(call: CommandCall) -> CommandOutput:
@@ -92,10 +97,12 @@ def _cut_once(cutter: _Cutter, word: str, turn: int, forever: bool) -> bool:
         raise UsageError(f"'{word}': invalid pattern")
     offset = int(match[3] or 0)
     pattern = compile_basic(match[2])
-    # A cut stands before its line: the search goes on after it.
-    start = cutter.place + (1 if cutter.pieces and not cutter.suppress else 0)
-    for number in range(start, len(cutter.lines)):
-        if pattern.search(cutter.lines[number].rstrip("\n")):
+    deadline = time.monotonic() + _PATIENCE
+    for number in range(max(cutter.place, cutter.sought), len(cutter.lines)):
+        if time.monotonic() > deadline:
+            raise UsageError(f"'{word}': the search takes too long")
+        if pattern.is_in(cutter.lines[number].rstrip("\n")):
+            cutter.sought = number + 1
             end = number + offset
             if not cutter.place <= end <= len(cutter.lines):
                 raise UsageError(f"'{word}': line number out of range")

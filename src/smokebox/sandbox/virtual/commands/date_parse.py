@@ -32,6 +32,9 @@ _ORDINAL = rf"(?P<ordinal>{'|'.join(_ORDINALS)})"
 _SECONDS = {"hour": 3600, "minute": 60, "min": 60, "second": 1, "sec": 1}
 
 
+_LONGEST = 1000
+
+
 class NotADate(ValueError):
     """Text that no rule reads, or a day that does not exist."""
 
@@ -62,6 +65,8 @@ class Moment:
 
 def parse_date(text: str, now: datetime) -> Moment:
     """Read a date. What it leaves open comes from `now`, which also gives the zone."""
+    if len(text) > _LONGEST:
+        raise NotADate(text)
     rest = re.sub(r"\([^()]*\)", " ", text).strip().lower()
     shown_in = now.tzinfo
     if match := re.match(r'tz="([^"]*)"\s*', rest):

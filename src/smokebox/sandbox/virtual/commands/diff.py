@@ -89,14 +89,15 @@ def _compare_operands(comparison: _Comparison, left: str, right: str) -> None:
 
 
 def _kind(comparison: _Comparison, name: str) -> str | None:
-    if name == "-" or name.startswith("/dev/"):
-        return "file"
     info = _info(comparison, name)
-    return None if info is None else info.type
+    if info is not None:
+        return info.type
+    # `<(...)` is no file of the sandbox, but can be read like one.
+    return "file" if name == "-" or name.startswith("/dev/") else None
 
 
 def _info(comparison: _Comparison, name: str) -> FileInfo | None:
-    if name == "-" or name.startswith("/dev/"):
+    if name == "-":
         return None
     try:
         return comparison.call.files.stat(comparison.call.path(name))

@@ -199,8 +199,8 @@ def _slide(changed: bytearray, other: bytearray, lines: list[int]) -> None:
             while start and lines[start - 1] == lines[end - 1]:
                 start, end = start - 1, end - 1
                 if done and done[-1][1] == start:
-                    start = done.pop()[0]
-                    gone = sum(high - low for low, high in done)
+                    start, joined = done.pop()
+                    gone -= joined - start
             meeting = end if start - gone in met else None
             while end < len(lines) and lines[start] == lines[end]:
                 start, end = start + 1, end + 1

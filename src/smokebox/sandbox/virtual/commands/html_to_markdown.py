@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ _BLOCKS = frozenset(
 _VOID = frozenset({"br", "hr", "img", "input", "meta", "link", "wbr", "area", "col", "source"})
 _EMPHASIS = {"strong": "**", "b": "**", "em": "*", "i": "*", "del": "~~", "s": "~~"}
 _DEEPEST_LIST = 20
+_PATIENCE = 10.0
 
 
 def html_to_markdown(call: CommandCall) -> CommandOutput:
@@ -61,8 +63,10 @@ class _Converter(HTMLParser):
         self._quotes: list[int] = []
         self._rows: list[list[str]] = []
         self._cell: int | None = None
+        self._deadline = time.monotonic() + _PATIENCE
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._check_time()
         values = {name: value or "" for name, value in attrs}
         if tag in _SKIPPED:
             self._skipping += 1
@@ -76,6 +80,7 @@ class _Converter(HTMLParser):
             self._open(tag, values)
 
     def handle_endtag(self, tag: str) -> None:
+        self._check_time()
         if tag in _SKIPPED:
             self._skipping = max(0, self._skipping - 1)
         elif self._skipping:
@@ -88,6 +93,7 @@ class _Converter(HTMLParser):
             self._shut(tag)
 
     def handle_data(self, data: str) -> None:
+        self._check_time()
         if self._skipping:
             return
         if self._pre:
@@ -98,6 +104,11 @@ class _Converter(HTMLParser):
             text = text[1:]
         if text:
             self._out.append(text)
+
+    def _check_time(self) -> None:
+        # The parser goes over a page of broken tags again and again.
+        if time.monotonic() > self._deadline:
+            raise TimeoutError("the page takes too long to read")
 
     def _open(self, tag: str, values: dict[str, str]) -> None:
         if re.fullmatch(r"h[1-6]", tag):

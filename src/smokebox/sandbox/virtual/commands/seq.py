@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandCall
 
 # What comes out is held in memory at once, and the shell holds no more than 32 MB.
-_MOST = 3_000_000
+_MOST = 30_000_000
+_BLOCK = 8192
+_LONGEST = 40
 _INTEGER = re.compile(r"[+-]?\d+")
-_FORMAT = re.compile(r"(?:[^%]|%%)*%[-+ 0#']*\d*(?:\.\d+)?[aefgAEFG](?:[^%]|%%)*")
+_FORMAT = re.compile(r"(?:[^%]|%%)*%[-+ 0#]*\d{0,3}(?:\.\d{1,3})?[efgEFG](?:[^%]|%%)*")
 _LONG = {"--format": "-f", "--separator": "-s", "--equal-width": "-w"}
 
 
@@ -26,12 +28,16 @@ def seq(call: CommandCall) -> CommandOutput:
     """Print numbers from a first to a last one."""
     try:
         plan = _read(call.args)
-        lines = list(itertools.islice(plan.numbers, _MOST + 1))
+        blocks: list[str] = []
+        size = 0
+        while lines := list(itertools.islice(plan.numbers, _BLOCK)):
+            size += sum(map(len, lines)) + len(plan.separator) * len(lines)
+            if size > _MOST:
+                raise UsageError(f"more than {_MOST} bytes of numbers; count in a loop instead")
+            blocks.append(plan.separator.join(lines))
     except UsageError as error:
         return failure("seq", str(error))
-    if len(lines) > _MOST:
-        return failure("seq", f"more than {_MOST} numbers at once; count in a loop instead")
-    return CommandOutput(stdout=plan.separator.join(lines) + "\n" if lines else "")
+    return CommandOutput(stdout=plan.separator.join(blocks) + "\n" if blocks else "")
 
 
 class _Plan(NamedTuple):
@@ -78,10 +84,12 @@ def _take_option(options: dict[str, str], word: str, rest: list[str]) -> None:
 
 
 def _is_number(word: str) -> bool:
+    # Short, and of a size that can be written out.
     try:
-        return not Decimal(word).is_nan()
+        number = Decimal(word)
     except InvalidOperation:
         return False
+    return len(word) <= _LONGEST and number.is_finite() and abs(number.adjusted()) <= _LONGEST
 
 
 def _numbers(first: str, step: str, last: str, options: dict[str, str]) -> Iterator[str]:

@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r"\\([abefnrtv\\\"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2})")
 _ESCAPES = dict(zip('abefnrtv\\"', '\a\b\033\f\n\r\t\v\\"', strict=True))
 _NAMES = {"directory": "directory", "symlink": "symbolic link", "other": "character special file"}
 _TYPE_BITS = {"directory": 0o040000, "symlink": 0o120000, "file": 0o100000, "other": 0o020000}
-_WIDEST = 4096
+_WIDEST = 256
 _USUAL = (
     "  File: {name}\n  Size: %-10s\tBlocks: %-10b IO Block: %-6o %F\n"
     "Access: (%04a/%10.10A)  Uid: (%5u/%8U)   Gid: (%5g/%8G)\n"
