@@ -14,15 +14,17 @@ class ExecResult:
     """What a finished command left behind. A non-zero exit is a result, not an error.
 
     Exit codes are bash's: 127 for a missing program, 126 for one stopped by a limit,
-    124 for a timeout, 128+n for death by signal n. When `truncated`, `stdout` and
-    `stderr` hold the beginning and the end with a marker between them, and
-    `stdout_file` and `stderr_file` name the whole streams where the sandbox kept them.
+    124 for a timeout, 128+n for death by signal n. `timed_out` tells our timeout from a
+    command that answers 124 by itself. When `truncated`, `stdout` and `stderr` are not
+    whole: where the middle is left out a marker says so, and `stdout_file` and
+    `stderr_file` name the whole streams where the sandbox kept them.
     """
 
     exit_code: int
     stdout: str = ""
     stderr: str = ""
     truncated: bool = False
+    timed_out: bool = False
     duration: float = 0.0
     stdout_file: str | None = None
     stderr_file: str | None = None

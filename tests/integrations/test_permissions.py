@@ -14,7 +14,6 @@ AS_SOMEBODY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 CASES = "not_allowed or without_permissions or permission_denied"
 
 
-@pytest.mark.xfail(reason="local() replaces a file that its user may not write")
 @pytest.mark.timeout(60)
 def test_permission_cases_pass_for_who_is_not_root(tmp_path: Path) -> None:
     become = [] if os.geteuid() else AS_SOMEBODY

@@ -66,6 +66,9 @@ def write(path: str, data: bytes) -> None:
         return
     if before is not None and not stat_bits.S_ISREG(before.st_mode):
         raise _not_regular(path, before.st_mode)
+    # A rename asks the directory only, and would replace a file that may not be written.
+    if before is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     # Through symlinks, also one that leads nowhere yet: the link stays a link.
     target = os.path.realpath(path)
     made = _make_parents(target)

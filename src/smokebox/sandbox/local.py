@@ -287,7 +287,9 @@ class LocalSandbox:
         result = _result(process, output, timeout, started)
         if result.stderr:
             yield OutputChunk("stderr", result.stderr)
-        yield ExecResult(exit_code=result.exit_code, duration=result.duration)
+        yield ExecResult(
+            exit_code=result.exit_code, timed_out=result.timed_out, duration=result.duration
+        )
 
     def _hold(self) -> Lifeline:
         if self._closed:
@@ -315,6 +317,7 @@ def _result(
         stdout=stdout.text,
         stderr=stderr.text + (f"smokebox: timed out after {timeout:g} s\n" if late else ""),
         truncated=stdout.truncated or stderr.truncated,
+        timed_out=late,
         duration=time.monotonic() - started,
         stdout_file=stdout.file,
         stderr_file=stderr.file,
