@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from smokebox.sandbox.bucket import bucket as bucket
     from smokebox.sandbox.bucket import get_virtual_sandbox as get_virtual_sandbox
     from smokebox.sandbox.local import local as local
+    from smokebox.sandbox.network import Allow as Allow
+    from smokebox.sandbox.network import Network as Network
+    from smokebox.sandbox.virtual import Limits as Limits
     from smokebox.sandbox.virtual import virtual as virtual
+    from smokebox.sandbox.virtual.command import CommandCall as CommandCall
+    from smokebox.sandbox.virtual.command import CommandOutput as CommandOutput
+    from smokebox.sandbox.virtual.command import CommandStream as CommandStream
     from smokebox.types import Capabilities as Capabilities
     from smokebox.types import ExecResult as ExecResult
     from smokebox.types import FileInfo as FileInfo
@@ -24,10 +30,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allow": "smokebox.sandbox.network",
     "Capabilities": "smokebox.types",
+    "CommandCall": "smokebox.sandbox.virtual.command",
+    "CommandOutput": "smokebox.sandbox.virtual.command",
+    "CommandStream": "smokebox.sandbox.virtual.command",
     "ExecResult": "smokebox.types",
     "ExecStream": "smokebox.sandbox.api",
     "FileInfo": "smokebox.types",
+    "Limits": "smokebox.sandbox.virtual",
+    "Network": "smokebox.sandbox.network",
     "OutputChunk": "smokebox.types",
     "SandboxApi": "smokebox.sandbox.api",
     "SmokeboxError": "smokebox.errors",
