@@ -27,7 +27,7 @@ from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Objects
 from smokebox.sandbox.filesystems.read_ahead import Bodies, ReadAhead
 from smokebox.sandbox.filesystems.s3_objects import S3Objects
 from smokebox.sandbox.filesystems.sightings import Sightings
-from smokebox.sandbox.filesystems.walks import directories
+from smokebox.sandbox.filesystems.walks import directories, resume_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,17 +70,15 @@ class BucketFilesystem(Filesystem):
             self._bodies,
             0 if cache_bytes == 0 or isinstance(store, (LocalStore, MemoryStore)) else prefetch,
         )
-        self._checked = False
+        self.checked = False
         self._checking = threading.Lock()
-        self._walks = 0
 
     def refresh(self) -> None:
         """Ask the store anew from here on. The first time, see that it is there and opens."""
         with self._checking:
-            if not self._checked:
+            if not self.checked:
                 self._objects.check()
-                self._checked = True
-        self._walks = 0
+                self.checked = True
         self._sightings.forget()
         self._ahead.forget()
 
@@ -135,6 +133,10 @@ class BucketFilesystem(Filesystem):
             raise PathNotFound(path)
         return found.entry
 
+    def peek(self, path: str) -> Entry | None:
+        found = self._find(path)
+        return None if found is None else found.entry
+
     def listdir(self, path: str) -> Mapping[str, Entry]:
         listing = self._sightings.listing(path)
         found = self._listed(path) if listing is None else listing.found
@@ -184,6 +186,18 @@ class BucketFilesystem(Filesystem):
         self._changed(source, tree=True)
         self._changed(target, tree=True)
 
+    def copy(self, source: str, target: str) -> None:
+        found = self._find(source)
+        if found is None or found.is_directory:
+            return super().copy(source, target)
+        self._check_writable(target)
+        existing = self._find(target)
+        check_move(source, target, found.entry, existing.entry if existing else None)
+        if existing is None:
+            self._check_parent(target)
+        self._objects.copy(source[1:], target[1:])
+        return self._changed(target)
+
     def _find(self, path: str) -> Found | None:
         if path == "/":
             return DIRECTORY
@@ -224,16 +238,19 @@ class BucketFilesystem(Filesystem):
         if around is None or not self._objects.ordered:
             return None
         around.descents += 1
-        if around.descents < 2:
+        if around.descents < 2 or around.everything:
             return None
-        limit = min(_FIRST_WALK << self._walks, _LONGEST_WALK)
-        self._walks += 1
+        # Always onward from the first key, so that no order of asking lists anything twice.
+        limit = min(_FIRST_WALK << around.walks, _LONGEST_WALK)
         asked = self._sightings.changes
-        walked = self._objects.walk(above[1:], after=path[1:], limit=limit)
-        seen = directories(walked, above, self._objects.marker)
-        # Of the one above, only what follows was seen.
+        walked = self._objects.walk(above[1:], after=around.reached, limit=limit)
+        seen = directories(walked, above, self._objects.marker, after=around.reached)
+        # Of the one above, only a part may have been seen.
         seen.pop(above, None)
-        self._sightings.add(seen, asked=asked)
+        self._sightings.add(seen, asked=asked, given=False)
+        around.walks += 1
+        around.everything = walked.ended or not walked.found
+        around.reached = resume_after(walked, above, around.reached)
         return self._sightings.listing(path)
 
     def _changed(self, path: str, *, tree: bool = False) -> None:

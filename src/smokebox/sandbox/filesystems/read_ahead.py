@@ -78,6 +78,7 @@ class _Run(threading.local):
 
     last = ""
     length = 0
+    look_at = _RUN
     suffix: str | None = ""
 
 
@@ -114,9 +115,13 @@ class ReadAhead:
         run = self._run
         run.length = run.length + 1 if self._continues(run, path) else 0
         run.last = path
-        if run.length >= _RUN:
+        if run.length == 0:
+            run.look_at = _RUN
+        if run.length >= run.look_at:
             window = min(self._limit, _FIRST << min(run.length - _RUN, 8))
             self._fetch(islice(self._next(path, run.suffix), window))
+            # Half of it may be read before the next look pays.
+            run.look_at = run.length + window // 2
 
     def _continues(self, run: _Run, path: str) -> bool:
         suffix = posixpath.splitext(path)[1]

@@ -17,6 +17,7 @@ import obstore
 from obstore.exceptions import InvalidPathError
 from obstore.store import S3Store
 
+from smokebox.errors import InvalidPath
 from smokebox.sandbox.filesystems.filesystem import Entry
 from smokebox.sandbox.filesystems.object_errors import translated
 from smokebox.sandbox.filesystems.objects import DIRECTORY, Found, Listed, Objects, Walked, add
@@ -39,6 +40,17 @@ class S3Objects(Objects):
         # A prefix inside the store would not be in the addresses that are made here.
         inner = store.prefix or ""
         super().__init__(_without_prefix(store), "/".join(p for p in (inner, prefix) if p), place)
+
+    def check_name(self, key: str) -> None:
+        """Refuse a key that no object can have, or not everywhere."""
+        super().check_name(key)
+        if "\\" in key:
+            # SeaweedFS takes it for a slash, and says nothing.
+            raise InvalidPath(
+                f"/{key} holds a backslash, which some S3 servers take for a slash.",
+                hint="Use another character.",
+                path=f"/{key}",
+            )
 
     def listdir_odd(self, directory: str, error: InvalidPathError) -> Listed:
         """What is in a directory, without the keys that cannot be paths."""

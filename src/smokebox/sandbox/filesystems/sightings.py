@@ -1,6 +1,6 @@
 """What one command has seen of a bucket, so that it need not ask again.
 
-A listing answers for the names in it while the command goes through them, and for names that
+A listing answers for the names in it while a command goes through them, and for names that
 are not in it only while it is fresh. `forget` drops all: the next command asks anew.
 """
 
@@ -18,45 +18,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds: how long an answer stands by itself, and how long while it keeps being used.
+# Seconds. What was seen holds for as long as a command may take to go through it. That
+# something is not there, or a second look at the same directory, is about what changes.
+HOLDS = 30.0
 FRESH = 1.0
-IN_USE = 30.0
-
-
-class Age:
-    """When an answer came, and when it was last used."""
-
-    __slots__ = ("came", "used")
-
-    def __init__(self) -> None:
-        self.came = self.used = time.monotonic()
-
-    @property
-    def fresh(self) -> bool:
-        """Young enough to tell also what is not there."""
-        return time.monotonic() - self.came < FRESH
-
-    def use(self) -> bool:
-        """Whether it still holds, which it does longer for being used."""
-        instant = time.monotonic()
-        held = instant - self.used < FRESH and instant - self.came < IN_USE
-        if held:
-            self.used = instant
-        return held
 
 
 class Listing:
-    """One directory as it was seen. `descents` counts the directories in it listed since."""
+    """One directory as it was seen.
 
-    __slots__ = ("_order", "_positions", "age", "descents", "found", "given")
+    `given` tells that somebody has had all of it. The rest is for whoever walks on below it:
+    `descents` counts the directories in it that were listed, `walks` the long listings, which
+    have come as far as the key `reached`, or to the end of `everything`.
+    """
 
-    def __init__(self, found: Mapping[str, Found], age: Age) -> None:
+    __slots__ = (
+        "_order",
+        "_positions",
+        "came",
+        "descents",
+        "everything",
+        "found",
+        "given",
+        "reached",
+        "walks",
+    )
+
+    def __init__(self, found: Mapping[str, Found], came: float, given: bool) -> None:
         self.found = found
-        self.age = age
+        self.came = came
+        self.given = given
         self.descents = 0
-        self.given = False
+        self.walks = 0
+        self.reached = ""
+        self.everything = False
         self._order: list[str] = []
         self._positions: dict[str, int] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether it may tell what is there."""
+        return time.monotonic() - self.came < HOLDS
+
+    @property
+    def tells_absence(self) -> bool:
+        """Whether it may tell what is not there."""
+        return time.monotonic() - self.came < (FRESH if self.given else HOLDS)
 
     def after(self, name: str) -> Iterator[str]:
         """The names that follow `name`, sorted; all of them for one that is not here."""
@@ -75,7 +82,7 @@ class Sightings:
         # Counts the changes: what was asked before one must not be remembered after it.
         self.changes = 0
         self._listings: dict[str, Listing] = {}
-        self._single: dict[str, tuple[Found | None, Age]] = {}
+        self._single: dict[str, tuple[Found | None, float]] = {}
 
     def look(self, path: str) -> tuple[bool, Found | None]:
         """Whether something is known of `path`, and what: None for nothing there."""
@@ -83,15 +90,13 @@ class Sightings:
             single = self._single.get(path)
             listing = self._listings.get(posixpath.dirname(path))
             own = self._listings.get(path)
-        if single is not None and single[1].fresh:
+        if single is not None and time.monotonic() - single[1] < FRESH:
             return True, single[0]
         if listing is not None:
             found = listing.found.get(posixpath.basename(path))
-            if found is not None and listing.age.use():
+            if listing.holds if found is not None else listing.tells_absence:
                 return True, found
-            if found is None and listing.age.fresh:
-                return True, None
-        if own is not None and own.age.fresh:
+        if own is not None and own.tells_absence:
             return True, DIRECTORY
         return False, None
 
@@ -100,9 +105,8 @@ class Sightings:
 
         A second reader in the same command means to see what changed, so it gets a fresh one.
         """
-        with self._lock:
-            listing = self._listings.get(path)
-        if listing is None or not listing.age.use() or (listing.given and not listing.age.fresh):
+        listing = self.peek(path)
+        if listing is None or not listing.tells_absence:
             return None
         listing.given = True
         return listing
@@ -111,21 +115,23 @@ class Sightings:
         """A directory that was seen, if it still holds."""
         with self._lock:
             listing = self._listings.get(path)
-        return listing if listing is not None and listing.age.use() else None
+        return listing if listing is not None and listing.holds else None
 
     def note(self, path: str, found: Found | None, *, asked: int) -> None:
         """Remember what is at one path, `asked` when there had been so many changes."""
         with self._lock:
             if self.changes == asked:
-                self._single[path] = (found, Age())
+                self._single[path] = (found, time.monotonic())
 
-    def add(self, listings: Mapping[str, Mapping[str, Found]], *, asked: int) -> None:
-        """Remember directories that were seen at once."""
-        age = Age()
+    def add(
+        self, listings: Mapping[str, Mapping[str, Found]], *, asked: int, given: bool = True
+    ) -> None:
+        """Remember directories that were seen at once, ahead of who wants them if not `given`."""
+        came = time.monotonic()
         with self._lock:
             if self.changes == asked:
                 for path, found in listings.items():
-                    self._listings[path] = Listing(found, age)
+                    self._listings[path] = Listing(found, came, given)
 
     def drop(self, path: str, *, tree: bool = False) -> None:
         """Forget `path` and what was listed beside it, with `tree` also what is below it."""

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from smokebox.sandbox.filesystems.objects import Walked
 
 
-def directories(walked: Walked, top: str, marker: str) -> dict[str, dict[str, Found]]:
+def directories(
+    walked: Walked, top: str, marker: str, after: str = ""
+) -> dict[str, dict[str, Found]]:
     """What is in `top` and in each directory below it of which everything was seen.
 
     A listing of keys does not tell an empty file from the marker of an empty directory, so
-    a directory that holds one is left out, as are those that the last key may have cut.
+    a directory that holds one is left out, as are those that the key before the first, or
+    the last one, may have cut.
     """
     made: dict[str, dict[str, Found]] = {top: {}}
     empty: list[str] = []
@@ -36,10 +39,24 @@ def directories(walked: Walked, top: str, marker: str) -> dict[str, dict[str, Fo
         above, name = posixpath.split(path)
         if above in made and not made[above][name].is_directory:
             del made[above]
-    if not walked.ended and walked.found:
-        for above in _upward(posixpath.dirname("/" + walked.found[-1][0]), top):
+    cuts = [after] if walked.ended or not walked.found else [after, walked.found[-1][0]]
+    for key in filter(None, cuts):
+        for above in _upward(posixpath.dirname("/" + key), top):
             made.pop(above, None)
     return made
+
+
+def resume_after(walked: Walked, top: str, after: str) -> str:
+    """The key to go on after: before the directory that was cut, so that it is seen whole.
+
+    One that is longer than a whole walk is passed by.
+    """
+    if not walked.found:
+        return after
+    last = walked.found[-1][0]
+    start = len(top.strip("/")) + 1 if top != "/" else 0
+    cut = last[:start] + last[start:].partition("/")[0]
+    return cut if cut > after else last
 
 
 def _add_above(made: dict[str, dict[str, Found]], directory: str, top: str) -> None:

@@ -1,0 +1,195 @@
+"""Which object store a target names: a URL, a bucket's name, or a store of obstore's own."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import obstore.store
+from obstore.exceptions import BaseError
+from obstore.store import (
+    AzureStore,
+    GCSStore,
+    HTTPStore,
+    LocalStore,
+    MemoryStore,
+    S3Store,
+)
+
+from smokebox.errors import BucketNotFound, InvalidOption
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
+
+_STORES = (AzureStore, GCSStore, HTTPStore, LocalStore, MemoryStore, S3Store)
+_CLOUDS = {"gs": "Google Cloud Storage", "az": "Azure", "abfs": "Azure", "abfss": "Azure"}
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+# A server that does not answer is given up after about half a minute, one that refuses the
+# connection after two seconds. A large body may take longer, as long as it keeps coming.
+_RETRY: RetryConfig = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=1),
+        "base": 2,
+    },
+}
+_CLIENT: ClientConfig = {"connect_timeout": "5s", "read_timeout": "10s", "timeout": "10min"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach and open a bucket that speaks S3."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = None
+    session_token: str | None = None
+    allow_http: bool | None = None
+    anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A store, the prefix in it that was asked for, and words for it."""
+
+    store: ObjectStore
+    prefix: str
+    place: str
+
+
+def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Target:
+    """The store that `target` names. Nothing is asked of it yet."""
+    if isinstance(target, _STORES):
+        _refuse_access(access, "a store that is open already", "Give them to the store.")
+        return Target(target, prefix, repr(target))
+    if not isinstance(target, str) or not target:
+        raise InvalidOption(
+            f"a bucket is a URL, a name or an obstore store, not {target!r}.",
+            hint="Pass for example 's3://name/folder' or 'file:///folder'.",
+            option="target",
+            value=repr(target),
+        )
+    scheme, separator, _ = target.partition("://")
+    if not separator:
+        return _s3(target, prefix, access)
+    url = urlsplit(target)
+    path = unquote(url.path).strip("/")
+    if scheme in ("s3", "s3a"):
+        return _s3(url.netloc, _joined(path, prefix), access)
+    _refuse_access(access, f"{scheme}://", "They are for buckets that speak S3.")
+    if scheme == "memory":
+        return Target(MemoryStore(), _joined(path, prefix), "memory")
+    if scheme == "file":
+        return _folder(unquote(url.path), prefix)
+    if scheme in _CLOUDS:
+        return _cloud(target, scheme, url.netloc, _joined(path, prefix))
+    raise InvalidOption(
+        f"{target!r} is not a bucket: nothing here knows {scheme}://.",
+        hint="Use s3://, gs://, az://, file:// or memory://, or a name with endpoint=.",
+        option="target",
+        value=target,
+    )
+
+
+def _joined(path: str, prefix: str) -> str:
+    return "/".join(part for part in (path, prefix.strip("/")) if part)
+
+
+def _s3(name: str, prefix: str, access: Access) -> Target:
+    # What is in the name would be in every address that is signed.
+    if not _NAME.fullmatch(name):
+        raise InvalidOption(
+            f"{name!r} cannot be the name of a bucket.",
+            hint="Use 3 to 63 lower-case letters, digits, dots and hyphens, or a URL.",
+            option="target",
+            value=name,
+        )
+    endpoint = access.endpoint or _from_environment("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    _check_endpoint(endpoint)
+    allow_http = access.allow_http
+    if allow_http is None:
+        allow_http = endpoint.startswith("http://")
+    store = S3Store(
+        name,
+        config=_s3_config(access),
+        client_options={**_CLIENT, "allow_http": allow_http},
+        retry_config=_RETRY,
+    )
+    return Target(store, prefix, f"s3://{name}" + (f" at {endpoint}" if endpoint else ""))
+
+
+def _s3_config(access: Access) -> S3Config:
+    if (access.access_key is None) != (access.secret_key is None):
+        raise InvalidOption(
+            "access_key and secret_key come together.",
+            hint="Pass both, or neither to take them from the environment.",
+            option="secret_key" if access.secret_key is None else "access_key",
+        )
+    config: S3Config = {}
+    if access.endpoint is not None:
+        config["endpoint"] = access.endpoint
+    if access.region is not None:
+        config["region"] = access.region
+    if access.access_key is not None and access.secret_key is not None:
+        config["access_key_id"] = access.access_key
+        config["secret_access_key"] = access.secret_key
+    if access.session_token is not None:
+        config["session_token"] = access.session_token
+    if access.anonymous:
+        config["skip_signature"] = True
+    return config
+
+
+def _check_endpoint(endpoint: str) -> None:
+    url = urlsplit(endpoint)
+    if endpoint and (url.scheme not in ("http", "https") or not url.hostname or url.query):
+        raise InvalidOption(
+            f"endpoint={endpoint!r} is not the address of a server.",
+            hint="Pass for example endpoint='http://127.0.0.1:9000'.",
+            option="endpoint",
+            value=endpoint,
+        )
+
+
+def _from_environment(*names: str) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+
+
+def _folder(folder: str, prefix: str) -> Target:
+    if not os.path.isdir(folder):
+        raise BucketNotFound(
+            f"there is no folder {folder!r}.",
+            hint="Make it first, and name it in full: file:///folder.",
+            bucket=folder,
+        )
+    return Target(LocalStore(folder), prefix, f"file://{folder}")
+
+
+def _cloud(target: str, scheme: str, name: str, prefix: str) -> Target:
+    try:
+        store = obstore.store.from_url(
+            f"{scheme}://{name}", client_options=_CLIENT, retry_config=_RETRY
+        )
+    except (BaseError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise InvalidOption(
+            f"{target!r} does not open: {said}",
+            hint=f"Set what {_CLOUDS[scheme]} wants in the environment, or pass an obstore store.",
+            option="target",
+            value=target,
+        ) from error
+    return Target(store, prefix, f"{scheme}://{name}")
+
+
+def _refuse_access(access: Access, what: str, hint: str) -> None:
+    for name in access.__slots__:
+        if getattr(access, name) not in (None, False):
+            raise InvalidOption(f"{name}= does not go with {what}.", hint=hint, option=name)

@@ -1,0 +1,361 @@
+"""`bucket()`: the conformance suite over three stores, and what is its own."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import obstore
+import pytest
+import pytest_asyncio
+from obstore.store import LocalStore, MemoryStore, S3Store
+
+from smokebox import bucket, get_virtual_sandbox
+from smokebox.errors import (
+    AccessDenied,
+    BucketNotFound,
+    InvalidOption,
+    InvalidPath,
+    MissingDependency,
+    ServiceUnavailable,
+    SmokeboxError,
+)
+from smokebox.sandbox.conformance import SandboxSuite
+from smokebox.sandbox.conformance.files import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from pathlib import Path
+
+    from smokebox.sandbox.api import SandboxApi
+    from smokebox.sandbox.bucket import BucketSandbox
+    from smokebox.testing import Seaweed
+
+SECRET = "kept-outside-0123456789"
+
+
+class TestMemoryConformance(SandboxSuite):
+    @pytest_asyncio.fixture
+    async def sandbox(self) -> AsyncIterator[BucketSandbox]:
+        async with bucket("memory:///") as sandbox:
+            yield sandbox
+
+
+class TestFolderConformance(SandboxSuite):
+    @pytest_asyncio.fixture
+    async def sandbox(self, tmp_path: Path) -> AsyncIterator[BucketSandbox]:
+        async with bucket(f"file://{tmp_path}") as sandbox:
+            yield sandbox
+
+
+class TestS3Conformance(SandboxSuite):
+    @pytest_asyncio.fixture
+    async def sandbox(self, seaweed: Seaweed, bucket_name: str) -> AsyncIterator[BucketSandbox]:
+        async with on(seaweed, bucket_name) as sandbox:
+            yield sandbox
+
+    @pytest.mark.parametrize("name", [name for name in NAMES if "\\" not in name])
+    async def test_odd_names_round_trip(self, sandbox: SandboxApi, place: str, name: str) -> None:
+        await super().test_odd_names_round_trip(sandbox, place, name)
+
+    async def test_a_backslash_is_refused(self, sandbox: SandboxApi, place: str) -> None:
+        """S3 servers do not agree on it: SeaweedFS makes it a slash."""
+        with pytest.raises(InvalidPath, match="backslash"):
+            await sandbox.write_file(f"{place}/back\\slash", "x")
+        assert await sandbox.readdir(place) == []
+
+
+def on(seaweed: Seaweed, name: str, *, read_only: bool = False) -> BucketSandbox:
+    return bucket(
+        name,
+        endpoint=seaweed.endpoint,
+        access_key=seaweed.access_key,
+        secret_key=seaweed.secret_key,
+        read_only=read_only,
+    )
+
+
+def other_client(seaweed: Seaweed, name: str) -> S3Store:
+    return S3Store(
+        name,
+        endpoint=seaweed.endpoint,
+        access_key_id=seaweed.access_key,
+        secret_access_key=seaweed.secret_key,
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.fixture
+def store(seaweed: Seaweed, bucket_name: str) -> S3Store:
+    return other_client(seaweed, bucket_name)
+
+
+@pytest_asyncio.fixture
+async def sandbox(seaweed: Seaweed, bucket_name: str) -> AsyncIterator[BucketSandbox]:
+    async with on(seaweed, bucket_name) as sandbox:
+        yield sandbox
+
+
+async def output(sandbox: BucketSandbox, command: str) -> str:
+    result = await sandbox.exec(command)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def fill(store: S3Store, items: Iterable[tuple[str, bytes]]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda item: obstore.put(store, *item), items))
+
+
+@pytest.fixture(scope="module")
+def ten_thousand(seaweed: Seaweed) -> Iterator[str]:
+    """A bucket with 10,000 objects in 100 folders, one of which holds the needle."""
+    name = seaweed.create_bucket("ten-thousand")
+    items = [(f"docs/{n % 100:02}/{n:05}.md", b"text %d\n" % n) for n in range(10_000)]
+    items[7777] = (items[7777][0], b"a needle\n")
+    fill(other_client(seaweed, name), items)
+    yield name
+    seaweed.delete_bucket(name)
+
+
+@pytest.mark.timeout(120)
+async def test_ten_thousand_objects(seaweed: Seaweed, ten_thousand: str) -> None:
+    async with on(seaweed, ten_thousand, read_only=True) as sandbox:
+        assert await output(sandbox, "find . -type f | wc -l") == "10000\n"
+        assert await output(sandbox, "grep -rl needle .") == "./docs/77/07777.md\n"
+        assert await output(sandbox, "ls docs | wc -l") == "100\n"
+        assert await output(sandbox, "shopt -s globstar; ls **/077*.md | wc -l") == "100\n"
+        assert len(await sandbox.glob("**/*.md")) == 10_000
+
+
+async def test_what_another_client_does_shows_in_the_next_command(
+    sandbox: BucketSandbox, store: S3Store
+) -> None:
+    assert await output(sandbox, "ls") == ""
+    obstore.put(store, "f", b"one\n")
+    assert await output(sandbox, "ls; cat f") == "f\none\n"
+    obstore.put(store, "f", b"two\n")
+    assert await output(sandbox, "ls; cat f") == "f\ntwo\n"
+    obstore.put(store, "f", b"six\n")
+    assert await sandbox.read_file("f") == "six\n"
+    obstore.delete(store, "f")
+    assert await output(sandbox, "ls") == ""
+    assert not await sandbox.exists("f")
+
+
+async def test_a_command_waits_for_an_object_of_another_client(
+    sandbox: BucketSandbox, store: S3Store
+) -> None:
+    obstore.put(store, "d/other", b"")
+    script = "[ -d d ]; ls d; echo ready; until [ -f d/done ]; do sleep 0.1; done; cat d/done"
+    stream = sandbox.exec_stream(script)
+    said = ""
+    async for chunk in stream:
+        said += chunk.data
+        if chunk.data.endswith("ready\n"):
+            obstore.put(store, "d/done", b"it is\n")
+    assert (stream.exit_code, said) == (0, "other\nready\nit is\n")
+
+
+async def test_the_usual_commands_work(sandbox: BucketSandbox, store: S3Store) -> None:
+    await sandbox.write_file("notes/a b.txt", "one\ntwo\nthree\n")
+    assert await output(sandbox, "head -1 notes/*; wc -l < 'notes/a b.txt'") == "one\n3\n"
+    await output(
+        sandbox, "sort notes/* > sorted; echo more >> sorted; mkdir -p x/y; mv sorted x/y/"
+    )
+    assert bytes(obstore.get(store, "x/y/sorted").bytes()) == b"one\nthree\ntwo\nmore\n"
+    await output(sandbox, "cp -r notes copy; sed -i s/one/ONE/ copy/*; rm -r notes x")
+    assert (
+        await output(sandbox, "find . -type f; cat copy/*") == "./copy/a b.txt\nONE\ntwo\nthree\n"
+    )
+
+
+async def test_unicode_and_odd_keys(sandbox: BucketSandbox, store: S3Store) -> None:
+    keys = ["ünï/日本 😀.txt", "q'uo\"te", "a#b?c%20+&=", "-rf", "w*[1]"]
+    fill(store, [(key, b"needle") for key in keys])
+    assert sorted((await output(sandbox, "grep -rl needle .")).splitlines()) == sorted(
+        f"./{key}" for key in keys
+    )
+    assert await output(sandbox, "cat ünï/*") == "needle"
+
+
+async def test_a_50_mb_object(sandbox: BucketSandbox, store: S3Store) -> None:
+    obstore.put(store, "large", b"x" * 50_000_000)
+    assert (await sandbox.stat("large")).size == 50_000_000
+    assert len(await sandbox.read_bytes("large")) == 50_000_000
+
+
+async def test_read_only_refuses_and_reads(
+    seaweed: Seaweed, bucket_name: str, store: S3Store
+) -> None:
+    obstore.put(store, "f", b"kept\n")
+    async with on(seaweed, bucket_name, read_only=True) as sandbox:
+        with pytest.raises(AccessDenied, match="read_only"):
+            await sandbox.write_file("g", "x")
+        with pytest.raises(AccessDenied):
+            await sandbox.rm("f")
+        assert not (await sandbox.exec("rm f")).success
+        assert not (await sandbox.exec("echo x > f")).success
+        assert (await sandbox.capabilities()).read_only
+        assert await output(sandbox, "cat f; ls; echo x > /tmp/x; cat /tmp/x") == "kept\nf\nx\n"
+
+
+async def test_the_root_of_the_bucket_is_never_removed(
+    sandbox: BucketSandbox, store: S3Store
+) -> None:
+    obstore.put(store, "kept", b"x")
+    with pytest.raises(SmokeboxError):
+        await sandbox.rm("/workspace", recursive=True, force=True)
+    await sandbox.exec("cd /; rm -rf /workspace; rm -rf /")
+    assert await sandbox.readdir("/workspace") == ["kept"]
+
+
+async def test_a_fork_shares_the_bucket_and_not_the_shell(sandbox: BucketSandbox) -> None:
+    await output(sandbox, "x=1; echo shared > f")
+    async with await sandbox.fork() as forked:
+        assert await output(forked, "x=2; cat f; echo $x") == "shared\n2\n"
+        assert (await forked.capabilities()).sandbox == "bucket"
+    assert await output(sandbox, "echo $x; cat f") == "1\nshared\n"
+
+
+async def test_credentials_are_not_to_be_seen_inside(
+    seaweed: Seaweed, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
+    async with bucket(bucket_name, endpoint=seaweed.endpoint) as sandbox:
+        await sandbox.write_file("f", "x")
+        said = await sandbox.exec(
+            "env; set; export -p; cat /proc/self/environ /etc/* ~/.aws/*; cat nope; grep -r . / "
+        )
+        assert seaweed.secret_key not in said.stdout + said.stderr
+        assert seaweed.secret_key not in repr(sandbox) + repr(await sandbox.capabilities())
+
+
+async def test_wrong_credentials_say_where_they_come_from(
+    seaweed: Seaweed, bucket_name: str
+) -> None:
+    async with bucket(
+        bucket_name, endpoint=seaweed.endpoint, access_key=seaweed.access_key, secret_key=SECRET
+    ) as sandbox:
+        for call in (lambda: sandbox.exec("ls"), lambda: sandbox.readdir(".")):
+            with pytest.raises(AccessDenied, match=r"access_key=.*AWS_ACCESS_KEY_ID") as caught:
+                await call()
+            assert SECRET not in f"{caught.value} {caught.value.fields}"
+
+
+async def test_a_missing_bucket_is_told_by_the_first_command(seaweed: Seaweed) -> None:
+    async with on(seaweed, "no-such-bucket") as sandbox:
+        with pytest.raises(BucketNotFound, match="no-such-bucket"):
+            await sandbox.exec("ls")
+    with pytest.raises(BucketNotFound):
+        await get_virtual_sandbox(
+            "no-such-bucket",
+            endpoint=seaweed.endpoint,
+            access_key=seaweed.access_key,
+            secret_key=seaweed.secret_key,
+        )
+
+
+async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+    endpoint = f"http://127.0.0.1:{unused_tcp_port}"
+    async with bucket("name", endpoint=endpoint, access_key="a", secret_key="b") as sandbox:
+        with pytest.raises(ServiceUnavailable) as caught:
+            await sandbox.exec("ls")
+        assert (caught.value.retryable, endpoint in str(caught.value)) == (True, True)
+
+
+@pytest.mark.timeout(90)
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        async with bucket("name", endpoint=endpoint, access_key="a", secret_key="b") as sandbox:
+            with pytest.raises(ServiceUnavailable):
+                await sandbox.exec("ls")
+    assert time.monotonic() - began < 60
+
+
+async def test_a_target_may_be_a_url_or_a_store(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("hello")
+    for target, prefix in (
+        (f"file://{tmp_path}", "docs"),
+        (f"file://{tmp_path}/docs", ""),
+        (LocalStore(tmp_path), "docs"),
+    ):
+        async with bucket(target, prefix=prefix, read_only=True) as sandbox:
+            assert await sandbox.read_file("a.txt") == "hello"
+
+
+async def test_two_sandboxes_share_a_memory_store() -> None:
+    shared = MemoryStore()
+    async with bucket(shared, cwd="/kb") as one, await get_virtual_sandbox(shared) as two:
+        await one.write_file("/kb/f", "x")
+        assert (await two.readdir("/workspace"), one.cwd) == (["f"], "/kb")
+
+
+async def test_without_a_bucket_the_files_are_in_memory() -> None:
+    async with await get_virtual_sandbox() as sandbox:
+        assert (await sandbox.capabilities()).persistence == "memory"
+
+
+async def test_it_says_what_it_is() -> None:
+    async with bucket("memory:///", shell="fresh") as sandbox:
+        able = await sandbox.capabilities()
+    assert (able.sandbox, able.persistence, able.shell_state) == ("bucket", "bucket", "fresh")
+    assert not (able.symlinks or able.file_modes or able.newlines_in_names)
+
+
+@pytest.mark.parametrize(
+    "target", ["", "Bad_Name", "a/b", "x", "a?b=c", "ftp://x", "http://host/b", "s3://", "s3:///x"]
+)
+def test_a_target_that_is_no_bucket(target: str) -> None:
+    with pytest.raises(InvalidOption):
+        bucket(target)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BucketNotFound):
+        bucket(f"file://{tmp_path}/nope")
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"endpoint": "127.0.0.1:9000"}, "endpoint"),
+        ({"endpoint": "ftp://host"}, "endpoint"),
+        ({"access_key": "a"}, "secret_key"),
+        ({"secret_key": "a"}, "access_key"),
+        ({"prefix": "a/../b"}, "prefix"),
+        ({"cache_bytes": -1}, "cache_bytes"),
+        ({"prefetch": 1.5}, "prefetch"),
+        ({"cwd": "/"}, "mounts"),
+        ({"shell": "zsh"}, "shell"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, object], option: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        bucket("name", **options)  # type: ignore[arg-type]
+    assert caught.value.fields["option"] == option
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(InvalidOption, match="read_only"):
+        bucket("name", readonly=True)  # type: ignore[call-arg]
+
+
+def test_credentials_do_not_go_with_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="access_key"):
+        bucket(f"file://{tmp_path}", access_key="a", secret_key="b")
+    with pytest.raises(InvalidOption, match="endpoint"):
+        bucket(MemoryStore(), endpoint="http://127.0.0.1:9000")
+
+
+def test_obstore_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingDependency, match=r"smokebox\[bucket\]"):
+        bucket("memory:///")
