@@ -7,7 +7,7 @@ import time
 import pytest
 
 from smokebox.errors import InvalidOption, InvalidPath, PathNotFound, ServiceUnavailable
-from smokebox.sandbox.globbing import Found, glob_paths
+from smokebox.sandbox.globbing import Found, expand_braces, glob_paths
 
 TREE: dict[str, list[Found]] = {
     "/": [Found("work", "directory"), Found("etc", "directory")],
@@ -213,3 +213,24 @@ def test_very_deep_directories_are_no_trouble() -> None:
         return [Found("d", "directory")] if len(path) < 6000 else [Found("a.py", "file")]
 
     assert len(glob_paths("**/*.py", "/", listed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.py", ["*.py"]),
+        ("*.{ts,tsx}", ["*.ts", "*.tsx"]),
+        ("{a,b}/{c,d}", ["a/c", "b/c", "a/d", "b/d"]),
+        ("a{,.bak}", ["a", "a.bak"]),
+        ("{a,{b,c}}", ["a", "b", "c"]),
+        ("{x}", ["{x}"]),
+        ("{", ["{"]),
+    ],
+)
+def test_braces(pattern: str, expected: list[str]) -> None:
+    assert sorted(expand_braces(pattern)) == sorted(expected)
+
+
+def test_a_bomb_of_braces_is_refused() -> None:
+    with pytest.raises(InvalidOption):
+        expand_braces("{a,b}" * 40)

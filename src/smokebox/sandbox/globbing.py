@@ -157,7 +157,7 @@ def _listed(directory: str, list_directory: Lister) -> list[Found]:
 
 def _alternatives(pattern: str, cwd: str) -> list[tuple[Segment, ...]]:
     base = [_literal(name) for name in cwd.split("/") if name]
-    return [tuple(_segments(base, text)) for text in _expand_braces(pattern)]
+    return [tuple(_segments(base, text)) for text in expand_braces(pattern)]
 
 
 def _segments(base: list[Segment], text: str) -> list[Segment]:
@@ -195,7 +195,8 @@ def _translate(text: str) -> str:
     return fnmatch.translate(text.replace("[^", "[!"))
 
 
-def _expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
+    """`*.{ts,tsx}` as `*.ts` and `*.tsx`, in no order. Too many are an `InvalidOption`."""
     expanded: list[str] = []
     pending = [pattern]
     while pending:

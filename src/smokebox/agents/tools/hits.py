@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.patterns import expand_braces, matches
+from smokebox.agents.tools.patterns import matches
 from smokebox.agents.tools.truncation import shorten_line
+from smokebox.sandbox.globbing import expand_braces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

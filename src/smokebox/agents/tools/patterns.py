@@ -1,27 +1,8 @@
-"""Glob patterns as models write them: braces, and matching of relative paths as text."""
+"""Matching of relative paths, as text, against glob patterns as models write them."""
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
-
-MAX_EXPANSIONS = 64
-_INNERMOST_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """`*.{ts,tsx}` as `*.ts` and `*.tsx`; past 64 of them, the rest stays as written."""
-    done: list[str] = []
-    waiting = [pattern]
-    while waiting:
-        current = waiting.pop(0)
-        braces = _INNERMOST_BRACES.search(current)
-        if braces is None or len(done) + len(waiting) >= MAX_EXPANSIONS:
-            done.append(current)
-            continue
-        start, end = braces.span()
-        waiting += [current[:start] + choice + current[end:] for choice in braces[1].split(",")]
-    return list(dict.fromkeys(done))
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from smokebox.agents.tools.hits import Hit, Hits
-from smokebox.agents.tools.patterns import expand_braces
+from smokebox.sandbox.globbing import expand_braces
 
 if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
