@@ -25,6 +25,7 @@ from smokebox.errors import (
 )
 from smokebox.sandbox.conformance import SandboxSuite
 from smokebox.sandbox.conformance.files import NAMES
+from smokebox.testing import Seaweed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from smokebox.sandbox.api import SandboxApi
     from smokebox.sandbox.bucket import BucketSandbox
-    from smokebox.testing import Seaweed
 
 SECRET = "kept-outside-0123456789"
 
@@ -266,6 +266,18 @@ async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
         with pytest.raises(ServiceUnavailable) as caught:
             await sandbox.exec("ls")
         assert (caught.value.retryable, endpoint in str(caught.value)) == (True, True)
+
+
+@pytest.mark.timeout(90)
+async def test_a_server_that_goes_is_told_by_the_next_command() -> None:
+    with Seaweed() as server:
+        async with on(server, server.create_bucket("going")) as sandbox:
+            await sandbox.write_file("f", "x")
+            server.stop()
+            with pytest.raises(ServiceUnavailable):
+                await sandbox.read_file("f")
+            with pytest.raises(ServiceUnavailable):
+                await sandbox.exec("ls")
 
 
 @pytest.mark.timeout(90)

@@ -171,11 +171,11 @@ def test_a_marker_of_another_client_is_a_directory(
 def test_keys_that_obstore_cannot_name_are_not_shown(
     seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
 ) -> None:
-    fill(store, ["d/good", "d/e/f", "top"])
-    for name in ("tab\tx", "new\nline"):
+    fill(store, ["d/good", "d/e/f", "top", *(f"d/long/{n:04}" for n in range(1100))])
+    for name in ("tab\tx", "new\nline", "long/\t"):
         put_through_filer(seaweed, bucket_name, f"d/{name}")
-    assert sorted(fs.listdir("/d")) == ["e", "good"]
-    assert scan(fs) == 3
+    assert sorted(fs.listdir("/d")) == ["e", "good", "long"]
+    assert scan(fs) == 1103
 
 
 def test_a_directory_with_such_keys_is_not_removed_by_half(
@@ -218,6 +218,19 @@ def test_a_prefix_inside_the_store_counts(seaweed: Seaweed, store: S3Store) -> N
     assert sorted(fs.listdir("/")) == ["a"]
     fs.mkdir("/made")
     assert BucketFilesystem(store).lstat("/in/side/made").kind == "directory"
+
+
+def test_without_anybody_who_refreshes_little_is_believed(
+    fs: BucketFilesystem, store: S3Store
+) -> None:
+    fill(store, ["d/f"])
+    assert (fs.listdir("/d")["f"].size, fs.read("/d/f")) == (3, b"d/f")
+    obstore.put(store, "d/f", b"longer")
+    deadline = time.monotonic() + 10
+    while fs.lstat("/d/f").size == 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert fs.read("/d/f") == b"longer"
 
 
 def test_a_missing_bucket(seaweed: Seaweed) -> None:

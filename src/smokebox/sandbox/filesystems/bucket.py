@@ -26,7 +26,7 @@ from smokebox.sandbox.filesystems.folder_objects import FolderObjects
 from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Objects
 from smokebox.sandbox.filesystems.read_ahead import Bodies, ReadAhead
 from smokebox.sandbox.filesystems.s3_objects import S3Objects
-from smokebox.sandbox.filesystems.sightings import Sightings
+from smokebox.sandbox.filesystems.sightings import HOLDS, Sightings
 from smokebox.sandbox.filesystems.walks import directories, resume_after
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from smokebox.sandbox.filesystems.sightings import Listing
 
-# A walk is listed ahead in pages of keys: one at first, then twice as many each time.
-_FIRST_WALK, _LONGEST_WALK = 1000, 8000
+# A walk is listed ahead by so many keys at first, and then by twice as many each time.
+_FIRST_WALK, _LONGEST_WALK = 2000, 8000
 
 
 class BucketFilesystem(Filesystem):
@@ -70,16 +70,23 @@ class BucketFilesystem(Filesystem):
             self._bodies,
             0 if cache_bytes == 0 or isinstance(store, (LocalStore, MemoryStore)) else prefetch,
         )
-        self.checked = False
+        self._seen = False
         self._checking = threading.Lock()
 
+    @property
+    def checked(self) -> bool:
+        """Whether the store was seen to be there, and has not failed since."""
+        return self._seen and not self._objects.failed
+
     def refresh(self) -> None:
-        """Ask the store anew from here on. The first time, see that it is there and opens."""
+        """Ask the store anew from here on. See that it is there, at first and after a failure."""
         with self._checking:
             if not self.checked:
                 self._objects.check()
-                self.checked = True
+                self._objects.failed = False
+                self._seen = True
         self._sightings.forget()
+        self._sightings.holds = HOLDS
         self._ahead.forget()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ Every store is used through `Objects`; what S3 and a folder can do better is in
 from __future__ import annotations
 
 import unicodedata
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ import obstore
 from obstore.exceptions import InvalidPathError, NotModifiedError
 
 from smokebox.errors import (
+    BucketNotFound,
     DirectoryNotEmpty,
     InvalidPath,
     PathError,
     PathNotFound,
+    ServiceUnavailable,
     SmokeboxError,
 )
 from smokebox.sandbox.filesystems.filesystem import Entry
@@ -36,6 +38,7 @@ MAX_KEY = 1024
 # One request: a larger one is cut into parts, and a part that fails is sent again alone.
 _SINGLE_PUT = 64 * 1024 * 1024
 _PAGE = 1000
+_NOTHING = ".smokebox-nothing"
 _ROUNDS = 4
 
 
@@ -90,18 +93,27 @@ class Objects:
         self.store = store
         self.prefix = prefix
         self.place = place
+        # Whether the last thing it said was that nothing can be had from it.
+        self.failed = False
+
+    @contextmanager
+    def asking(self, key: str) -> Iterator[None]:
+        """Raise what the store raises inside as an error of ours about a key."""
+        try:
+            with translated(f"/{key}", self.place):
+                yield
+        except (BucketNotFound, ServiceUnavailable):
+            self.failed = True
+            raise
 
     def full(self, key: str) -> str:
         """The key in the bucket of a key below the prefix."""
         return "/".join(part for part in (self.prefix, key) if part)
 
     def check(self) -> None:
-        """Ask once whether the bucket is there and opens."""
-        with translated("/", self.place):
-            try:
-                next(obstore.list(self.store, self.full("") or None, chunk_size=1), None)
-            except InvalidPathError:
-                return
+        """Ask once whether the bucket is there and opens, by listing nothing."""
+        with self.asking(""):
+            next(obstore.list(self.store, self.full(_NOTHING)), None)
 
     def names(self, key: str) -> bool:
         """Whether an object can have this key, in this store and through obstore."""
@@ -122,7 +134,7 @@ class Objects:
     def listdir(self, directory: str) -> Listed:
         """What is in a directory. Raises nothing for one that is not there."""
         prefix = self.full(directory)
-        with translated(f"/{directory}", self.place):
+        with self.asking(directory):
             try:
                 result = obstore.list_with_delimiter(self.store, prefix or None)
             except InvalidPathError as error:
@@ -142,7 +154,7 @@ class Objects:
     def walk(self, directory: str, after: str = "", limit: int = _PAGE) -> Walked:
         """About `limit` objects below a directory, markers too, from the key `after` on."""
         found: list[tuple[str, Found]] = []
-        with translated(f"/{directory}", self.place):
+        with self.asking(directory):
             for page in self._pages(directory, after):
                 found.extend((self.relative(meta["path"]), of(meta)) for meta in page)
                 if len(found) >= limit:
@@ -201,14 +213,14 @@ class Objects:
     def head(self, key: str) -> Found | None:
         """The object with this key."""
         try:
-            with translated(f"/{key}", self.place):
+            with self.asking(key):
                 return of(obstore.head(self.store, self.full(key)))
         except PathNotFound:
             return None
 
     def get(self, key: str, unless: str = "") -> Body | None:
         """The bytes of an object; None where its version is `unless`."""
-        with translated(f"/{key}", self.place):
+        with self.asking(key):
             try:
                 result = obstore.get(
                     self.store,
@@ -222,7 +234,7 @@ class Objects:
 
     def put(self, key: str, data: bytes) -> str:
         """Make or replace an object, whole or not at all. Its version."""
-        with translated(f"/{key}", self.place):
+        with self.asking(key):
             result = obstore.put(
                 self.store, self.full(key), data, use_multipart=len(data) > _SINGLE_PUT
             )
@@ -230,7 +242,7 @@ class Objects:
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object inside the store."""
-        with translated(f"/{source}", self.place):
+        with self.asking(source):
             obstore.copy(self.store, self.full(source), self.full(target))
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -238,7 +250,7 @@ class Objects:
         paths = [self.full(key) for key in keys]
         for start in range(0, len(paths), _PAGE):
             batch = paths[start : start + _PAGE]
-            with translated(f"/{self.relative(batch[0])}", self.place):
+            with self.asking(self.relative(batch[0])):
                 try:
                     obstore.delete(self.store, batch)
                 except FileNotFoundError:

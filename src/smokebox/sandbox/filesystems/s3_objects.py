@@ -19,7 +19,6 @@ from obstore.store import S3Store
 
 from smokebox.errors import InvalidPath
 from smokebox.sandbox.filesystems.filesystem import Entry
-from smokebox.sandbox.filesystems.object_errors import translated
 from smokebox.sandbox.filesystems.objects import DIRECTORY, Found, Listed, Objects, Walked, add
 
 if TYPE_CHECKING:
@@ -84,12 +83,12 @@ class S3Objects(Objects):
 
     def make_directory(self, key: str) -> None:
         """Keep a directory although nothing is in it."""
-        with translated(f"/{key}", self.place):
+        with self.asking(key):
             obstore.put(self._store_at(quote(f"/{self.full(key)}")), "", b"")
 
     def drop_directory(self, key: str) -> None:
         """Keep it no longer."""
-        with translated(f"/{key}", self.place):
+        with self.asking(key):
             self._ask("DELETE", quote(f"/{self.full(key)}"))
 
     def drop_directories(self, keys: Iterable[str]) -> None:
@@ -127,7 +126,7 @@ class S3Objects(Objects):
     def _odd_pages(self, directory: str, query: dict[str, str]) -> Iterator[_Page]:
         asked = {"list-type": "2", "encoding-type": "url"}
         while True:
-            with translated(f"/{directory}", self.place):
+            with self.asking(directory):
                 # obstore ends the address with a slash, which becomes the delimiter's value.
                 page = _Page(self._ask("GET", "?" + urlencode({**asked, **query})))
             if page.directories or page.objects:

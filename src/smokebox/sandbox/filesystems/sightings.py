@@ -33,9 +33,10 @@ class Listing:
     """
 
     __slots__ = (
+        "_came",
+        "_lasting",
         "_order",
         "_positions",
-        "came",
         "descents",
         "everything",
         "found",
@@ -44,10 +45,13 @@ class Listing:
         "walks",
     )
 
-    def __init__(self, found: Mapping[str, Found], came: float, given: bool) -> None:
+    def __init__(
+        self, found: Mapping[str, Found], came: float, lasting: float, given: bool
+    ) -> None:
         self.found = found
-        self.came = came
         self.given = given
+        self._came = came
+        self._lasting = lasting
         self.descents = 0
         self.walks = 0
         self.reached = ""
@@ -58,12 +62,12 @@ class Listing:
     @property
     def holds(self) -> bool:
         """Whether it may tell what is there."""
-        return time.monotonic() - self.came < HOLDS
+        return time.monotonic() - self._came < self._lasting
 
     @property
     def tells_absence(self) -> bool:
         """Whether it may tell what is not there."""
-        return time.monotonic() - self.came < (FRESH if self.given else HOLDS)
+        return time.monotonic() - self._came < (FRESH if self.given else self._lasting)
 
     def after(self, name: str) -> Iterator[str]:
         """The names that follow `name`, sorted; all of them for one that is not here."""
@@ -79,6 +83,8 @@ class Sightings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Without anybody who tells when a command starts, nothing is believed for long.
+        self.holds = FRESH
         # Counts the changes: what was asked before one must not be remembered after it.
         self.changes = 0
         self._listings: dict[str, Listing] = {}
@@ -131,7 +137,7 @@ class Sightings:
         with self._lock:
             if self.changes == asked:
                 for path, found in listings.items():
-                    self._listings[path] = Listing(found, came, given)
+                    self._listings[path] = Listing(found, came, self.holds, given)
 
     def drop(self, path: str, *, tree: bool = False) -> None:
         """Forget `path` and what was listed beside it, with `tree` also what is below it."""

@@ -28,11 +28,13 @@ def directories(
         path = "/" + key
         if path == top:
             continue
-        above, name = posixpath.split(path)
-        _add_above(made, above, top)
+        above, _, name = path.rpartition("/")
+        inside = made.get(above or "/")
+        if inside is None:
+            inside = _add_above(made, above, top)
         if name == marker:
             continue
-        add(made[above], name, found)
+        add(inside, name, found)
         if not found.entry.size:
             empty.append(path)
     for path in empty:
@@ -59,13 +61,18 @@ def resume_after(walked: Walked, top: str, after: str) -> str:
     return cut if cut > after else last
 
 
-def _add_above(made: dict[str, dict[str, Found]], directory: str, top: str) -> None:
+def _add_above(made: dict[str, dict[str, Found]], directory: str, top: str) -> dict[str, Found]:
+    """Add a directory, and those above it that are not there; what is in it so far."""
     for path in _upward(directory, top):
         if path in made:
-            return
+            break
         made[path] = {}
+    for path in _upward(directory, top):
+        if path == top:
+            break
         above, name = posixpath.split(path)
-        _add_directory(made.setdefault(above, {}), name)
+        _add_directory(made[above], name)
+    return made[directory]
 
 
 def _add_directory(found: dict[str, Found], name: str) -> None:
