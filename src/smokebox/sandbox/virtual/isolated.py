@@ -12,13 +12,14 @@ import pickle
 import sys
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from smokebox.errors import DeadlineExceeded, InvalidOption, SandboxGone
 from smokebox.sandbox.virtual import threads
 from smokebox.sandbox.virtual.chunks import Chunks
 from smokebox.sandbox.virtual.ending import TIMED_OUT
+from smokebox.sandbox.virtual.fifo_lock import FifoLock
 from smokebox.sandbox.virtual.messages import (
     Message,
     unpack_error,
@@ -28,7 +29,6 @@ from smokebox.sandbox.virtual.messages import (
 from smokebox.sandbox.virtual.sandbox import VirtualSandbox
 from smokebox.sandbox.virtual.snapshot import Snapshot
 from smokebox.sandbox.virtual.threaded import GRACE, SLACK
-from smokebox.sandbox.virtual.turn import Turn
 from smokebox.sandbox.virtual.worker_process import WorkerDied, WorkerProcess
 from smokebox.types import ExecResult, OutputChunk
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.worker_process import Call
 
 START_DEADLINE = 60.0
+BEGIN_DEADLINE = 10.0
+ATTEMPTS = 3
 FILE_DEADLINE = 60.0
 # A worker stops a script by itself, or gives up on it; this is for one that does neither.
 KILL_GRACE = GRACE + 1.5
@@ -81,7 +83,7 @@ class IsolatedSandbox(VirtualSandbox):
         if snapshot is not None:
             self._copy = _Copy(dict(snapshot.image), dict(snapshot.waiting), snapshot.shell)
         self._held = _Holder()
-        self._turn, self._starting = Turn(), Turn()
+        self._turn, self._starting = FifoLock(), FifoLock()
         weakref.finalize(self, self._held.kill)
 
     @property
@@ -111,9 +113,9 @@ class IsolatedSandbox(VirtualSandbox):
 
     async def _exec(self, script: Script, timeout: float | None) -> ExecResult:
         async with self._turn:
-            worker, began = await self._worker(), time.perf_counter()
+            call, began = await self._begin(*_request("exec", script, timeout)), time.perf_counter()
             try:
-                answer = await self._run(worker.call(*_request("exec", script, timeout)), timeout)
+                answer = await self._run(call, timeout)
             except WorkerDied as death:
                 return self._obituary(death, time.perf_counter() - began)
             return _result(answer)
@@ -122,9 +124,9 @@ class IsolatedSandbox(VirtualSandbox):
         self, script: Script, timeout: float | None
     ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
         async with self._turn:
-            worker, began = await self._worker(), time.perf_counter()
             chunks = Chunks()
-            call = worker.call(*_request("stream", script, timeout), chunks)
+            call = await self._begin(*_request("stream", script, timeout), chunks)
+            began = time.perf_counter()
             ended = asyncio.create_task(self._run(call, timeout))
             ended.add_done_callback(lambda _: chunks.end())
             try:
@@ -135,7 +137,7 @@ class IsolatedSandbox(VirtualSandbox):
                 except WorkerDied as death:
                     result = self._obituary(death, time.perf_counter() - began)
                     yield OutputChunk("stderr", result.stderr)
-                    yield ExecResult(exit_code=result.exit_code, duration=result.duration)
+                    yield replace(result, stderr="")
             finally:
                 ended.cancel()
                 await asyncio.wait({ended})
@@ -155,12 +157,11 @@ class IsolatedSandbox(VirtualSandbox):
 
     async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> Message:
         """Call the worker, and learn what changed. Its errors are raised here."""
-        worker = await self._worker()
-        call = worker.call(header, blobs)
+        call = await self._begin(header, blobs)
         try:
             answer = await call.answer(FILE_DEADLINE)
         except TimeoutError:
-            worker.kill()
+            self._held.kill()
             raise DeadlineExceeded(
                 f"the worker process did not answer within {FILE_DEADLINE:g} s and was killed.",
                 hint="Call again: the files are those of the last call that ended.",
@@ -177,6 +178,26 @@ class IsolatedSandbox(VirtualSandbox):
             call.cancel()
             raise
         return self._learned(answer)
+
+    async def _begin(
+        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: Chunks | None = None
+    ) -> Call:
+        """Send a call to a worker that takes it up: one may die before anyone notices."""
+        for _ in range(ATTEMPTS):
+            worker = await self._worker()
+            call = worker.call(header, blobs, chunks)
+            try:
+                if await call.begun(BEGIN_DEADLINE):
+                    return call
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            worker.kill()
+        raise SandboxGone(
+            f"{ATTEMPTS} worker processes died before they could begin.",
+            hint="See that memory and processes are left on this machine.",
+            reason="start",
+        )
 
     async def _run(self, call: Call, timeout: float | None) -> Message:
         """See a script to its end, which is the worker's if there is no other."""
@@ -208,7 +229,7 @@ class IsolatedSandbox(VirtualSandbox):
         self._check_open()
         async with self._starting:
             worker = self._held.worker
-            if worker is not None and not worker.gone:
+            if worker is not None and worker.is_usable:
                 return worker
             worker = self._held.worker = await threads.run(WorkerProcess)
             try:
@@ -264,9 +285,12 @@ class IsolatedSandbox(VirtualSandbox):
             f"smokebox: the worker process is gone: {death.reason}; "
             "the files are those of the last call that ended\n"
         )
-        if death.exit_code == TIMED_OUT:
+        late = death.exit_code == TIMED_OUT
+        if late:
             message = f"smokebox: timed out: {death.reason.removeprefix('it ')}\n{message}"
-        return ExecResult(exit_code=death.exit_code, stderr=message, duration=duration)
+        return ExecResult(
+            exit_code=death.exit_code, stderr=message, timed_out=late, duration=duration
+        )
 
 
 def _pickled(settings: Settings) -> bytes:

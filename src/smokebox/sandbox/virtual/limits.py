@@ -19,7 +19,8 @@ class Limits:
     """Bounds for one `exec`, and for the files of a sandbox.
 
     `commands` and `loop_iterations` count within one `exec`, `memory` is what the variables
-    of the shell may hold, `output` is bytes of each stream, `wall_time` is seconds. Files in
+    of the shell may hold, `output` is bytes of each stream, `wall_time` is seconds. When the
+    process grows by more than `process_growth` bytes, the scripts that run are stopped. Files in
     memory have at most `file_size` bytes each and `storage` together, and there are at most
     `files` of them; the defaults are those of the shell's own filesystem, which is the fast
     one, and other values mean a filesystem in Python.
@@ -30,6 +31,7 @@ class Limits:
     memory: int = 64 << 20
     output: int = MAX_OUTPUT
     wall_time: float = 60.0
+    process_growth: int = 1 << 30
     file_size: int = MAX_FILE_SIZE
     storage: int = MAX_TOTAL_SIZE
     files: int = MAX_FILES

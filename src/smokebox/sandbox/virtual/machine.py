@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.transcript import Listener
 
 HOSTNAME = "smokebox"
+# The longest value that Linux would hand on to a program.
+_MAX_VALUE = 131_072
 
 # The engine asks for these before it lets Python and SQLite run in the process, looks once,
 # and leaves them where every `env` would show them.
@@ -59,6 +61,7 @@ class Machine:
         }
         mounts = {**settings.mounts, **self._made_mounts}
         self.tree = Tree(self.root, mounts)  # type: ignore[arg-type]
+        self._check_cwd()
         self._engine_mounts = {
             "/": _for_engine(self.root),
             **{point: _for_engine(filesystem) for point, filesystem in self.tree.mounts.items()},
@@ -84,10 +87,10 @@ class Machine:
         if self._shell is None:
             self._shell = self._make_shell(self._settings.cwd, {})
 
-    def abandon_shell(self) -> None:
+    def restart_shell(self) -> None:
         """Go on with another shell, in the directory and the environment of this one."""
         cwd, env = self.place
-        self.resume(cwd, env)
+        self.resume(cwd, {name: env[name] for name in env if len(env[name]) < _MAX_VALUE})
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let files that are loaded by `async` functions be loaded in this loop."""
@@ -123,6 +126,12 @@ class Machine:
         """Let go of the folders of the host. Safe to repeat."""
         for mount in self._made_mounts.values():
             mount.close()
+
+    def _check_cwd(self) -> None:
+        cwd = self._settings.cwd
+        filesystem, inner = self.tree.filesystem_at(cwd)
+        if filesystem is not self.root and inner != "/" and not self.tree.exists(cwd):
+            raise PathNotFound(cwd, hint="cwd= lies in a mount that has no such directory.")
 
     def _restore_shell(self, snapshot: Snapshot) -> None:
         if not snapshot.shell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -70,9 +70,10 @@ def make_settings(
             option="user",
             value=user,
         )
+    checked_mounts = _check_mounts(mounts)
     return Settings(
-        files=_check_files(files, place),
-        mounts=_check_mounts(mounts),
+        files=_check_files(files, place, checked_mounts),
+        mounts=checked_mounts,
         cwd=place,
         env=check_env(env),
         limits=check_limits(limits),
@@ -99,7 +100,9 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
         )
 
 
-def _check_files(files: Mapping[str, FileSource] | None, cwd: str) -> dict[str, FileSource]:
+def _check_files(
+    files: Mapping[str, FileSource] | None, cwd: str, mounts: Iterable[str]
+) -> dict[str, FileSource]:
     if files is None:
         return {}
     if not isinstance(files, Mapping):
@@ -116,7 +119,16 @@ def _check_files(files: Mapping[str, FileSource] | None, cwd: str) -> dict[str, 
                 option="files",
                 value=path,
             )
-    return {resolve(path, cwd): source for path, source in files.items()}
+    checked = {resolve(path, cwd): source for path, source in files.items()}
+    for path in checked:
+        if any(path == point or path.startswith(point + "/") for point in mounts):
+            raise InvalidOption(
+                f"the file {path} would be hidden by what is mounted above it.",
+                hint="Write it into the mount after the sandbox is made, or move it.",
+                option="files",
+                value=path,
+            )
+    return checked
 
 
 def _check_mounts(mounts: Mapping[str, Mount] | None) -> dict[str, Filesystem | str]:

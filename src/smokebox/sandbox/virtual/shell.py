@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import bashkit
 
-from smokebox.sandbox.virtual.ending import TIMED_OUT, Ending, ending_of
+from smokebox.sandbox.virtual.ending import CLOSED, Ending, ending_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ MAX_STDIN = 10_000_000
 # and `eval` keeps the script out of sight and its text untouched.
 _STDIN_PLACE = "/dev/smokebox"
 _WITH_STDIN = f'eval "$(<{_STDIN_PLACE}/script)" <{_STDIN_PLACE}/stdin'
-_ENTER = 'builtin cd -- "$SMOKEBOX_CWD" || builtin cd /; unset -v SMOKEBOX_CWD'
+_ENTER = 'builtin cd -- "$SMOKEBOX_CWD" || builtin cd /; builtin unset -v SMOKEBOX_CWD'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Shell:
             command = _WITH_STDIN
         try:
             if not stop.begin(self._bash):
-                return Ending(exit_code=TIMED_OUT)
+                return CLOSED
             try:
                 result = self._bash.execute_sync(command, listener.hear)
             finally:
@@ -134,7 +134,7 @@ class Shell:
         self._enter(before.cwd)
         previous = before.variables.get("OLDPWD", before.env.get("OLDPWD"))
         if previous is None:
-            self._bash.execute_sync("unset -v OLDPWD")
+            self._bash.execute_sync("builtin unset -v OLDPWD")
         else:
             self._bash.set_env("OLDPWD", previous)
 
@@ -149,9 +149,9 @@ class Shell:
             if name not in before.env:
                 private.append(name)
         if unset:
-            self._bash.execute_sync(f"unset -v {' '.join(unset)}")
+            self._bash.execute_sync(f"builtin unset -v {' '.join(unset)}")
         if private:
-            self._bash.execute_sync(f"export -n {' '.join(private)}")
+            self._bash.execute_sync(f"builtin export -n {' '.join(private)}")
 
 
 def _holding(script: str, stdin: bytes) -> bashkit.FileSystem:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from smokebox.errors import PathNotDirectory
 from smokebox.sandbox.virtual import threads
 from smokebox.sandbox.virtual.chunks import Chunks
-from smokebox.sandbox.virtual.ending import ABORTED, LOST, Ending, timed_out
+from smokebox.sandbox.virtual.ending import ABORTED, RESTARTED, Ending, outgrown, timed_out
+from smokebox.sandbox.virtual.fifo_lock import FifoLock
+from smokebox.sandbox.virtual.growth import Growth
 from smokebox.sandbox.virtual.machine import Machine
 from smokebox.sandbox.virtual.sandbox import VirtualSandbox
 from smokebox.sandbox.virtual.shell import Stop
 from smokebox.sandbox.virtual.snapshot import Snapshot
 from smokebox.sandbox.virtual.transcript import Kept, Live
-from smokebox.sandbox.virtual.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from smokebox.sandbox.virtual.limits import Limits
     from smokebox.sandbox.virtual.sandbox import FileOperation
     from smokebox.sandbox.virtual.settings import Settings
     from smokebox.sandbox.virtual.shell import Script
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 GRACE = 2.0
 # The engine keeps wall_time by itself; this is for when it cannot.
 SLACK = 0.25
+# How often to look at a script that runs.
+WATCH = 0.1
 
 
 class ThreadSandbox(VirtualSandbox):
@@ -40,7 +44,7 @@ class ThreadSandbox(VirtualSandbox):
         super().__init__(settings)
         self._made = machine
         self._making = threading.Lock()
-        self._turn = Turn()
+        self._turn = FifoLock()
         self._stops: set[Stop] = set()
         # Whether a script that would not stop still runs on some thread.
         self.has_left_behind = False
@@ -82,7 +86,7 @@ class ThreadSandbox(VirtualSandbox):
         async with self._turn:
             machine = await self._ready(script)
             kept = Kept(self._settings.limits.output)
-            run = _Run(machine, script, kept, timeout, self._settings.limits.wall_time)
+            run = _Run(machine, script, kept, timeout, self._settings.limits)
             self._stops.add(run.stop)
             began = time.perf_counter()
             try:
@@ -98,7 +102,7 @@ class ThreadSandbox(VirtualSandbox):
             machine = await self._ready(script)
             chunks = Chunks()
             live = Live(self._settings.limits.output, chunks.put)
-            run = _Run(machine, script, live, timeout, self._settings.limits.wall_time)
+            run = _Run(machine, script, live, timeout, self._settings.limits)
             self._stops.add(run.stop)
             began = time.perf_counter()
             ended = asyncio.create_task(run.ending())
@@ -149,7 +153,7 @@ class ThreadSandbox(VirtualSandbox):
 
 
 class _Run:
-    """One script under way: it ends by itself, by its deadline, or with its caller."""
+    """One script under way: it ends by itself, by a limit, by its deadline, or with its caller."""
 
     def __init__(
         self,
@@ -157,40 +161,59 @@ class _Run:
         script: Script,
         listener: Listener,
         timeout: float | None,
-        wall_time: float,
+        limits: Limits,
     ) -> None:
         self._machine = machine
-        self._of_limit = timeout is None or timeout >= wall_time
-        self._seconds = wall_time if timeout is None or self._of_limit else timeout
+        self._limits = limits
+        self._of_limit = timeout is None or timeout >= limits.wall_time
+        self._seconds = limits.wall_time if timeout is None or self._of_limit else timeout
         self.stop = Stop()
         self.lost = False
+        self._outgrown = False
         self._job = threads.Job(lambda: machine.run(script, listener, self.stop), self.stop.ask)
 
     async def ending(self) -> Ending:
         """Run it. Whoever cancels this stops the script, and has waited for that."""
-        job = self._job
-        threads.start(job)
+        threads.start(self._job)
         try:
-            in_time = job.join(threads.QUICK) or await job.wait(
-                self._seconds + (SLACK if self._of_limit else 0.0)
-            )
-            if not in_time:
-                await self._stop()
-                return timed_out(self._seconds, of_limit=self._of_limit, lost=self.lost)
+            if not self._job.join(threads.QUICK):
+                await self._watch()
+            if not self._job.done:
+                return await self._forced_ending()
         except asyncio.CancelledError:
             await self._stop()
             raise
         return self._own_ending()
 
+    async def _watch(self) -> None:
+        """Wait until it is done, or must not go on."""
+        growth = Growth(self._limits.process_growth)
+        deadline = time.monotonic() + self._seconds + (SLACK if self._of_limit else 0.0)
+        while (left := deadline - time.monotonic()) > 0:
+            if await self._job.wait(min(left, WATCH)):
+                return
+            if growth.is_too_much:
+                self._outgrown = True
+                return
+
+    async def _forced_ending(self) -> Ending:
+        await self._stop()
+        if self._outgrown:
+            return outgrown(self._limits.process_growth, lost=self.lost)
+        return timed_out(self._seconds, of_limit=self._of_limit, lost=self.lost)
+
     def _own_ending(self) -> Ending:
         try:
-            return self._job.result()
+            ending = self._job.result()
         except Exception:
             raise
         except BaseException as error:
             # A panic of the engine, which is no Exception: what is left of the shell is not used.
-            self._machine.abandon_shell()
-            return Ending(exit_code=ABORTED, message=f"smokebox: the shell failed: {error}\n{LOST}")
+            words = f"smokebox: the shell failed: {error}\n{RESTARTED}"
+            ending = Ending(exit_code=ABORTED, message=words, broken=True)
+        if ending.broken:
+            self._machine.restart_shell()
+        return ending
 
     async def _stop(self) -> None:
         """Stop the script; one that does not is left behind, and its shell given up."""
@@ -201,4 +224,4 @@ class _Run:
         finally:
             self.lost = not self._job.done
             if self.lost:
-                self._machine.abandon_shell()
+                self._machine.restart_shell()

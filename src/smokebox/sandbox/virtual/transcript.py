@@ -53,6 +53,7 @@ class Kept:
             stdout=stdout,
             stderr=stderr + ending.message,
             truncated=ending.truncated or full or (stdout, stderr) != (out, err),
+            timed_out=ending.timed_out,
             duration=duration,
         )
 
@@ -77,6 +78,7 @@ class Live:
         return ExecResult(
             exit_code=ending.exit_code,
             truncated=ending.truncated or any(track.full for track in self._tracks.values()),
+            timed_out=ending.timed_out,
             duration=duration,
         )
 

@@ -100,6 +100,7 @@ class Worker:
         await loop.create_future()
 
     async def _answer(self, number: int, message: Message) -> None:
+        self._send(Message({"id": number, "begun": True}))
         header: dict[str, Any] = {"id": number, "end": True}
         blobs: Sequence[bytes] = ()
         try:
@@ -192,6 +193,7 @@ def _pack_result(result: ExecResult) -> Message:
     header = {
         "exit_code": result.exit_code,
         "truncated": result.truncated,
+        "timed_out": result.timed_out,
         "duration": result.duration,
     }
     return Message(header, [result.stdout.encode(), result.stderr.encode()])

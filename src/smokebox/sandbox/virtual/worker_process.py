@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from smokebox.sandbox.virtual.messages import Message, reader_of, receive
 from smokebox.types import OutputChunk
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smokebox.sandbox.virtual.chunks import Chunks
+
+T = TypeVar("T")
 
 _MODULE = "smokebox.sandbox.virtual.worker"
 # Secrets in the parent's environment are none of a worker's business.
@@ -56,6 +58,14 @@ class Call:
         self.number = number
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message | None] = self._loop.create_future()
+        self._begun: asyncio.Future[bool] = self._loop.create_future()
+
+    async def begun(self, timeout: float) -> bool:
+        """Whether the worker took it up; when it did not, nothing has happened."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._begun), timeout)
+        except TimeoutError:
+            return False
 
     async def answer(self, timeout: float) -> Message:
         """What the worker said. Raises `WorkerDied`, or `TimeoutError` and can be awaited again."""
@@ -68,15 +78,22 @@ class Call:
         """Ask the worker to end it; it will answer."""
         self._worker.send(Message({"id": self.number, "call": "cancel"}))
 
+    def begin(self) -> None:
+        """The worker took it up; from any thread."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_resolve, self._begun, True)
+
     def settle(self, answer: Message | None) -> None:
         """Hand over the answer, from any thread."""
         # The loop may be closed, and then nobody waits.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._settle, answer)
+            self._loop.call_soon_threadsafe(_resolve, self._begun, False)
+            self._loop.call_soon_threadsafe(_resolve, self._answer, answer)
 
-    def _settle(self, answer: Message | None) -> None:
-        if not self._answer.done():
-            self._answer.set_result(answer)
+
+def _resolve(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 class WorkerProcess:
@@ -99,7 +116,8 @@ class WorkerProcess:
         self._calls: dict[int, Call] = {}
         self._guard = threading.Lock()
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()
-        self.gone = False
+        self._gone = False
+        self._killed = False
         self._reader = threading.Thread(target=self._read, name="smokebox-worker", daemon=True)
         self._reader.start()
         threading.Thread(target=self._write, name="smokebox-worker-calls", daemon=True).start()
@@ -108,6 +126,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes calls: false once it was killed, by whomever."""
+        return not self._killed and self._process.poll() is None
 
     @property
     def returncode(self) -> int:
@@ -120,7 +143,7 @@ class WorkerProcess:
         """Send a call; its chunks go to `chunks` as they come."""
         call = Call(self, next(self.numbers), chunks)
         with self._guard:
-            gone = self.gone
+            gone = self._gone
             self._calls[call.number] = call
         if gone:
             call.settle(None)
@@ -134,6 +157,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it, whatever it does. Safe to repeat."""
+        self._killed = True
         with suppress(OSError):
             self._process.kill()
 
@@ -150,7 +174,7 @@ class WorkerProcess:
         self._outbox.put(None)
         self._process.wait()
         with self._guard:
-            self.gone = True
+            self._gone = True
             calls = list(self._calls.values())
         self._connection.close()
         for call in calls:
@@ -167,7 +191,9 @@ class WorkerProcess:
         call = self._calls.get(header["id"])
         if call is None:
             return
-        if header["end"]:
+        if "begun" in header:
+            call.begin()
+        elif header["end"]:
             with self._guard:
                 del self._calls[header["id"]]
             call.settle(message)

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 
 
-class Turn:
+class FifoLock:
     """A lock that callers from any event loop queue for in order.
 
     `asyncio.Lock` belongs to the first loop that waited for it, and a sandbox outlives loops.

@@ -1,0 +1,186 @@
+"""Snapshots, forks, and bytes that are no snapshot."""
+
+from __future__ import annotations
+
+import pytest
+
+from smokebox import virtual
+from smokebox.errors import BadSnapshot, FileTooLarge, SmokeboxError
+from smokebox.sandbox.filesystems.memory import MemoryFilesystem
+from smokebox.sandbox.virtual import Limits
+from smokebox.sandbox.virtual.image import Node
+from smokebox.sandbox.virtual.snapshot import Snapshot
+
+SCRIPT = r"""
+mkdir -p d/e; printf '\xff' > d/bin; echo text > 'a b'; : > empty
+ln -s 'a b' link; ln -s nowhere dangling; chmod 751 d/bin; chmod 700 d/e
+x='a b'; export Y=2; f() { echo "f $x $Y"; }; arr=(1 2 3); alias q=echo; cd d
+"""
+
+
+async def test_a_snapshot_brings_everything_back() -> None:
+    sandbox = virtual()
+    await sandbox.exec(SCRIPT)
+    taken = await sandbox.snapshot()
+    await sandbox.exec("cd ..; rm -rf d 'a b' link; x=; unset -f f; echo new > new")
+    await sandbox.restore(taken)
+    result = await sandbox.exec('f; echo "${arr[@]} $PWD"; ls ..; stat -c %a bin e')
+    assert result.stdout == (
+        "f a b 2\n1 2 3 /workspace/d\na b\nd\ndangling\nempty\nlink\n751\n700\n"
+    )
+    assert await sandbox.read_bytes("d/bin") == b"\xff"
+    assert await sandbox.read_file("link") == "text\n"
+
+
+async def test_a_snapshot_stands_by_itself() -> None:
+    first = virtual(files={"a": "x"})
+    await first.exec("n=5")
+    taken = await first.snapshot()
+    await first.aclose()
+    other = virtual()
+    await other.restore(taken)
+    assert (await other.exec("cat a; echo $n")).stdout == "x5\n"
+
+
+async def test_a_sandbox_that_never_ran_can_be_taken_and_restored() -> None:
+    sandbox = virtual(files={"a": "x"})
+    taken = await sandbox.snapshot()
+    await sandbox.rm("a")
+    await sandbox.restore(taken)
+    assert await sandbox.readdir(".") == ["a"]
+
+
+async def test_a_fork_goes_its_own_way() -> None:
+    sandbox = virtual()
+    await sandbox.exec("n=1; echo one > f; g() { cat f; }")
+    fork = await sandbox.fork()
+    await fork.exec("n=2; echo two > f")
+    await sandbox.exec("echo three >> f")
+    assert (await sandbox.exec("g; echo $n")).stdout == "one\nthree\n1\n"
+    assert (await fork.exec("g; echo $n")).stdout == "two\n2\n"
+
+
+async def test_a_fork_outlives_its_origin() -> None:
+    sandbox = virtual(files={"a": "x"})
+    fork = await sandbox.fork()
+    await sandbox.aclose()
+    assert await fork.read_file("a") == "x"
+
+
+async def test_a_fork_keeps_lazy_files_lazy_and_a_snapshot_loads_them() -> None:
+    loads: list[int] = []
+
+    def load() -> str:
+        loads.append(1)
+        return "late"
+
+    sandbox = virtual(files={"d/lazy": load})
+    await sandbox.exec("mv d e")
+    fork = await sandbox.fork()
+    assert loads == []
+    assert await fork.read_file("e/lazy") == "late"
+    plain = virtual()
+    await plain.restore(await sandbox.snapshot())
+    assert await plain.read_file("e/lazy") == "late"
+    assert len(loads) == 2
+
+
+async def test_mounts_are_no_part_of_it() -> None:
+    shared = MemoryFilesystem()
+    shared.write("/secret", b"not for snapshots")
+    sandbox = virtual(mounts={"/m": shared})
+    taken = await sandbox.snapshot()
+    assert b"not for snapshots" not in taken
+    fork = await sandbox.fork()
+    assert await fork.read_file("/m/secret") == "not for snapshots"
+    await sandbox.restore(taken)
+    assert await sandbox.read_file("/m/secret") == "not for snapshots"
+
+
+async def test_a_fresh_shell_snapshots_files_only() -> None:
+    sandbox = virtual(shell="fresh")
+    await sandbox.exec("x=1; echo f > f")
+    fork = await sandbox.fork()
+    assert (await fork.exec("cat f; echo [$x]")).stdout == "f\n[]\n"
+
+
+async def test_restoring_keeps_the_options() -> None:
+    sandbox = virtual(commands={"hi": lambda call: "hi\n"}, limits={"commands": 50})
+    await sandbox.restore(await sandbox.snapshot())
+    assert (await sandbox.exec("hi; while :; do :; done")).exit_code == 126
+
+
+async def test_a_snapshot_waits_for_the_script_that_runs() -> None:
+    sandbox = virtual()
+    stream = sandbox.exec_stream("echo on; sleep 0.2; echo done > f")
+    assert (await anext(stream)).data == "on\n"
+    fork_task = sandbox.fork()
+    assert [chunk async for chunk in stream] == []
+    assert await (await fork_task).read_file("f") == "done\n"
+
+
+def _damaged(data: bytes) -> dict[str, bytes]:
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    return {
+        "empty": b"",
+        "garbage": b"x" * 500,
+        "header only": data[:26],
+        "cut short": data[:-1],
+        "longer": data + b"x",
+        "one bit": bytes(changed),
+        "other version": data[:8] + b"\x00\x09" + data[10:],
+    }
+
+
+async def test_what_is_no_snapshot_is_refused_and_changes_nothing() -> None:
+    sandbox = virtual(files={"a": "x"})
+    await sandbox.exec("n=1")
+    for name, data in _damaged(await sandbox.snapshot()).items():
+        with pytest.raises(BadSnapshot) as caught:
+            await sandbox.restore(data)
+        assert caught.value.hint, name
+    with pytest.raises(BadSnapshot):
+        await sandbox.restore("text")  # type: ignore[arg-type]
+    assert (await sandbox.exec("cat a; echo $n")).stdout == "x1\n"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"/a/b": Node("file", 0o644, 0.0, b"no parent")},
+        {"/a": Node("file", 0o644, 0.0), "/a/b": Node("file", 0o644, 0.0)},
+        {"/a/../b": Node("file", 0o644, 0.0)},
+        {"relative": Node("file", 0o644, 0.0)},
+        {"/a": Node("device", 0o644, 0.0)},  # type: ignore[arg-type]
+    ],
+)
+async def test_a_snapshot_that_makes_no_sense_is_refused(image: dict[str, Node]) -> None:
+    sandbox = virtual(files={"a": "x"})
+    with pytest.raises(BadSnapshot):
+        await sandbox.restore(Snapshot(image=image).encode())
+    assert await sandbox.read_file("a") == "x"
+
+
+async def test_a_shell_state_that_is_none_is_refused() -> None:
+    sandbox = virtual(files={"a": "x"})
+    with pytest.raises(BadSnapshot):
+        await sandbox.restore(Snapshot(image={}, shell=b"garbage").encode())
+    assert await sandbox.read_file("a") == "x"
+
+
+async def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    taken = await virtual(files={"big": b"x" * 5_000}).snapshot()
+    small = virtual(limits=Limits(file_size=1_000), files={"a": "x"})
+    with pytest.raises(FileTooLarge):
+        await small.restore(taken)
+    assert await small.read_file("a") == "x"
+
+
+async def test_every_error_is_ours() -> None:
+    taken = bytearray(await virtual().snapshot())
+    for at in range(0, len(taken), 97):
+        broken = bytearray(taken)
+        broken[at] ^= 0xFF
+        with pytest.raises(SmokeboxError):
+            Snapshot.decode(bytes(broken))
