@@ -120,7 +120,8 @@ def _bracketed(data: Mapping[str, str]) -> str:
 
 def _largest(data: Mapping[str, str]) -> str:
     rows = _rows(data["/data/t.txt"])
-    return " ".join(max(rows, key=lambda row: (int(row[1]), row))) + "\n"
+    largest = max(rows, key=lambda row: (int(row[1]), row))
+    return " ".join(largest) + "\n"
 
 
 def _counts(data: Mapping[str, str]) -> str:

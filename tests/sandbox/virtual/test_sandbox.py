@@ -320,6 +320,16 @@ async def test_closing_ends_what_runs() -> None:
     assert "closed" in result.stderr
 
 
+async def test_closing_does_not_wait_for_a_command_that_does_not_stop() -> None:
+    let_go = threading.Event()
+    sandbox = virtual(commands={"stuck": lambda call: str(let_go.wait(15))})
+    running = asyncio.create_task(sandbox.exec("stuck"))
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(sandbox.aclose(), 10)
+    let_go.set()
+    await running
+
+
 async def test_a_command_that_cannot_be_interrupted_is_left_behind() -> None:
     let_go = threading.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING
 
 import bashkit
@@ -67,6 +68,7 @@ class Machine:
             **{point: _for_engine(filesystem) for point, filesystem in self.tree.mounts.items()},
         }
         self._commands = split_commands(commands, self.tree)
+        self._making = threading.Lock()
         self._shell: Shell | None = None
         if snapshot is not None:
             self._restore_shell(snapshot)
@@ -84,8 +86,9 @@ class Machine:
 
     def prepare(self) -> None:
         """Have a shell ready for the next script."""
-        if self._shell is None:
-            self._shell = self._make_shell(self._settings.cwd, {})
+        with self._making:
+            if self._shell is None:
+                self._shell = self._make_shell(self._settings.cwd, {})
 
     def restart_shell(self) -> None:
         """Go on with another shell, in the directory and the environment of this one."""
@@ -147,8 +150,10 @@ class Machine:
             ) from error
 
     def _take_shell(self) -> Shell:
-        shell = self._shell or self._make_shell(self._settings.cwd, {})
-        self._shell = shell if self._settings.shell == "persistent" else None
+        # One that is being prepared is sooner ready than another.
+        with self._making:
+            shell = self._shell or self._make_shell(self._settings.cwd, {})
+            self._shell = shell if self._settings.shell == "persistent" else None
         return shell
 
     def _make_shell(self, cwd: str, env: Mapping[str, str]) -> Shell:

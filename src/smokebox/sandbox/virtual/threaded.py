@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from smokebox.errors import PathNotDirectory
@@ -77,10 +78,13 @@ class ThreadSandbox(VirtualSandbox):
         self._closed = True
         for stop in list(self._stops):
             stop.ask()
-        async with self._turn:
-            if self._made is not None:
-                self._made.close()
-                self._made = None
+        # A command that does not stop keeps its thread, and nothing else.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE), self._turn:
+                pass
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
 
     async def _exec(self, script: Script, timeout: float | None) -> ExecResult:
         async with self._turn:

@@ -103,7 +103,7 @@ class WorkerProcess:
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
@@ -167,7 +167,8 @@ class WorkerProcess:
 
     def _read(self) -> None:
         read = reader_of(self._connection)
-        with suppress(EOFError, OSError, ValueError, KeyError):
+        # Whatever else it says than messages, it is not to be talked to any longer.
+        with suppress(Exception):
             while True:
                 self._take(receive(read))
         self.kill()
