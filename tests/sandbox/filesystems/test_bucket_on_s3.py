@@ -160,12 +160,13 @@ def test_a_new_object_shows_within_one_command_to_who_looks_again(
     assert fs.lstat("/done").kind == "file"
 
 
-def test_a_marker_of_another_client_is_a_directory(
-    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+def test_a_directory_is_kept_as_an_empty_object_that_ends_in_a_slash(
+    fs: BucketFilesystem, tap: Wiretap
 ) -> None:
-    BucketFilesystem(store).mkdir("/console")
-    assert fs.listdir("/")["console"].kind == "directory"
-    assert fs.listdir("/console") == {}
+    fs.mkdir("/console")
+    assert [line.endswith("/console/") for line in tap.requests if line.startswith("PUT")] == [True]
+    fs.remove("/console")
+    assert "/console/?" in tap.requests[-1] and tap.requests[-1].startswith("DELETE")
 
 
 def test_keys_that_obstore_cannot_name_are_not_shown(

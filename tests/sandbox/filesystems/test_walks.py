@@ -11,7 +11,7 @@ EMPTY = Found(Entry("file", 0), "v")
 
 
 def walked(*keys: str, ended: bool = True, empty: tuple[str, ...] = ()) -> Walked:
-    return Walked([(key, EMPTY if key in empty else FILE) for key in keys], ended)
+    return Walked([(key, EMPTY if key in empty else FILE) for key in keys], ended, exists=True)
 
 
 def kinds(found: Walked, top: str = "/", after: str = "") -> dict[str, dict[str, str]]:

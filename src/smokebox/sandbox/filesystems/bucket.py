@@ -223,7 +223,7 @@ class BucketFilesystem(Filesystem):
         walked = self._objects.walk(key)
         if walked.ended and walked.found:
             self._sightings.add(directories(walked, "/" + key, self._objects.marker), asked=asked)
-        return DIRECTORY if walked.found else found
+        return DIRECTORY if walked.exists else found
 
     def _listed(self, path: str) -> Mapping[str, Found]:
         walked = self._walk_on(path)

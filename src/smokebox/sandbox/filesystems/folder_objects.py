@@ -70,8 +70,7 @@ class FolderObjects(Objects):
 
     def walk(self, directory: str, after: str = "", limit: int = 1000) -> Walked:
         """Whether the directory is there; a folder is listed one directory at a time."""
-        there = self.listdir(directory).exists
-        return Walked([(f"{directory}/", DIRECTORY)] if there else [], ended=False)
+        return Walked([], ended=False, exists=self.listdir(directory).exists)
 
     def head(self, key: str) -> Found | None:
         """The file with this key."""

@@ -73,10 +73,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """Objects below a directory in the order of their keys, `ended` where there are no more."""
+    """Objects below a directory in the order of their keys, `ended` where there are no more.
+
+    `exists` tells whether there are any, also where none could be given.
+    """
 
     found: list[tuple[str, Found]]
     ended: bool
+    exists: bool
 
 
 DIRECTORY = Found(DIRECTORY_ENTRY)
@@ -144,7 +148,9 @@ class Objects:
         for meta in result["objects"]:
             add(found, meta["path"][start:], of(meta))
         exists = bool(result["common_prefixes"] or result["objects"])
-        found.pop(self.marker, None)
+        # The second is how obstore gives a key that begins with a slash.
+        for hidden in (self.marker, ""):
+            found.pop(hidden, None)
         return Listed(found, exists)
 
     def listdir_odd(self, directory: str, error: InvalidPathError) -> Listed:
@@ -158,8 +164,8 @@ class Objects:
             for page in self._pages(directory, after):
                 found.extend((self.relative(meta["path"]), of(meta)) for meta in page)
                 if len(found) >= limit:
-                    return Walked(found, ended=False)
-        return Walked(found, ended=True)
+                    return Walked(found, ended=False, exists=True)
+        return Walked(found, ended=True, exists=bool(found))
 
     def relative(self, path: str) -> str:
         """The key below the prefix of a key in the bucket."""

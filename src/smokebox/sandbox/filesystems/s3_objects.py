@@ -78,8 +78,8 @@ class S3Objects(Objects):
 
     def _walk_odd(self, directory: str) -> Walked:
         """Enough to tell that the directory exists; the rest is listed directory by directory."""
-        found = self.listdir_odd(directory, InvalidPathError()).exists
-        return Walked([(f"{directory}/", DIRECTORY)] if found else [], ended=False)
+        exists = self.listdir_odd(directory, InvalidPathError()).exists
+        return Walked([], ended=False, exists=exists)
 
     def make_directory(self, key: str) -> None:
         """Keep a directory although nothing is in it."""
@@ -121,7 +121,7 @@ class S3Objects(Objects):
         return f"{prefix}/" if prefix else ""
 
     def _shown(self, name: str) -> bool:
-        return name not in (".", "..") and "/" not in name and self.names(name)
+        return name not in ("", ".", "..") and "/" not in name and self.names(name)
 
     def _odd_pages(self, directory: str, query: dict[str, str]) -> Iterator[_Page]:
         asked = {"list-type": "2", "encoding-type": "url"}

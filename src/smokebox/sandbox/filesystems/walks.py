@@ -85,5 +85,5 @@ def _upward(path: str, top: str) -> Iterator[str]:
     """`path` and the directories above it, up to and with `top`."""
     yield path
     while path not in (top, "/"):
-        path = posixpath.dirname(path)
+        path = path.rpartition("/")[0] or "/"
         yield path
