@@ -75,8 +75,8 @@ class Capabilities:
 
     `commands` lists the programs a script can call, or is None where nobody knows
     without looking. `max_output` is the most of one stream that even `exec_stream`
-    gives; a limit is None where there is none. The flags from `processes` on are what
-    the conformance suite goes by.
+    gives; a limit is None where there is none. `refused_in_names` holds characters that
+    no file name can have. What is from `processes` on the conformance suite goes by.
     """
 
     sandbox: str
@@ -88,7 +88,7 @@ class Capabilities:
     read_only: bool = False
     processes: bool = True
     symlinks: bool = True
-    newlines_in_names: bool = True
+    refused_in_names: str = ""
     file_modes: bool = True
     max_file_size: int | None = None
     max_output: int | None = None

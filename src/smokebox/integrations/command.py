@@ -6,7 +6,6 @@ lists, complete output up to a limit, and to be told a timeout from an exit code
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,7 +97,6 @@ async def run_whole(
     check_timeout(timeout)
     chunks: list[OutputChunk] = []
     written = {"stdout": 0, "stderr": 0}
-    started = time.monotonic()
     async with sandbox.exec_stream(
         command.text, cwd=cwd, env=command.env, timeout=timeout, stdin=stdin
     ) as stream:
@@ -110,7 +108,7 @@ async def run_whole(
         return Finished(
             exit_code=stream.exit_code,
             chunks=chunks,
-            timed_out=_timed_out(stream.exit_code, started, timeout),
+            timed_out=stream.result.timed_out,
         )
 
 
@@ -178,8 +176,3 @@ def _short(value: object) -> str:
 def byte_length(text: str) -> int:
     """How many bytes `text` takes as UTF-8."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
-def _timed_out(exit_code: int, started: float, timeout: float | None) -> bool:
-    # 124 is also what `timeout 1 sleep 2` exits with; only a command that took this long was cut.
-    return timeout is not None and exit_code == 124 and time.monotonic() - started >= timeout

@@ -70,7 +70,7 @@ class BucketSandbox(ThreadSandbox):
             persistence="bucket",
             read_only=self._bucket.read_only,
             symlinks=False,
-            newlines_in_names=False,
+            refused_in_names=self._bucket.refused_in_names,
             file_modes=False,
             max_file_size=None,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.output import Output, OutputFiles
@@ -45,7 +44,6 @@ def bash_tool(
         if "\0" in command:
             return failure("command holds a NUL character, which no shell can take. Remove it.")
         allowed = min(timeout, max_timeout)
-        started = time.monotonic()
         output = Output()
         async with sandbox.exec_stream(command, timeout=allowed) as stream:
             async for chunk in stream:
@@ -53,9 +51,7 @@ def bash_tool(
                 if on_output is not None:
                     on_output(chunk)
         notes = [_clamped(timeout, allowed)] if timeout > allowed else []
-        # A command can answer 124 by itself: only one that took that long was stopped.
-        timed_out = stream.exit_code == 124 and time.monotonic() - started > 0.99 * allowed
-        notes.append(_ending(stream.result, allowed if timed_out else None))
+        notes.append(_ending(stream.result, allowed))
         shown = await output.shown(files, stream.result)
         return ToolResult(text="\n\n".join(filter(None, [shown or "(no output)", *notes])))
 
@@ -72,9 +68,9 @@ def _clamped(timeout: float, allowed: float) -> str:
     return f"[timeout={timeout} is above the maximum; {allowed:g} seconds were allowed.]"
 
 
-def _ending(result: ExecResult, timed_out_after: float | None) -> str:
-    if timed_out_after is not None:
-        return f"Command timed out after {timed_out_after:g} seconds"
+def _ending(result: ExecResult, allowed: float) -> str:
+    if result.timed_out:
+        return f"Command timed out after {min(allowed, result.duration):.3g} seconds"
     return "" if result.success else f"Command exited with code {result.exit_code}"
 
 

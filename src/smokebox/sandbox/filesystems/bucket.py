@@ -78,6 +78,11 @@ class BucketFilesystem(Filesystem):
         """Whether the store was seen to be there, and has not failed since."""
         return self._seen and not self._objects.failed
 
+    @property
+    def refused_in_names(self) -> str:
+        """Characters that no name in this store can have."""
+        return self._objects.refused_in_names
+
     def refresh(self) -> None:
         """Ask the store anew from here on. See that it is there, at first and after a failure."""
         with self._checking:

@@ -90,6 +90,7 @@ class Objects:
     """A bucket below `prefix`. A directory made on purpose is kept by an object in it."""
 
     marker = ".smokebox-directory"
+    refused_in_names = "\n"
     # Whether a long listing comes in the order of keys and can be resumed after one.
     ordered = False
 

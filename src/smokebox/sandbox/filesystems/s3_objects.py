@@ -34,6 +34,8 @@ class S3Objects(Objects):
 
     marker = ""
     ordered = True
+    # SeaweedFS takes a backslash for a slash, and says nothing.
+    refused_in_names = "\n\\"
 
     def __init__(self, store: S3Store, prefix: str, place: str) -> None:
         # A prefix inside the store would not be in the addresses that are made here.
@@ -44,7 +46,6 @@ class S3Objects(Objects):
         """Refuse a key that no object can have, or not everywhere."""
         super().check_name(key)
         if "\\" in key:
-            # SeaweedFS takes it for a slash, and says nothing.
             raise InvalidPath(
                 f"/{key} holds a backslash, which some S3 servers take for a slash.",
                 hint="Use another character.",

@@ -153,7 +153,7 @@ class VirtualSandbox(ABC):
             shell_state=settings.shell,
             commands=commands | settings.commands.keys(),
             processes=False,
-            newlines_in_names=not limits.native_files,
+            refused_in_names="\n" if limits.native_files else "",
             max_file_size=limits.file_size,
             max_output=limits.output,
         )
