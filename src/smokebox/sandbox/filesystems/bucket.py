@@ -64,6 +64,7 @@ class BucketFilesystem(Filesystem):
         self._objects = _objects(store, _checked_prefix(prefix), place or repr(store))
         self._sightings = Sightings()
         self._bodies = Bodies(cache_bytes)
+        self._large: set[str] = set()
         self._ahead = ReadAhead(
             self._objects,
             self._sightings,
@@ -231,7 +232,7 @@ class BucketFilesystem(Filesystem):
         return DIRECTORY if walked.exists else found
 
     def _listed(self, path: str) -> Mapping[str, Found]:
-        walked = self._walk_on(path)
+        walked = self._walk_on(path) or self._whole(path)
         if walked is not None:
             return walked.found
         asked = self._sightings.changes
@@ -242,6 +243,26 @@ class BucketFilesystem(Filesystem):
             raise PathNotDirectory(path)
         self._sightings.add({path: listed.found}, asked=asked)
         return listed.found
+
+    def _whole(self, path: str) -> Listing | None:
+        """List all that is below a directory at once, where it is not more than a page.
+
+        That is one request for a tree of any depth. Where it is more, that is remembered,
+        so that it is asked for in vain only once.
+        """
+        if not self._objects.ordered or path in self._large:
+            return None
+        asked = self._sightings.changes
+        walked = self._objects.walk(path[1:], limit=_FIRST_WALK + 1)
+        if not walked.ended:
+            self._large.add(path)
+            return None
+        if not walked.found:
+            # Not there, or empty: the listing of the directory itself tells.
+            return None
+        seen = directories(walked, path, self._objects.marker)
+        self._sightings.add(seen, asked=asked, given=False)
+        return self._sightings.listing(path)
 
     def _walk_on(self, path: str) -> Listing | None:
         """List the following directories too, once two in the same one have been asked for."""
