@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from smokebox import bucket, get_virtual_sandbox
+from smokebox import bucket, get_virtual_sandbox, virtual
 from smokebox.errors import (
     AccessDenied,
     BucketNotFound,
@@ -23,6 +23,7 @@ from smokebox.errors import (
     SmokeboxError,
 )
 from smokebox.sandbox.conformance import SandboxSuite
+from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 from smokebox.testing import Seaweed
 
 if TYPE_CHECKING:
@@ -359,3 +360,14 @@ def test_obstore_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingDependency, match=r"smokebox\[bucket\]"):
         bucket("memory:///")
+
+
+async def test_a_mounted_bucket_shows_what_others_put_in_the_next_command() -> None:
+    store = MemoryStore()
+    sandbox = virtual(mounts={"/data": BucketFilesystem(store)})
+    obstore.put(store, "a.txt", b"first")
+    assert (await sandbox.exec("cat /data/*")).stdout == "first"
+    obstore.put(store, "b.txt", b"second")
+    assert (await sandbox.exec("cat /data/*")).stdout == "firstsecond"
+    assert await sandbox.readdir("/data") == ["a.txt", "b.txt"]
+    await sandbox.aclose()

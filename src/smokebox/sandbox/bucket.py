@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from smokebox.errors import MissingDependency
 from smokebox.sandbox.options import strict_options
-from smokebox.sandbox.virtual import virtual
+from smokebox.sandbox.virtual import threads, virtual
 from smokebox.sandbox.virtual.settings import make_settings
 from smokebox.sandbox.virtual.threaded import ThreadSandbox
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual import Limits, VirtualSandbox
     from smokebox.sandbox.virtual.command import Command
     from smokebox.sandbox.virtual.machine import Machine
-    from smokebox.sandbox.virtual.sandbox import FileOperation
     from smokebox.sandbox.virtual.settings import NetworkOption, Settings, ShellState
-    from smokebox.sandbox.virtual.shell import Script
     from smokebox.types import Capabilities
 
 
@@ -87,20 +84,7 @@ class BucketSandbox(ThreadSandbox):
 
     async def check(self) -> None:
         """See that the bucket is there and opens; the first command does so too."""
-        if self._bucket.checked:
-            self._bucket.refresh()
-        else:
-            await asyncio.to_thread(self._bucket.refresh)
-
-    async def _ready(self, script: Script) -> Machine:
-        await self.check()
-        return await super()._ready(script)
-
-    async def _on_files(
-        self, operation: FileOperation, *arguments: object, **options: object
-    ) -> Any:
-        await self.check()
-        return await super()._on_files(operation, *arguments, **options)
+        await threads.run(self._bucket.refresh)
 
 
 @strict_options

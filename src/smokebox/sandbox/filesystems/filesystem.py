@@ -188,6 +188,9 @@ class Filesystem(ABC):
         """Set the permission bits, where there are any."""
         self.lstat(path)
 
+    def refresh(self) -> None:
+        """Forget what may have changed elsewhere; a sandbox calls this before each command."""
+
     def close(self) -> None:
         """Let go of connections and handles. Safe to repeat."""
 

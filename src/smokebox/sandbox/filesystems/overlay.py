@@ -133,6 +133,10 @@ class OverlayFilesystem(Filesystem):
         with self._lock:
             super().copy(source, target)
 
+    def refresh(self) -> None:
+        self.upper.refresh()
+        self.lower.refresh()
+
     def close(self) -> None:
         self.upper.close()
         self.lower.close()

@@ -59,6 +59,9 @@ class ReadOnlyFilesystem(Filesystem):
     def touch(self, path: str, mtime: float) -> None:
         _refuse(path)
 
+    def refresh(self) -> None:
+        self.inner.refresh()
+
     def close(self) -> None:
         self.inner.close()
 

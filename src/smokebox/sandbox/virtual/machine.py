@@ -84,6 +84,11 @@ class Machine:
         """Run a script in the shell, which is made if there is none."""
         return self._take_shell().run(script, listener, stop)
 
+    def refresh(self) -> None:
+        """See what is mounted as it is at this moment."""
+        for filesystem in self.tree.mounts.values():
+            filesystem.refresh()
+
     def prepare(self) -> None:
         """Have a shell ready for the next script."""
         with self._making:

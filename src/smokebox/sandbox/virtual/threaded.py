@@ -130,15 +130,22 @@ class ThreadSandbox(VirtualSandbox):
         method: Callable[..., object] = getattr(machine.tree, operation)
         if machine.quick and operation != "glob":
             return method(*arguments, **options)
-        return await threads.run(lambda: method(*arguments, **options))
+
+        def work() -> object:
+            machine.refresh()
+            return method(*arguments, **options)
+
+        return await threads.run(work)
 
     async def _ready(self, script: Script) -> Machine:
-        """The machine, once the script's directory is known to exist."""
+        """The machine, once what is mounted is looked at anew and the directory is there."""
         machine = self._machine()
         if script.cwd is not None:
             info = await self._on_files("stat", script.cwd)
             if not info.is_directory:
                 raise PathNotDirectory(script.cwd, hint="cwd= takes a directory.")
+        elif not machine.quick:
+            await threads.run(machine.refresh)
         return machine
 
     def _machine(self) -> Machine:
