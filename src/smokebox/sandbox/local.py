@@ -16,7 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Self
 
-from smokebox.errors import InvalidOption, NotText, PathNotDirectory, SandboxGone
+from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone
 from smokebox.sandbox import hostfiles
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
@@ -27,6 +27,7 @@ from smokebox.sandbox.output import MAX_OUTPUT, Captured, Collected, Collector, 
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.process import Process, cannot_start
 from smokebox.sandbox.spill import SpillFolder
+from smokebox.sandbox.text import decode_file, encode_option
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk, Stream
 
 if TYPE_CHECKING:
@@ -148,16 +149,7 @@ class LocalSandbox:
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""
-        data = await self.read_bytes(path)
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise NotText(
-                f"{self.resolve_path(path)} is not UTF-8 text (byte {error.start}).",
-                hint="Use read_bytes.",
-                path=self.resolve_path(path),
-                offset=error.start,
-            ) from error
+        return decode_file(self.resolve_path(path), await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         """The bytes of a file."""
@@ -165,7 +157,9 @@ class LocalSandbox:
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Make or replace a file, and its parent directories. All or nothing."""
-        await asyncio.to_thread(hostfiles.write, self.resolve_path(path), _bytes(data, "data"))
+        await asyncio.to_thread(
+            hostfiles.write, self.resolve_path(path), encode_option("data", data)
+        )
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
@@ -262,7 +256,7 @@ class LocalSandbox:
             cwd=directory,
             lifeline=self._hold(),
             timeout=check_timeout(timeout),
-            stdin=None if stdin is None else _bytes(stdin, "stdin"),
+            stdin=None if stdin is None else encode_option("stdin", stdin),
         )
 
     async def _stream(
@@ -347,19 +341,6 @@ def _environment(env: Mapping[str, str | None] | None) -> dict[str, str]:
     dropped = {name for name, value in env.items() if value is None}
     kept |= check_env({name: "" if value is None else value for name, value in env.items()})
     return {name: value for name, value in kept.items() if name not in dropped}
-
-
-def _bytes(data: str | bytes, option: str) -> bytes:
-    if isinstance(data, bytes):
-        return data
-    try:
-        return data.encode() if isinstance(data, str) else bytes(memoryview(data))
-    except (TypeError, UnicodeEncodeError) as error:
-        raise InvalidOption(
-            f"{option} is text or bytes: {error}.",
-            hint="Encode it first, for example with json.dumps(...).encode().",
-            option=option,
-        ) from error
 
 
 @functools.cache

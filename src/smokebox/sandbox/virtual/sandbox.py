@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from smokebox.errors import InvalidOption, NotText, SandboxGone
+from smokebox.errors import InvalidOption, SandboxGone
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.options import check_env, check_timeout
 from smokebox.sandbox.paths import resolve
+from smokebox.sandbox.text import decode_file, encode_option
 from smokebox.sandbox.virtual.commands import absent_commands, own_commands
 from smokebox.sandbox.virtual.machine import engine_commands
 from smokebox.sandbox.virtual.shell import MAX_STDIN, Script
@@ -79,16 +80,7 @@ class VirtualSandbox(ABC):
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""
-        data = await self.read_bytes(path)
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise NotText(
-                f"{self.resolve_path(path)} is not UTF-8 text (byte {error.start}).",
-                hint="Use read_bytes.",
-                path=self.resolve_path(path),
-                offset=error.start,
-            ) from error
+        return decode_file(self.resolve_path(path), await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         """The bytes of a file."""
@@ -98,7 +90,7 @@ class VirtualSandbox(ABC):
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Make or replace a file, and its parent directories. All or nothing."""
         place = self.resolve_path(path)
-        await self._on_files("write", place, _as_bytes("data", data))
+        await self._on_files("write", place, encode_option("data", data))
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
@@ -244,27 +236,8 @@ def _check_text(what: str, text: str) -> None:
         )
 
 
-def _as_bytes(option: str, data: str | bytes) -> bytes:
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    if isinstance(data, str):
-        try:
-            return data.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidOption(
-                f"{option} holds a character that UTF-8 cannot, at {error.start}.",
-                hint="Pass bytes.",
-                option=option,
-            ) from None
-    raise InvalidOption(
-        f"{option} is str or bytes, not {type(data).__name__}.",
-        hint="Encode it first.",
-        option=option,
-    )
-
-
 def _checked_stdin(stdin: str | bytes) -> bytes:
-    data = _as_bytes("stdin", stdin)
+    data = encode_option("stdin", stdin)
     if len(data) > MAX_STDIN:
         raise InvalidOption(
             f"stdin has {len(data)} bytes; the shell takes {MAX_STDIN}.",
