@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 import bashkit
 
 from smokebox.errors import AccessDenied, InvalidPath, SmokeboxError, Unsupported
+from smokebox.sandbox.stack import deepen_engine_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ def as_bashkit(filesystem: Filesystem) -> bashkit.FileSystem:
     that of the mount. It keeps `filesystem` alive as long as it needs it; closing it is left
     to whoever made it.
     """
+    deepen_engine_threads()
     instance = _bridged.add(filesystem)
     handle = _Handle(_ABI_VERSION, 0, instance, *_counters, ctypes.addressof(_table))
     try:

@@ -22,6 +22,7 @@ from smokebox.sandbox.filesystems.host import HostFilesystem
 from smokebox.sandbox.filesystems.memory import MemoryFilesystem
 from smokebox.sandbox.filesystems.native import NativeFilesystem
 from smokebox.sandbox.filesystems.tree import Tree
+from smokebox.sandbox.stack import deepen_engine_threads
 from smokebox.sandbox.virtual.command import split_commands
 from smokebox.sandbox.virtual.commands import own_commands
 from smokebox.sandbox.virtual.image import put, take
@@ -162,6 +163,7 @@ class Machine:
         return shell
 
     def _make_shell(self, cwd: str, env: Mapping[str, str]) -> Shell:
+        deepen_engine_threads()
         settings, limits = self._settings, self._settings.limits
         bash = Bash(
             username=settings.user,
@@ -183,7 +185,18 @@ class Machine:
         for name, command in self._commands.streaming.items():
             bash.add_command(name, command)
         bash.execute_sync(f"unset -v {' '.join(_SWITCHES)}")
-        return Shell(bash, wall_time=limits.wall_time, lasting=settings.shell == "persistent")
+        return Shell(
+            bash,
+            wall_time=limits.wall_time,
+            lasting=settings.shell == "persistent",
+            live=self._live,
+        )
+
+    @property
+    def _live(self) -> set[str]:
+        """The commands whose output is wanted while they run, and that may meet in a pipeline."""
+        own = {"curl", "wget"} if self._settings.network is not None else set()
+        return self._commands.streaming.keys() & (self._settings.commands.keys() | own)
 
 
 def _environment(settings: Settings) -> dict[str, str]:

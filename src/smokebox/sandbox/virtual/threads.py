@@ -1,8 +1,4 @@
-"""Threads with a stack deep enough for any script, shared by all virtual sandboxes.
-
-The shell is a recursive interpreter: nesting in a script becomes depth on the stack. On an
-ordinary stack four known scripts end the whole process; on these they meet a limit.
-"""
+"""Threads with a stack deep enough for any script, shared by all virtual sandboxes."""
 
 from __future__ import annotations
 
@@ -15,6 +11,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from smokebox.sandbox.stack import MIN_STACK_SIZE, stack_size
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,9 +20,6 @@ T = TypeVar("T")
 
 # Most work takes microseconds, less than it takes to wake an event loop: wait that long.
 QUICK = 0.0002
-# Address space, not memory: a page counts once something has been there.
-STACK_SIZE = 1 << 30
-MIN_STACK_SIZE = 64 << 20
 IDLE_SECONDS = 20.0
 EXIT_GRACE = 2.0
 
@@ -128,7 +123,7 @@ class _Thread(threading.Thread):
         self.jobs: SimpleQueue[Job[Any]] = SimpleQueue()
 
     def start_with_deep_stack(self) -> None:
-        size = _stack_size()
+        size = stack_size()
         while True:
             try:
                 with _stack_size_lock:
@@ -166,15 +161,6 @@ class _Thread(threading.Thread):
                 return False
             _idle.remove(self)
             return True
-
-
-def _stack_size() -> int:
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return MIN_STACK_SIZE
-    half = memory // 2 // MIN_STACK_SIZE * MIN_STACK_SIZE
-    return max(MIN_STACK_SIZE, min(STACK_SIZE, half))
 
 
 _lock = threading.Lock()
