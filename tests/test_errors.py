@@ -69,3 +69,4 @@ def test_fields_are_attributes() -> None:
 
 def test_a_path_error_says_what_and_where_by_itself() -> None:
     assert str(PathNotFound("/x")) == "no such file or directory: /x"
+    assert str(PathNotFound("/x", hint="Make it.")) == "no such file or directory: /x. Make it."

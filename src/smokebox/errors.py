@@ -48,7 +48,10 @@ class SmokeboxError(Exception):
         self.fields = fields
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip()
+        if not self.hint:
+            return self.message
+        stop = "" if self.message.endswith((".", "!", "?")) else "."
+        return f"{self.message}{stop} {self.hint}"
 
     def __getattr__(self, name: str) -> object:
         # `self.fields` itself may be missing while unpickling: look in __dict__ only.

@@ -200,7 +200,7 @@ def _too_large(path: str) -> FileTooLarge:
     return FileTooLarge(
         path,
         f"{path} would be over the limit of {MAX_FILE_SIZE} bytes a file.",
-        hint="Write less, or mount a filesystem with a higher limit.",
+        hint="Write less, or make the sandbox with a higher Limits.file_size.",
     )
 
 
@@ -208,7 +208,7 @@ def _full(path: str) -> StorageFull:
     return StorageFull(
         path,
         f"no room for {path}: the limit is {MAX_TOTAL_SIZE} bytes in {MAX_FILES} files.",
-        hint="Remove files, or mount a filesystem with a higher limit.",
+        hint="Remove files, or make the sandbox with higher Limits.storage and Limits.files.",
     )
 
 
