@@ -23,14 +23,13 @@ from smokebox.sandbox.filesystems import (
 from smokebox.sandbox.filesystems.capsule import as_bashkit, bridged
 from smokebox.sandbox.filesystems.devices import DeviceFilesystem
 from smokebox.sandbox.filesystems.native import NativeFilesystem
+from smokebox.sandbox.virtual import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from smokebox.sandbox.filesystems import Filesystem
-
-STACK = 512 * 1024 * 1024
 
 
 class Shell:
@@ -42,15 +41,10 @@ class Shell:
             self.bash.mount(f"/{point}", as_bashkit(filesystem))
 
     def run(self, script: str) -> bashkit.ExecResult:
-        results: list[bashkit.ExecResult] = []
-        before = threading.stack_size(STACK)
-        try:
-            thread = threading.Thread(target=lambda: results.append(self.bash.execute_sync(script)))
-            thread.start()
-        finally:
-            threading.stack_size(before)
-        thread.join()
-        return results[0]
+        job = threads.Job(lambda: self.bash.execute_sync(script))
+        threads.start(job)
+        assert job.join(15)
+        return job.result()
 
     def output(self, script: str) -> str:
         result = self.run(script)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import bashkit
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 MAX_FILE_SIZE = 10_000_000
 MAX_TOTAL_SIZE = 100_000_000
 MAX_FILES = 10_000
+
+# Seconds: how far from the clock a time may be and still mean now.
+_NOW = 2.0
 
 _FILE_MODE = 0o644
 
@@ -128,6 +132,11 @@ class NativeFilesystem(Filesystem):
         if self.lstat(path).kind == "symlink":
             raise SymlinkLoop(path)
         self.native.chmod(path, mode & 0o7777)
+
+    def touch(self, path: str, mtime: float) -> None:
+        """Set the time of a file to now; the engine gives no way to set another."""
+        if self.lstat(path).kind == "file" and abs(mtime - time.time()) < _NOW:
+            self.write(path, self.read(path))
 
     def _check_place(self, path: str) -> None:
         """The engine makes files below a symlink or a file's name that nobody finds again."""

@@ -18,6 +18,7 @@ from smokebox.errors import (
     PathNotFound,
 )
 from smokebox.sandbox.filesystems.capsule import as_bashkit
+from smokebox.sandbox.filesystems.devices import DeviceFilesystem
 from smokebox.sandbox.filesystems.host import HostFilesystem
 from smokebox.sandbox.filesystems.memory import MemoryFilesystem
 from smokebox.sandbox.filesystems.native import NativeFilesystem
@@ -49,19 +50,26 @@ _MAX_VALUE = 131_072
 _SWITCHES = {"BASHKIT_ALLOW_INPROCESS_PYTHON": "1", "BASHKIT_ALLOW_INPROCESS_SQLITE": "1"}
 
 
+_IN_MEMORY = (NativeFilesystem, MemoryFilesystem, DeviceFilesystem)
+
+
 class Machine:
     """Files and a shell, made from settings, and from a snapshot where there is one."""
 
     def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
         self._settings = settings
         self.root = _make_root(settings, snapshot)
-        commands = {**own_commands(settings.network), **settings.commands}
+        own = own_commands(settings.network)
+        if isinstance(self.root, NativeFilesystem) and not settings.mounts:
+            # The engine's own sets any time in its own filesystem, and fails in others.
+            del own["touch"]
+        commands = {**own, **settings.commands}
         self._made_mounts = {
             point: HostFilesystem(mount)
             for point, mount in settings.mounts.items()
             if isinstance(mount, str)
         }
-        mounts = {**settings.mounts, **self._made_mounts}
+        mounts = {**_devices(self.root), **settings.mounts, **self._made_mounts}
         self.tree = Tree(self.root, mounts)  # type: ignore[arg-type]
         self._check_cwd()
         self._engine_mounts = {
@@ -79,7 +87,7 @@ class Machine:
     def quick(self) -> bool:
         """Whether every file is in memory, so that no call on the tree waits for anything."""
         kept = (self.root, *self.tree.mounts.values())
-        return all(isinstance(one, (NativeFilesystem, MemoryFilesystem)) for one in kept)
+        return all(isinstance(one, _IN_MEMORY) for one in kept)
 
     def run(self, script: Script, listener: Listener, stop: Stop) -> Ending:
         """Run a script in the shell, which is made if there is none."""
@@ -228,6 +236,11 @@ def _make_root(settings: Settings, snapshot: Snapshot | None) -> Filesystem:
     if not waiting:
         return root
     return LazyFilesystem(root, loaders, waiting, timeout=limits.wall_time)
+
+
+def _devices(root: Filesystem) -> dict[str, Filesystem]:
+    """The engine puts devices into its own filesystem, and into no other."""
+    return {} if isinstance(root, NativeFilesystem) else {"/dev": DeviceFilesystem()}
 
 
 def _write_files(root: Filesystem, files: Mapping[str, FileSource]) -> None:

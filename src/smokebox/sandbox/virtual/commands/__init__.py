@@ -17,6 +17,7 @@ from smokebox.sandbox.virtual.commands.ls import ls
 from smokebox.sandbox.virtual.commands.seq import seq
 from smokebox.sandbox.virtual.commands.sleep import sleep
 from smokebox.sandbox.virtual.commands.stat import stat
+from smokebox.sandbox.virtual.commands.touch import touch
 from smokebox.sandbox.virtual.commands.wget import wget_on
 from smokebox.sandbox.virtual.commands.yes import yes
 from smokebox.sandbox.virtual.commands.zcat import zcat
@@ -41,6 +42,7 @@ def own_commands(network: Network | None) -> dict[str, Command]:
         "seq": seq,
         "sleep": sleep,
         "stat": stat,
+        "touch": touch,
         "vdir": ls,
         "wget": wget_on(network),
         "yes": yes,
