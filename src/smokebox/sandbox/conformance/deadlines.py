@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 # Each leaves something behind that would write `survived` a moment after the command was killed.
 STUBBORN = {
-    "child": "(sleep 2; echo x > survived) & sleep 30",
-    "grandchild": "bash -c '(sleep 2; echo x > survived) & sleep 30'",
-    "own session": "setsid bash -c 'sleep 2; echo x > survived' & sleep 30",
-    "daemon": "(setsid bash -c 'sleep 2; echo x > survived' &) ; sleep 30",
+    "child": "(sleep 1.5; echo x > survived) & sleep 30",
+    "grandchild": "bash -c '(sleep 1.5; echo x > survived) & sleep 30'",
+    "own session": "setsid bash -c 'sleep 1.5; echo x > survived' & sleep 30",
+    "daemon": "(setsid bash -c 'sleep 1.5; echo x > survived' &) ; sleep 30",
     "ignores TERM": "trap '' TERM; bash -c 'trap \"\" TERM; sleep 3; echo x > survived'; sleep 30",
-    "nohup": "nohup bash -c 'sleep 2; echo x > survived' >/dev/null 2>&1 & sleep 30",
+    "nohup": "nohup bash -c 'sleep 1.5; echo x > survived' >/dev/null 2>&1 & sleep 30",
 }
+# How long to wait, from the kill on, until it would have written.
+PAUSE = {kind: 3.0 if kind == "ignores TERM" else 1.5 for kind in STUBBORN}
 
 
 class DeadlineCases(Cases):
@@ -59,9 +61,9 @@ class DeadlineCases(Cases):
     async def test_nothing_survives_a_timeout(
         self, sandbox: SandboxApi, place: str, kind: str
     ) -> None:
-        result = await sandbox.exec(STUBBORN[kind], cwd=place, timeout=0.7)
+        result = await sandbox.exec(STUBBORN[kind], cwd=place, timeout=0.5)
         assert result.exit_code == 124
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(PAUSE[kind])
         assert await sandbox.readdir(place) == []
 
     @pytest.mark.parametrize("kind", ["child", "own session", "ignores TERM"])
@@ -69,13 +71,13 @@ class DeadlineCases(Cases):
         self, sandbox: SandboxApi, place: str, kind: str
     ) -> None:
         task = asyncio.create_task(sandbox.exec(STUBBORN[kind], cwd=place))
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(0.5)
         began = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert time.monotonic() - began < 5
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(PAUSE[kind])
         assert await sandbox.readdir(place) == []
 
     async def test_the_sandbox_works_on_after_a_cancel(self, sandbox: SandboxApi) -> None:
