@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -353,6 +354,8 @@ async def test_the_keeper_is_started_again_after_it_died(lifeline: Lifeline) -> 
 
 
 def open_descriptors() -> int:
+    # What other tests left to the collector must not go in between.
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -365,7 +368,7 @@ async def test_fifty_at_a_time_leave_no_descriptor_open(lifeline: Lifeline) -> N
             for n in range(50)
         ]
     assert [int(job.result()[1]) for job in jobs] == list(range(50))
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_failures_and_kills_leave_no_descriptor_open(lifeline: Lifeline) -> None:
@@ -376,7 +379,7 @@ async def test_failures_and_kills_leave_no_descriptor_open(lifeline: Lifeline) -
     with pytest.raises(PathNotFound):
         await finish(await start(lifeline, "true", cwd="/absent"))
     await finish(await start(lifeline, "sleep 300 &"))
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_each_event_loop_in_turn_can_run_commands() -> None:

@@ -47,7 +47,7 @@ async def test_a_wrong_argument_is_a_result_that_says_so() -> None:
 
 async def test_our_errors_come_back_with_their_hint() -> None:
     result = await raising(PathNotFound("/x", hint="Look again.")).run({"city": "x"})
-    assert result == ToolResult(text="no such file or directory: /x Look again.", is_error=True)
+    assert result == ToolResult(text="no such file or directory: /x. Look again.", is_error=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import bashkit
 import pytest
 
 from smokebox.sandbox.virtual import threads
@@ -60,19 +61,9 @@ async def test_work_does_not_wait_for_other_work() -> None:
 
 
 async def test_the_stack_is_deep() -> None:
-    def depth(n: int) -> int:
-        # Through `map`, each level takes a frame of C as well.
-        return n if n == 0 else next(map(depth, [n - 1]))
-
-    def deep() -> int:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(60_000)
-        try:
-            return depth(20_000)
-        finally:
-            sys.setrecursionlimit(limit)
-
-    assert await threads.run(deep) == 0
+    bash = bashkit.Bash(profile=bashkit.ExecutionProfile.Interactive)
+    script = "jq -n '" + "(" * 5000 + "1" + ")" * 5000 + "'"
+    assert (await threads.run(lambda: bash.execute_sync(script))).stdout == "1\n"
 
 
 def test_other_threads_keep_their_stack() -> None:

@@ -11,6 +11,7 @@ from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
     FileTooLarge,
+    InvalidPath,
     PathError,
     PathExists,
     PathIsDirectory,
@@ -308,3 +309,9 @@ def _check_not_root(path: str) -> None:
 def _check_name(path: str, name: str) -> None:
     if len(check_path(name).encode()) > MAX_NAME:
         raise PathError(path, f"the name is longer than {MAX_NAME} bytes: {path}")
+    if "\n" in name:
+        raise InvalidPath(
+            f"the name {name!r} holds a line break, which no script in the shell could use.",
+            hint="Use another character.",
+            path=path,
+        )

@@ -145,7 +145,7 @@ class VirtualSandbox(ABC):
             shell_state=settings.shell,
             commands=commands | settings.commands.keys(),
             processes=False,
-            refused_in_names="\n" if limits.native_files else "",
+            refused_in_names="\n",
             max_file_size=limits.file_size,
             max_output=limits.output,
         )

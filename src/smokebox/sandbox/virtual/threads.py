@@ -108,36 +108,38 @@ def start(job: Job[T]) -> None:
         thread = _idle.pop() if _idle else None
         _busy.add(job)
     if thread is None:
-        thread = _Thread()
         try:
-            thread.start_with_deep_stack()
+            thread = _started()
         except BaseException:
             _busy.discard(job)
             raise
     thread.jobs.put(job)
 
 
+def _started() -> _Thread:
+    """A thread with a deep stack, already waiting for jobs."""
+    size = stack_size()
+    while True:
+        thread = _Thread()
+        try:
+            with _stack_size_lock:
+                before = threading.stack_size(size)
+                try:
+                    thread.start()
+                finally:
+                    threading.stack_size(before)
+            return thread
+        except RuntimeError:
+            # Little address space is left (`ulimit -v`): a smaller stack serves most scripts.
+            if size <= MIN_STACK_SIZE:
+                raise
+            size //= 4
+
+
 class _Thread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="smokebox-shell", daemon=True)
         self.jobs: SimpleQueue[Job[Any]] = SimpleQueue()
-
-    def start_with_deep_stack(self) -> None:
-        size = stack_size()
-        while True:
-            try:
-                with _stack_size_lock:
-                    before = threading.stack_size(size)
-                    try:
-                        self.start()
-                    finally:
-                        threading.stack_size(before)
-                return
-            except RuntimeError:
-                # Little address space is left (`ulimit -v`): a smaller stack serves most scripts.
-                if size <= MIN_STACK_SIZE:
-                    raise
-                size //= 4
 
     def run(self) -> None:
         while True:
