@@ -5,19 +5,15 @@ Policy only: it names URLs and judges them. Making requests belongs to who holds
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import refuse_unknown
+from smokebox.sandbox.options import strict_fields
 from smokebox.sandbox.urls import Url, parse_url
-
-T = TypeVar("T")
 
 DEFAULT_METHODS = ("GET", "HEAD")
 
@@ -30,21 +26,7 @@ _FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding
 Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
 
 
-def _checked(kind: type[T]) -> type[T]:
-    """Make a keyword the class does not take an `InvalidOption` that names the nearest."""
-    make = kind.__init__
-    known = [name for name in inspect.signature(kind).parameters]
-
-    @functools.wraps(make)
-    def checked(self: T, *args: object, **options: object) -> None:
-        refuse_unknown(f"{kind.__name__}()", options, known)
-        make(self, *args, **options)
-
-    kind.__init__ = checked  # type: ignore[method-assign, assignment]
-    return kind
-
-
-@_checked
+@strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
     """One entry of the allow-list.
@@ -96,7 +78,7 @@ class Decision:
     private: bool = False
 
 
-@_checked
+@strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """What a sandbox may reach. Whatever no entry of `allow` covers is refused.

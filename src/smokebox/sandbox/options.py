@@ -13,6 +13,7 @@ from smokebox.errors import InvalidOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -88,3 +89,17 @@ def strict_options(factory: Callable[P, R]) -> Callable[P, R]:
         return factory(*args, **options)
 
     return checked
+
+
+def strict_fields(kind: type[T]) -> type[T]:
+    """Make a keyword that a dataclass does not take an `InvalidOption` that names the nearest."""
+    make = kind.__init__
+    known = inspect.signature(kind).parameters.keys()
+
+    @functools.wraps(make)
+    def checked(self: T, *args: object, **options: object) -> None:
+        refuse_unknown(f"{kind.__name__}()", options, known)
+        make(self, *args, **options)
+
+    kind.__init__ = checked  # type: ignore[method-assign, assignment]
+    return kind

@@ -75,11 +75,6 @@ class BucketFilesystem(Filesystem):
         self._checking = threading.Lock()
 
     @property
-    def checked(self) -> bool:
-        """Whether the store was seen to be there, and has not failed since."""
-        return self._seen and not self._objects.failed
-
-    @property
     def refused_in_names(self) -> str:
         """Characters that no name in this store can have."""
         return self._objects.refused_in_names
@@ -87,7 +82,7 @@ class BucketFilesystem(Filesystem):
     def refresh(self) -> None:
         """Ask the store anew from here on. See that it is there, at first and after a failure."""
         with self._checking:
-            if not self.checked:
+            if not self._seen or self._objects.failed:
                 self._objects.check()
                 self._objects.failed = False
                 self._seen = True
@@ -245,9 +240,9 @@ class BucketFilesystem(Filesystem):
         return listed.found
 
     def _whole(self, path: str) -> Listing | None:
-        """List all that is below a directory at once, where it is not more than a page.
+        """List all that is below a directory at once, where that is a page or two of keys.
 
-        That is one request for a tree of any depth. Where it is more, that is remembered,
+        One request for a page, whatever the depth. Where there is more, that is remembered,
         so that it is asked for in vain only once.
         """
         if not self._objects.ordered or path in self._large:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
 
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.filesystems.native import MAX_FILE_SIZE, MAX_FILES, MAX_TOTAL_SIZE
-from smokebox.sandbox.options import refuse_unknown
+from smokebox.sandbox.options import strict_fields
 
 # The engine keeps no more than this of each stream, on every path.
 MAX_OUTPUT = 10 << 20
 
 
+@strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds for one `exec`, and for the files of a sandbox.
@@ -35,11 +35,6 @@ class Limits:
     file_size: int = MAX_FILE_SIZE
     storage: int = MAX_TOTAL_SIZE
     files: int = MAX_FILES
-
-    def __new__(cls, **options: object) -> Self:
-        """Refuse a name that is no limit; the values are checked once they are in place."""
-        refuse_unknown("Limits()", options, (field.name for field in fields(cls)))
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for field in fields(self):
