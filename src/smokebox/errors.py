@@ -19,6 +19,12 @@
     ├── ServiceUnavailable   also ConnectionError     a remote peer did not answer
     ├── DeadlineExceeded     also TimeoutError        an operation took too long
     ├── SandboxGone                                   the sandbox stopped under the call
+    │   └── SandboxRestarted                          the handle is of a former run
+    ├── NotFound             also LookupError         no sandbox, session, process or image
+    ├── Conflict                                      the name, or the place, is taken
+    ├── ProcessEnded                                  it ended before what was waited for
+    ├── LimitReached                                  the sandbox may not have more
+    ├── IsolationUnavailable                          this host cannot isolate as asked
     ├── BadSnapshot          also ValueError
     └── MissingDependency    also ImportError         an extra that is not installed
 
@@ -199,6 +205,44 @@ class SandboxGone(SmokeboxError):
 
     code = "sandbox_gone"
     retryable = True
+
+
+class SandboxRestarted(SandboxGone):
+    """What the handle stood for ended with a former run of the sandbox. Fields: `reason`."""
+
+    code = "sandbox_restarted"
+    retryable = False
+
+
+class NotFound(SmokeboxError, LookupError):
+    """Nothing has that name. Fields: `kind` ("session", "process", ...), `name`."""
+
+    code = "not_found"
+
+
+class Conflict(SmokeboxError):
+    """A name or a place is taken. Fields: `kind`, `name`."""
+
+    code = "conflict"
+
+
+class ProcessEnded(SmokeboxError):
+    """A process ended before what was waited for came. Fields: `process`, `exit_code`."""
+
+    code = "process_ended"
+
+
+class LimitReached(SmokeboxError):
+    """A limit of the sandbox holds it back. Fields: `limit`."""
+
+    code = "limit_reached"
+    retryable = True
+
+
+class IsolationUnavailable(SmokeboxError):
+    """This host cannot isolate as asked; the hint says what mends it. Fields: `tier`."""
+
+    code = "isolation_unavailable"
 
 
 class BadSnapshot(SmokeboxError, ValueError):
