@@ -1,0 +1,186 @@
+"""The names of things: which ids, sessions, processes, ports, users and labels there can be."""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from collections.abc import Mapping
+from typing import NoReturn
+
+from smokebox.errors import InvalidOption
+
+RESERVED = frozenset({"admin", "api", "internal", "localhost", "root", "smokebox", "system", "www"})
+"""Ids that a URL or a host would take for something else."""
+
+LONGEST_ID = 63
+LONGEST_NAME = 128
+LONGEST_USER = 32
+LONGEST_LABEL = 63
+LONGEST_LABEL_VALUE = 255
+MOST_LABELS = 64
+# The last uid there is means "nobody" to the kernel's calls: (uid_t) -1.
+LAST_UID = 2**32 - 2
+
+_ID = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+# Also the name of a file: no slash, and no leading dot or hyphen.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
+_UID = re.compile(r"0|[1-9][0-9]{0,9}")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_id(id: object) -> str:
+    """`id` itself, once it can be the id of a sandbox: a DNS label that nobody reserved."""
+    text = _text("id", "a sandbox id", id)
+    if not 1 <= len(text) <= LONGEST_ID:
+        _refuse(
+            "id",
+            text,
+            f"a sandbox id has 1 to {LONGEST_ID} characters, and {_shown(text)} has {len(text)}.",
+            "Use a shorter one, or the hash of what it stands for." if text else "Name it.",
+        )
+    if not _ID.fullmatch(text):
+        _refuse("id", text, f"{_shown(text)} is not a sandbox id.", _id_hint(text))
+    if text in RESERVED:
+        _refuse("id", text, f"the sandbox id {text!r} is reserved.", f"Use 'my-{text}'.")
+    if text.startswith("xn--"):
+        # A browser shows such a label as the other script that it encodes.
+        _refuse("id", text, f"the sandbox id {text!r} begins with 'xn--'.", "Leave that out.")
+    return text
+
+
+def check_session_name(name: object) -> str:
+    """`name` itself, once it can be the name of a session."""
+    return _name("session", "a session name", name)
+
+
+def check_process_id(id: object) -> str:
+    """`id` itself, once it can be the id of a process, and so the name of its log files."""
+    return _name("process_id", "a process id", id)
+
+
+def check_port(port: object, *, option: str = "port") -> int:
+    """`port` itself, once it is a TCP port: a whole number from 1 to 65535."""
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        _refuse(
+            option,
+            port,
+            f"{option} is a whole number from 1 to 65535, not {_shown(port)}.",
+            f"Pass for example {option}=8080.",
+        )
+    return port
+
+
+def check_user(user: object) -> str:
+    """`user` itself, once it can be the name of a user, or a uid in digits."""
+    if isinstance(user, int) and not isinstance(user, bool):
+        _refuse("user", user, "a user is a str, not int.", f"Pass user='{user}' for that uid.")
+    text = _text("user", "a user", user)
+    if _UID.fullmatch(text) and int(text) <= LAST_UID:
+        return text
+    if len(text) > LONGEST_USER or not _USER.fullmatch(text):
+        _refuse(
+            "user",
+            text,
+            f"{_shown(text)} is neither the name of a user nor a uid.",
+            f"Pass a name of at most {LONGEST_USER} letters, digits, '_', '-' and '.' that does "
+            f"not begin with a digit, or a uid from 0 to {LAST_UID}, without a group.",
+        )
+    return text
+
+
+def check_labels(labels: object) -> dict[str, str]:
+    """A copy of `labels`, once all are short names with short, printable values."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        _refuse(
+            "labels",
+            labels,
+            f"labels is a mapping of names to values, not {type(labels).__name__}.",
+            "Pass labels={'name': 'value'}.",
+        )
+    if len(labels) > MOST_LABELS:
+        _refuse(
+            "labels",
+            len(labels),
+            f"a sandbox has at most {MOST_LABELS} labels, not {len(labels)}.",
+            "Keep the rest in a file of the sandbox.",
+        )
+    return {check_label(name): _label_value(name, value) for name, value in labels.items()}
+
+
+def check_label(name: object) -> str:
+    """`name` itself, once it can be the name of a label."""
+    text = _text("labels", "the name of a label", name)
+    if len(text) > LONGEST_LABEL or not _LABEL.fullmatch(text):
+        _refuse(
+            "labels",
+            text,
+            f"{_shown(text)} is not the name of a label.",
+            f"Use at most {LONGEST_LABEL} letters, digits, '-', '_', '.' and '/', "
+            "with a letter or digit at both ends.",
+        )
+    return text
+
+
+def random_id() -> str:
+    """An id for a sandbox that nobody named: 80 random bits in 16 letters and digits."""
+    return base64.b32encode(secrets.token_bytes(10)).decode().lower()
+
+
+def random_key() -> str:
+    """What a sandbox is called on the host, in its directory and its cgroup; never reused."""
+    return random_id()
+
+
+def _name(option: str, what: str, value: object) -> str:
+    text = _text(option, what, value)
+    if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
+        _refuse(
+            option,
+            text,
+            f"{_shown(text)} cannot be {what}.",
+            f"Use 1 to {LONGEST_NAME} letters, digits and '_.:@+-', "
+            "beginning with a letter, a digit or '_'.",
+        )
+    return text
+
+
+def _label_value(name: str, value: object) -> str:
+    text = _text("labels", f"the value of the label {name!r}", value)
+    if len(text) > LONGEST_LABEL_VALUE or _CONTROL.search(text):
+        _refuse(
+            "labels",
+            text,
+            f"the label {name!r} cannot have the value {_shown(text)}.",
+            f"Use at most {LONGEST_LABEL_VALUE} printable characters.",
+        )
+    return text
+
+
+def _text(option: str, what: str, value: object) -> str:
+    if not isinstance(value, str):
+        _refuse(option, value, f"{what} is a str, not {_shown(value)}.", "Pass a str.")
+    return value
+
+
+def _id_hint(text: str) -> str:
+    lowered = text.lower()
+    if lowered != text and _ID.fullmatch(lowered) and lowered not in RESERVED:
+        return f"Ids are lowercase: use {lowered!r}."
+    return (
+        "Use lowercase letters, digits and hyphens (a-z, 0-9, -), "
+        "with a letter or digit at both ends."
+    )
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _refuse(option: str, value: object, message: str, hint: str) -> NoReturn:
+    raise InvalidOption(message, hint=hint, option=option, value=value)
