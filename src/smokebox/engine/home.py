@@ -1,0 +1,178 @@
+"""The state directory: where it is, whose it is, and which one process has it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shlex
+import stat
+import weakref
+from typing import TYPE_CHECKING, Self
+
+from smokebox.errors import AccessDenied, Conflict, InvalidOption, PathError, PathNotDirectory
+from smokebox.sandbox.filesystems.filesystem import from_os_error
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_ELSEWHERE = "Set SMOKEBOX_HOME to a directory of your own"
+
+
+def open_home(path: str | os.PathLike[str] | None = None) -> Home:
+    """Make the state directory if there is none, and take it for this process alone.
+
+    By default it is `$SMOKEBOX_HOME`, else `smokebox` in the user's data directory. Raises
+    `Conflict` while another process has it.
+    """
+    place = default_home() if path is None else _checked(path)
+    try:
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        _check_owner(place)
+        os.makedirs(os.path.join(place, "boxes"), mode=0o700, exist_ok=True)
+        lock = _take(place)
+    except PathError:
+        raise
+    except OSError as error:
+        raise _unusable(error, place) from error
+    return Home(place, lock)
+
+
+def default_home() -> str:
+    """Where the state directory is when nobody says, as an absolute path."""
+    if told := os.environ.get("SMOKEBOX_HOME"):
+        return os.path.abspath(os.path.expanduser(told))
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):
+        # The XDG specification has relative paths ignored.
+        data = os.path.expanduser("~/.local/share")
+    return os.path.join(data, "smokebox")
+
+
+class Home:
+    """A state directory that this process has until it closes it, or ends in any way."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+        _OPEN.add(self)
+
+    @property
+    def boxes(self) -> str:
+        """The directory with one directory for each sandbox."""
+        return os.path.join(self.path, "boxes")
+
+    @property
+    def record(self) -> str:
+        """The file of the durable record."""
+        return os.path.join(self.path, "record.db")
+
+    def box(self, key: str) -> str:
+        """The directory of the sandbox with that key, whether or not it is there."""
+        return os.path.join(self.boxes, key)
+
+    def close(self) -> None:
+        """Let another process have it. Safe to repeat."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            # A child between fork and exec shares the lock: closing alone would leave it taken.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+    def forget(self) -> None:
+        """Close it in a forked copy of this process; the original keeps the lock."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_OPEN: weakref.WeakSet[Home] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for home in list(_OPEN):
+        home.forget()
+
+
+# A fork without exec would hold the lock for as long as it lives.
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _checked(path: object) -> str:
+    place = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(place, str) or not place or "\0" in place:
+        raise InvalidOption(
+            f"home is the path of a directory, not {place!r}.",
+            hint="Pass a str, or None for the default.",
+            option="home",
+            value=path,
+        )
+    return os.path.abspath(os.path.expanduser(place))
+
+
+def _check_owner(place: str) -> None:
+    found = os.stat(place)
+    if found.st_uid != os.geteuid():
+        raise AccessDenied(
+            place,
+            f"the state directory {place} belongs to uid {found.st_uid}, not to "
+            f"uid {os.geteuid()}, who runs this",
+            hint=f"{_ELSEWHERE}, or run this as its owner.",
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise AccessDenied(
+            place,
+            f"others may write in the state directory {place} "
+            f"(mode {stat.S_IMODE(found.st_mode):04o})",
+            hint=f"Close it with `chmod go-w {shlex.quote(place)}`, once you trust what is in it.",
+        )
+
+
+def _take(place: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(os.path.join(place, "lock"), flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise _taken(place, int(owner) if owner.isdecimal() else None) from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _taken(place: str, pid: int | None) -> Conflict:
+    if pid == os.getpid():
+        who, hint = "this process already", "Share its one engine, or close that first."
+    else:
+        who = "another process" if pid is None else f"process {pid}"
+        hint = f"Use that one, end it, or set SMOKEBOX_HOME to another directory than {place}."
+    return Conflict(
+        f"{who} has the state directory {place}.", hint=hint, kind="home", name=place, pid=pid
+    )
+
+
+def _unusable(error: OSError, place: str) -> PathError:
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return PathNotDirectory(
+            place, f"the state directory {place} is not a directory", hint=f"{_ELSEWHERE}."
+        )
+    fault = from_os_error(error, error.filename or place)
+    fault.message = f"cannot use the state directory {place}: {fault.message}"
+    fault.hint = fault.hint or f"{_ELSEWHERE}."
+    return fault
