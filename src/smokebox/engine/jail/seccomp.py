@@ -1,0 +1,222 @@
+"""The system-call filter of a jail: what may be asked of the kernel at all, as a BPF program.
+
+It is an allow-list that starts from Docker's default profile, as it is for a container with
+no capability beyond the default ones. What is not listed answers EPERM. What the table of
+numbers does not know answers ENOSYS, so that a program takes the older way: `clone3` does
+too, since a filter cannot see its flags, and so do x32's numbers. Where this is stricter
+than the default:
+
+- A call by another architecture's door (`int 0x80`, AArch32) kills the process. Its numbers
+  mean other calls, and its kernel code is the less travelled.
+- `socket` and `socketpair` make AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, and answer
+  EAFNOSUPPORT for the rest. AF_VSOCK would reach the hypervisor. AF_PACKET (CVE-2017-7308,
+  CVE-2020-14386), AF_ALG (CVE-2013-7421, CVE-2016-8646), AF_KEY, AF_TIPC (CVE-2021-43267,
+  CVE-2022-0435), AF_CAN (CVE-2021-3609), AF_RDS (CVE-2010-3904), AF_XDP, Bluetooth and the
+  old protocols are where holes were, and asking for one loads its module.
+- Of the internet protocols there are TCP, UDP, ICMP and raw ones, without SCTP, DCCP
+  (CVE-2017-6074) and L2TP; of netlink's there are routes, socket diagnosis and device
+  events, without netfilter and IPsec. The rest answers EPROTONOSUPPORT.
+- TIOCSTI and TIOCLINUX, which type into the terminal of whoever looks at the sandbox, and
+  TIOCSETD, which loads line disciplines (CVE-2017-2636), answer EPERM.
+- `modify_ldt` answers EPERM: it serves 16 and 32-bit programs, and there are none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import struct
+
+from smokebox.engine.jail.syscalls import numbers
+
+TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Names that one architecture lacks are passed over there.
+_ALLOWED = """
+    accept accept4 access adjtimex alarm arch_prctl bind brk cachestat capget capset chdir chmod
+    chown chroot clock_adjtime clock_getres clock_gettime clock_nanosleep close close_range connect
+    copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_ctl_old
+    epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2 execve execveat exit
+    exit_group faccessat faccessat2 fadvise64 fallocate fanotify_mark fchdir fchmod fchmodat
+    fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fork fremovexattr fsetxattr
+    fstat fstatfs fsync ftruncate futex futex_requeue futex_wait futex_waitv futex_wake futimesat
+    get_robust_list get_thread_area getcpu getcwd getdents getdents64 getegid geteuid getgid
+    getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid
+    getresuid getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr
+    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents
+    io_pgetevents io_setup io_submit ioprio_get ioprio_set kill landlock_add_rule
+    landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen listmount
+    listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise map_shadow_stack membarrier
+    memfd_create memfd_secret mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap
+    mprotect mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink mremap mseal
+    msgctl msgget msgrcv msgsnd msync munlock munlockall munmap name_to_handle_at nanosleep
+    newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
+    pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64 process_mrelease
+    process_vm_readv process_vm_writev pselect6 ptrace pwrite64 pwritev pwritev2 read readahead
+    readlink readlinkat readv recvfrom recvmmsg recvmsg remap_file_pages removexattr rename renameat
+    renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
+    rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
+    sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler
+    sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler
+    sched_yield seccomp select semctl semget semop semtimedop sendfile sendmmsg sendmsg sendto
+    set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setitimer
+    setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid
+    setxattr shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 splice stat statfs
+    statmount statx symlink symlinkat sync sync_file_range syncfs sysinfo tee tgkill time
+    timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create
+    timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat uretprobe utime
+    utimensat utimes vfork vmsplice wait4 waitid write writev
+"""
+
+_MACHINE = os.uname().machine
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER = 1
+
+# Instructions of classic BPF, and where they find what is asked, both little-endian.
+_LOAD, _AND, _RETURN, _JUMP = 0x20, 0x54, 0x06, 0x05
+_IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_FARTHEST = 255
+_INSTRUCTION = struct.Struct("=HBBI")
+
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. CLONE_NEWTIME is one of
+# the bits that `clone` reads as the signal at the end.
+_CLONE_NEW = 0x7E020000
+# PER_LINUX and PER_LINUX32, each with UNAME26 or without, and the question which it is.
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+# SOCK_STREAM, DGRAM and RAW. AF_INET with SOCK_PACKET, a fourth, is an AF_PACKET socket.
+_INET_TYPES = (1, 2, 3)
+_SOCK_TYPE_MASK = 0xF
+# IP (the type's own), ICMP, TCP, UDP, ICMPv6 and RAW.
+_INET_PROTOCOLS = (0, 1, 6, 17, 58, 255)
+# ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+_NETLINK_PROTOCOLS = (0, 4, 15)
+
+
+def allowed() -> frozenset[str]:
+    """The system calls that are let through whatever their arguments are."""
+    return frozenset(_ALLOWED.split())
+
+
+@functools.cache
+def profile(machine: str = _MACHINE) -> bytes:
+    """The filter as a BPF program, for `machine` as `os.uname` names it."""
+    rules = _search(_ranges(numbers(machine)))
+    return (
+        _op(_LOAD, _ARCHITECTURE)
+        + _op(_IF_EQUAL, _ARCHITECTURES[machine], then=1)
+        + _KILL
+        + _op(_LOAD, _NUMBER)
+        + rules
+    )
+
+
+def install(program: bytes) -> None:
+    """Put this thread and all that it will start under `program`, for good.
+
+    The caller has set no_new_privs. Mitigations of speculation stay as strict as the kernel
+    has them for filtered processes.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: a count of instructions, and where they are.
+    handle = struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(code))
+    if libc.syscall(_SYS_SECCOMP.get(_MACHINE, -1), _SET_MODE_FILTER, 0, handle) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the system-call filter was refused: {os.strerror(number)}")
+
+
+def _op(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
+    """One instruction; `then` and `otherwise` count the instructions to skip."""
+    return _INSTRUCTION.pack(code, then, otherwise, value)
+
+
+def _size(block: bytes) -> int:
+    return len(block) // _INSTRUCTION.size
+
+
+def _refuse(number: int) -> bytes:
+    return _op(_RETURN, 0x00050000 | number)
+
+
+_ALLOW = _op(_RETURN, 0x7FFF0000)
+_KILL = _op(_RETURN, 0x80000000)
+
+
+def _argument(index: int) -> bytes:
+    """Load the low half of an argument.
+
+    The kernel reads no more of those that are judged here. A rule for the whole would let
+    through a value with any bit of the high half set.
+    """
+    return _op(_LOAD, _ARGUMENTS + 8 * index)
+
+
+def _one_of(values: Sequence[int], then: bytes, otherwise: bytes) -> bytes:
+    """Go on with `then` if what is loaded is one of `values`. Both end in a verdict."""
+    farthest = _size(otherwise) + len(values) - 1
+    tests = (_op(_IF_EQUAL, value, then=farthest - at) for at, value in enumerate(values))
+    return b"".join(tests) + otherwise + then
+
+
+def _conditional() -> dict[str, bytes]:
+    """The system calls whose arguments decide, each with its rule."""
+    perm = _refuse(errno.EPERM)
+    return {
+        "clone": _argument(0) + _op(_IF_ANY_BIT, _CLONE_NEW, otherwise=1) + perm + _ALLOW,
+        "clone3": _refuse(errno.ENOSYS),
+        "ioctl": _argument(1) + _one_of((_TIOCSTI, _TIOCLINUX, _TIOCSETD), perm, _ALLOW),
+        "personality": _argument(0) + _one_of(_PERSONALITIES, _ALLOW, perm),
+        "socket": _socket(),
+        "socketpair": _socket(),
+    }
+
+
+def _socket() -> bytes:
+    no_protocol = _refuse(errno.EPROTONOSUPPORT)
+    netlink = _argument(2) + _one_of(_NETLINK_PROTOCOLS, _ALLOW, no_protocol)
+    inet = (
+        _argument(1)
+        + _op(_AND, _SOCK_TYPE_MASK)
+        + _one_of(
+            _INET_TYPES,
+            _argument(2) + _one_of(_INET_PROTOCOLS, _ALLOW, no_protocol),
+            _refuse(errno.ESOCKTNOSUPPORT),
+        )
+    )
+    other = _one_of((_AF_NETLINK,), netlink, _refuse(errno.EAFNOSUPPORT))
+    return _argument(0) + _one_of((_AF_UNIX,), _ALLOW, _one_of((_AF_INET, _AF_INET6), inet, other))
+
+
+def _ranges(table: dict[str, int]) -> list[tuple[int, bytes]]:
+    """The rules in the order of the numbers, each with the first number that it is for."""
+    rules = dict.fromkeys(table, _refuse(errno.EPERM))
+    rules |= dict.fromkeys(allowed() & table.keys(), _ALLOW)
+    rules |= _conditional()
+    by_number = {number: rules[name] for name, number in table.items()}
+    unknown = _refuse(errno.ENOSYS)
+    ranges: list[tuple[int, bytes]] = []
+    for number in range(max(by_number) + 2):
+        rule = by_number.get(number, unknown)
+        if not ranges or ranges[-1][1] != rule:
+            ranges.append((number, rule))
+    return ranges
+
+
+def _search(ranges: Sequence[tuple[int, bytes]]) -> bytes:
+    """Find the rule for the number that is loaded by halving."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    lower, upper = _search(ranges[:middle]), _search(ranges[middle:])
+    first, skip = ranges[middle][0], _size(lower)
+    if skip <= _FARTHEST:
+        return _op(_IF_AT_LEAST, first, then=skip) + lower + upper
+    return _op(_IF_AT_LEAST, first, otherwise=1) + _op(_JUMP, skip) + lower + upper
