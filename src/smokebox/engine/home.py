@@ -7,6 +7,7 @@ import fcntl
 import os
 import shlex
 import stat
+import time
 import weakref
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +16,9 @@ from smokebox.sandbox.filesystems.filesystem import from_os_error
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+# How long a killed owner's children may take to let go of the lock.
+DEAD_OWNER_SECONDS = 2.0
 
 _ELSEWHERE = "Set SMOKEBOX_HOME to a directory of your own"
 
@@ -143,17 +147,36 @@ def _take(place: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(os.path.join(place, "lock"), flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _locked(lock):
+            raise _taken(place, _owner(lock))
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise _taken(place, int(owner) if owner.isdecimal() else None) from None
-    except OSError:
+    except BaseException:
         os.close(lock)
         raise
     return lock
+
+
+def _locked(lock: int) -> bool:
+    deadline = time.monotonic() + DEAD_OWNER_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            # Its name may not be written yet, or it was killed and a child of it is in fork or exec.
+            if _lives(_owner(lock)) or time.monotonic() > deadline:
+                return False
+        time.sleep(0.01)
+
+
+def _owner(lock: int) -> int | None:
+    text = os.pread(lock, 32, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lives(pid: int | None) -> bool:
+    return pid is not None and os.path.exists(f"/proc/{pid}")
 
 
 def _taken(place: str, pid: int | None) -> Conflict:
