@@ -1,0 +1,340 @@
+"""One jail's cgroup: its limits, its processes, and what the kernel counts of them.
+
+Every call blocks for moments, `attach` for as long as the kernel waits for its readers
+(6 to 15 ms after a quiet time): callers on an event loop use a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.engine.jail.api import JailStats
+from smokebox.engine.jail.kernfs import field, number, read, write, write_if_there
+from smokebox.errors import DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smokebox.engine.jail.placement import Placement
+    from smokebox.engine.limits import Limits
+
+FREEZE_SECONDS = 2.0
+KILL_SECONDS = 5.0
+REMOVE_SECONDS = 2.0
+# A cgroup without processes is its engine's until the first one enters, milliseconds later.
+ABANDONED_SECONDS = 60.0
+
+_PERIOD_US = 100_000
+_LEAST_QUOTA_US = 1_000
+_ATTACH_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Why the kernel killed something in a jail: it wanted more memory than `limit`."""
+
+    count: int
+    limit: int | None
+
+    def __str__(self) -> str:
+        if self.limit is None:
+            return "out of memory (the host has no more)"
+        return f"out of memory (limit {self.limit / (1 << 20):.4g} MiB)"
+
+
+class Cgroup:
+    """What the kernel counts and limits of one jail. `Hierarchy.create` makes it."""
+
+    def __init__(self, key: str, placement: Placement) -> None:
+        if not key or "/" in key or key.startswith("."):
+            raise InvalidOption(
+                f"not the name of a cgroup: {key!r}",
+                hint="Use letters, digits and dashes.",
+                option="key",
+                value=key,
+            )
+        self.key = key
+        self.placement = placement
+        self._core = f"{placement.core}/{key}" if placement.core else None
+        self._paths = {name: f"{parent}/{key}" for name, parent in placement.parents.items()}
+        self._directories = [f"{parent}/{key}" for parent in placement.directories]
+        self._last = JailStats()
+        self._memory: int | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether a process cloned into `open()` is in, and needs no `attach`."""
+        return self.placement.enforcement == "cgroup-v2"
+
+    def open(self) -> int | None:
+        """A descriptor for CLONE_INTO_CGROUP, which the caller closes; None without cgroup2."""
+        if self._core is None:
+            return None
+        return os.open(self._core, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def attach(self, pid: int) -> None:
+        """Bring a process in, with what it forked meanwhile if it was cloned into the core.
+
+        A process that is in already costs nothing. What it forked before is not found
+        otherwise, so attach the first process of a jail before it forks.
+        """
+        done: set[int] = set()
+        for _ in range(_ATTACH_ROUNDS):
+            fresh = {pid, *self.pids()} - done
+            if not fresh:
+                return
+            for member in fresh:
+                self._attach(member, must=member == pid)
+            done |= fresh
+
+    def _attach(self, pid: int, *, must: bool) -> None:
+        for directory in self._directories:
+            if directory == self._core and pid in self.pids():
+                continue
+            try:
+                write(f"{directory}/cgroup.procs", str(pid))
+            except ProcessLookupError as error:
+                if must:
+                    raise SandboxGone(
+                        f"process {pid} ended before it could be held to its limits",
+                        reason="exited",
+                    ) from error
+                return
+
+    def set_limits(self, limits: Limits) -> None:
+        """Hold it to these limits from here on."""
+        self._limit_memory(limits.memory)
+        if "pids" in self._paths:
+            write(f"{self._paths['pids']}/pids.max", _or_max(limits.pids))
+        if "cpu" in self._paths:
+            self._limit_cpu(limits.cpu)
+
+    def stats(self) -> JailStats:
+        """What it uses; memory is without the page cache that the kernel would give back."""
+        memory = self._paths.get("memory", "")
+        used = number(f"{memory}/{self._pick('memory.current', 'memory.usage_in_bytes')}")
+        idle = self._pick("inactive_file", "total_inactive_file")
+        cache = field(f"{memory}/memory.stat", idle) or 0
+        self._last = JailStats(
+            cpu_seconds=self._cpu_seconds(),
+            memory=None if used is None else max(0, used - cache),
+            memory_peak=number(
+                f"{memory}/{self._pick('memory.peak', 'memory.max_usage_in_bytes')}"
+            ),
+            pids=number(f"{self._paths.get('pids', '')}/pids.current"),
+            oom_kills=self.oom_kills(),
+        )
+        return self._last
+
+    def oom_kills(self) -> int | None:
+        """How many of its processes were killed for want of memory; kept after `remove`."""
+        file = self._pick("memory.events", "memory.oom_control")
+        count = field(f"{self._paths.get('memory', '')}/{file}", "oom_kill")
+        return self._last.oom_kills if count is None else count
+
+    def last_death(self, since: int = 0) -> Death | None:
+        """Why the kernel killed something, if it did after `oom_kills()` was `since`."""
+        count = self.oom_kills()
+        if count is None or count <= since:
+            return None
+        return Death(count=count, limit=self._memory_limit())
+
+    def pids(self) -> list[int]:
+        """The living processes in it, in our numbering."""
+        directory = self._core or self._paths.get("pids", "")
+        return [int(line) for line in read(f"{directory}/cgroup.procs").split() if line != "0"]
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it has no process, and none that could be on its way."""
+        if self.pids():
+            return False
+        with contextlib.suppress(OSError):
+            made = max(os.stat(path).st_ctime for path in self._directories if os.path.isdir(path))
+            return time.time() - made > ABANDONED_SECONDS
+        return False
+
+    def freeze(self, timeout: float = FREEZE_SECONDS) -> None:
+        """Stop every process, and return when all have; all go on if that takes too long."""
+        self._hold(True)
+        for _ in _until(timeout):
+            if self._frozen():
+                return
+        self._hold(False)
+        raise DeadlineExceeded(
+            f"the processes of {self.key} did not stop within {timeout} s",
+            hint="One of them waits for a device or a remote file system; kill it instead.",
+            operation="freeze",
+            timeout=timeout,
+        )
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._hold(False)
+
+    def kill(self, timeout: float = KILL_SECONDS) -> None:
+        """Kill every process, frozen or not, and return when none is left. Safe to repeat."""
+        self.oom_kills()
+        for _ in _until(timeout):
+            self._strike()
+            if not self.pids():
+                return
+        raise DeadlineExceeded(
+            f"processes {self.pids()[:5]} of {self.key} outlived SIGKILL by {timeout} s",
+            hint="The kernel holds them, most often for a file system that does not answer.",
+            operation="kill",
+            timeout=timeout,
+        )
+
+    def remove(self, timeout: float = REMOVE_SECONDS) -> None:
+        """Remove it once its processes are gone. Safe to repeat."""
+        self._last = JailStats(oom_kills=self.oom_kills())
+        self._memory = self._memory_limit()
+        left = list(self._directories)
+        for _ in _until(timeout):
+            left = [path for path in left if not _remove(path)]
+            if not left:
+                return
+        raise DeadlineExceeded(
+            f"cgroup {left[0]} is still in use, by {self.pids()[:5] or 'nobody we see'}",
+            hint="Kill what is in it first.",
+            operation="remove",
+            timeout=timeout,
+        )
+
+    def make(self, limits: Limits) -> None:
+        """Make its directories, if they are not there, and set the limits."""
+        try:
+            self._make_directories(limits)
+        except FileNotFoundError:
+            self.placement.prepare()
+            self._make_directories(limits)
+
+    def _make_directories(self, limits: Limits) -> None:
+        for directory in self._directories:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o755)
+        self.set_limits(limits)
+
+    def _pick(self, second: str, first: str) -> str:
+        return second if self.placement.enforcement == "cgroup-v2" else first
+
+    def _limit_memory(self, limit: int | None) -> None:
+        if "memory" not in self._paths:
+            return
+        memory = self._paths["memory"]
+        if self.placement.enforcement == "cgroup-v2":
+            write(f"{memory}/memory.max", _or_max(limit))
+            write_if_there(f"{memory}/memory.swap.max", _or_max(None if limit is None else 0))
+            return
+        paths = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
+        # Memory with swap can never be less than memory, not even between two writes.
+        if not _less(limit, number(paths[0])):
+            paths.reverse()
+        try:
+            for path in paths:
+                # Not every kernel counts swap.
+                write_if_there(path, str(-1 if limit is None else limit))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise LimitReached(
+                f"{self.key} uses more memory than {limit} bytes",
+                hint="Stop some of its processes first, or allow it more.",
+                limit="memory",
+            ) from error
+
+    def _limit_cpu(self, cpu: float | None) -> None:
+        quota = None if cpu is None else max(_LEAST_QUOTA_US, round(cpu * _PERIOD_US))
+        path = self._paths["cpu"]
+        if self.placement.enforcement == "cgroup-v2":
+            write(f"{path}/cpu.max", f"{_or_max(quota)} {_PERIOD_US}")
+            return
+        write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
+        write(f"{path}/cpu.cfs_quota_us", str(-1 if quota is None else quota))
+
+    def _memory_limit(self) -> int | None:
+        file = self._pick("memory.max", "memory.limit_in_bytes")
+        text = read(f"{self._paths.get('memory', '')}/{file}").strip()
+        if not text:
+            return self._memory
+        # Version 1 says "none" with the greatest number of whole pages.
+        return int(text) if text.isdigit() and int(text) < 1 << 62 else None
+
+    def _cpu_seconds(self) -> float | None:
+        if self._core:
+            spent = field(f"{self._core}/cpu.stat", "usage_usec")
+            return None if spent is None else spent / 1e6
+        spent = number(f"{self._paths.get('cpuacct', '')}/cpuacct.usage")
+        return None if spent is None else spent / 1e9
+
+    def _hold(self, still: bool) -> None:
+        if self._core:
+            write(f"{self._core}/cgroup.freeze", str(int(still)))
+        else:
+            state = "FROZEN" if still else "THAWED"
+            write(f"{self._paths['freezer']}/freezer.state", state)
+
+    def _frozen(self) -> bool:
+        if self._core:
+            return field(f"{self._core}/cgroup.events", "frozen") == 1
+        return read(f"{self._paths['freezer']}/freezer.state").strip() == "FROZEN"
+
+    def _strike(self) -> None:
+        try:
+            if self._core and write_if_there(f"{self._core}/cgroup.kill", "1"):
+                return
+            with contextlib.suppress(DeadlineExceeded):
+                self.freeze()
+            # Frozen, none can fork, or end and leave its number to a stranger.
+            for pid in self.pids():
+                _signal(pid, signal.SIGKILL)
+            self.thaw()
+        except OSError as error:
+            # ENODEV: removed while it was open.
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+
+
+def _until(timeout: float) -> Iterator[None]:
+    """Go round at once and then ever more slowly, until the time is up."""
+    end, pause = time.monotonic() + timeout, 0.0002
+    yield
+    while time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+        yield
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for name in [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]:
+                _remove(name)
+        return False
+    return True
+
+
+def _or_max(value: int | None) -> str:
+    return "max" if value is None else str(value)
+
+
+def _less(limit: int | None, than: int | None) -> bool:
+    return limit is not None and than is not None and limit < than
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
