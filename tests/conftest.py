@@ -42,9 +42,10 @@ def descendants() -> set[int]:
     found: set[int] = set()
     waiting = [str(os.getpid())]
     while waiting:
-        for below in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            with suppress(OSError):
-                waiting += (pids := below.read_text().split())
+        tasks = Path(f"/proc/{waiting.pop()}/task")
+        with suppress(OSError):
+            for task in os.listdir(tasks):
+                waiting += (pids := (tasks / task / "children").read_text().split())
                 found |= {int(pid) for pid in pids}
     return {pid for pid in found if (line := command(pid)) and not KEPT.search(line)}
 

@@ -115,13 +115,13 @@ class Minder:
     """Starts one command and owns all that comes of it."""
 
     def __init__(
-        self, control: socket.socket, owner: int, wake: int, tell: Callable[[bytes], None]
+        self, control: socket.socket, owner: int | None, wake: int, tell: Callable[[bytes], None]
     ) -> None:
         self.control = control
         self.owner = owner
         self.wake = wake
         self.tell = tell
-        self.life = -1
+        self.life: int | None = None
         self.leader = -1
         self.status: int | None = None
         self.childless = False
@@ -138,7 +138,8 @@ class Minder:
         if not self.start():
             return False
         for fd in (self.control.fileno(), self.owner, self.life, self.wake):
-            self.poll.register(fd, select.POLLIN)
+            if fd is not None:
+                self.poll.register(fd, select.POLLIN)
         flags = self.watch()
         clean = self.childless
         if clean:
@@ -147,15 +148,20 @@ class Minder:
         self.say(EXITED, flags | (ALONE if clean else 0), self.status or 0)
         if not flags & KILLED:
             self.linger()
-        os.close(self.life)
+        if self.life is not None:
+            os.close(self.life)
         return clean
 
     def start(self) -> bool:
         """Read the request and start the command, or say why not."""
         request = self.receive()
-        if request is None:
-            return False
-        fds, (timeout, grace, cwd, count, *rest) = request
+        return request is not None and self.launch(*request)
+
+    def launch(self, fds: list[int], fields: list[bytes]) -> bool:
+        """Start the command that `pack` wrote down."""
+        timeout, grace, cwd, count, *rest = fields
+        if len(fds) > 3:
+            self.life = fds.pop()
         if len(fds) < 3:
             self.say(FAILED, STAGE_START, errno.EMFILE)
             return False
@@ -165,7 +171,7 @@ class Minder:
         try:
             os.chdir(cwd)
             stage = STAGE_EXEC
-            self.leader = _spawn(argv, env, fds)
+            self.leader = self.spawn(argv, env, fds)
         except OSError as error:
             self.say(FAILED, stage, error.errno or 0)
             return False
@@ -176,14 +182,26 @@ class Minder:
             self.deadline = time.monotonic() + float(timeout)
         return True
 
+    def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
+        """Start the program `argv[0]` in a session of its own; its pid."""
+        return os.posix_spawn(
+            argv[0],
+            argv,
+            dict(pair.split(b"=", 1) for pair in env),
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds[:3])],
+            setsid=True,
+            setsigmask=(),
+            # Python ignores SIGPIPE, and a program would inherit that.
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+
     def receive(self) -> tuple[list[int], list[bytes]] | None:
-        data, fds = receive_fds(self.control, _READ, 4)
+        data, fds = receive_fds(self.control, _READ, 5)
         while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
             more = self.control.recv(1 << 20)
             if not more:
                 return None
             data += more
-        self.life = fds.pop() if fds else -1
         return fds, data[LENGTH.size :].split(b"\0")
 
     def watch(self) -> int:
@@ -280,19 +298,6 @@ class Minder:
             self.control.sendall(MESSAGE.pack(kind, flags, value))
 
 
-def _spawn(argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        dict(pair.split(b"=", 1) for pair in env),
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-        setsid=True,
-        setsigmask=(),
-        # Python ignores SIGPIPE, and a program would inherit that.
-        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-    )
-
-
 def _wake_on_child_exit() -> int:
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -317,7 +322,7 @@ class Keeper:
     pid when they are busy (`+`) and idle again (`-`). So most commands need no fork here.
     """
 
-    def __init__(self, requests: socket.socket, owner: int) -> None:
+    def __init__(self, requests: socket.socket, owner: int | None) -> None:
         self.requests = requests
         self.owner = owner
         self.minders: set[int] = set()
@@ -338,7 +343,8 @@ class Keeper:
     def serve(self, wake: int) -> None:
         poll = select.poll()
         for fd in (self.owner, self.news, wake):
-            poll.register(fd, select.POLLIN)
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         while True:
             poll.register(self.requests.fileno(), 0 if self.idle else select.POLLIN)
             ready = dict(poll.poll())
@@ -376,7 +382,8 @@ class Keeper:
         keeper = os.pidfd_open(os.getppid())
         poll = select.poll()
         for fd in (self.owner, keeper, self.requests.fileno()):
-            poll.register(fd, select.POLLIN)
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         while ready := dict(poll.poll(IDLE_SECONDS * 1000)):
             hangup = ready.get(self.requests.fileno(), 0) & select.POLLHUP
             if hangup or self.owner in ready or keeper in ready:
@@ -384,9 +391,13 @@ class Keeper:
             if control := self.accept():
                 self.say(b"+")
                 with control:
-                    if not Minder(control, self.owner, wake, self.say).run():
+                    if not self.minder(control, wake).run():
                         return
         self.say(b"+")
+
+    def minder(self, control: socket.socket, wake: int) -> Minder:
+        """What minds the command behind `control`."""
+        return Minder(control, self.owner, wake, self.say)
 
     def accept(self) -> socket.socket | None:
         """The next control socket, unless another minder was quicker."""

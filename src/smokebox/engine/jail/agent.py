@@ -1,0 +1,235 @@
+"""The agent: the first process of a jail, which starts what the engine asks for.
+
+It is a keeper (`smokebox.sandbox.keeper`) that listens instead of being handed sockets:
+each connection is one request, taken by a minder. A request starts with a verb.
+
+- `run` and `start` start a program. What `run` started ends with its connection; what
+  `start` started runs on, and its end is written to a file that came with the request.
+- `signal` sends a signal to what a minder has; `root` and `socket` answer with a descriptor.
+
+The engine believes nothing that is said here: a process of the sandbox could be saying it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import struct
+
+from smokebox.sandbox.keeper import FAILED, STAGE_START, Keeper, Minder, signal_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RUN, START, SIGNAL, ROOT, SOCKET = b"run", b"start", b"signal", b"root", b"socket"
+LEADER, TREE = b"leader", b"tree"
+
+STARTED, DONE = b"S", b"D"
+# What `start` answers with besides: the pid of the minder, whose tree it is.
+PIDS = struct.Struct("!ii")
+# What is in the file of a process that has ended: its wait status.
+EXIT = struct.Struct("!ci")
+
+_OOM_SCORE = b"500"
+_NO_USER = b"0:0:"
+
+
+def pack_program(
+    *,
+    verb: bytes,
+    argv: Sequence[bytes],
+    env: Sequence[bytes],
+    cwd: bytes,
+    timeout: float = 0.0,
+    grace: float = 0.0,
+    user: bytes = _NO_USER,
+    rlimits: Mapping[int, int] | None = None,
+) -> bytes:
+    """The request to start a program; no field of it can hold a NUL."""
+    limits = b",".join(b"%d=%d" % limit for limit in (rlimits or {}).items())
+    head = [verb, user, limits, b"%r" % timeout, b"%r" % grace, cwd, b"%d" % len(argv)]
+    return b"\0".join([*head, *argv, *env])
+
+
+def pack_user(uid: int, gid: int, groups: Sequence[int]) -> bytes:
+    """Who a program runs as, for `pack_program`."""
+    return b"%d:%d:%s" % (uid, gid, b",".join(b"%d" % group for group in groups))
+
+
+class Agent(Keeper):
+    """Pid 1 of a jail. It outlives the engine, and ends when it is killed."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        super().__init__(listener, None)
+
+    def minder(self, control: socket.socket, wake: int) -> Minder:
+        """One that knows the verbs above."""
+        return JailMinder(control, None, wake, self.say)
+
+    def accept(self) -> socket.socket | None:
+        """The next connection, unless another minder was quicker."""
+        try:
+            control, _ = self.requests.accept()
+        except OSError:
+            return None
+        control.setblocking(True)
+        return control
+
+
+class JailMinder(Minder):
+    """A minder that starts programs as any user and under limits, and runs errands."""
+
+    user = _NO_USER
+    rlimits = b""
+    errand = False
+
+    def run(self) -> bool:
+        """As any minder does; after an errand another request can follow."""
+        return super().run() or self.errand
+
+    def launch(self, fds: list[int], fields: list[bytes]) -> bool:
+        """Do what the verb says; True when a program runs that is to be watched."""
+        verb, *rest = fields
+        if verb in (RUN, START):
+            self.user, self.rlimits, *rest = rest
+            if verb == RUN:
+                return super().launch(fds, rest)
+            self.start_lasting(fds, rest)
+        else:
+            self.errand = True
+            # Before the answer: the next request may come at once.
+            self.tell(b"-")
+            self.do_errand(verb, rest)
+        return False
+
+    def do_errand(self, verb: bytes, rest: list[bytes]) -> None:
+        """Answer at once, in one message."""
+        if verb == SIGNAL:
+            self.send_signal(*rest)
+        elif verb == ROOT:
+            self.give(os.open("/", os.O_PATH | os.O_CLOEXEC))
+        elif verb == SOCKET:
+            sock = socket.socket(socket.AF_INET6 if rest == [b"6"] else socket.AF_INET)
+            self.give(sock.detach())
+
+    def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
+        """Start a program, found by the PATH that it gets."""
+        program = [_find(argv[0], env), *argv[1:]]
+        if self.user == _NO_USER and not self.rlimits:
+            pid = super().spawn(program, env, fds)
+        else:
+            pid = self.fork_exec(program, env, fds)
+        # Out of memory, the kernel shall take what was started before those who mind it.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", 0) as score:
+            score.write(_OOM_SCORE)
+        return pid
+
+    def fork_exec(self, program: list[bytes], env: list[bytes], fds: list[int]) -> int:
+        """`spawn` for what posix_spawn cannot do: other users, and limits."""
+        failed, failing = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if not pid:
+            try:
+                self.become(program, env, fds)
+            except OSError as error:
+                os.write(failing, b"%d" % (error.errno or 0))
+            finally:
+                os._exit(127)
+        os.close(failing)
+        number = os.read(failed, 16)
+        os.close(failed)
+        if number:
+            os.waitpid(pid, 0)
+            raise OSError(int(number), os.strerror(int(number)))
+        return pid
+
+    def become(self, program: list[bytes], env: list[bytes], fds: list[int]) -> None:
+        os.setsid()
+        for number, fd in enumerate(fds[:3]):
+            os.dup2(fd, number)
+        for limit in filter(None, self.rlimits.split(b",")):
+            kind, _, value = limit.partition(b"=")
+            resource.setrlimit(int(kind), (int(value), int(value)))
+        uid, gid, groups = self.user.split(b":")
+        if self.user != _NO_USER:
+            os.setgroups([int(group) for group in filter(None, groups.split(b","))])
+            os.setresgid(int(gid), int(gid), int(gid))
+            os.setresuid(int(uid), int(uid), int(uid))
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execve(program[0], program, dict(pair.split(b"=", 1) for pair in env))
+
+    def start_lasting(self, fds: list[int], fields: list[bytes]) -> None:
+        """Start a program that outlives its connection, and mind it to its end.
+
+        The fourth descriptor is the file for its end, a fifth the writing end of its
+        stdin, held here so that the death of the engine is no end of file.
+        """
+        lasting = Lasting(fds[3:])
+        if not super().launch(fds[:3], fields):
+            return
+        self.control.sendall(STARTED + PIDS.pack(self.leader, os.getpid()))
+        self.control.close()
+        lasting.mind(self)
+
+    def send_signal(self, minder: bytes, number: bytes, scope: bytes) -> None:
+        """Signal what a minder has: the group of its leader, or all of it."""
+        try:
+            if scope == TREE:
+                signal_tree(int(minder), int(number), signal.SIGCONT)
+            else:
+                os.killpg(int(minder), int(number))
+        except OSError as error:
+            self.say(FAILED, STAGE_START, error.errno or 0)
+        else:
+            self.control.sendall(DONE)
+
+    def give(self, fd: int) -> None:
+        """Answer with a descriptor."""
+        socket.send_fds(self.control, [DONE], [fd])
+        os.close(fd)
+
+
+class Lasting:
+    """What a minder holds of a program that runs on by itself."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self.status, *writers = fds
+        self.writer = writers[0] if writers else None
+
+    def mind(self, minder: JailMinder) -> None:
+        """Wait for its end, write that down, and stay while anything of it is left."""
+        signal.signal(signal.SIGUSR1, self.close_stdin)
+        minder.poll.register(minder.wake)
+        written = False
+        while not minder.childless:
+            minder.poll.poll()
+            os.read(minder.wake, 1 << 16)
+            minder.reap()
+            if minder.status is not None and not written:
+                os.write(self.status, EXIT.pack(b"X", minder.status))
+                written = True
+
+    def close_stdin(self, *_: object) -> None:
+        """End of file for the program: the engine has closed its end too."""
+        if self.writer is not None:
+            os.close(self.writer)
+            self.writer = None
+
+
+def _find(name: bytes, env: list[bytes]) -> bytes:
+    if b"/" in name:
+        return name
+    path = next((pair[5:] for pair in env if pair.startswith(b"PATH=")), os.defpath.encode())
+    for directory in path.split(b":"):
+        candidate = os.path.join(directory or b".", name)
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    raise FileNotFoundError(2, "not found", os.fsdecode(name))

@@ -1,0 +1,246 @@
+"""What the first process of a jail does before it is the agent: build the walls, lock the door.
+
+It runs in fresh namespaces, forked from the zygote, and has nothing from the image: all of
+it is Python that was loaded before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+
+from smokebox.engine.jail import linux, seccomp
+from smokebox.engine.jail.agent import Agent
+from smokebox.sandbox.keeper import receive_fds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAMESPACES = (
+    linux.NEWUSER
+    | linux.NEWNS
+    | linux.NEWPID
+    | linux.NEWNET
+    | linux.NEWIPC
+    | linux.NEWUTS
+    | linux.NEWCGROUP
+)
+# What root inside may do, to files, processes and ports of the sandbox alone.
+CAPABILITIES = (
+    linux.CAP_CHOWN,
+    linux.CAP_DAC_OVERRIDE,
+    linux.CAP_FOWNER,
+    linux.CAP_FSETID,
+    linux.CAP_KILL,
+    linux.CAP_SETGID,
+    linux.CAP_SETUID,
+    linux.CAP_NET_BIND_SERVICE,
+    linux.CAP_SYS_CHROOT,
+)
+# Where the engine's pipes are seen inside.
+IO = "/run/smokebox"
+MESSAGE_SIZE = 1 << 16
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
+# Names in /proc that speak of the host, or to it.
+_HIDDEN_FILES = ("kcore", "keys", "latency_stats", "timer_list", "sched_debug", "sysrq-trigger")
+_HIDDEN_DIRECTORIES = ("acpi", "asound", "scsi")
+_READ_ONLY = ("bus", "fs", "irq", "sys")
+_TTY_GROUP = 5
+_SHARED_MEMORY = "mode=1777,size=64m"
+
+
+class Request:
+    """What the zygote was asked for: layers as (path, target), and how many ids there are."""
+
+    def __init__(self, words: dict[str, object]) -> None:
+        self.key = str(words["key"])
+        self.directory = str(words["directory"])
+        layers = words["layers"]
+        assert isinstance(layers, list)
+        self.layers = [(str(path), str(target)) for path, target in layers]
+        self.first_uid = int(str(words["first_uid"]))
+        self.uids = int(str(words["uids"]))
+        self.targets = sorted({target for _, target in self.layers})
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a range of ids is mapped, and the layers with it."""
+        return self.uids > 1
+
+
+class Cell:
+    """One jail from the inside, until its agent takes over. Errors say which stage failed."""
+
+    def __init__(self, request: Request, *, setup: socket.socket, listener: socket.socket) -> None:
+        self.request = request
+        self.setup = setup
+        self.listener = listener
+        self.stage = "ids"
+
+    def live(self, go: socket.socket) -> None:
+        """Everything from the fork to the end of the jail."""
+        try:
+            self.build(go)
+            self.report({"ready": True}, [os.open("/", os.O_PATH | os.O_CLOEXEC)])
+            if not self.enter():
+                return
+        except OSError as error:
+            self.report({"error": error.errno or 0, "stage": self.stage, "text": str(error)}, [])
+            return
+        self.setup.close()
+        gc.freeze()
+        Agent(self.listener).run()
+
+    def build(self, go: socket.socket) -> None:
+        """Wait for the ids, then make the root and stand in it."""
+        _, trees = receive_fds(go, 16, 64)
+        go.close()
+        os.setsid()
+        # As who we were outside: nobody else can pass to it.
+        os.chdir(self.request.directory)
+        if self.request.mapped:
+            os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        linux.set_process_name("smokebox-agent")
+        self.stage = "root"
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        pipes = linux.open_tree("run/io")
+        self.mount_root(trees)
+        self.stage = "devices"
+        mount_dev("dev", tty_group=self.request.mapped)
+        mount_proc("proc", "dev/null")
+        self.stage = "pipes"
+        os.makedirs(IO[1:], exist_ok=True)
+        linux.mount_setattr(
+            pipes,
+            linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_NOEXEC,
+        )
+        linux.move_mount(pipes, IO[1:])
+        os.close(pipes)
+        self.stage = "pivot"
+        linux.pivot_root(".", ".")
+        linux.umount(".", linux.MNT_DETACH)
+        os.chdir("/")
+        self.stage = "network"
+        linux.raise_loopback()
+        self.stage = "capabilities"
+        linux.limit_capabilities(CAPABILITIES)
+
+    def mount_root(self, trees: Sequence[int]) -> None:
+        """Stack the layers of each target with what the sandbox wrote on top; stand in it."""
+        linux.mount("tmpfs", "root", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
+        os.chdir("root")
+        places = ["data", *(f"low{n}" for n in range(len(self.request.layers)))]
+        for name in ("merged", *places):
+            os.mkdir(name)
+        if trees:
+            for tree, name in zip(trees, places, strict=True):
+                linux.move_mount(tree, name)
+                os.close(tree)
+        else:
+            linux.mount(f"{self.request.directory}/data", "data", None, linux.MS_BIND)
+            for number, (path, _) in enumerate(self.request.layers):
+                linux.mount(path, f"low{number}", None, linux.MS_BIND | linux.MS_REC)
+        for number, target in enumerate(self.request.targets):
+            layers = enumerate(self.request.layers)
+            lower = ":".join(f"low{n}" for n, (_, at) in layers if at == target)
+            options = f"lowerdir={lower},upperdir=data/upper/{number},workdir=data/work/{number}"
+            linux.mount(
+                "overlay",
+                "merged" + target.rstrip("/"),
+                "overlay",
+                linux.MS_NOSUID | linux.MS_NODEV,
+                options + ",userxattr",
+            )
+        os.chdir("merged")
+
+    def enter(self) -> bool:
+        """Wait for the name and the limits, and give up what only building needed."""
+        self.stage = "enter"
+        message = self.setup.recv(MESSAGE_SIZE)
+        if not message:
+            return False
+        words = json.loads(message)
+        name = str(words["hostname"])
+        linux.sethostname(name)
+        with contextlib.suppress(OSError):
+            _write("/etc/hostname", f"{name}\n")
+            _write("/etc/hosts", f"127.0.0.1 localhost {name}\n::1 localhost ip6-localhost\n")
+        for kind, value in words["rlimits"].items():
+            hard = resource.getrlimit(int(kind))[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(int(kind), (bound, bound))
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.umask(0o022)
+        linux.set_dumpable(False)
+        linux.set_capabilities(CAPABILITIES)
+        linux.set_no_new_privileges()
+        seccomp.install(seccomp.profile())
+        self.report({"entered": True}, [])
+        return True
+
+    def report(self, words: dict[str, object], fds: list[int]) -> None:
+        # The engine may be gone, and then nobody wants to know.
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.setup, [json.dumps(words).encode()], fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def mount_dev(dev: str, *, tty_group: bool) -> None:
+    """A /dev with nothing of the host but what every program may have."""
+    linux.mount(
+        "tmpfs", dev, "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k,nr_inodes=256"
+    )
+    for name in _DEVICES:
+        os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        linux.mount(f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND)
+    os.mkdir(f"{dev}/pts")
+    os.mkdir(f"{dev}/shm")
+    group = f",gid={_TTY_GROUP}" if tty_group else ""
+    flags = linux.MS_NOSUID | linux.MS_NOEXEC
+    linux.mount(
+        "devpts", f"{dev}/pts", "devpts", flags, f"newinstance,ptmxmode=0666,mode=620{group}"
+    )
+    linux.mount("tmpfs", f"{dev}/shm", "tmpfs", flags | linux.MS_NODEV, _SHARED_MEMORY)
+    for name, target in _LINKS:
+        os.symlink(target, f"{dev}/{name}")
+
+
+def mount_proc(proc: str, null: str) -> None:
+    """A /proc of this pid namespace, without what speaks of the host or to it."""
+    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    linux.mount("proc", proc, "proc", flags)
+    for name in _HIDDEN_FILES:
+        if os.path.lexists(f"{proc}/{name}"):
+            linux.mount(null, f"{proc}/{name}", None, linux.MS_BIND)
+    for name in _HIDDEN_DIRECTORIES:
+        if os.path.lexists(f"{proc}/{name}"):
+            linux.mount("tmpfs", f"{proc}/{name}", "tmpfs", flags | linux.MS_RDONLY, "size=0")
+    for name in _READ_ONLY:
+        path = f"{proc}/{name}"
+        if os.path.lexists(path):
+            linux.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
+            linux.mount(
+                None, path, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | flags
+            )
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

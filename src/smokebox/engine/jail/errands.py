@@ -1,0 +1,93 @@
+"""Short requests to the agent of a jail, each a connection of its own with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+from smokebox.engine.jail import agent
+from smokebox.errors import SandboxGone
+from smokebox.sandbox.keeper import FAILED, LENGTH, MESSAGE, receive_fds
+
+if TYPE_CHECKING:
+    from smokebox.engine.jail.api import Jail
+
+ANSWER_SECONDS = 10.0
+
+
+async def send_signal(jail: Jail, minder: int, number: int, *, tree: bool) -> bool:
+    """Signal what a minder has; False when it has nothing left."""
+    target = b"%d" % minder
+    answer, fds = await _ask(
+        jail, agent.SIGNAL, target, b"%d" % number, agent.TREE if tree else agent.LEADER
+    )
+    _close(fds)
+    return answer == agent.DONE
+
+
+async def open_root(jail: Jail) -> int:
+    """A descriptor of the root directory as the agent sees it."""
+    answer, fds = await _ask(jail, agent.ROOT)
+    if answer == agent.DONE and len(fds) == 1 and stat.S_ISDIR(os.fstat(fds[0]).st_mode):
+        return fds[0]
+    _close(fds)
+    raise _nonsense(jail)
+
+
+async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
+    """An unconnected TCP socket in the network of the jail."""
+    answer, fds = await _ask(jail, agent.SOCKET, b"%d" % version)
+    if answer == agent.DONE and len(fds) == 1 and stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
+        sock = socket.socket(fileno=fds[0])
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setblocking(False)
+            return sock
+        sock.close()
+        fds = []
+    _close(fds)
+    raise _nonsense(jail)
+
+
+async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
+    """Send a request, and give the answer with the descriptors that came along."""
+    body = b"\0".join(fields)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            with await jail.connect() as control:
+                await loop.sock_sendall(control, LENGTH.pack(len(body)) + body)
+                await _readable(control)
+                answer, fds = receive_fds(control, MESSAGE.size, 4)
+    except (TimeoutError, ConnectionError) as error:
+        raise SandboxGone(
+            f"the agent of jail {jail.state.key} does not answer.",
+            hint="Run the command again: the sandbox starts afresh.",
+            reason="agent silent",
+        ) from error
+    return (b"" if answer[:1] == FAILED else answer), fds
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, lambda: None if future.done() else future.set_result(None))
+    try:
+        await future
+    finally:
+        loop.remove_reader(sock)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _nonsense(jail: Jail) -> SandboxGone:
+    return SandboxGone(
+        f"the agent of jail {jail.state.key} answered what no agent of ours would.",
+        hint="Destroy the sandbox: something in it has taken the agent over.",
+        reason="agent hostile",
+    )

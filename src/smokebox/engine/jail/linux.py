@@ -1,0 +1,240 @@
+"""The system calls of Linux that Python lacks, one typed function each. No policy lives here.
+
+Numbers from 424 up are the same on every architecture; older calls go through libc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 1, 2, 4, 8, 0x100000
+
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 1, 2, 4
+RESOLVE_BENEATH, RESOLVE_IN_ROOT = 8, 16
+
+CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_FSETID = 0, 1, 2, 3, 4
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_NET_BIND_SERVICE = 5, 6, 7, 10
+CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
+
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_CLONE3 = 428, 429, 435
+_SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_CLONE_PIDFD, _CLONE_INTO_CGROUP, _SIGCHLD = 0x1000, 0x200000000, 17
+_PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 15, 24, 38
+_CAPABILITY_VERSION = 0x20080522
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _checked(result: int, call: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+    return result
+
+
+class _CloneArgs(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")
+    ]
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
+
+
+class Cloned:
+    """What `clone3` gives: in the child `pid` is 0, in the parent `pidfd` holds the child."""
+
+    __slots__ = ("pid", "pidfd")
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+
+
+def clone3(namespaces: int, *, cgroup: int | None = None) -> Cloned:
+    """Fork into fresh namespaces, and into a cgroup of v2 given by its descriptor.
+
+    Python does not know that it forked, so the caller has one thread only.
+    """
+    pidfd = ctypes.c_int(-1)
+    args = _CloneArgs(
+        flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD
+    )
+    if cgroup is not None:
+        args.flags |= _CLONE_INTO_CGROUP
+        args.cgroup = cgroup
+    pid = _libc.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args))
+    return Cloned(_checked(pid, "clone3"), pidfd.value)
+
+
+def unshare(namespaces: int) -> None:
+    """Leave the namespaces that are named for fresh ones."""
+    _checked(_libc.unshare(namespaces), "unshare")
+
+
+def setns(fd: int, namespaces: int = 0) -> None:
+    """Join the namespace behind a descriptor."""
+    _checked(_libc.setns(fd, namespaces), "setns")
+
+
+def mount(
+    source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str = ""
+) -> None:
+    """mount(2)."""
+    result = _libc.mount(
+        _path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(data) or None
+    )
+    _checked(result, f"mount {kind or 'bind'} on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(_path(target), flags), f"umount {target}")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root of this mount namespace."""
+    _checked(_libc.pivot_root(_path(new_root), _path(put_old)), "pivot_root")
+
+
+def open_tree(path: str, *, at: int = _AT_FDCWD, recursive: bool = False) -> int:
+    """A detached copy of the mount at `path`, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    return _checked(_libc.syscall(_SYS_OPEN_TREE, at, _path(path), flags), f"open_tree {path}")
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach a detached mount at `target`."""
+    result = _libc.syscall(
+        _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, _path(target), _MOVE_MOUNT_F_EMPTY_PATH
+    )
+    _checked(result, f"move_mount {target}")
+
+
+def mount_setattr(tree: int, attributes: int, *, userns: int | None = None) -> None:
+    """Set attributes of a detached mount; with `userns`, map the ids of its files by it."""
+    attr = _MountAttr(attr_set=attributes)
+    if userns is not None:
+        attr.attr_set |= ATTR_IDMAP
+        attr.userns_fd = userns
+    result = _libc.syscall(
+        _SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr)
+    )
+    _checked(result, "mount_setattr")
+
+
+def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, resolve: int = 0) -> int:
+    """Open `path` below a directory, under the rules of `resolve`. Always close-on-exec.
+
+    A rename under way makes RESOLVE_IN_ROOT answer EAGAIN; it is asked again.
+    """
+    how = _OpenHow(flags=flags | os.O_CLOEXEC, mode=mode, resolve=resolve)
+    name = os.fsencode(path)
+    while True:
+        fd = _libc.syscall(_SYS_OPENAT2, directory, name, ctypes.byref(how), ctypes.sizeof(how))
+        if fd >= 0:
+            return int(fd)
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            raise OSError(number, os.strerror(number), os.fsdecode(name))
+
+
+def sethostname(name: str) -> None:
+    """Name this UTS namespace."""
+    data = name.encode()
+    _checked(_libc.sethostname(data, len(data)), "sethostname")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Let processes of the same user look into this one, or not."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable))
+
+
+def set_process_name(name: str) -> None:
+    """The name that `ps` and /proc show, up to 15 bytes of it."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def set_no_new_privileges() -> None:
+    """From here on no exec gains privileges."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def limit_capabilities(keep: Iterable[int]) -> None:
+    """Let no exec from here on give a capability that is not in `keep`."""
+    kept = frozenset(keep)
+    for capability in range(64):
+        if capability not in kept:
+            try:
+                _prctl(_PR_CAPBSET_DROP, capability)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return
+                raise
+
+
+def set_capabilities(keep: Iterable[int]) -> None:
+    """Hold just these capabilities, permitted and effective, none inheritable."""
+    mask = sum(1 << capability for capability in keep)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _checked(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")
+
+
+def raise_loopback() -> None:
+    """Switch the loopback interface of this network namespace on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = bytearray(struct.pack("16sh22x", b"lo", 0))
+        fcntl.ioctl(sock, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("h", request, 16)
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    _checked(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), f"prctl {option}")
+
+
+def _path(path: str | None) -> bytes | None:
+    return None if path is None else os.fsencode(path)
