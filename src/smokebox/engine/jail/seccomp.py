@@ -72,6 +72,8 @@ _ALLOWED = """
     utimensat utimes vfork vmsplice wait4 waitid write writev
 """
 
+# Looked up before a jail is forked, which would pay for the memory that it touches.
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _MACHINE = os.uname().machine
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -124,11 +126,10 @@ def install(program: bytes) -> None:
     The caller has set no_new_privs. Mitigations of speculation stay as strict as the kernel
     has them for filtered processes.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = ctypes.create_string_buffer(program, len(program))
+    where = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
     # struct sock_fprog: a count of instructions, and where they are.
-    handle = struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(code))
-    if libc.syscall(_SYS_SECCOMP.get(_MACHINE, -1), _SET_MODE_FILTER, 0, handle) != 0:
+    handle = struct.pack("@HP", len(program) // _INSTRUCTION.size, where)
+    if _syscall(_SYS_SECCOMP.get(_MACHINE, -1), _SET_MODE_FILTER, 0, handle) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the system-call filter was refused: {os.strerror(number)}")
 
