@@ -374,8 +374,6 @@ def rule(program: bytes, call: Call) -> Ruling:
                 (a,) = struct.unpack_from("=I", data, k)
             case 0x54:
                 a &= k
-            case 0x05:
-                at += k
             case 0x15:
                 at += then if a == k else otherwise
             case 0x35:
@@ -404,8 +402,7 @@ class TestProgram:
         assert len(code) < 4096
         assert code[-1][0] == 0x06
         for at, (op, then, otherwise, k) in enumerate(code[:-1]):
-            reach = k if op == 0x05 else max(then, otherwise)
-            assert at + 1 + reach < len(code)
+            assert at + 1 + max(then, otherwise) < len(code)
             assert op != 0x20 or (k % 4 == 0 and k < 64)
 
     def test_every_number_has_the_verdict_of_its_name(self, machine: str) -> None:

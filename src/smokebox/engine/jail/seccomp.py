@@ -80,10 +80,9 @@ _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
 
 # Instructions of classic BPF, and where they find what is asked, both little-endian.
-_LOAD, _AND, _RETURN, _JUMP = 0x20, 0x54, 0x06, 0x05
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-_FARTHEST = 255
 _INSTRUCTION = struct.Struct("=HBBI")
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. CLONE_NEWTIME is one of
@@ -135,7 +134,7 @@ def install(program: bytes) -> None:
 
 
 def _op(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-    """One instruction; `then` and `otherwise` count the instructions to skip."""
+    """One instruction; `then` and `otherwise` count the instructions to skip, at most 255."""
     return _INSTRUCTION.pack(code, then, otherwise, value)
 
 
@@ -217,7 +216,4 @@ def _search(ranges: Sequence[tuple[int, bytes]]) -> bytes:
         return ranges[0][1]
     middle = len(ranges) // 2
     lower, upper = _search(ranges[:middle]), _search(ranges[middle:])
-    first, skip = ranges[middle][0], _size(lower)
-    if skip <= _FARTHEST:
-        return _op(_IF_AT_LEAST, first, then=skip) + lower + upper
-    return _op(_IF_AT_LEAST, first, otherwise=1) + _op(_JUMP, skip) + lower + upper
+    return _op(_IF_AT_LEAST, ranges[middle][0], then=_size(lower)) + lower + upper
