@@ -164,7 +164,7 @@ def _locked(lock: int) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            # Its name may not be written yet, or it was killed and a child of it is in fork or exec.
+            # Its pid is not written yet, or it was killed and a child of it is in fork or exec.
             if _lives(_owner(lock)) or time.monotonic() > deadline:
                 return False
         time.sleep(0.01)

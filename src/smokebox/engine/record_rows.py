@@ -1,0 +1,222 @@
+"""The rows of the durable record, and the changes that can be made to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+from smokebox.engine.jail.api import JailState
+from smokebox.engine.limits import Limits
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SandboxStatus = Literal["idle", "active", "destroying"]
+ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
+Value: TypeAlias = str | int | float | bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a sandbox behaves; `sleep_after` is seconds without a call, None for never."""
+
+    sleep_after: float | None = 600.0
+    keep_alive: bool = False
+    ephemeral: bool = False
+    cwd: str = "/workspace"
+    user: str = "root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRow:
+    """One sandbox. `generation` counts its runs, `jail` finds the one that runs.
+
+    Times are seconds since the epoch. `stop_reason` says why the last run ended.
+    """
+
+    id: str
+    key: str
+    image: str
+    digest: str
+    tier: str
+    created_at: float
+    last_active_at: float
+    status: SandboxStatus = "idle"
+    generation: int = 0
+    limits: Limits = field(default_factory=Limits)
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    jail: JailState | None = None
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """One session of a sandbox; `state` is what its shell begins with."""
+
+    sandbox_id: str
+    name: str
+    cwd: str
+    user: str
+    created_at: float
+    env: dict[str, str] = field(default_factory=dict)
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    """One long-running process, of the run that `generation` says."""
+
+    sandbox_id: str
+    process_id: str
+    generation: int
+    command: str
+    argv: tuple[str, ...]
+    cwd: str
+    user: str
+    started_at: float
+    status: ProcessStatus = "starting"
+    pid: int | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+    session: str | None = None
+    stdin: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortRow:
+    """One port of a sandbox that may be reached from outside, by whoever has the token."""
+
+    sandbox_id: str
+    port: int
+    token: str
+    name: str | None = None
+
+
+Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow
+R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow)
+
+
+class Change(NamedTuple):
+    """A statement with its values, made by `put`, `update` or `delete`, for `Record.write`."""
+
+    sql: str
+    values: tuple[Value, ...]
+
+
+def put(row: Row) -> Change:
+    """Add a row, or replace the one with its key."""
+    return Change(table(type(row)).upsert, _values(row))
+
+
+def update(row: Row) -> Change:
+    """Replace the row with this one's key if it is there: never brings back a deleted one."""
+    values = _values(row)
+    keys = table(type(row)).keys
+    return Change(table(type(row)).replace, (*values[len(keys) :], *values[: len(keys)]))
+
+
+def delete(kind: type[Row], *key: Value) -> Change:
+    """Remove the row with that key; with a sandbox everything that is of it.
+
+    The first part of a key alone, the sandbox's id, removes all rows of that sandbox.
+    """
+    of = table(kind)
+    return Change(f"DELETE FROM {of.name}{where(of.keys[: len(key)])}", key)
+
+
+def where(columns: tuple[str, ...]) -> str:
+    """The condition that all these columns have the values to come."""
+    if not columns:
+        raise ValueError("a key has at least one part")
+    return " WHERE " + " AND ".join(f"{one} = ?" for one in columns)
+
+
+class Table:
+    """How the rows of one kind are written. Keys come first among the columns."""
+
+    def __init__(self, name: str, kind: type[Row], keys: tuple[str, ...]) -> None:
+        self.name = name
+        self.keys = keys
+        names = [one.name for one in fields(kind)]
+        self.columns = (*keys, *(one for one in names if one not in keys))
+        rest = self.columns[len(keys) :]
+        listed, marks = ", ".join(self.columns), ", ".join("?" * len(names))
+        taken = ", ".join(f"{one} = excluded.{one}" for one in rest)
+        # Not INSERT OR REPLACE, which deletes first and takes the rows of a sandbox along.
+        self.upsert = (
+            f"INSERT INTO {name} ({listed}) VALUES ({marks}) "
+            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {taken}"
+        )
+        self.replace = f"UPDATE {name} SET {', '.join(f'{one} = ?' for one in rest)}{where(keys)}"
+        self.select = f"SELECT {listed} FROM {name}"
+
+
+TABLES: dict[type[Row], Table] = {
+    SandboxRow: Table("sandboxes", SandboxRow, ("id",)),
+    SessionRow: Table("sessions", SessionRow, ("sandbox_id", "name")),
+    ProcessRow: Table("processes", ProcessRow, ("sandbox_id", "process_id")),
+    PortRow: Table("ports", PortRow, ("sandbox_id", "port")),
+}
+
+
+def table(kind: type[Row]) -> Table:
+    """The table of a kind of rows."""
+    return TABLES[kind]
+
+
+def load(kind: type[R], values: tuple[Any, ...]) -> R:
+    """The row that `select` found."""
+    named = zip(table(kind).columns, values, strict=True)
+    return kind(**{name: _decode(name, value) for name, value in named})
+
+
+def _values(row: Row) -> tuple[Value, ...]:
+    return tuple(_encode(name, getattr(row, name)) for name in table(type(row)).columns)
+
+
+def _encode(column: str, value: Any) -> Value:
+    if column in _FROM_JSON and value is not None:
+        return _dump(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidOption(
+                f"{column} is not valid UTF-8: {value!a:.80}.",
+                hint="Leave out what cannot be encoded.",
+                option=column,
+                value=value,
+            ) from None
+    return value  # type: ignore[no-any-return]
+
+
+def _decode(column: str, value: Any) -> Any:
+    convert = _FROM_JSON.get(column)
+    if convert is not None and value is not None:
+        return convert(json.loads(value))
+    return bool(value) if column == "stdin" else value
+
+
+def _dump(value: Any) -> str:
+    data = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    # ASCII, so that even half of a surrogate pair in an environment comes back as it was.
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _settings(data: dict[str, Any]) -> Settings:
+    known = {one.name for one in fields(Settings)}
+    return Settings(**{name: value for name, value in data.items() if name in known})
+
+
+_FROM_JSON: dict[str, Callable[[Any], object]] = {
+    "limits": Limits.from_json,
+    "env": dict,
+    "labels": dict,
+    "settings": _settings,
+    "jail": lambda data: JailState(**data),
+    "argv": tuple,
+}

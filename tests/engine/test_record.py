@@ -1,0 +1,476 @@
+"""The durable record: what was acknowledged is there, whatever happened to who wrote it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+import pytest_asyncio
+
+from smokebox.engine.jail.api import JailState
+from smokebox.engine.limits import Limits
+from smokebox.engine.record import Record
+from smokebox.engine.record_rows import (
+    TABLES,
+    PortRow,
+    ProcessRow,
+    ProcessStatus,
+    Row,
+    SandboxRow,
+    SandboxStatus,
+    SessionRow,
+    Settings,
+    delete,
+    put,
+    update,
+)
+from smokebox.engine.record_schema import MIGRATIONS, open_record
+from smokebox.errors import Conflict, InvalidOption, NotFound, PathError, SandboxGone, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "record.db")
+
+
+@pytest_asyncio.fixture
+async def record(path: str) -> AsyncIterator[Record]:
+    async with await Record.open(path) as opened:
+        yield opened
+
+
+def sandbox(
+    id: str = "box", *, status: SandboxStatus = "idle", labels: dict[str, str] | None = None
+) -> SandboxRow:
+    return SandboxRow(
+        id=id,
+        key=f"key-of-{id}",
+        image="host",
+        digest="sha256:0",
+        tier="namespaces",
+        created_at=1.5,
+        last_active_at=2.5,
+        status=status,
+        labels=labels or {},
+    )
+
+
+def process(process_id: str = "web", *, status: ProcessStatus = "running") -> ProcessRow:
+    return ProcessRow(
+        sandbox_id="box",
+        process_id=process_id,
+        generation=3,
+        command="sleep 9",
+        argv=("sleep", "9"),
+        cwd="/workspace",
+        user="root",
+        started_at=1.0,
+        status=status,
+    )
+
+
+SESSION = SessionRow(sandbox_id="box", name="main", cwd="/", user="root", created_at=1.0)
+PORT = PortRow(sandbox_id="box", port=8080, token="t0ken")
+
+FULL: list[Row] = [
+    replace(
+        sandbox(status="active", labels={"team": "red"}),
+        generation=7,
+        limits=Limits(cpu=0.25, pids=None),
+        env={"A": "1", "ODD": "\udcff\n\u00e9"},
+        settings=Settings(sleep_after=None, keep_alive=True, cwd="/src", user="1000"),
+        jail=JailState(
+            tier="namespaces",
+            key="key-of-box",
+            pid=42,
+            started=1 << 40,
+            first_uid=0x50000000,
+            uids=65536,
+            enforcement="cgroup-v2",
+            extra={"cgroup": "/x"},
+        ),
+        stop_reason="oom",
+    ),
+    replace(SESSION, env={"B": "2"}, state=b"\0\xffdeclare -- x=1"),
+    replace(
+        process(status="killed"),
+        pid=7,
+        exit_code=-9,
+        ended_at=2.0,
+        session="main",
+        stdin=True,
+        argv=("printf", "", "a b", "\udc80"),
+        command="printf '' 'a b' \0 \u00e9",
+    ),
+    replace(PORT, name="site"),
+]
+KEYS: dict[type[Row], tuple[str | int, ...]] = {
+    SandboxRow: ("box",),
+    SessionRow: ("box", "main"),
+    ProcessRow: ("box", "web"),
+    PortRow: ("box", 8080),
+}
+
+
+async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: str) -> None:
+    async with await Record.open(path) as record:
+        assert await record.write(*map(put, FULL)) == 4
+    async with await Record.open(path) as record:
+        assert await record.get(SandboxRow, "box") == FULL[0]
+        assert await record.get(SessionRow, "box", "main") == FULL[1]
+        assert await record.get(ProcessRow, "box", "web") == FULL[2]
+        assert await record.get(PortRow, "box", 8080) == FULL[3]
+
+
+async def test_the_least_of_every_row_comes_back(record: Record) -> None:
+    least: list[Row] = [sandbox(), SESSION, process(), PORT]
+    await record.write(*map(put, least))
+    assert [await record.get(SandboxRow, "box")] == least[:1]
+    assert await record.rows(SessionRow, "box") == least[1:2]
+    assert await record.rows(ProcessRow, "box") == least[2:3]
+    assert await record.rows(PortRow, "box") == least[3:]
+
+
+async def test_what_is_not_there_is_none_and_lists_as_nothing(record: Record) -> None:
+    assert await record.get(SandboxRow, "box") is None
+    assert await record.rows(SessionRow, "box") == []
+    assert await record.sandboxes() == []
+    assert await record.all_active() == []
+
+
+async def test_putting_again_replaces_one_row_and_keeps_what_hangs_on_it(record: Record) -> None:
+    await record.write(*map(put, FULL))
+    await record.write(put(sandbox(status="destroying")))
+    assert await record.sandboxes() == [sandbox(status="destroying")]
+    assert await record.rows(SessionRow, "box") == [FULL[1]]
+
+
+async def test_update_never_brings_back_what_was_deleted(record: Record) -> None:
+    await record.write(put(sandbox()))
+    assert await record.write(update(sandbox(status="active"))) == 1
+    assert await record.sandboxes() == [sandbox(status="active")]
+    await record.write(delete(SandboxRow, "box"))
+    assert await record.write(update(sandbox())) == 0
+    assert await record.sandboxes() == []
+
+
+async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
+    record: Record, path: str
+) -> None:
+    other = replace(SESSION, sandbox_id="other")
+    await record.write(*map(put, FULL), put(sandbox("other")), put(other))
+    assert await record.write(delete(SandboxRow, "box")) == 1
+    assert await record.write(delete(SandboxRow, "box")) == 0
+    left = {table.name: count(path, table.name) for table in TABLES.values()}
+    assert left == {"sandboxes": 1, "sessions": 1, "processes": 0, "ports": 0}
+
+
+@pytest.mark.parametrize("kind", [SessionRow, ProcessRow, PortRow])
+async def test_one_row_is_deleted_by_its_key_and_all_of_a_sandbox_by_its_id(
+    record: Record, path: str, kind: type[Row]
+) -> None:
+    await record.write(*map(put, FULL))
+    assert await record.write(delete(kind, "box", "nobody")) == 0
+    assert await record.write(delete(kind, *KEYS[kind])) == 1
+    await record.write(*map(put, FULL))
+    assert await record.write(delete(kind, "box")) == 1
+    assert count(path, TABLES[kind].name) == 0
+
+
+def test_no_delete_is_without_a_key() -> None:
+    with pytest.raises(ValueError, match="key"):
+        delete(SandboxRow)
+
+
+async def test_rows_come_in_the_order_in_which_they_were_added(record: Record) -> None:
+    added = [process(name) for name in ("z", "a", "m")]
+    await record.write(put(sandbox()), *map(put, added))
+    await record.write(put(replace(added[0], status="exited")))
+    assert [row.process_id for row in await record.rows(ProcessRow, "box")] == ["z", "a", "m"]
+
+
+async def test_sandboxes_are_listed_by_status_label_and_prefix(record: Record) -> None:
+    rows = [
+        sandbox("a-1", status="active", labels={"team": "red", "tier": "1"}),
+        sandbox("a-2", labels={"team": "blue"}),
+        sandbox("ab", status="destroying", labels={"team": "red"}),
+        sandbox("b", status="active"),
+    ]
+    await record.write(*map(put, reversed(rows)))
+
+    async def ids(**filters: object) -> list[str]:
+        return [row.id for row in await record.sandboxes(**filters)]  # type: ignore[arg-type]
+
+    assert await ids() == ["a-1", "a-2", "ab", "b"]
+    assert await ids(status="active") == ["a-1", "b"]
+    assert await ids(labels={"team": "red"}) == ["a-1", "ab"]
+    assert await ids(labels={"team": "red", "tier": "1"}) == ["a-1"]
+    assert await ids(labels={"team": "re"}) == []
+    assert await ids(prefix="a-") == ["a-1", "a-2"]
+    assert await ids(prefix="a", status="active", labels={"team": "red"}) == ["a-1"]
+    assert await ids(limit=2) == ["a-1", "a-2"]
+    assert await ids(limit=2, after="a-2") == ["ab", "b"]
+    assert sorted(row.id for row in await record.all_active()) == ["a-1", "ab", "b"]
+
+
+@pytest.mark.parametrize("text", ["' OR 1=1 --", "%", "*", "_", '"', "$.team", "\0"])
+async def test_a_filter_is_never_taken_for_sql_or_a_pattern(record: Record, text: str) -> None:
+    await record.write(put(sandbox(labels={"team": "red"})))
+    assert await record.sandboxes(prefix=text) == []
+    assert await record.sandboxes(labels={text: text}) == []
+    assert await record.sandboxes(labels={"team": text}) == []
+    assert await record.get(SandboxRow, text) is None
+
+
+async def test_changes_of_one_write_are_made_together_or_not_at_all(record: Record) -> None:
+    orphan = replace(SESSION, sandbox_id="nobody")
+    with pytest.raises(NotFound) as caught:
+        await record.write(put(sandbox()), put(orphan))
+    assert caught.value.fields["kind"] == "sandbox"
+    assert await record.sandboxes() == []
+
+
+async def test_a_key_is_of_one_sandbox(record: Record) -> None:
+    await record.write(put(sandbox()))
+    with pytest.raises(Conflict, match=r"sandboxes\.key"):
+        await record.write(put(replace(sandbox("other"), key="key-of-box")))
+
+
+async def test_a_bad_write_does_not_fail_those_that_are_committed_with_it(record: Record) -> None:
+    orphan = put(replace(SESSION, sandbox_id="nobody"))
+    writes = [record.write(orphan if n == 50 else put(sandbox(f"box-{n}"))) for n in range(100)]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [n for n, result in enumerate(results) if result != 1] == [50]
+    assert isinstance(results[50], NotFound)
+    assert len(await record.sandboxes()) == 99
+
+
+async def test_what_sqlite_cannot_hold_is_refused_and_harms_nobody(record: Record) -> None:
+    with pytest.raises(InvalidOption, match="stop_reason"):
+        put(replace(sandbox(), stop_reason="\ud800"))
+    with pytest.raises(OverflowError):
+        await record.write(put(replace(sandbox(), generation=1 << 64)))
+    assert await record.write(put(sandbox())) == 1
+
+
+async def test_a_thousand_writes_at_once_are_all_there_after_few_commits(
+    record: Record, path: str
+) -> None:
+    await record.write(put(sandbox()))
+    before = commits(path)
+    rows = [process(f"p{n}") for n in range(1000)]
+    assert await asyncio.gather(*(record.write(put(row)) for row in rows)) == [1] * 1000
+    assert await record.rows(ProcessRow, "box") == rows
+    assert commits(path) - before < 100
+
+
+async def test_writes_take_effect_in_the_order_of_the_calls(record: Record) -> None:
+    statuses = [random.choice(get_args(SandboxStatus)) for _ in range(300)]
+    await asyncio.gather(*(record.write(put(sandbox(status=status))) for status in statuses))
+    assert await record.sandboxes() == [sandbox(status=statuses[-1])]
+
+
+async def test_a_cancelled_writer_does_not_disturb_the_others(record: Record) -> None:
+    tasks = [asyncio.ensure_future(record.write(put(sandbox(f"box-{n}")))) for n in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    ids = {row.id for row in await record.sandboxes()}
+    assert ids >= {f"box-{n}" for n in range(1, 20, 2)}
+
+
+async def test_closing_commits_what_was_asked_for_and_can_be_repeated(path: str) -> None:
+    record = await Record.open(path)
+    asked = [asyncio.ensure_future(record.write(put(sandbox(f"box-{n}")))) for n in range(50)]
+    await asyncio.sleep(0)
+    await record.aclose()
+    await record.aclose()
+    assert await asyncio.gather(*asked) == [1] * 50
+    for call in (record.write(put(sandbox())), record.sandboxes()):
+        with pytest.raises(SandboxGone, match="was closed"):
+            await call
+    async with await Record.open(path) as again:
+        assert len(await again.sandboxes()) == 50
+
+
+WRITER = """
+import asyncio, sys
+from smokebox.engine.record import Record
+from smokebox.engine.record_rows import SandboxRow, put
+
+async def write(record, worker):
+    for n in range(100_000):
+        id = f"box-{worker}-{n}"
+        row = SandboxRow(id=id, key=id, image="host", digest="", tier="namespaces",
+                         created_at=0, last_active_at=0, env={"PAD": "x" * 500})
+        await record.write(put(row))
+        print(id, flush=True)
+
+async def main():
+    record = await Record.open(sys.argv[1])
+    await asyncio.gather(*(write(record, worker) for worker in range(8)))
+
+asyncio.run(main())
+"""
+
+
+def killed_writer(path: str) -> set[str]:
+    """What a process had acknowledged when it was killed at some moment."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        time.sleep(random.uniform(0, 0.15))
+        child.kill()
+        printed = first + child.stdout.read()
+    # What follows the last newline was torn by the kill.
+    return set(printed.decode().split("\n")[:-1])
+
+
+@pytest.mark.parametrize("round", range(10))
+async def test_what_was_acknowledged_survives_kill_9(path: str, round: int) -> None:
+    acknowledged = killed_writer(path)
+    async with await Record.open(path) as record:
+        found = {row.id for row in await record.sandboxes()}
+    assert acknowledged
+    assert acknowledged <= found
+    # Nothing was made up: each of the eight had at most one more on the way.
+    assert len(found - acknowledged) <= 8
+
+
+async def test_only_the_owner_can_read_it(record: Record, path: str) -> None:
+    await record.write(put(sandbox()))
+    for file in (path, f"{path}-wal", f"{path}-shm"):
+        assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+
+
+async def test_a_reader_elsewhere_does_not_stop_a_writer(record: Record, path: str) -> None:
+    await record.write(put(sandbox()))
+    other = sqlite3.connect(path)
+    other.execute("BEGIN")
+    assert other.execute("SELECT count(*) FROM sandboxes").fetchone() == (1,)
+    await record.write(put(sandbox("second")))
+    assert len(await record.sandboxes()) == 2
+    other.close()
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+async def test_a_file_that_is_no_database_is_named_with_the_way_to_move_it(
+    path: str, size: int
+) -> None:
+    overwrite(path, 0, b"not a database " * size)
+    with pytest.raises(PathError, match=rf"{path} is not usable.*mv {path}") as caught:
+        await Record.open(path)
+    assert caught.value.path == path
+    run(caught.value.hint.split("`")[1])
+    async with await Record.open(path) as record:
+        assert await record.sandboxes() == []
+
+
+async def test_a_damaged_database_is_refused(path: str) -> None:
+    async with await Record.open(path) as record:
+        await record.write(*(put(sandbox(f"box-{n}")) for n in range(200)))
+    overwrite(path, 4096, b"\xff" * 12288)
+    with pytest.raises(PathError, match="is not usable"):
+        await Record.open(path)
+
+
+async def test_the_database_of_another_program_is_refused_and_left_alone(path: str) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE sandboxes (mine)")
+    other.close()
+    with pytest.raises(PathError, match="another program"):
+        await Record.open(path)
+    assert tables(path) == {"sandboxes"}
+
+
+async def test_a_record_of_a_later_version_is_refused_and_left_alone(path: str) -> None:
+    later = (*MIGRATIONS, ("CREATE TABLE wonders (x)",))
+    open_record(path, later).close()
+    before = tables(path)
+    with pytest.raises(Unsupported, match=rf"version {len(later)}.*Upgrade Smokebox"):
+        await Record.open(path)
+    assert tables(path) == before
+
+
+async def test_a_record_of_an_earlier_version_is_brought_up_to_date_with_its_rows(
+    path: str,
+) -> None:
+    async with await Record.open(path) as record:
+        await record.write(put(sandbox()))
+    added = ("ALTER TABLE sandboxes ADD COLUMN colour TEXT DEFAULT 'red'",)
+    connection = open_record(path, (*MIGRATIONS, added, ("CREATE TABLE wonders (x)",)))
+    assert connection.execute("SELECT id, colour FROM sandboxes").fetchall() == [("box", "red")]
+    connection.close()
+    assert "wonders" in tables(path)
+
+
+async def test_a_migration_that_fails_changes_nothing(path: str) -> None:
+    async with await Record.open(path) as record:
+        await record.write(put(sandbox()))
+    broken = (*MIGRATIONS, ("CREATE TABLE wonders (x)",), ("DROP TABLE sandboxes", "NONSENSE"))
+    before = tables(path)
+    with pytest.raises(PathError, match="NONSENSE"):
+        open_record(path, broken)
+    assert tables(path) == before
+    async with await Record.open(path) as record:
+        assert await record.sandboxes() == [sandbox()]
+
+
+async def test_a_directory_that_is_not_there_is_an_error_of_that_path(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        await Record.open(str(tmp_path / "none" / "record.db"))
+    assert isinstance(caught.value, PathError)
+
+
+async def test_a_full_disk_fails_the_write_and_not_the_record(record: Record) -> None:
+    limit = "PRAGMA max_page_count = {}"
+    connection = record._writer._connection
+    [(pages,)] = connection.execute("PRAGMA page_count").fetchall()
+    connection.execute(limit.format(pages))
+    with pytest.raises(PathError, match="no space left"):
+        await record.write(put(replace(sandbox(), env={"X": "x" * 100_000})))
+    connection.execute(limit.format(1 << 30))
+    assert await record.write(put(sandbox())) == 1
+
+
+def count(path: str, table: str) -> int:
+    connection = sqlite3.connect(path)
+    [(number,)] = connection.execute(f"SELECT count(*) FROM {table}")
+    connection.close()
+    return int(number)
+
+
+def tables(path: str) -> set[str]:
+    connection = sqlite3.connect(path)
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    connection.close()
+    return {name for (name,) in names}
+
+
+def commits(path: str) -> int:
+    """The counter of commits in the header of SQLite's WAL index."""
+    return int.from_bytes(Path(f"{path}-shm").read_bytes()[8:12], sys.byteorder)
+
+
+def overwrite(path: str, offset: int, data: bytes) -> None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, data, offset)
+    os.close(file)
+
+
+def run(command: str) -> None:
+    subprocess.run(["sh", "-c", command], check=True)
