@@ -367,6 +367,17 @@ async def test_a_reader_elsewhere_does_not_stop_a_writer(record: Record, path: s
     other.close()
 
 
+async def test_a_writer_elsewhere_is_waited_for(record: Record, path: str) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    written = asyncio.ensure_future(record.write(put(sandbox())))
+    assert await record.sandboxes() == []
+    assert not written.done()
+    other.execute("ROLLBACK")
+    other.close()
+    assert await written == 1
+
+
 @pytest.mark.parametrize("size", [10, 5000])
 async def test_a_file_that_is_no_database_is_named_with_the_way_to_move_it(
     path: str, size: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from smokebox.engine.jail.api import JailState
@@ -179,9 +180,11 @@ def _values(row: Row) -> tuple[Value, ...]:
 
 
 def _encode(column: str, value: Any) -> Value:
-    if column in _FROM_JSON and value is not None:
+    if isinstance(value, (Limits, Settings)):
+        return _dump_shared(value)
+    if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -195,28 +198,37 @@ def _encode(column: str, value: Any) -> Value:
 
 
 def _decode(column: str, value: Any) -> Any:
-    convert = _FROM_JSON.get(column)
-    if convert is not None and value is not None:
-        return convert(json.loads(value))
-    return bool(value) if column == "stdin" else value
+    loader = _LOADERS.get(column)
+    return value if loader is None or value is None else loader(value)
 
 
 def _dump(value: Any) -> str:
-    data = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    data = asdict(value) if isinstance(value, (Limits, Settings, JailState)) else value
     # ASCII, so that even half of a surrogate pair in an environment comes back as it was.
     return json.dumps(data, separators=(",", ":"))
 
 
-def _settings(data: dict[str, Any]) -> Settings:
+# Most sandboxes have the same of these, which cannot change: made once, shared by all rows.
+_dump_shared = functools.lru_cache(256)(_dump)
+
+
+@functools.lru_cache(256)
+def _load_limits(text: str) -> Limits:
+    return Limits.from_json(json.loads(text))
+
+
+@functools.lru_cache(256)
+def _load_settings(text: str) -> Settings:
     known = {one.name for one in fields(Settings)}
-    return Settings(**{name: value for name, value in data.items() if name in known})
+    return Settings(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
-_FROM_JSON: dict[str, Callable[[Any], object]] = {
-    "limits": Limits.from_json,
-    "env": dict,
-    "labels": dict,
-    "settings": _settings,
-    "jail": lambda data: JailState(**data),
-    "argv": tuple,
+_LOADERS: dict[str, Callable[[Any], object]] = {
+    "limits": _load_limits,
+    "env": json.loads,
+    "labels": json.loads,
+    "settings": _load_settings,
+    "jail": lambda text: JailState(**json.loads(text)),
+    "argv": lambda text: tuple(json.loads(text)),
+    "stdin": bool,
 }
