@@ -11,24 +11,24 @@ import asyncio
 import functools
 import os
 import shutil
-import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone
 from smokebox.sandbox import hostfiles
 from smokebox.sandbox.api import ExecStream
+from smokebox.sandbox.capture import collect, stream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.lifeline import Lifeline
 from smokebox.sandbox.options import check_env, check_timeout, strict_options
-from smokebox.sandbox.output import MAX_OUTPUT, Captured, Collected, Collector, Decoder
+from smokebox.sandbox.output import MAX_OUTPUT
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.process import Process, cannot_start
 from smokebox.sandbox.spill import SpillFolder
 from smokebox.sandbox.text import decode_file, encode_option
-from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk, Stream
+from smokebox.types import Capabilities, ExecResult, FileInfo
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,8 +50,6 @@ KEPT = (
     "TEMP",
 )
 """The names of the host's environment that a command gets to see."""
-
-TIMED_OUT = 124
 
 _USUAL = (
     "awk base64 bash bunzip2 bzip2 cargo cat cc chmod chown clang cmake comm cp curl cut date "
@@ -119,17 +117,12 @@ class LocalSandbox:
         stdin: str | bytes | None = None,
     ) -> ExecResult:
         """Run a bash command and wait for it. See `SandboxApi.exec`."""
-        started = time.monotonic()
-        collector = Collector(self._spills, self._max_output)
-        try:
-            async with await self._start(command, cwd, env, timeout, stdin) as process:
-                while chunk := await process.read():
-                    await collector.feed(chunk.stream, chunk.data)
-            collected = await collector.finish()
-        except BaseException:
-            collector.abandon()
-            raise
-        return _result(process, collected, timeout, started)
+        return await collect(
+            functools.partial(self._start, command, cwd, env, timeout, stdin),
+            spills=self._spills,
+            max_output=self._max_output,
+            timeout=timeout,
+        )
 
     def exec_stream(
         self,
@@ -145,7 +138,8 @@ class LocalSandbox:
         A consumer that takes its time makes the command wait: at most what the pipes hold
         is ahead of it.
         """
-        return ExecStream(self._stream(command, cwd, env, timeout, stdin))
+        start = functools.partial(self._start, command, cwd, env, timeout, stdin)
+        return ExecStream(stream(start, timeout=timeout))
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""
@@ -259,32 +253,6 @@ class LocalSandbox:
             stdin=None if stdin is None else encode_option("stdin", stdin),
         )
 
-    async def _stream(
-        self,
-        command: str,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        stdin: str | bytes | None,
-    ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
-        started = time.monotonic()
-        decoders: dict[Stream, Decoder] = {"stdout": Decoder(), "stderr": Decoder()}
-        async with await self._start(command, cwd, env, timeout, stdin) as process:
-            while chunk := await process.read():
-                if text := decoders[chunk.stream].feed(chunk.data):
-                    yield OutputChunk(chunk.stream, text)
-            for stream, decoder in decoders.items():
-                if text := decoder.finish():
-                    yield OutputChunk(stream, text)
-        nothing = Captured(text="")
-        output = Collected(stdout=nothing, stderr=nothing)
-        result = _result(process, output, timeout, started)
-        if result.stderr:
-            yield OutputChunk("stderr", result.stderr)
-        yield ExecResult(
-            exit_code=result.exit_code, timed_out=result.timed_out, duration=result.duration
-        )
-
     def _hold(self) -> Lifeline:
         if self._closed:
             raise SandboxGone(
@@ -299,23 +267,6 @@ class LocalSandbox:
                 raise cannot_start(error) from error
             weakref.finalize(self, self._lifeline.close)
         return self._lifeline
-
-
-def _result(
-    process: Process, output: Collected, timeout: float | None, started: float
-) -> ExecResult:
-    assert process.exit is not None
-    stdout, stderr, late = output.stdout, output.stderr, process.exit.timed_out
-    return ExecResult(
-        exit_code=TIMED_OUT if late else process.exit.code,
-        stdout=stdout.text,
-        stderr=stderr.text + (f"smokebox: timed out after {timeout:g} s\n" if late else ""),
-        truncated=stdout.truncated or stderr.truncated,
-        timed_out=late,
-        duration=time.monotonic() - started,
-        stdout_file=stdout.file,
-        stderr_file=stderr.file,
-    )
 
 
 def _directory(cwd: str | os.PathLike[str] | None) -> str:

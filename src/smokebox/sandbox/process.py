@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -30,7 +31,7 @@ from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.lifeline import ANSWER_SECONDS, KEEPER, Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smokebox.types import Stream
 
@@ -72,11 +73,16 @@ class Process:
     writing as far as two pipes can tell.
     """
 
-    def __init__(self, control: socket.socket, pipes: dict[int, Stream], cwd: str) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        pipes: dict[int, Stream],
+        explain: Callable[[int, int], Exception],
+    ) -> None:
         self.exit: Exit | None = None
         self._control = control
         self._pipes = pipes
-        self._cwd = cwd
+        self._explain = explain
         self._epoll = select.epoll()
         self._ready: deque[int] = deque()
         self._reads = 0
@@ -99,24 +105,61 @@ class Process:
         stdin: bytes | None = None,
     ) -> Process:
         """Hand a command to the keeper. What keeps it from starting is raised by `read`."""
-        request = _request(argv, env, cwd, timeout)
+        body = keeper.pack(
+            argv=[encode(word, "command") for word in argv],
+            env=[encode(f"{name}={value}", "env") for name, value in env.items()],
+            cwd=encode(cwd, "cwd"),
+            timeout=timeout or 0.0,
+            grace=TERMINATE_SECONDS,
+        )
+        try:
+            control, other = socket.socketpair()
+            control.setblocking(False)
+            other.setblocking(True)
+            with other:
+                try:
+                    await _hand_over(other)
+                except BaseException:
+                    control.close()
+                    raise
+        except OSError as error:
+            raise cannot_start(error) from error
+        return await cls.begin(
+            control,
+            body,
+            besides=[lifeline.theirs.fileno()],
+            timeout=timeout,
+            stdin=stdin,
+            explain=functools.partial(_start_error, cwd),
+        )
+
+    @classmethod
+    async def begin(
+        cls,
+        control: socket.socket,
+        body: bytes,
+        *,
+        explain: Callable[[int, int], Exception],
+        besides: Sequence[int] = (),
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Process:
+        """Send a request to the minder behind `control`, which is the process's from here on.
+
+        `besides` are descriptors that go with the three of every command; `explain` makes
+        an error of the stage and the errno that kept it from starting.
+        """
+        request = keeper.LENGTH.pack(len(body)) + body
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            ours.callback(control.close)
             try:
                 source = _source(stdin, theirs)
                 (stdout, out), (stderr, err) = _pipe(ours, theirs), _pipe(ours, theirs)
-                control, other = socket.socketpair()
-                ours.callback(control.close)
-                theirs.callback(other.close)
-                control.setblocking(False)
-                other.setblocking(True)
-                process = cls(control, {stdout: "stdout", stderr: "stderr"}, cwd)
+                process = cls(control, {stdout: "stdout", stderr: "stderr"}, explain)
                 ours.callback(process._epoll.close)
                 if timeout is not None and timeout < _FAR:
                     process._until = time.monotonic() + timeout + _MARGIN
-                await _hand_over(other)
-                sent = socket.send_fds(
-                    control, [request], [source, out, err, lifeline.theirs.fileno()]
-                )
+                sent = socket.send_fds(control, [request], [source, out, err, *besides])
             except OSError as error:
                 raise cannot_start(error) from error
             # A minder that ends before it has read everything says why, and `read` hears it.
@@ -230,7 +273,7 @@ class Process:
             )
         kind, flags, value = keeper.MESSAGE.unpack(message)
         if kind == keeper.FAILED:
-            raise _start_error(flags, value, self._cwd)
+            raise self._explain(flags, value)
         self._ended(flags, value)
 
     def _ended(self, flags: int, status: int) -> None:
@@ -240,7 +283,11 @@ class Process:
                 hint="Wait for commands before aclose().",
                 reason="closed",
             )
-        code = os.waitstatus_to_exitcode(status)
+        try:
+            code = os.waitstatus_to_exitcode(status)
+        except ValueError:
+            # No end of a process looks like that: in a jail, somebody else is talking.
+            code = 255
         self.exit = Exit(
             code=128 - code if code < 0 else code,
             timed_out=bool(flags & keeper.TIMED_OUT),
@@ -305,18 +352,8 @@ def _source(data: bytes | None, theirs: contextlib.ExitStack) -> int:
     return source
 
 
-def _request(argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout: float | None) -> bytes:
-    body = keeper.pack(
-        argv=[_encode(word, "command") for word in argv],
-        env=[_encode(f"{name}={value}", "env") for name, value in env.items()],
-        cwd=_encode(cwd, "cwd"),
-        timeout=timeout or 0.0,
-        grace=TERMINATE_SECONDS,
-    )
-    return keeper.LENGTH.pack(len(body)) + body
-
-
-def _encode(text: str, option: str) -> bytes:
+def encode(text: str, option: str) -> bytes:
+    """Text that goes to the kernel as a word, which holds no NUL."""
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -336,7 +373,7 @@ def _unread(fd: int) -> int:
     return count[0]
 
 
-def _start_error(stage: int, number: int, cwd: str) -> SmokeboxError:
+def _start_error(cwd: str, stage: int, number: int) -> SmokeboxError:
     if stage == keeper.STAGE_CWD:
         return from_os_error(OSError(number, os.strerror(number)), cwd)
     if number == errno.E2BIG:

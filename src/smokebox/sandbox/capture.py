@@ -1,0 +1,102 @@
+"""From a running command to what its caller gets: a result, or a stream that ends with one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from smokebox.sandbox.output import Captured, Collected, Collector, Decoder
+from smokebox.types import ExecResult, OutputChunk
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from smokebox.sandbox.process import Process
+    from smokebox.sandbox.spill import SpillFolder
+    from smokebox.types import Stream
+
+TIMED_OUT = 124
+
+
+async def collect(
+    start: Callable[[], Awaitable[Process]],
+    *,
+    spills: SpillFolder,
+    max_output: int,
+    timeout: float | None = None,
+    rate: int | None = None,
+) -> ExecResult:
+    """Wait for a command, and keep its output up to a bound."""
+    started = time.monotonic()
+    collector = Collector(spills, max_output)
+    pace = Pace(rate)
+    try:
+        async with await start() as process:
+            while chunk := await process.read():
+                await collector.feed(chunk.stream, chunk.data)
+                await pace.keep(len(chunk.data))
+        collected = await collector.finish()
+    except BaseException:
+        collector.abandon()
+        raise
+    return _result(process, collected, timeout, started)
+
+
+async def stream(
+    start: Callable[[], Awaitable[Process]],
+    *,
+    timeout: float | None = None,
+    rate: int | None = None,
+) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+    """Give a command's output as it is written, and last how it ended."""
+    started = time.monotonic()
+    decoders: dict[Stream, Decoder] = {"stdout": Decoder(), "stderr": Decoder()}
+    pace = Pace(rate)
+    async with await start() as process:
+        while chunk := await process.read():
+            if text := decoders[chunk.stream].feed(chunk.data):
+                yield OutputChunk(chunk.stream, text)
+            await pace.keep(len(chunk.data))
+        for name, decoder in decoders.items():
+            if text := decoder.finish():
+                yield OutputChunk(name, text)
+    nothing = Captured(text="")
+    result = _result(process, Collected(stdout=nothing, stderr=nothing), timeout, started)
+    if result.stderr:
+        yield OutputChunk("stderr", result.stderr)
+    yield ExecResult(
+        exit_code=result.exit_code, timed_out=result.timed_out, duration=result.duration
+    )
+
+
+class Pace:
+    """Holds a reader to so many bytes a second: what is not read, a program cannot write on."""
+
+    def __init__(self, rate: int | None) -> None:
+        self._rate = rate
+        self._next = time.monotonic()
+
+    async def keep(self, count: int) -> None:
+        """Wait for as long as `count` bytes may take."""
+        if self._rate is not None:
+            at = time.monotonic()
+            self._next = max(self._next, at - 1.0) + count / self._rate
+            await asyncio.sleep(max(0.0, self._next - at))
+
+
+def _result(
+    process: Process, output: Collected, timeout: float | None, started: float
+) -> ExecResult:
+    assert process.exit is not None
+    stdout, stderr, late = output.stdout, output.stderr, process.exit.timed_out
+    return ExecResult(
+        exit_code=TIMED_OUT if late else process.exit.code,
+        stdout=stdout.text,
+        stderr=stderr.text + (f"smokebox: timed out after {timeout:g} s\n" if late else ""),
+        truncated=stdout.truncated or stderr.truncated,
+        timed_out=late,
+        duration=time.monotonic() - started,
+        stdout_file=stdout.file,
+        stderr_file=stderr.file,
+    )
