@@ -17,7 +17,8 @@ class ExecResult:
     124 for a timeout, 128+n for death by signal n. `timed_out` tells our timeout from a
     command that answers 124 by itself. When `truncated`, `stdout` and `stderr` are not
     whole: where the middle is left out a marker says so, and `stdout_file` and
-    `stderr_file` name the whole streams where the sandbox kept them.
+    `stderr_file` name the whole streams where the sandbox kept them. `session_ended` says
+    that the shell of a session ended with this command, and the next one gets a fresh one.
     """
 
     exit_code: int
@@ -28,6 +29,7 @@ class ExecResult:
     duration: float = 0.0
     stdout_file: str | None = None
     stderr_file: str | None = None
+    session_ended: bool = False
 
     @property
     def success(self) -> bool:

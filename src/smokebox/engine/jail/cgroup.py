@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.jail.kernfs import field, number, read, write, write_if_there
-from smokebox.errors import DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
+from smokebox.errors import Conflict, DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 FREEZE_SECONDS = 2.0
 KILL_SECONDS = 5.0
 REMOVE_SECONDS = 2.0
-# A cgroup without processes is its engine's until the first one enters, milliseconds later.
-ABANDONED_SECONDS = 60.0
 
 _PERIOD_US = 100_000
-_LEAST_QUOTA_US = 1_000
 _ATTACH_ROUNDS = 8
 
 
@@ -79,10 +76,10 @@ class Cgroup:
         return os.open(self._core, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def attach(self, pid: int) -> None:
-        """Bring a process in, with what it forked meanwhile if it was cloned into the core.
+        """Bring a process in, with what it forks meanwhile.
 
-        A process that is in already costs nothing. What it forked before is not found
-        otherwise, so attach the first process of a jail before it forks.
+        What it forked before is found only if it was cloned into `open()`; otherwise attach
+        the first process of a jail before it forks.
         """
         done: set[int] = set()
         for _ in range(_ATTACH_ROUNDS):
@@ -94,6 +91,7 @@ class Cgroup:
             done |= fresh
 
     def _attach(self, pid: int, *, must: bool) -> None:
+        # The one that `pids` reads comes first, so that a fork between two is seen.
         for directory in self._directories:
             if directory == self._core and pid in self.pids():
                 continue
@@ -147,18 +145,14 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         """The living processes in it, in our numbering."""
-        directory = self._core or self._paths.get("pids", "")
-        return [int(line) for line in read(f"{directory}/cgroup.procs").split() if line != "0"]
+        lines = read(f"{self._directories[0]}/cgroup.procs").split()
+        # Zero is a process outside of our own pid namespace.
+        return [int(line) for line in lines if line != "0"]
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether it has no process, and none that could be on its way."""
-        if self.pids():
-            return False
-        with contextlib.suppress(OSError):
-            made = max(os.stat(path).st_ctime for path in self._directories if os.path.isdir(path))
-            return time.time() - made > ABANDONED_SECONDS
-        return False
+    def abandoned(self, seconds: float) -> bool:
+        """Whether it has no process, and is too old to wait for its first."""
+        made = [os.stat(path).st_ctime for path in self._directories if os.path.isdir(path)]
+        return not self.pids() and time.time() - max(made, default=0.0) >= seconds
 
     def freeze(self, timeout: float = FREEZE_SECONDS) -> None:
         """Stop every process, and return when all have; all go on if that takes too long."""
@@ -180,7 +174,6 @@ class Cgroup:
 
     def kill(self, timeout: float = KILL_SECONDS) -> None:
         """Kill every process, frozen or not, and return when none is left. Safe to repeat."""
-        self.oom_kills()
         for _ in _until(timeout):
             self._strike()
             if not self.pids():
@@ -209,7 +202,7 @@ class Cgroup:
         )
 
     def make(self, limits: Limits) -> None:
-        """Make its directories, if they are not there, and set the limits."""
+        """Make its directories and set the limits."""
         try:
             self._make_directories(limits)
         except FileNotFoundError:
@@ -218,8 +211,15 @@ class Cgroup:
 
     def _make_directories(self, limits: Limits) -> None:
         for directory in self._directories:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory, 0o755)
+            # What a former life left would still count its deaths.
+            if not _remove(directory):
+                raise Conflict(
+                    f"the cgroup {directory} is in use",
+                    hint="Kill what is in it first.",
+                    kind="cgroup",
+                    name=self.key,
+                )
+            os.mkdir(directory, 0o755)
         self.set_limits(limits)
 
     def _pick(self, second: str, first: str) -> str:
@@ -233,14 +233,16 @@ class Cgroup:
             write(f"{memory}/memory.max", _or_max(limit))
             write_if_there(f"{memory}/memory.swap.max", _or_max(None if limit is None else 0))
             return
-        paths = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
-        # Memory with swap can never be less than memory, not even between two writes.
-        if not _less(limit, number(paths[0])):
-            paths.reverse()
+        ram, swap = f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"
+        text = str(-1 if limit is None else limit)
         try:
-            for path in paths:
-                # Not every kernel counts swap.
-                write_if_there(path, str(-1 if limit is None else limit))
+            # With swap can never be less than without, not even between two writes.
+            if _less(limit, number(ram)):
+                write(ram, text)
+                write_if_there(swap, text)
+            else:
+                write_if_there(swap, text)
+                write(ram, text)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -251,7 +253,7 @@ class Cgroup:
             ) from error
 
     def _limit_cpu(self, cpu: float | None) -> None:
-        quota = None if cpu is None else max(_LEAST_QUOTA_US, round(cpu * _PERIOD_US))
+        quota = None if cpu is None else round(cpu * _PERIOD_US)
         path = self._paths["cpu"]
         if self.placement.enforcement == "cgroup-v2":
             write(f"{path}/cpu.max", f"{_or_max(quota)} {_PERIOD_US}")

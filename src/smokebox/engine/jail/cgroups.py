@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cgroup", "Death", "Hierarchy", "Uncontained", "detect", "rlimits_for"]
 
+# A cgroup without processes is its engine's until the first one enters, milliseconds later.
+IDLE_SECONDS = 60.0
+
 
 @functools.cache
 def detect() -> Hierarchy:
@@ -56,7 +59,8 @@ class Hierarchy:
         try:
             cgroup.make(limits)
         except OSError as error:
-            cgroup.remove()
+            with contextlib.suppress(OSError):
+                cgroup.remove()
             raise IsolationUnavailable(
                 f"cannot make the cgroup {key}: {error}",
                 hint="`smokebox doctor` says which cgroups this host lets us use.",
@@ -71,17 +75,19 @@ class Hierarchy:
             cgroup.attach(pid)
         return cgroup
 
-    def sweep(self, live: Collection[str], *, prefix: str | None = None) -> list[str]:
+    def sweep(
+        self, live: Collection[str], *, prefix: str | None = None, idle: float = IDLE_SECONDS
+    ) -> list[str]:
         """Remove what engines that died left behind, and return the keys.
 
         Several engines may share a host, and each knows only its own jails. With `prefix`,
         which begins the caller's keys and nobody else's, everything of that name but `live`
-        is killed. Without, only what has held no process for a minute is removed.
+        is killed. Without, only what holds no process and is older than `idle` is removed.
         """
         swept = []
         for key in sorted(self._keys() - set(live)):
             cgroup = Cgroup(key, self.placement)
-            if not (cgroup.abandoned if prefix is None else key.startswith(prefix)):
+            if not (cgroup.abandoned(idle) if prefix is None else key.startswith(prefix)):
                 continue
             with contextlib.suppress(DeadlineExceeded):
                 cgroup.kill()

@@ -196,6 +196,15 @@ def set_process_name(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 
 
+def set_command_line(text: str) -> None:
+    """What /proc shows as the command line of this process and of what it forks."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b") ")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text.encode()[: end - start - 1], min(len(text), end - start - 1))
+
+
 def set_no_new_privileges() -> None:
     """From here on no exec gains privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -37,11 +37,9 @@ class Placement:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Every directory that holds jails' cgroups, each once."""
-        found = dict.fromkeys(self.parents.values())
-        if self.core:
-            found[self.core] = None
-        return tuple(found)
+        """Every directory that holds jails' cgroups, each once, the core before the others."""
+        found = [self.core] if self.core else []
+        return tuple(dict.fromkeys([*found, *self.parents.values()]))
 
     def describe(self) -> str:
         """What holds and where, or what is missing and how to mend it, for people."""
@@ -197,6 +195,8 @@ def _step_aside(directory: str) -> None:
     leaf = f"{directory}/{ENGINE}"
     with contextlib.suppress(FileExistsError):
         os.mkdir(leaf, 0o755)
-    for pid in read(f"{directory}/cgroup.procs").split():
-        with contextlib.suppress(ProcessLookupError):
-            write(f"{leaf}/cgroup.procs", pid)
+    # Once more for what they forked meanwhile.
+    for _ in range(2):
+        for pid in read(f"{directory}/cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                write(f"{leaf}/cgroup.procs", pid)

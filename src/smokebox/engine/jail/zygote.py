@@ -29,6 +29,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     linux.set_process_name("smokebox-zygote")
+    # A sandbox sees the command line of its first process: no path of the host's.
+    linux.set_command_line("smokebox")
     # Nobody asks for the status of a jail: its end is seen by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     seccomp.profile()
