@@ -34,5 +34,5 @@ class ImageStore(Protocol):
     """Where images come from. The layers of one that was given stay until it is released."""
 
     async def get(self, name: str) -> Image:
-        """The image of that name; raises `ImageNotFound`."""
+        """The image of that name; raises `NotFound` with `kind="image"`."""
         ...

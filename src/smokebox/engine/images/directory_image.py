@@ -1,0 +1,99 @@
+"""`dir:<absolute path>`: a root file system that somebody unpacked into a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+
+from smokebox.engine.images import etc_files, shelf
+from smokebox.engine.images.host_image import default_env
+from smokebox.engine.images.image import Image, Layer
+from smokebox.engine.images.skeleton import MOUNT_POINTS, make_directories
+from smokebox.errors import InvalidOption, NotFound
+
+PREFIX = "dir:"
+VERSION = 1
+
+# One of these is in every root file system, however small.
+_SIGNS = ("usr", "bin", "etc", "lib")
+# `docker export` leaves these empty and debootstrap copies the host's.
+_OVERLAID = {
+    "etc/hostname": etc_files.HOSTNAME,
+    "etc/hosts": etc_files.HOSTS,
+    "etc/resolv.conf": etc_files.RESOLV_CONF,
+}
+
+
+class DirectoryImages:
+    """Images that are directories, made for instance by debootstrap or `docker export`.
+
+    The directory is read as it stands and never written to; do not change it while a sandbox
+    has it. What a sandbox needs and the directory lacks, such as /proc and /workspace, is
+    laid beneath it.
+    """
+
+    def __init__(self, kept: shelf.Shelf) -> None:
+        self._shelf = kept
+
+    async def get(self, name: str) -> Image:
+        """The image of a name such as `dir:/srv/bookworm`."""
+        path = self._checked(name)
+        frame = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
+        kept = self._shelf.find(frame)
+        if kept is None:
+            kept = await asyncio.to_thread(self._shelf.keep, frame, _make_frame)
+        layers = (
+            Layer(path=os.path.join(kept, "over")),
+            Layer(path=path),
+            Layer(path=os.path.join(kept, "under")),
+        )
+        return Image(name=name, digest=_digest(frame, path), layers=layers, env=default_env(path))
+
+    def _checked(self, name: str) -> str:
+        path = name.removeprefix(PREFIX)
+        if not path.startswith("/") or "\0" in path:
+            raise _invalid(name, "is not an absolute path", "Write it as dir:/srv/bookworm.")
+        if not os.path.isdir(path):
+            raise NotFound(
+                f"no image {name!r}: {path} is not a directory.",
+                hint="Unpack a root file system there, for instance with debootstrap.",
+                kind="image",
+                name=name,
+            )
+        real = os.path.realpath(path)
+        if os.path.samefile(real, "/"):
+            raise _invalid(name, "is the host itself, secrets and all", "Use the image 'host'.")
+        if os.path.commonpath([real, os.path.realpath(self._shelf.directory)]) == real:
+            raise _invalid(name, "holds Smokebox's own state", "Move the directory elsewhere.")
+        if not any(os.path.isdir(os.path.join(real, sign)) for sign in _SIGNS):
+            raise _invalid(
+                name,
+                f"is not a root file system: it has none of {', '.join(_SIGNS)}",
+                "Give the directory that holds them.",
+            )
+        return real
+
+
+def _make_frame(into: str) -> None:
+    over, under = os.path.join(into, "over"), os.path.join(into, "under")
+    shelf.directory(over)
+    shelf.directory(under)
+    shelf.directory(os.path.join(over, "etc"))
+    for name, text in _OVERLAID.items():
+        shelf.file(os.path.join(over, name), text.encode())
+    make_directories(under, MOUNT_POINTS)
+
+
+def _digest(frame: str, path: str) -> str:
+    """Of where the directory is and what stat says of its top; the tree is too large to read."""
+    digest = hashlib.sha256(f"{frame} {path}".encode(errors="surrogateescape"))
+    for directory in (path, os.path.join(path, "etc"), os.path.join(path, "usr")):
+        if os.path.isdir(directory):
+            found = os.stat(directory)
+            digest.update(f"\0{found.st_dev} {found.st_ino} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _invalid(name: str, what: str, hint: str) -> InvalidOption:
+    return InvalidOption(f"the image {name!r} {what}.", hint=hint, option="image", value=name)

@@ -1,0 +1,79 @@
+"""Where the layers of images lie: one directory per digest, whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from smokebox.sandbox.filesystems.filesystem import from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNFINISHED = ".making-"
+_ABANDONED_AFTER = 3600.0
+
+
+class Shelf:
+    """Directories by digest. What lies there is never changed, only added to or removed."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+
+    def find(self, digest: str) -> str | None:
+        """The directory of that digest, if it was made before."""
+        path = os.path.join(self.directory, digest)
+        return path if os.path.isdir(path) else None
+
+    def keep(self, digest: str, make: Callable[[str], None]) -> str:
+        """The directory of that digest, filled by `make` if it is not there.
+
+        Two engines that make the same at once both get the one that was done first.
+        """
+        try:
+            return self.find(digest) or self._add(digest, make)
+        except OSError as error:
+            raise from_os_error(error, str(error.filename or self.directory)) from error
+
+    def _add(self, digest: str, make: Callable[[str], None]) -> str:
+        os.makedirs(self.directory, exist_ok=True)
+        self._sweep()
+        unfinished = os.path.join(self.directory, _UNFINISHED + secrets.token_hex(8))
+        path = os.path.join(self.directory, digest)
+        directory(unfinished)
+        try:
+            make(unfinished)
+            os.rename(unfinished, path)
+        except OSError:
+            # Another engine was faster, or there is a real reason.
+            if not os.path.isdir(path):
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return path
+
+    def _sweep(self) -> None:
+        """Remove what an engine that was killed left half made."""
+        with os.scandir(self.directory) as entries:
+            left = [entry.path for entry in entries if entry.name.startswith(_UNFINISHED)]
+        for path in left:
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def directory(path: str, mode: int = 0o755) -> None:
+    """Make a directory of exactly that mode, whatever the umask is."""
+    os.mkdir(path)
+    os.chmod(path, mode)
+
+
+def file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Make a file of exactly that mode, whatever the umask is."""
+    with open(path, "xb") as made:
+        made.write(data)
+        os.fchmod(made.fileno(), mode)

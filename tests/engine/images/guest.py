@@ -1,0 +1,102 @@
+"""Runs a command in an image by unshare, overlay and chroot, without the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread  # noqa: F401  # Loaded while `acting_as` can still read it.
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox.engine.images.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smokebox.engine.images.image import Image
+
+NOBODY = 65534
+USERS = [0, NOBODY] if os.geteuid() == 0 else [os.geteuid()]
+
+
+@contextlib.contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Make files as another user for a while, if we are root."""
+    if uid == os.geteuid():
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@dataclass
+class Guest:
+    """Somebody who has a store of his own, and enters images by unshare and chroot."""
+
+    uid: int
+    home: Path
+
+    def get(self, name: str, store: Store | None = None) -> Image:
+        with acting_as(self.uid):
+            return asyncio.run((store or open_store(str(self.home / "images"))).get(name))
+
+    def run(self, image: Image, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run in the image as root of a user namespace, all writes kept apart."""
+        with acting_as(self.uid):
+            root = Path(tempfile.mkdtemp(dir=self.home))
+            targets = sorted({layer.target for layer in image.layers})
+            mounts = [self._mount(image, target, f"{root}{target}") for target in targets]
+        env = [f"{name}={value}" for name, value in image.env.items()]
+        return self._unshare(
+            *mounts,
+            f"mount --rbind /dev {root}/dev; mount --rbind /proc {root}/proc",
+            shlex.join(["exec", "chroot", str(root), "/usr/bin/env", "-i", *env, *argv]),
+        )
+
+    def look(self, image: Image, target: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the host in the directory that the image has at `target`."""
+        with acting_as(self.uid):
+            root = tempfile.mkdtemp(dir=self.home)
+            mount = self._mount(image, target, root)
+        return self._unshare(mount, f"cd {root}", shlex.join(["exec", *argv]))
+
+    def _mount(self, image: Image, target: str, at: str) -> str:
+        upper, work = (tempfile.mkdtemp(dir=self.home) for _ in range(2))
+        os.chmod(upper, 0o755)
+        lower = ":".join(layer.path for layer in image.layers if layer.target == target)
+        options = f"userxattr,lowerdir={lower},upperdir={upper},workdir={work}"
+        return shlex.join(["mount", "-t", "overlay", "box", "-o", options, at])
+
+    def _unshare(self, *lines: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*_become(self.uid), "unshare", "-Urm", "sh", "-euc", "\n".join(lines)],
+            capture_output=True,
+            text=True,
+            env={"PATH": os.defpath + ":/usr/sbin:/sbin"},
+            cwd="/",
+            timeout=15,
+        )
+
+
+def _become(uid: int) -> list[str]:
+    if uid == os.geteuid():
+        return []
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+def can_unshare(uid: int) -> bool:
+    command = [*_become(uid), "unshare", "-Urm", "true"]
+    return subprocess.run(command, capture_output=True, cwd="/").returncode == 0

@@ -1,0 +1,222 @@
+"""What of the host is in the image `host`, and what never is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.engine.images.host_image import HostImage
+from smokebox.engine.images.public import PRIVATE_KEY
+from smokebox.engine.images.shelf import Shelf
+from smokebox.errors import Unsupported
+
+if TYPE_CHECKING:
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.images.store import Store
+
+SECRET_NAMES = {
+    *("shadow", "shadow-", "gshadow", "sudoers", "sudoers.d", "ssh", "machine-id", "docker"),
+    *("kubernetes", "gitconfig", "npmrc", "pip.conf", "wgetrc", "apt", "pam.d", "crontab", "fstab"),
+    *(
+        "subuid",
+        "subgid",
+        "private",
+        "krb5.conf",
+        "settings.xml",
+        "mysql",
+        "postgresql",
+        "wireguard",
+    ),
+}
+
+
+async def image_of(host: Path, *, usr_local: bool = True) -> Image:
+    shelf = Shelf(str(host.parent / "images"))
+    return await HostImage(shelf, host=str(host), usr_local=usr_local).get("host")
+
+
+def layers_at(image: Image, target: str) -> list[Path]:
+    return [Path(layer.path) for layer in image.layers if layer.target == target]
+
+
+def files_below(top: Path) -> list[Path]:
+    found = [path for path in top.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert found
+    return found
+
+
+def secrets_of_this_host() -> set[bytes]:
+    names = ("shadow", "gshadow", "hostname", "machine-id", "passwd", "hosts", "resolv.conf")
+    paths = [f"/etc/{name}" for name in names]
+    return {Path(path).read_bytes() for path in paths if os.access(path, os.R_OK)} - {b""}
+
+
+def is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def is_whiteout(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+async def test_no_secret_of_a_host_is_copied(host: Path) -> None:
+    (root,) = layers_at(await image_of(host), "/")
+    for path in files_below(root):
+        text = path.read_text()
+        for word in ("secret", "corp.example", "alice", "10.0.0.53", "0123456789abcdef"):
+            assert word not in text, path
+
+
+async def test_what_is_public_and_needed_is_copied(host: Path) -> None:
+    (root,) = layers_at(await image_of(host), "/")
+    for name in ("ld.so.cache", "services", "ssl/certs/ca-certificates.crt", "maven/m2.conf"):
+        assert "public" in (root / "etc" / name).read_text()
+    assert (root / "etc/java-17-openjdk/security/java.security").is_file()
+    assert os.readlink(root / "etc/ssl/certs/0a1b2c3d.0") == "Root.pem"
+    assert os.readlink(root / "etc/os-release") == "../usr/lib/os-release"
+
+
+@pytest.mark.parametrize("name", ["etc/services", "etc/ssl/certs/ca-certificates.crt"])
+async def test_what_others_cannot_read_is_not_copied(host: Path, name: str) -> None:
+    (host / name).chmod(0o640)
+    (root,) = layers_at(await image_of(host), "/")
+    assert not is_there(root / name)
+
+
+async def test_what_lies_in_a_closed_directory_is_not_copied(host: Path) -> None:
+    (host / "etc/java-17-openjdk/security").chmod(0o700)
+    (host / "etc/ssl").chmod(0o750)
+    (root,) = layers_at(await image_of(host), "/")
+    assert not (root / "etc/java-17-openjdk/security").exists()
+    assert not (root / "etc/ssl/certs").exists()
+
+
+async def test_a_private_key_is_not_copied_wherever_it_lies(host: Path) -> None:
+    bundle = host / "etc/ssl/certs/ca-certificates.crt"
+    bundle.write_bytes(b"-----BEGIN RSA " + PRIVATE_KEY + b"\n")
+    (root,) = layers_at(await image_of(host), "/")
+    assert not (root / "etc/ssl/certs/ca-certificates.crt").exists()
+
+
+async def test_what_is_not_a_plain_file_is_passed_over(host: Path) -> None:
+    (host / "etc/services").unlink()
+    os.mkfifo(host / "etc/services")
+    (host / "etc/protocols").symlink_to("/etc/shadow")
+    (host / "etc/rpc").symlink_to("/root/.ssh/id_ed25519")
+    (host / "etc/fonts").symlink_to("/root")
+    (root,) = layers_at(await image_of(host), "/")
+    for name in ("services", "protocols", "rpc", "fonts"):
+        assert not is_there(root / "etc" / name)
+
+
+async def test_private_files_in_usr_are_hidden(host: Path) -> None:
+    mask, usr = layers_at(await image_of(host), "/usr")
+    assert usr == host / "usr"
+    for name in (
+        "share/agent/.agent/id_ed25519",
+        "local/lib/vpn/token",
+        "local/etc",
+        "pip.conf",
+        "src",
+    ):
+        assert is_whiteout(mask / name), name
+    assert not is_there(mask / "local/bin/tool")
+
+
+async def test_the_mask_keeps_the_modes_of_directories(host: Path) -> None:
+    (host / "usr/share/agent").chmod(0o1775)
+    mask, _ = layers_at(await image_of(host), "/usr")
+    assert (mask / "share/agent").stat().st_mode & 0o7777 == 0o1775
+
+
+async def test_usr_local_can_be_left_out(host: Path) -> None:
+    (host / "etc/alternatives").mkdir()
+    (host / "etc/alternatives/tool").symlink_to("/usr/local/bin/tool")
+    image = await image_of(host, usr_local=False)
+    (local,) = layers_at(image, "/usr/local")
+    assert (local / "bin").is_dir()
+    assert files_below(host / "usr/local")
+    assert not [path for path in local.rglob("*") if not path.is_dir()]
+    (root,) = layers_at(image, "/")
+    assert not is_there(root / "etc/alternatives/tool")
+    assert image.digest != (await image_of(host)).digest
+
+
+async def test_directories_beside_usr_are_as_on_the_host(host: Path) -> None:
+    merged = await image_of(host)
+    (root,) = layers_at(merged, "/")
+    assert os.readlink(root / "bin") == "usr/bin"
+    assert not layers_at(merged, "/bin")
+    (host / "bin").unlink()
+    (host / "bin").mkdir()
+    split = await image_of(host)
+    assert layers_at(split, "/bin") == [host / "bin"]
+    assert (layers_at(split, "/")[0] / "bin").is_dir()
+    assert not is_there(layers_at(split, "/")[0] / "lib64")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["etc/ld.so.cache", "usr/lib/os-release", "etc/ssl/certs/ca-certificates.crt"],
+)
+async def test_an_upgrade_of_the_host_makes_a_fresh_skeleton(host: Path, name: str) -> None:
+    before = await image_of(host)
+    assert await image_of(host) == before
+    (host / name).write_text("public, and of a later release\n")
+    after = await image_of(host)
+    assert after.digest != before.digest
+    assert all(path.is_dir() for path in layers_at(before, "/"))
+
+
+async def test_alternatives_and_arrivals_in_usr_count(host: Path) -> None:
+    digests = {(await image_of(host)).digest}
+    (host / "etc/alternatives").mkdir()
+    digests.add((await image_of(host)).digest)
+    (host / "etc/alternatives/sh").symlink_to("/usr/bin/sh")
+    digests.add((await image_of(host)).digest)
+    (host / "usr/share/service").mkdir()
+    digests.add((await image_of(host)).digest)
+    assert len(digests) == 4
+
+
+async def test_a_host_without_usr_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "host/etc").mkdir(parents=True)
+    with pytest.raises(Unsupported, match="dir:<path>"):
+        await image_of(tmp_path / "host")
+
+
+async def test_modes_do_not_depend_on_the_umask(host: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        image = await image_of(host)
+    finally:
+        os.umask(before)
+    (root,) = layers_at(image, "/")
+    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "etc/passwd": 0o644}
+    for name, mode in modes.items():
+        assert (root / name).stat().st_mode & 0o7777 == mode, name
+    if os.geteuid() == 0:
+        assert (root / "home/user").stat().st_uid == 1000
+
+
+async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(store: Store) -> None:
+    root = Path((await store.get("host")).layers[0].path)
+    for path in files_below(root):
+        original = Path("/") / path.relative_to(root)
+        if original.is_file() and original.read_bytes() == path.read_bytes():
+            assert original.stat().st_mode & stat.S_IROTH, original
+        assert PRIVATE_KEY not in path.read_bytes()
+
+
+async def test_nothing_of_this_host_is_there_by_name_or_content(store: Store) -> None:
+    root = Path((await store.get("host")).layers[0].path)
+    names = {path.name for path in (root / "etc").iterdir()}
+    assert not names & SECRET_NAMES
+    assert not [path for path in files_below(root) if path.read_bytes() in secrets_of_this_host()]
+    assert not list((root / "home").glob("*/*"))
+    assert not list((root / "root").iterdir())

@@ -1,0 +1,95 @@
+"""The image `host` as a root: real programs run in it, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.engine.images.host_image import HostImage
+from smokebox.engine.images.shelf import Shelf
+from smokebox.engine.images.store import Store
+
+if TYPE_CHECKING:
+    from engine.images.guest import Guest
+
+TLS = "import ssl, sqlite3, json; assert ssl.create_default_context().cert_store_stats()['x509_ca']"
+RESOLVE = "import socket; socket.getaddrinfo('localhost', 80); socket.getservbyname('https')"
+
+
+@pytest.mark.parametrize(
+    ("program", "argv"),
+    [
+        ("bash", ["-lc", "echo ~; cd /workspace && touch a && ls"]),
+        ("python3", ["-c", TLS]),
+        ("python3", ["-c", RESOLVE]),
+        ("git", ["init", "-q", "/workspace/repository"]),
+        ("node", ["-e", "require('https'); console.log(1 + 1)"]),
+        ("perl", ["-MPOSIX", "-e", "print strftime('%Z', localtime)"]),
+        ("java", ["-version"]),
+        (
+            "openssl",
+            ["req", "-x509", "-nodes", "-subj", "/CN=a", "-out", "/tmp/c", "-keyout", "/tmp/k"],
+        ),
+        ("awk", ["BEGIN { print 1 }"]),
+        ("file", ["/bin/sh"]),
+    ],
+)
+def test_a_program_of_the_host_runs(guest: Guest, program: str, argv: list[str]) -> None:
+    if not os.path.lexists(f"/usr/bin/{program}"):
+        pytest.skip(f"this host has no {program}")
+    result = guest.run(guest.get("host"), program, *argv)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("id -un; id -gn", "root\nroot\n"),
+        ("getent passwd user", "user:x:1000:1000:user:/home/user:/bin/bash\n"),
+        ("getent group tty", "tty:x:5:\n"),
+        ("cat /etc/hostname", "sandbox\n"),
+        ("date -d @0 +%H%Z", "00UTC\n"),
+        ("ls -d /home/* /root/.[a-z]* /srv/* /mnt/* /opt/* 2>/dev/null", "/home/user\n"),
+        ("readlink -f /var/run /var/lock", "/run\n/run/lock\n"),
+        ("ls /etc/shadow /etc/ssh /etc/machine-id /usr/src 2>/dev/null", ""),
+    ],
+)
+def test_inside_is_a_made_up_system(guest: Guest, command: str, output: str) -> None:
+    assert guest.run(guest.get("host"), "sh", "-c", command).stdout == output
+
+
+def test_programs_can_be_installed_by_hand(guest: Guest) -> None:
+    command = "cp /bin/true /usr/local/bin/mine && mkdir /usr/local/share/mine && mine"
+    result = guest.run(guest.get("host"), "sh", "-c", command)
+    assert result.returncode == 0, result.stderr
+    assert not os.path.exists("/usr/local/bin/mine")
+
+
+def test_root_inside_cannot_read_what_is_private_in_usr(guest: Guest) -> None:
+    """Root of a user namespace that maps root reads every file of root: only the mask helps."""
+    if guest.uid != os.geteuid():
+        pytest.skip("files of the one who runs the tests are at stake")
+    host = guest.home / "host"
+    for name in ("bin", "share/vault/deep", "src/app", "local/etc"):
+        (host / "usr" / name).mkdir(parents=True)
+        (host / "usr" / name / "token").write_text("secret")
+        (host / "usr" / name / "token").chmod(0o600)
+    (host / "usr/share/vault/public").write_text("public")
+    (host / "etc").mkdir()
+    source = HostImage(Shelf(str(guest.home / "images")), host=str(host))
+    image = guest.get("host", Store({"host": source}))
+    found = guest.look(image, "/usr", "find", ".", "-type", "f")
+    assert found.stdout.split() == ["./share/vault/public"], found.stderr
+
+
+def test_a_directory_gets_its_names_and_mount_points(guest: Guest) -> None:
+    root = guest.home / "rootfs"
+    (root / "bin").mkdir(parents=True)
+    (root / "etc").mkdir()
+    (root / "etc/resolv.conf").symlink_to("../run/stub-resolv.conf")
+    image = guest.get(f"dir:{root}")
+    result = guest.look(image, "/", "sh", "-c", "cat etc/hosts etc/resolv.conf; ls")
+    assert {"localhost", "nameserver"} <= set(result.stdout.split()), result.stderr
+    assert {"proc", "dev", "workspace", "tmp"} <= set(result.stdout.split())
