@@ -1,0 +1,505 @@
+"""Limits that hold: cgroups as the kernel here has them, and what is done without them.
+
+Version 2's limits are written into plain files of the same names where the controllers
+belong to version 1; its freezing, killing and cloning are the kernel's own everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import smokebox
+from smokebox.engine.jail import linux
+from smokebox.engine.jail.cgroups import Cgroup, Hierarchy, detect
+from smokebox.engine.jail.placement import Placement
+from smokebox.engine.limits import Limits
+from smokebox.errors import Conflict, DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1 << 20
+NO_LIMITS = Limits(memory=None, cpu=None, pids=None, disk=None, open_files=None)
+NOBODY = "61234"
+SOURCE = Path(smokebox.__file__).parent.parent
+
+
+def places() -> list[Placement]:
+    """Every way of holding a jail that this host has, as one that only tests use."""
+    found = detect().placement
+    if found.enforcement == "rlimits":
+        return []
+    kinds = [found]
+    if found.enforcement == "cgroup-v1" and found.core:
+        first = {name: f"/sys/fs/cgroup/{name}/smokebox" for name in ("freezer", "cpuacct")}
+        if all(os.path.isdir(os.path.dirname(parent)) for parent in first.values()):
+            kinds.append(dataclasses.replace(found, core=None, parents={**found.parents, **first}))
+    return [renamed(kind) for kind in kinds]
+
+
+def renamed(place: Placement) -> Placement:
+    tail = f"-test-{os.getpid()}"
+    return dataclasses.replace(
+        place,
+        core=place.core and place.core + tail,
+        parents={name: parent + tail for name, parent in place.parents.items()},
+    )
+
+
+def named(place: object) -> str:
+    assert isinstance(place, Placement)
+    return f"{place.enforcement}{'-with-core' if place.core else ''}"
+
+
+@pytest.fixture(params=places(), ids=named)
+def hierarchy(request: pytest.FixtureRequest) -> Iterator[Hierarchy]:
+    found = Hierarchy(request.param)
+    yield found
+    found.sweep([], prefix="")
+    tidy(found)
+
+
+@pytest.fixture
+def core() -> Iterator[Hierarchy]:
+    """A cgroup2 mount without controllers, which is enough to freeze and to kill."""
+    where = detect().placement.core
+    if where is None:
+        pytest.skip("no cgroup2 that is ours to write")
+    found = Hierarchy(Placement(enforcement="cgroup-v2", core=f"{where}-core-{os.getpid()}"))
+    os.mkdir(str(found.placement.core))
+    yield found
+    found.sweep([], prefix="")
+    tidy(found)
+
+
+def tidy(hierarchy: Hierarchy) -> None:
+    for directory in hierarchy.placement.directories:
+        with suppress(FileNotFoundError):
+            os.rmdir(directory)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts Python code that waits for a line before it begins."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(code: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-Sc", f"import os, sys, time; sys.stdin.readline()\n{code}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def directories(cgroup: Cgroup) -> list[str]:
+    return [f"{parent}/{cgroup.key}" for parent in cgroup.placement.directories]
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Reads a number that `COUNT` raises as fast as it can."""
+    path = tmp_path / "counter"
+    path.write_bytes(bytes(8))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+        yield lambda: int.from_bytes(shared[:8], "little")
+
+
+COUNT = """
+import mmap
+file = open({path!r}, "r+b")
+shared = mmap.mmap(file.fileno(), 8)
+n = 0
+while True:
+    n += 1
+    shared[:8] = n.to_bytes(8, "little")
+"""
+
+
+def test_a_memory_bomb_dies_and_is_counted(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("bomb", Limits(memory=64 * MIB))
+    bomb = start("hoard = []\nwhile True: hoard.append(bytearray(1 << 20))")
+    cgroup.attach(bomb.pid)
+    assert cgroup.last_death() is None
+    go(bomb)
+    assert bomb.wait(15) == -signal.SIGKILL
+    stats = cgroup.stats()
+    assert stats.oom_kills == 1
+    assert stats.memory_peak is not None and 32 * MIB < stats.memory_peak <= 64 * MIB
+    assert str(cgroup.last_death()) == "out of memory (limit 64 MiB)"
+    assert cgroup.last_death(since=1) is None
+
+
+def test_how_it_died_is_known_after_its_cgroup_is_gone(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("bomb", Limits(memory=32 * MIB))
+    bomb = start("hoard = []\nwhile True: hoard.append(bytearray(1 << 20))")
+    cgroup.attach(bomb.pid)
+    go(bomb)
+    bomb.wait(15)
+    cgroup.remove()
+    cgroup.remove()
+    assert str(cgroup.last_death()) == "out of memory (limit 32 MiB)"
+
+
+def test_the_deaths_of_a_former_life_are_not_counted(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("bomb", Limits(memory=32 * MIB))
+    bomb = start("hoard = []\nwhile True: hoard.append(bytearray(1 << 20))")
+    cgroup.attach(bomb.pid)
+    go(bomb)
+    bomb.wait(15)
+    assert hierarchy.create("bomb", Limits()).last_death() is None
+
+
+def test_files_kept_in_memory_count_as_memory(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("shm", Limits(memory=32 * MIB))
+    writer = start("fd = os.memfd_create('x')\nwhile True: os.write(fd, bytes(1 << 20))")
+    cgroup.attach(writer.pid)
+    go(writer)
+    assert writer.wait(15) == -signal.SIGKILL
+    assert (cgroup.oom_kills() or 0) >= 1
+
+
+def test_a_fork_bomb_stops_at_the_limit_and_is_killed_whole(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("bomb", Limits(pids=30))
+    code = "while True:\n  try: os.fork()\n  except OSError: time.sleep(0.01)"
+    bomb = start(code)
+    cgroup.attach(bomb.pid)
+    go(bomb)
+    eventually(lambda: cgroup.stats().pids == 30)
+    assert len(cgroup.pids()) <= 30
+    cgroup.kill()
+    assert cgroup.pids() == []
+    assert bomb.wait(5) == -signal.SIGKILL
+    cgroup.remove()
+    assert not any(map(os.path.exists, directories(cgroup)))
+
+
+def test_a_cpu_quota_holds(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("busy", Limits(cpu=0.2))
+    loops = [start("while True: pass") for _ in range(2)]
+    for loop in loops:
+        cgroup.attach(loop.pid)
+        go(loop)
+    began, before = time.monotonic(), cgroup.stats().cpu_seconds or 0.0
+    time.sleep(1)
+    spent = (cgroup.stats().cpu_seconds or 0.0) - before
+    assert 0.02 < spent / (time.monotonic() - began) < 0.4
+
+
+def test_limits_can_be_raised_lowered_and_lifted(hierarchy: Hierarchy) -> None:
+    cgroup = hierarchy.create("other", Limits(memory=64 * MIB, cpu=0.5, pids=10))
+    before = read_limits(cgroup)
+    cgroup.set_limits(Limits(memory=128 * MIB, cpu=2, pids=20))
+    cgroup.set_limits(NO_LIMITS)
+    assert read_limits(cgroup) == read_limits(hierarchy.create("free", NO_LIMITS)) != before
+    cgroup.set_limits(Limits(memory=64 * MIB, cpu=0.5, pids=10))
+    assert read_limits(cgroup) == before
+
+
+def read_limits(cgroup: Cgroup) -> dict[str, str]:
+    wanted = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us")
+    paths = [f"{d}/{n}" for d in directories(cgroup) for n in (*wanted, "pids.max", "memory.max")]
+    return {
+        os.path.basename(path): Path(path).read_text() for path in paths if os.path.exists(path)
+    }
+
+
+def test_less_memory_than_is_in_use_is_refused_or_taken_by_force(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("full", Limits(memory=256 * MIB))
+    holder = start("hoard = bytearray(100 << 20)\nprint(flush=True)\ntime.sleep(60)")
+    cgroup.attach(holder.pid)
+    go(holder)
+    assert holder.stdout and holder.stdout.readline()
+    assert (cgroup.stats().memory or 0) > 90 * MIB
+    if hierarchy.enforcement == "cgroup-v1":
+        with pytest.raises(LimitReached, match="33554432"):
+            cgroup.set_limits(Limits(memory=32 * MIB))
+    else:
+        cgroup.set_limits(Limits(memory=32 * MIB))
+        assert holder.wait(10) == -signal.SIGKILL
+
+
+def test_whatever_an_attached_process_starts_is_in(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("tree", Limits())
+    parent = start("os.fork() or os.setsid() or os.fork()\ntime.sleep(60)")
+    cgroup.attach(parent.pid)
+    assert cgroup.pids() == [parent.pid]
+    go(parent)
+    eventually(lambda: len(cgroup.pids()) == 3)
+    for directory in directories(cgroup):
+        assert len(Path(directory, "cgroup.procs").read_text().split()) == 3
+    cgroup.kill()
+
+
+def test_what_was_forked_before_the_attach_follows_when_the_core_has_it(
+    start: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
+    place = renamed(detect().placement)
+    if not place.core or place.enforcement != "cgroup-v1":
+        pytest.skip("only where the core and the controllers are apart")
+    hierarchy = Hierarchy(place)
+    cgroup = hierarchy.create("early", Limits())
+    parent = start("os.fork()\ntime.sleep(60)")
+    Path(place.core, "early", "cgroup.procs").write_text(str(parent.pid))
+    go(parent)
+    eventually(lambda: len(cgroup.pids()) == 2)
+    cgroup.attach(parent.pid)
+    for directory in directories(cgroup):
+        assert sorted(Path(directory, "cgroup.procs").read_text().split()) == sorted(
+            map(str, cgroup.pids())
+        )
+    cgroup.kill()
+    cgroup.remove()
+    tidy(hierarchy)
+
+
+def test_a_process_that_is_gone_cannot_be_attached(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("late", Limits())
+    gone = start("")
+    gone.communicate(b"\n")
+    with pytest.raises(SandboxGone, match=str(gone.pid)):
+        cgroup.attach(gone.pid)
+
+
+def test_a_process_can_be_born_in_a_cgroup(core: Hierarchy) -> None:
+    cgroup = core.create("born", NO_LIMITS)
+    inside = cgroup.open()
+    wait, release = os.pipe()
+    cloned = linux.clone3(0, cgroup=inside)
+    if not cloned.pid:
+        os.close(release)
+        os.read(wait, 1)
+        os._exit(7)
+    assert inside is not None
+    for fd in (inside, wait):
+        os.close(fd)
+    assert cgroup.pids() == [cloned.pid]
+    assert cgroup.joined
+    os.close(release)
+    assert os.waitstatus_to_exitcode(os.waitpid(cloned.pid, 0)[1]) == 7
+    os.close(cloned.pidfd)
+
+
+@pytest.mark.parametrize("key", ["", "..", ".", "../x", "a/b", ".hidden"])
+def test_a_key_cannot_leave_its_directory(key: str) -> None:
+    with pytest.raises(InvalidOption, match="cgroup"):
+        Cgroup(key, Placement(enforcement="cgroup-v2", core="/nowhere"))
+
+
+def freezes(cgroup: Cgroup, count: Callable[[], int]) -> None:
+    eventually(lambda: count() > 0)
+    cgroup.freeze()
+    still = count()
+    time.sleep(0.1)
+    assert count() == still
+    cgroup.freeze()
+    cgroup.thaw()
+    eventually(lambda: count() > still)
+
+
+def test_frozen_is_still_and_thawed_goes_on(
+    hierarchy: Hierarchy,
+    start: Callable[[str], subprocess.Popen[bytes]],
+    counter: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    cgroup = hierarchy.create("ice", Limits())
+    process = start(COUNT.format(path=str(tmp_path / "counter")))
+    cgroup.attach(process.pid)
+    go(process)
+    freezes(cgroup, counter)
+
+
+def test_an_empty_cgroup_freezes_at_once(hierarchy: Hierarchy) -> None:
+    cgroup = hierarchy.create("ice", Limits())
+    cgroup.freeze()
+    cgroup.thaw()
+
+
+def test_the_frozen_can_be_killed(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("ice", Limits())
+    process = start("time.sleep(60)")
+    cgroup.attach(process.pid)
+    cgroup.freeze()
+    cgroup.kill()
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_cgroup2_freezes_and_kills_without_controllers(
+    core: Hierarchy,
+    start: Callable[[str], subprocess.Popen[bytes]],
+    counter: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    cgroup = core.create("ice", NO_LIMITS)
+    process = start(COUNT.format(path=str(tmp_path / "counter")))
+    cgroup.attach(process.pid)
+    go(process)
+    freezes(cgroup, counter)
+    assert (cgroup.stats().cpu_seconds or 0) > 0
+    cgroup.kill()
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_killing_and_removing_are_safe_to_repeat(hierarchy: Hierarchy) -> None:
+    cgroup = hierarchy.create("twice", Limits())
+    for _ in range(2):
+        cgroup.kill()
+        cgroup.remove()
+    assert cgroup.pids() == []
+    assert cgroup.stats().memory is None
+
+
+def test_removing_what_lives_fails_and_says_who(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    cgroup = hierarchy.create("alive", Limits())
+    process = start("time.sleep(60)")
+    cgroup.attach(process.pid)
+    with pytest.raises(DeadlineExceeded, match=str(process.pid)):
+        cgroup.remove(timeout=0.05)
+    with pytest.raises(Conflict, match="alive"):
+        hierarchy.create("alive", Limits())
+
+
+ENGINE = """
+import json, subprocess, sys
+from smokebox.engine.jail.cgroups import Hierarchy
+from smokebox.engine.jail.placement import Placement
+from smokebox.engine.limits import Limits
+
+cgroup = Hierarchy(Placement(**json.loads(sys.argv[1]))).create("mine-1", Limits())
+process = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
+cgroup.attach(process.pid)
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+def test_what_a_killed_engine_left_is_swept(hierarchy: Hierarchy) -> None:
+    place = json.dumps(dataclasses.asdict(hierarchy.placement))
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, place], stdout=subprocess.PIPE, text=True
+    ) as engine:
+        assert engine.stdout
+        left = os.pidfd_open(int(engine.stdout.readline()))
+        engine.kill()
+    live = hierarchy.create("mine-2", Limits())
+    other = hierarchy.create("theirs", Limits())
+    assert hierarchy.sweep(["mine-2"], prefix="mine-") == ["mine-1"]
+    assert select.select([left], [], [], 0)[0], "the process lives on"
+    os.close(left)
+    assert all(map(os.path.exists, directories(live) + directories(other)))
+
+
+def test_without_a_prefix_only_what_is_empty_and_old_is_swept(
+    hierarchy: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    full = hierarchy.create("full", Limits())
+    hierarchy.create("empty", Limits())
+    process = start("time.sleep(60)")
+    full.attach(process.pid)
+    assert hierarchy.sweep([]) == []
+    assert hierarchy.sweep([], idle=0) == ["empty"]
+    assert process.poll() is None
+
+
+FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.max")
+
+
+def plain(tmp_path: Path, *files: str) -> Cgroup:
+    where = tmp_path / "smokebox" / "key"
+    where.mkdir(parents=True)
+    for name in files:
+        (where / name).write_text("")
+    parent = str(where.parent)
+    parents = dict.fromkeys(("memory", "pids", "cpu"), parent)
+    return Cgroup("key", Placement(enforcement="cgroup-v2", parents=parents, core=parent))
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (Limits(memory=64 * MIB, cpu=0.5, pids=20), ["67108864", "0", "20", "50000 100000"]),
+        (Limits(memory=MIB, cpu=0.01, pids=1), ["1048576", "0", "1", "1000 100000"]),
+        (NO_LIMITS, ["max", "max", "max", "max 100000"]),
+    ],
+)
+def test_version_2_is_told_the_limits(tmp_path: Path, limits: Limits, told: list[str]) -> None:
+    plain(tmp_path, *FILES).set_limits(limits)
+    assert [(tmp_path / "smokebox" / "key" / name).read_text() for name in FILES] == told
+
+
+def test_version_2_without_swap_is_told_the_rest(tmp_path: Path) -> None:
+    plain(tmp_path, "memory.max", "pids.max", "cpu.max").set_limits(Limits(memory=MIB))
+    assert (tmp_path / "smokebox" / "key" / "memory.max").read_text() == "1048576"
+
+
+def test_version_2_tells_what_is_used(tmp_path: Path) -> None:
+    cgroup = plain(tmp_path)
+    for name, text in {
+        "memory.current": "5000\n",
+        "memory.stat": "anon 4000\ninactive_file 1000\n",
+        "memory.peak": "9000\n",
+        "memory.max": "67108864\n",
+        "memory.events": "low 0\noom 2\noom_kill 2\n",
+        "pids.current": "3\n",
+        "cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+    }.items():
+        (tmp_path / "smokebox" / "key" / name).write_text(text)
+    stats = cgroup.stats()
+    assert (stats.memory, stats.memory_peak, stats.pids) == (4000, 9000, 3)
+    assert (stats.cpu_seconds, stats.oom_kills) == (2.5, 2)
+    assert str(cgroup.last_death()) == "out of memory (limit 64 MiB)"
