@@ -134,6 +134,21 @@ async def test_the_mask_keeps_the_modes_of_directories(host: Path) -> None:
     assert (mask / "share/agent").stat().st_mode & 0o7777 == 0o1775
 
 
+@pytest.mark.parametrize("usr_local", [True, False])
+async def test_a_private_usr_local_is_hidden_as_a_whole(host: Path, usr_local: bool) -> None:
+    (host / "usr/local").chmod(0o750)
+    mask = layers_at(await image_of(host, usr_local=usr_local), "/usr")[0]
+    assert is_whiteout(mask / "local") if usr_local else (mask / "local").is_dir()
+
+
+async def test_usr_local_that_leads_elsewhere_is_not_followed(host: Path) -> None:
+    (host / "usr/local").rename(host / "elsewhere")
+    (host / "usr/local").symlink_to("../elsewhere")
+    assert not is_there(layers_at(await image_of(host), "/usr")[0] / "local")
+    mask = layers_at(await image_of(host, usr_local=False), "/usr")[0]
+    assert (mask / "local").is_dir()
+
+
 async def test_usr_local_can_be_left_out(host: Path) -> None:
     (host / "etc/alternatives").mkdir()
     (host / "etc/alternatives/tool").symlink_to("/usr/local/bin/tool")

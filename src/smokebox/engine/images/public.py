@@ -97,7 +97,8 @@ def copy_configuration(host: str, root: str) -> None:
         for path in _matches(host, pattern):
             _copy(host, path, root, DEEPEST)
     for path in OUTSIDE_ETC:
-        _copy(host, path, root, DEEPEST)
+        if is_public(host, path):
+            _copy(host, path, root, DEEPEST)
     for pattern in LINKED:
         for path in _matches(host, pattern):
             if os.path.islink(os.path.join(host, path)) and not path.endswith(_MANUAL):
@@ -121,25 +122,32 @@ def is_public(host: str, path: str) -> bool:
     directory = host
     for name in os.path.dirname(path).split("/"):
         directory = os.path.join(directory, name)
-        mode = os.lstat(directory).st_mode
-        if not (stat.S_ISDIR(mode) and mode & stat.S_IXOTH):
+        if not _is_open(directory):
             return False
     return True
 
 
+def _is_open(directory: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        mode = os.lstat(directory).st_mode
+        return stat.S_ISDIR(mode) and bool(mode & stat.S_IXOTH)
+    return False
+
+
 def _matches(host: str, pattern: str) -> list[str]:
-    found = glob.glob(pattern, root_dir=os.path.join(host, "etc"))
-    return [f"etc/{name}" for name in sorted(found)]
+    """What has that name below /etc, in directories that are open to everybody."""
+    found = [f"etc/{name}" for name in glob.glob(pattern, root_dir=os.path.join(host, "etc"))]
+    directories = {os.path.dirname(path): path for path in found}
+    public = {name for name, path in directories.items() if is_public(host, path)}
+    return sorted(path for path in found if os.path.dirname(path) in public)
 
 
 def _copy(host: str, path: str, root: str, deepest: int) -> None:
     """Copy a file, link or tree; what is missing, private or odd is passed over."""
     source, made = os.path.join(host, path), os.path.join(root, path)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        if os.path.lexists(made) or os.path.basename(path) in LEFT_OUT:
-            return
-        if not is_public(host, path):
-            return
+    if os.path.lexists(made) or os.path.basename(path) in LEFT_OUT:
+        return
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):
             _parents(root, path)
@@ -149,7 +157,7 @@ def _copy(host: str, path: str, root: str, deepest: int) -> None:
             if data is not None:
                 _parents(root, path)
                 shelf.file(made, data, 0o755 if mode & stat.S_IXOTH else 0o644)
-        elif stat.S_ISDIR(mode) and mode & stat.S_IROTH and deepest:
+        elif deepest and mode & stat.S_IROTH and _is_open(source):
             for name in sorted(os.listdir(source)):
                 _copy(host, f"{path}/{name}", root, deepest - 1)
 

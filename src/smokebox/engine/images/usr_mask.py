@@ -46,10 +46,12 @@ _INSTALLED_INTO = (
 def make_mask(usr: str, mask: str, *, local: bool) -> None:
     """Fill the empty directory `mask`, to be laid over the directory `usr`.
 
-    Without `local`, /usr/local is covered by another layer, and is not looked at.
+    Without `local`, /usr/local is only a place for another layer, and is not looked at.
     """
+    if not local:
+        shelf.directory(os.path.join(mask, "local"))
     for path in sorted({*_known(usr), *_private(usr, local=local)}):
-        if local or not path.startswith("local/"):
+        if local or path.partition("/")[0] != "local":
             _whiteout(usr, mask, path)
     if local and os.geteuid() != 0:
         for pattern in _INSTALLED_INTO:
@@ -68,16 +70,30 @@ def _private(usr: str, *, local: bool) -> Iterator[str]:
 
 
 def _private_below(usr: str, directory: str, depth: int) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(usr, directory)) as found:
-        for entry in found:
-            path = f"{directory}/{entry.name}" if directory else entry.name
-            if entry.is_symlink() or path in HIDDEN:
-                continue
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if not is_for_everybody(mode):
-                yield path
-            elif stat.S_ISDIR(mode) and depth > 1 and path not in DEPTHS and path not in _PACKAGED:
-                yield from _private_below(usr, path, depth - 1)
+    for entry in _entries(os.path.join(usr, directory)):
+        path = f"{directory}/{entry.name}" if directory else entry.name
+        if entry.is_symlink() or path in HIDDEN:
+            continue
+        mode = _mode(entry)
+        if not is_for_everybody(mode):
+            yield path
+        elif stat.S_ISDIR(mode) and depth > 1 and path not in DEPTHS and path not in _PACKAGED:
+            yield from _private_below(usr, path, depth - 1)
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    # It may vanish, as packages are upgraded meanwhile.
+    gone = contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
+    with gone, os.scandir(directory) as found:
+        return list(found)
+    return []
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    """Its mode; 0, which hides it, if it went away or nobody may tell."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        return entry.stat(follow_symlinks=False).st_mode
+    return 0
 
 
 def is_for_everybody(mode: int) -> bool:
@@ -88,20 +104,25 @@ def is_for_everybody(mode: int) -> bool:
 
 
 def _whiteout(usr: str, mask: str, path: str) -> None:
-    _mirror(usr, mask, os.path.dirname(path))
-    os.mknod(os.path.join(mask, path), stat.S_IFCHR, 0)
+    if _mirror(usr, mask, os.path.dirname(path)):
+        os.mknod(os.path.join(mask, path), stat.S_IFCHR, 0)
 
 
-def _mirror(usr: str, mask: str, path: str) -> None:
-    """Make a directory and its parents as they are in `usr`: the upper one's modes count."""
-    if not path or os.path.lexists(os.path.join(mask, path)):
-        return
-    _mirror(usr, mask, os.path.dirname(path))
-    found = os.lstat(os.path.join(usr, path))
-    if not stat.S_ISDIR(found.st_mode):
-        return
+def _mirror(usr: str, mask: str, path: str) -> bool:
+    """Make a directory and its parents as they are in `usr`: the upper one's modes count.
+
+    False if there is no such directory, or if it is hidden itself.
+    """
     made = os.path.join(mask, path)
-    if os.path.isdir(os.path.dirname(made)):
-        shelf.directory(made, stat.S_IMODE(found.st_mode))
-        if os.geteuid() == 0:
-            os.chown(made, found.st_uid, found.st_gid)
+    if os.path.lexists(made):
+        return os.path.isdir(made)
+    theirs = os.path.join(usr, path)
+    if os.path.islink(theirs) or not os.path.isdir(theirs):
+        return False
+    if not _mirror(usr, mask, os.path.dirname(path)):
+        return False
+    found = os.stat(theirs)
+    shelf.directory(made, stat.S_IMODE(found.st_mode))
+    if os.geteuid() == 0:
+        os.chown(made, found.st_uid, found.st_gid)
+    return True
