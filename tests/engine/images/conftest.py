@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(params=USERS, ids=lambda uid: "root" if uid == 0 else "ordinary user")
+@pytest.fixture(
+    scope="module", params=USERS, ids=lambda uid: "root" if uid == 0 else "ordinary user"
+)
 def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
     """Root and an ordinary user in turn, or whoever runs the tests."""
     uid: int = request.param

@@ -15,7 +15,7 @@ from smokebox.errors import InvalidOption, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONGEST_FILE = 1 << 20
+LONGEST_FILE = 64 << 10
 LONGEST_LINE = 4096
 MOST_GROUPS = 256
 SHOWN = 12
@@ -109,11 +109,11 @@ def _groups(group: bytes) -> Iterator[tuple[list[str], int]]:
 def _lines(data: bytes, width: int) -> Iterator[list[str]]:
     """The fields of each line that has that many and a printable name."""
     for line in data[:LONGEST_FILE].split(b"\n"):
-        if len(line) > LONGEST_LINE or b"\0" in line:
+        if line.count(b":") != width - 1 or len(line) > LONGEST_LINE or b"\0" in line:
             continue
         fields = line.decode(errors="replace").split(":")
         name = fields[0]
-        if len(fields) == width and name.isprintable() and name and name[0] not in "+-#":
+        if name and name.isprintable() and name[0] not in "+-#":
             yield fields
 
 
