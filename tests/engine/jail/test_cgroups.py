@@ -37,11 +37,11 @@ NOBODY = "61234"
 SOURCE = Path(smokebox.__file__).parent.parent
 
 
-def places() -> list[Placement]:
+def places() -> list[object]:
     """Every way of holding a jail that this host has, as one that only tests use."""
     found = detect().placement
     if found.enforcement == "rlimits":
-        return []
+        return [pytest.param(found, marks=pytest.mark.skip(detect().describe()))]
     kinds = [found]
     if found.enforcement == "cgroup-v1" and found.core:
         first = {name: f"/sys/fs/cgroup/{name}/smokebox" for name in ("freezer", "cpuacct")}
@@ -330,6 +330,23 @@ def test_a_process_can_be_born_in_a_cgroup(core: Hierarchy) -> None:
     os.close(cloned.pidfd)
 
 
+def test_the_engine_steps_aside_in_its_own_cgroup(
+    core: Hierarchy, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    scope = core.create("scope", NO_LIMITS)
+    engine = start("time.sleep(60)")
+    scope.attach(engine.pid)
+    (where,) = directories(scope)
+    Placement(enforcement="cgroup-v2", core=f"{where}/smokebox", crowded=where).prepare()
+    assert scope.pids() == []
+    moved = Path(where, "smokebox-engine", "cgroup.procs").read_text().split()
+    assert moved == [str(engine.pid)]
+    scope.kill()
+    assert engine.wait(5) == -signal.SIGKILL
+    scope.remove()
+    assert not os.path.exists(where)
+
+
 @pytest.mark.parametrize("key", ["", "..", ".", "../x", "a/b", ".hidden"])
 def test_a_key_cannot_leave_its_directory(key: str) -> None:
     with pytest.raises(InvalidOption, match="cgroup"):
@@ -400,6 +417,16 @@ def test_killing_and_removing_are_safe_to_repeat(hierarchy: Hierarchy) -> None:
         cgroup.remove()
     assert cgroup.pids() == []
     assert cgroup.stats().memory is None
+
+
+def test_what_is_removed_says_that_it_is_gone(hierarchy: Hierarchy) -> None:
+    cgroup = hierarchy.create("gone", Limits())
+    cgroup.remove()
+    for use in (cgroup.freeze, cgroup.thaw, lambda: cgroup.set_limits(Limits())):
+        with pytest.raises(SandboxGone, match="gone"):
+            use()
+    with pytest.raises(SandboxGone, match="gone"):
+        cgroup.attach(os.getpid())
 
 
 def test_removing_what_lives_fails_and_says_who(

@@ -73,7 +73,8 @@ class Cgroup:
         """A descriptor for CLONE_INTO_CGROUP, which the caller closes; None without cgroup2."""
         if self._core is None:
             return None
-        return os.open(self._core, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._there():
+            return os.open(self._core, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def attach(self, pid: int) -> None:
         """Bring a process in, with what it forks meanwhile.
@@ -87,7 +88,8 @@ class Cgroup:
             if not fresh:
                 return
             for member in fresh:
-                self._attach(member, must=member == pid)
+                with self._there():
+                    self._attach(member, must=member == pid)
             done |= fresh
 
     def _attach(self, pid: int, *, must: bool) -> None:
@@ -107,6 +109,10 @@ class Cgroup:
 
     def set_limits(self, limits: Limits) -> None:
         """Hold it to these limits from here on."""
+        with self._there():
+            self._set_limits(limits)
+
+    def _set_limits(self, limits: Limits) -> None:
         self._limit_memory(limits.memory)
         if "pids" in self._paths:
             write(f"{self._paths['pids']}/pids.max", _or_max(limits.pids))
@@ -156,11 +162,12 @@ class Cgroup:
 
     def freeze(self, timeout: float = FREEZE_SECONDS) -> None:
         """Stop every process, and return when all have; all go on if that takes too long."""
-        self._hold(True)
+        with self._there():
+            self._hold(True)
         for _ in _until(timeout):
             if self._frozen():
                 return
-        self._hold(False)
+        self.thaw()
         raise DeadlineExceeded(
             f"the processes of {self.key} did not stop within {timeout} s",
             hint="One of them waits for a device or a remote file system; kill it instead.",
@@ -170,7 +177,8 @@ class Cgroup:
 
     def thaw(self) -> None:
         """Let them go on."""
-        self._hold(False)
+        with self._there():
+            self._hold(False)
 
     def kill(self, timeout: float = KILL_SECONDS) -> None:
         """Kill every process, frozen or not, and return when none is left. Safe to repeat."""
@@ -220,7 +228,7 @@ class Cgroup:
                     name=self.key,
                 )
             os.mkdir(directory, 0o755)
-        self.set_limits(limits)
+        self._set_limits(limits)
 
     def _pick(self, second: str, first: str) -> str:
         return second if self.placement.enforcement == "cgroup-v2" else first
@@ -289,19 +297,30 @@ class Cgroup:
         return read(f"{self._paths['freezer']}/freezer.state").strip() == "FROZEN"
 
     def _strike(self) -> None:
-        try:
-            if self._core and write_if_there(f"{self._core}/cgroup.kill", "1"):
-                return
-            with contextlib.suppress(DeadlineExceeded):
-                self.freeze()
-            # Frozen, none can fork, or end and leave its number to a stranger.
-            for pid in self.pids():
-                _signal(pid, signal.SIGKILL)
+        if self._core and write_if_there(f"{self._core}/cgroup.kill", "1"):
+            return
+        with contextlib.suppress(SandboxGone, DeadlineExceeded):
+            self.freeze()
+        # Frozen, none can fork, or end and leave its number to a stranger.
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(SandboxGone):
             self.thaw()
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            # ENODEV: removed while it was open.
+            # ENODEV: removed while a file of it was open.
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
+            raise SandboxGone(
+                f"the cgroup of {self.key} is gone, and its processes with it",
+                hint="Start the sandbox again.",
+                reason="removed",
+            ) from error
 
 
 def _until(timeout: float) -> Iterator[None]:
@@ -335,8 +354,3 @@ def _or_max(value: int | None) -> str:
 
 def _less(limit: int | None, than: int | None) -> bool:
     return limit is not None and than is not None and limit < than
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

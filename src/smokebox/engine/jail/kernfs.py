@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from typing import TYPE_CHECKING
@@ -23,7 +24,10 @@ def write_if_there(path: str, text: str) -> bool:
     """The same for a control that not every kernel has; whether this one does."""
     try:
         write(path, text)
-    except FileNotFoundError:
+    except OSError as error:
+        # ENODEV: removed while it was open.
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
         return False
     return True
 
