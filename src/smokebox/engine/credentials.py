@@ -1,0 +1,126 @@
+"""Who a worker thread is while it touches a sandbox's files.
+
+Root of the host has no id in the user namespace that a sandbox's overlay is mounted in,
+so what it made there would belong to nobody (EOVERFLOW). For a while the thread is root
+of the sandbox instead, for files only, with the five capabilities that files need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from smokebox.errors import IsolationUnavailable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from smokebox.engine.jail.api import Owner
+
+_SETFSUID, _SETFSGID, _CAPGET, _CAPSET = {
+    "x86_64": (122, 123, 125, 126),
+    "aarch64": (151, 152, 90, 91),
+}[os.uname().machine]
+_CLONE_FS = 0x200
+_VERSION_3 = 0x20080522
+# CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER and FSETID.
+_FOR_FILES = 0b11111
+_UMASK = 0o022
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_set_id = _libc["syscall"]
+_set_id.argtypes = (ctypes.c_long, ctypes.c_long)
+_set_id.restype = ctypes.c_long
+_capability_call = _libc["syscall"]
+_capability_call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_capability_call.restype = ctypes.c_long
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Sets(ctypes.Structure):
+    _fields_ = tuple(
+        (f"{name}_{half}", ctypes.c_uint32)
+        for half in ("low", "high")
+        for name in ("effective", "permitted", "inheritable")
+    )
+
+
+class _Thread(threading.local):
+    """The capabilities of a thread: those it has, and those it keeps among a sandbox's files."""
+
+    def __init__(self) -> None:
+        self.header = _Header(_VERSION_3, 0)
+        self.usual = _Sets()
+        self.call(_CAPGET, self.usual)
+        self.reduced = _Sets.from_buffer_copy(self.usual)
+        self.reduced.effective_low = self.usual.permitted_low & _FOR_FILES
+        self.reduced.effective_high = 0
+        self.proved = False
+
+    def call(self, number: int, sets: _Sets) -> None:
+        if _capability_call(number, ctypes.addressof(self.header), ctypes.addressof(sets)):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+
+_thread = _Thread()
+
+
+class acting_as:
+    """Be root of the sandbox, for files, in this thread. Does nothing unless we are root."""
+
+    __slots__ = ("_gid", "_uid")
+
+    def __init__(self, owner: Owner) -> None:
+        self._uid = owner.uid
+        self._gid = owner.gid
+
+    def __enter__(self) -> None:
+        if os.geteuid() != 0:
+            return
+        # Looked at first, as the change of identity takes capabilities away.
+        reduced = _thread.reduced
+        _set_id(_SETFSGID, self._gid)
+        _set_id(_SETFSUID, self._uid)
+        try:
+            if not _thread.proved:
+                self._prove()
+            _thread.call(_CAPSET, reduced)
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.geteuid() == 0:
+            self._leave()
+
+    def _prove(self) -> None:
+        # A change that is refused is not reported; an id that nobody has asks for the present.
+        if _set_id(_SETFSUID, -1) != self._uid or _set_id(_SETFSGID, -1) != self._gid:
+            raise IsolationUnavailable(
+                f"the file identity {self._uid}:{self._gid} could not be taken.",
+                hint="Run the engine with CAP_SETUID and CAP_SETGID.",
+                tier="namespaces",
+            )
+        _thread.proved = True
+
+    def _leave(self) -> None:
+        _set_id(_SETFSUID, 0)
+        _set_id(_SETFSGID, 0)
+        _thread.call(_CAPSET, _thread.usual)
+
+
+def own_umask() -> None:
+    """Give this thread a file mode mask of its own, the usual one, whatever the process has."""
+    if _libc.unshare(_CLONE_FS) == 0:
+        os.umask(_UMASK)

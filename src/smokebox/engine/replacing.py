@@ -1,0 +1,149 @@
+"""A file in the making: written beside its place, and put there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat as stat_bits
+from typing import TYPE_CHECKING, Protocol
+
+from smokebox.engine.opening import open_child
+from smokebox.engine.workers import checkpoint
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+FILE_MODE = 0o644
+PIECE = 4 << 20
+# The letter tells a watcher whether the name it will take is free (c) or taken (m).
+TEMPORARY = re.compile(r"\.smokebox-([cm])[0-9a-f]{16}")
+
+_NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Sink(Protocol):
+    """What takes the bytes of a file."""
+
+    def write(self, data: bytes) -> None:
+        """Take all of `data`."""
+        ...
+
+
+class Device:
+    """An open device, which is written to and never replaced."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes) -> None:
+        """Take all of `data`."""
+        write_all(self._fd, data)
+
+
+class Replacement:
+    """A temporary file that takes a name in `parent` when the `with` block ends well.
+
+    It gets `mode`, and the owner of what it is `like`: at first those of what was there.
+    """
+
+    def __init__(self, parent: int, name: str, before: os.stat_result | None) -> None:
+        self._parent = parent
+        self._name = name
+        self.like = before
+        self._temporary = temporary_name(fresh=before is None)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self.fd = open_child(parent, self._temporary, flags, 0o600)
+        self.mode = FILE_MODE if before is None else stat_bits.S_IMODE(before.st_mode)
+
+    def write(self, data: bytes) -> None:
+        """Take all of `data`."""
+        write_all(self.fd, data)
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._take_place()
+        except BaseException:
+            error = None
+            self._drop()
+            raise
+        finally:
+            os.close(self.fd)
+            if error is not None:
+                self._drop()
+
+    def _take_place(self) -> None:
+        if self.like is not None:
+            keep_owner(self.fd, self.like)
+        # After the owner, as a change of owner takes setuid bits away.
+        os.fchmod(self.fd, self.mode)
+        at = self._parent
+        os.rename(self._temporary, self._name, src_dir_fd=at, dst_dir_fd=at)
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary, dir_fd=self._parent)
+
+
+def temporary_name(*, fresh: bool) -> str:
+    """A name that nobody has, for what will take another."""
+    return f".smokebox-{'c' if fresh else 'm'}{secrets.token_hex(8)}"
+
+
+def keep_owner(fd: int, before: os.stat_result) -> None:
+    """Give a file the owner of another, where that is allowed."""
+    own = os.fstat(fd)
+    if (own.st_uid, own.st_gid) != (before.st_uid, before.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(fd, before.st_uid, before.st_gid)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write `data` to the last byte, stopping where the call was cancelled."""
+    view = memoryview(data)
+    while view:
+        checkpoint()
+        view = view[os.write(fd, view[:PIECE]) :]
+
+
+def copy_content(source: int, target: int) -> None:
+    """Copy the bytes of a file, leaving out its holes."""
+    size = os.fstat(source).st_size
+    offset = 0
+    while offset < size:
+        try:
+            offset = os.lseek(source, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break
+        offset = _copy_range(source, target, offset, os.lseek(source, offset, os.SEEK_HOLE))
+    os.ftruncate(target, size)
+
+
+def _copy_range(source: int, target: int, offset: int, end: int) -> int:
+    while offset < end:
+        checkpoint()
+        count = min(PIECE, end - offset)
+        try:
+            done = os.copy_file_range(source, target, count, offset, offset)
+        except OSError as error:
+            if error.errno not in _NO_RANGES:
+                raise
+            done = os.pwrite(target, os.pread(source, count, offset), offset)
+        if done == 0:
+            # The file was cut short under our hands.
+            return end
+        offset += done
+    return offset
