@@ -82,18 +82,25 @@ def for_a_second() -> Iterator[None]:
 
 
 def swapping(path: Path, target: Path) -> Callable[[], None]:
-    """What makes `path` a directory and a symlink to `target` by turns, at once."""
+    """What makes `path` a directory and a symlink to `target` by turns, whatever befalls it."""
     directory, link = path.with_name("as-directory"), path.with_name("as-link")
     directory.mkdir()
     (directory / "secret").write_text("inside")
-    link.symlink_to(target)
-    directory.rename(path)
+    steps: list[Callable[[], object]] = [
+        lambda: directory.mkdir(),
+        lambda: link.symlink_to(target),
+        lambda: directory.rename(path),
+        lambda: time.sleep(0.0001),
+        lambda: path.rename(directory),
+        lambda: link.rename(path),
+        lambda: time.sleep(0.0001),
+        lambda: path.rename(link),
+    ]
 
     def swap() -> None:
-        path.rename(directory)
-        link.rename(path)
-        path.rename(link)
-        directory.rename(path)
+        for step in steps:
+            with contextlib.suppress(OSError):
+                step()
 
     return swap
 
@@ -312,32 +319,15 @@ class TestRaces:
         assert untouched(root)
 
     def test_removing(self, files: Rooted, root: Path) -> None:
-        swap = swapping(root / "victim", root.parent / "host")
-        with meanwhile(swap):
-            for _ in for_a_second():
-                (root / "tree").mkdir(exist_ok=True)
-                with contextlib.suppress(OSError):
-                    (root / "victim").rename(root / "tree" / "victim")
-                with contextlib.suppress(SmokeboxError):
-                    files.remove("/tree", recursive=True, force=True)
-                with contextlib.suppress(OSError):
-                    (root / "as-directory").mkdir()
-                with contextlib.suppress(OSError):
-                    (root / "as-link").symlink_to(root.parent / "host")
-        assert untouched(root)
-
-    def test_removing_what_changes_between_directory_and_link(
-        self, files: Rooted, root: Path
-    ) -> None:
         (root / "tree").mkdir()
         with meanwhile(swapping(root / "tree" / "d", root.parent / "host")):
             for _ in for_a_second():
+                # They are removed between the look at the directory and the step into it.
+                for n in range(50):
+                    (root / "tree" / str(n)).touch()
                 with contextlib.suppress(SmokeboxError):
-                    files.remove("/tree/d", recursive=True, force=True)
-                with contextlib.suppress(OSError):
-                    (root / "tree" / "as-directory").mkdir()
-                with contextlib.suppress(OSError):
-                    (root / "tree" / "as-link").symlink_to(root.parent / "host")
+                    files.remove("/tree", recursive=True)
+                (root / "tree").mkdir(exist_ok=True)
         assert untouched(root)
 
     def test_copying_and_listing(self, files: Rooted, root: Path) -> None:
