@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self
 
 from smokebox.sandbox.output import Captured, Collected, Collector, Decoder
 from smokebox.types import ExecResult, OutputChunk
@@ -12,15 +12,33 @@ from smokebox.types import ExecResult, OutputChunk
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from smokebox.sandbox.process import Process
+    from smokebox.sandbox.pipes import Chunk
+    from smokebox.sandbox.process import Exit
     from smokebox.sandbox.spill import SpillFolder
     from smokebox.types import Stream
 
 TIMED_OUT = 124
 
 
+class Running(Protocol):
+    """A running command: `read` until None, then look at `exit`. Leaving early kills it."""
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended, once it has."""
+        ...
+
+    async def read(self) -> Chunk | None:
+        """The next bytes of its output, or None when it is over."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 async def collect(
-    start: Callable[[], Awaitable[Process]],
+    start: Callable[[], Awaitable[Running]],
     *,
     spills: SpillFolder,
     max_output: int,
@@ -44,7 +62,7 @@ async def collect(
 
 
 async def stream(
-    start: Callable[[], Awaitable[Process]],
+    start: Callable[[], Awaitable[Running]],
     *,
     timeout: float | None = None,
     rate: int | None = None,
@@ -86,7 +104,7 @@ class Pace:
 
 
 def _result(
-    process: Process, output: Collected, timeout: float | None, started: float
+    process: Running, output: Collected, timeout: float | None, started: float
 ) -> ExecResult:
     assert process.exit is not None
     stdout, stderr, late = output.stdout, output.stderr, process.exit.timed_out

@@ -10,25 +10,21 @@ less than bash itself.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import os
-import select
 import socket
-import termios
 import time
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from smokebox.errors import InvalidOption, SandboxGone, ServiceUnavailable, SmokeboxError
 from smokebox.sandbox import keeper
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.lifeline import ANSWER_SECONDS, KEEPER, Lifeline
+from smokebox.sandbox.pipes import Chunk, Pipes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,24 +33,9 @@ if TYPE_CHECKING:
 
 # How long a command may take to end by itself once its time is up.
 TERMINATE_SECONDS = 2.0
-# After the command's exit: how long something else that holds a pipe may stay silent, and
-# how long it may go on talking, before the result is given without it.
-DRAIN_SILENCE = 0.1
-DRAIN_SECONDS = 0.25
 
-_READ = 1 << 18
-_READS_PER_TURN = 4
 _FAR = 1e6
 _MARGIN = TERMINATE_SECONDS + ANSWER_SECONDS
-_PIPE_SIZE = 1 << 16
-_BUSY_PIPE_SIZE = 1 << 20
-
-
-class Chunk(NamedTuple):
-    """Bytes as they came out of one pipe."""
-
-    stream: Stream
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +48,7 @@ class Exit:
 
 
 class Process:
-    """A running command: `read` until None, then look at `exit`. Leaving early kills it.
-
-    The two pipes are read in the order in which they became ready, which is the order of
-    writing as far as two pipes can tell.
-    """
+    """A running command: `read` until None, then look at `exit`. Leaving early kills it."""
 
     def __init__(
         self,
@@ -81,17 +58,9 @@ class Process:
     ) -> None:
         self.exit: Exit | None = None
         self._control = control
-        self._pipes = pipes
+        self._pipes = Pipes(pipes, {control.fileno(): self._hear})
         self._explain = explain
-        self._epoll = select.epoll()
-        self._ready: deque[int] = deque()
-        self._reads = 0
-        self._owed = 0
-        self._limit = 0.0
-        self._over = False
         self._until: float | None = None
-        for fd in (control.fileno(), *pipes):
-            self._epoll.register(fd, select.EPOLLIN)
 
     @classmethod
     async def start(
@@ -156,7 +125,9 @@ class Process:
                 source = _source(stdin, theirs)
                 (stdout, out), (stderr, err) = _pipe(ours, theirs), _pipe(ours, theirs)
                 process = cls(control, {stdout: "stdout", stderr: "stderr"}, explain)
-                ours.callback(process._epoll.close)
+                ours.pop_all()
+                ours.callback(control.close)
+                ours.callback(process._pipes.close)
                 if timeout is not None and timeout < _FAR:
                     process._until = time.monotonic() + timeout + _MARGIN
                 sent = socket.send_fds(control, [request], [source, out, err, *besides])
@@ -170,34 +141,27 @@ class Process:
 
     async def read(self) -> Chunk | None:
         """The next bytes of either pipe, or None when the command is over."""
-        while not self._is_over():
-            if not self._ready:
-                self._ready.extend(fd for fd, _ in self._epoll.poll(0))
-            if not self._ready:
-                await self._wait()
-                continue
-            fd = self._ready.popleft()
-            if fd == self._control.fileno():
-                self._hear()
-            elif data := self._take(fd):
-                await self._give_way()
-                return Chunk(self._pipes[fd], data)
-        return None
+        try:
+            return await self._pipes.read(self._until)
+        except TimeoutError:
+            # The minder keeps the time; this is for one that was stopped itself.
+            raise SandboxGone(
+                "the command's minder does not answer.",
+                hint="Run the command again.",
+                reason="minder silent",
+            ) from None
 
     async def aclose(self) -> None:
         """Kill what runs, or after the end let the background run on; then let go."""
         try:
-            if not self._over:
+            if not self._pipes.over:
                 await self._kill()
             elif self.exit is not None and not self.exit.alone:
                 with contextlib.suppress(OSError):
-                    socket.send_fds(self._control, [keeper.LET_GO], list(self._pipes))
+                    socket.send_fds(self._control, [keeper.LET_GO], self._pipes.open)
         finally:
-            self._epoll.close()
             self._control.close()
-            for fd in self._pipes:
-                os.close(fd)
-            self._pipes.clear()
+            self._pipes.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,62 +169,9 @@ class Process:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _is_over(self) -> bool:
-        if self.exit is not None and not self._over:
-            talking_on = self._owed <= 0 and time.monotonic() > self._limit
-            self._over = talking_on or not self._pipes
-        return self._over
-
-    def _take(self, fd: int) -> bytes:
-        try:
-            data = os.read(fd, _READ)
-        except BlockingIOError:
-            return b""
-        self._owed -= len(data)
-        if not data:
-            del self._pipes[fd]
-            os.close(fd)
-        elif len(data) == _PIPE_SIZE:
-            # It was full: a longer pipe saves many turns. There may be no more of them to have.
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
-        return data
-
-    async def _give_way(self) -> None:
-        # A command that never stops writing would otherwise keep the loop to itself.
-        self._reads += 1
-        if self._reads % _READS_PER_TURN == 0:
-            await asyncio.sleep(0)
-
-    async def _wait(self) -> None:
-        if self.exit is not None:
-            self._over = not await self._readable(DRAIN_SILENCE)
-        elif not await self._readable(self._patience()):
-            raise SandboxGone(
-                "the command's minder does not answer.",
-                hint="Run the command again.",
-                reason="minder silent",
-            )
-
-    def _patience(self) -> float | None:
-        # The minder keeps the time; this is for one that was stopped itself.
-        return None if self._until is None else max(0.0, self._until - time.monotonic())
-
-    async def _readable(self, timeout: float | None) -> bool:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        loop.add_reader(self._epoll.fileno(), _settle, future, True)
-        timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
-        try:
-            return await future
-        finally:
-            loop.remove_reader(self._epoll.fileno())
-            if timer is not None:
-                timer.cancel()
-
     def _hear(self) -> None:
         """Take the minder's only message: how the command ended, or why it did not start."""
-        self._epoll.unregister(self._control.fileno())
+        self._pipes.forget(self._control.fileno())
         try:
             message = self._control.recv(keeper.MESSAGE.size)
         except ConnectionError:
@@ -293,8 +204,7 @@ class Process:
             timed_out=bool(flags & keeper.TIMED_OUT),
             alone=bool(flags & keeper.ALONE),
         )
-        self._owed = sum(map(_unread, self._pipes))
-        self._limit = time.monotonic() + DRAIN_SECONDS
+        self._pipes.end()
 
     async def _kill(self) -> None:
         """Have the tree killed and wait until it is, for a bounded time."""
@@ -318,11 +228,6 @@ async def _hand_over(control: socket.socket) -> None:
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(0.005)
-
-
-def _settle(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
@@ -365,12 +270,6 @@ def encode(text: str, option: str) -> bytes:
             option=option,
         )
     return data
-
-
-def _unread(fd: int) -> int:
-    count = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, count)
-    return count[0]
 
 
 def _start_error(cwd: str, stage: int, number: int) -> SmokeboxError:
