@@ -1,0 +1,316 @@
+"""Tar archives unpacked into directories of a sandbox, in constant memory.
+
+An archive is as hostile as a sandbox: its members are written below the target and
+nowhere else, through directories only, without devices and setuid bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import posixpath
+import stat as stat_bits
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.engine.opening import (
+    LIST,
+    SEARCH,
+    closing,
+    naming,
+    open_beneath,
+    open_child,
+    refuse_kernel,
+)
+from smokebox.engine.places import DIRECTORY_MODE
+from smokebox.engine.replacing import Replacement, temporary_name
+from smokebox.engine.tarstream import BrokenTar, Inflater, Source, next_member, padded
+from smokebox.engine.trees import existing
+from smokebox.errors import (
+    AccessDenied,
+    LimitReached,
+    PathError,
+    PathIsDirectory,
+    PathNotDirectory,
+    SymlinkLoop,
+    Unsupported,
+)
+from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.sandbox.hostfiles import shown
+
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Callable, Generator, Iterator
+
+    from smokebox.engine.rooted import Rooted
+
+PIECE = 256 << 10
+MAX_DIRECTORIES = 100_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Extracted:
+    """How much of an archive was unpacked so far."""
+
+    files: int = 0
+    directories: int = 0
+    links: int = 0
+    bytes: int = 0
+
+
+def extract(
+    files: Rooted,
+    path: str,
+    result: Extracted,
+    *,
+    keep_owner: bool = False,
+    max_bytes: int | None = None,
+) -> Generator[None, bytes, None]:
+    """Unpack the archive whose bytes are sent into a directory; an empty send is its end.
+
+    Members belong to root inside, or with `keep_owner` to the ids that they name.
+    """
+    if keep_owner and files.owner.count == 1:
+        raise Unsupported(
+            "the sandbox has one user only, so owners cannot be kept.",
+            hint="Leave out keep_owner, or run the engine as root.",
+            operation="keep_owner",
+        )
+    with naming(path), closing(files.directory(path, [])) as top:
+        unpacking = _Unpacking(files, top, path, result, keep_owner, max_bytes)
+        with contextlib.closing(unpacking.run()) as run:
+            next(run)
+            inflater = Inflater()
+            unpacked = False
+            data = b"-"
+            while data:
+                data = yield
+                with unpacking.failing():
+                    for piece in inflater.feed(data):
+                        unpacked = unpacked or _sent(run, piece)
+                    if not data and not unpacked:
+                        inflater.finish()
+                        _sent(run, b"")
+
+
+def _sent(run: Generator[None, bytes, None], data: bytes) -> bool:
+    """Whether that was the last that it needed."""
+    try:
+        run.send(data)
+    except StopIteration:
+        return True
+    return False
+
+
+class _Unpacking:
+    """One archive on its way into a directory."""
+
+    def __init__(
+        self,
+        files: Rooted,
+        top: int,
+        path: str,
+        result: Extracted,
+        keep_owner: bool,
+        max_bytes: int | None,
+    ) -> None:
+        self._files = files
+        self._top = top
+        self._path = path
+        self._result = result
+        self._keep_owner = keep_owner
+        self._left = math.inf if max_bytes is None else max_bytes
+        self._source = Source()
+        self._member = ""
+        self._directories: list[tuple[str, tarfile.TarInfo]] = []
+
+    def run(self) -> Generator[None, bytes, None]:
+        """Take bytes until the end mark."""
+        while (member := (yield from next_member(self._source))) is not None:
+            self._member = member.name
+            relative = _inside(member.name)
+            if relative:
+                yield from self._unpack(member, relative)
+            self._member = ""
+        self._settle_directories()
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Say at which member it failed, and what is written by then."""
+        try:
+            yield
+        except BrokenTar as error:
+            raise self._failed(PathError, f"the archive is broken: {error}") from None
+        except (LimitReached, PathError) as error:
+            error.fields.update(self._fields())
+            raise
+        except OSError as error:
+            typed = from_os_error(error, self._path)
+            raise self._failed(type(typed), typed.reason, typed.hint) from error
+
+    def _failed(self, kind: type[PathError], reason: str, hint: str = "") -> PathError:
+        done = self._result
+        at = f" at {shown(self._member)!r}" if self._member else ""
+        return kind(
+            self._path,
+            f"unpacking into {self._path} failed{at}: {reason}; "
+            f"{done.files} files with {done.bytes} bytes were written.",
+            hint=hint,
+            **self._fields(),
+        )
+
+    def _fields(self) -> dict[str, object]:
+        done = self._result
+        return {"member": shown(self._member), "files": done.files, "bytes": done.bytes}
+
+    def _unpack(self, member: tarfile.TarInfo, relative: str) -> Generator[None, bytes, None]:
+        folder, name = posixpath.split(relative)
+        with closing(self._folder(folder)) as parent:
+            if member.isreg():
+                yield from self._file(member, parent, name)
+                self._result.files += 1
+            elif member.isdir():
+                self._directory(member, relative, parent, name)
+            elif member.issym():
+                self._symlink(member, parent, name)
+            elif member.islnk():
+                self._link(member, parent, name)
+            else:
+                raise self._failed(AccessDenied, "it is neither a file, a directory nor a link")
+
+    def _file(
+        self, member: tarfile.TarInfo, parent: int, name: str
+    ) -> Generator[None, bytes, None]:
+        self._left -= member.size
+        if self._left < 0:
+            raise LimitReached(
+                f"the archive holds more than max_bytes, at {shown(member.name)!r}.",
+                hint="Raise max_bytes, or send less.",
+                limit="max_bytes",
+            )
+        before = existing(parent, name)
+        if before is not None and stat_bits.S_ISDIR(before.st_mode):
+            raise self._failed(PathIsDirectory, "a directory has its name")
+        with Replacement(parent, name, before) as file:
+            left = member.size
+            while left:
+                piece = yield from self._source.some(min(left, PIECE))
+                if not piece:
+                    raise BrokenTar(f"it was cut short, with {left} bytes to come")
+                file.write(piece)
+                left -= len(piece)
+            file.like, file.mode = None, member.mode & 0o777
+            self._give(member, file.fd)
+            _set_time(file.fd, member.mtime)
+        self._result.bytes += member.size
+        yield from self._source.take(padded(member.size) - member.size)
+
+    def _directory(self, member: tarfile.TarInfo, relative: str, parent: int, name: str) -> None:
+        found = existing(parent, name)
+        if found is None:
+            os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
+        elif not stat_bits.S_ISDIR(found.st_mode):
+            raise self._failed(PathNotDirectory, "something else has its name")
+        self._result.directories += 1
+        # A mode without w, or a time, would not survive what is still to be put into it.
+        if len(self._directories) < MAX_DIRECTORIES:
+            self._directories.append((relative, member))
+
+    def _settle_directories(self) -> None:
+        for relative, member in reversed(self._directories):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                closing(open_beneath(self._top, relative, LIST)) as fd,
+            ):
+                self._give(member, fd)
+                os.fchmod(fd, member.mode & 0o1777)
+                _set_time(fd, member.mtime)
+
+    def _symlink(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        if not member.linkname or "\0" in member.linkname:
+            raise BrokenTar("a symlink leads to no name")
+        self._place(parent, name, lambda at: os.symlink(member.linkname, at, dir_fd=parent))
+
+    def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        folder, source = posixpath.split(_inside(member.linkname))
+        with closing(self._existing_folder(folder)) as there:
+            found = existing(there, source) if source else None
+            if found is None or not stat_bits.S_ISREG(found.st_mode):
+                raise self._failed(
+                    AccessDenied, f"it links to {shown(member.linkname)!r}, which is no file in it"
+                )
+            before = existing(parent, name)
+            if before is not None and os.path.samestat(found, before):
+                return
+            self._place(
+                parent,
+                name,
+                lambda at: os.link(
+                    source, at, src_dir_fd=there, dst_dir_fd=parent, follow_symlinks=False
+                ),
+            )
+
+    def _place(self, parent: int, name: str, make: Callable[[str], None]) -> None:
+        temporary = temporary_name(fresh=existing(parent, name) is None)
+        make(temporary)
+        try:
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            os.unlink(temporary, dir_fd=parent)
+            raise
+        self._result.links += 1
+
+    def _give(self, member: tarfile.TarInfo, fd: int) -> None:
+        if not self._keep_owner:
+            return
+        owner = self._files.owner
+        if not (0 <= member.uid < owner.count and 0 <= member.gid < owner.count):
+            raise self._failed(AccessDenied, f"the sandbox has no id {member.uid}:{member.gid}")
+        os.fchown(fd, owner.uid + member.uid, owner.gid + member.gid)
+
+    def _folder(self, relative: str) -> int:
+        """The directory that a member goes into, made if need be."""
+        try:
+            return self._existing_folder(relative)
+        except FileNotFoundError:
+            fd = os.dup(self._top)
+        try:
+            for name in relative.split("/"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, DIRECTORY_MODE, dir_fd=fd)
+                below = open_child(fd, name, SEARCH)
+                os.close(fd)
+                fd = below
+        except BaseException:
+            os.close(fd)
+            raise
+        refuse_kernel(fd, self._path)
+        return fd
+
+    def _existing_folder(self, relative: str) -> int:
+        try:
+            fd = open_beneath(self._top, relative, SEARCH)
+        except OSError as error:
+            if isinstance(from_os_error(error, relative), SymlinkLoop):
+                raise self._failed(AccessDenied, "a symlink is on its way") from None
+            raise
+        try:
+            refuse_kernel(fd, self._path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+
+def _inside(name: str) -> str:
+    """A member's name without `.` and doubled slashes; one that leads out is refused."""
+    names = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in names or "\0" in name:
+        raise BrokenTar(f"the name {shown(name)!r} leads out of the target")
+    return "/".join(names)
+
+
+def _set_time(fd: int, mtime: float) -> None:
+    with contextlib.suppress(OverflowError, ValueError):
+        os.utime(fd, (mtime, mtime))
