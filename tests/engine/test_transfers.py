@@ -1,0 +1,151 @@
+"""Moving and copying below a root: what is replaced, what is kept, and what fails whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.engine import transfers
+from smokebox.engine.jail.api import Owner
+from smokebox.engine.rooted import Rooted
+from smokebox.errors import (
+    PathError,
+    PathIsDirectory,
+    PathNotDirectory,
+    PathNotFound,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ids to give away")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def files(root: Path) -> Iterator[Rooted]:
+    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    yield Rooted(fd, Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
+    os.close(fd)
+
+
+class TestTransfers:
+    def test_rename_replaces(self, files: Rooted, root: Path) -> None:
+        (root / "a").write_text("a")
+        (root / "b").write_text("b")
+        (root / "d").mkdir()
+        transfers.rename(files, "/a", "/b")
+        assert (root / "b").read_text() == "a"
+        with pytest.raises(PathIsDirectory) as caught:
+            transfers.rename(files, "/b", "/d")
+        assert caught.value.path == "/d"
+        with pytest.raises(PathNotDirectory):
+            transfers.rename(files, "/d", "/b")
+        with pytest.raises(PathError, match="into itself"):
+            transfers.rename(files, "/d", "/d/e")
+        with pytest.raises(PathNotFound) as missing:
+            transfers.rename(files, "/nope", "/x")
+        assert missing.value.path == "/nope"
+
+    def test_move_goes_into_a_directory(self, files: Rooted, root: Path) -> None:
+        (root / "a").write_text("a")
+        (root / "d").mkdir()
+        assert transfers.move(files, "/a", "/d") == "/d/a"
+        assert transfers.move(files, "/d/a", "/b") == "/b"
+        assert (root / "b").read_text() == "a"
+
+    def test_a_move_of_a_link_moves_the_link(self, files: Rooted, root: Path) -> None:
+        (root / "link").symlink_to("nowhere")
+        transfers.rename(files, "/link", "/moved")
+        assert os.readlink(root / "moved") == "nowhere"
+
+    def test_copy_of_a_file(self, files: Rooted, root: Path) -> None:
+        (root / "a").write_bytes(os.urandom(100_000))
+        (root / "a").chmod(0o751)
+        (root / "link").symlink_to("a")
+        transfers.copy(files, "/link", "/x/y")
+        assert (root / "x/y").read_bytes() == (root / "a").read_bytes()
+        assert (root / "x/y").stat().st_mode & 0o777 == 0o751
+
+    def test_copy_of_a_tree(self, files: Rooted, root: Path) -> None:
+        (root / "d/e").mkdir(parents=True)
+        (root / "d/e/f").write_text("f")
+        (root / "d/link").symlink_to("e/f")
+        (root / "d/e").chmod(0o500)
+        os.mkfifo(root / "d/pipe")
+        transfers.copy(files, "/d", "/copy", recursive=True)
+        assert (root / "copy/e/f").read_text() == "f"
+        assert os.readlink(root / "copy/link") == "e/f"
+        assert (root / "copy/e").stat().st_mode & 0o777 == 0o500
+        assert sorted(os.listdir(root)) == ["copy", "d"]
+        with pytest.raises(PathIsDirectory):
+            transfers.copy(files, "/d", "/other")
+        with pytest.raises(PathError, match="into itself"):
+            transfers.copy(files, "/d", "/d/x", recursive=True)
+
+    def test_a_tree_is_merged_into_one_that_is_there(self, files: Rooted, root: Path) -> None:
+        (root / "d").mkdir()
+        (root / "d/a").write_text("fresh")
+        (root / "to").mkdir()
+        (root / "to/a").write_text("old")
+        (root / "to/b").write_text("kept")
+        transfers.copy(files, "/d", "/to", recursive=True)
+        assert ((root / "to/a").read_text(), (root / "to/b").read_text()) == ("fresh", "kept")
+
+    def test_a_copy_that_fails_leaves_nothing(self, files: Rooted, root: Path) -> None:
+        (root / "d").mkdir()
+        (root / "d/a").touch()
+        with socket.socket(socket.AF_UNIX) as server:
+            fd = os.open(root / "d", os.O_PATH)
+            server.bind(f"/proc/self/fd/{fd}/s")
+            os.close(fd)
+        with pytest.raises(PathError):
+            transfers.copy(files, "/d", "/copy", recursive=True)
+        assert os.listdir(root) == ["d"]
+
+    def test_holes_stay_holes(self, files: Rooted, root: Path) -> None:
+        with open(root / "sparse", "wb") as file:
+            file.truncate(1 << 30)
+            file.seek(1 << 29)
+            file.write(b"middle")
+        transfers.copy(files, "/sparse", "/copy")
+        found = (root / "copy").stat()
+        assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (1 << 30, True)
+        assert files.read_range("/copy", 1 << 29, 6) == b"middle"
+
+    @as_root
+    def test_rename_to_another_filesystem(self, files: Rooted, root: Path) -> None:
+        with other_filesystem(root / "other"):
+            (root / "d").mkdir()
+            (root / "d/f").write_text("f")
+            os.chown(root / "d/f", 1234, 1234)
+            os.utime(root / "d/f", (1, 1))
+            transfers.rename(files, "/d", "/other/d")
+            found = (root / "other/d/f").stat()
+            assert (found.st_uid, found.st_mtime) == (1234, 1)
+            transfers.rename(files, "/other/d/f", "/f")
+            assert (root / "f").read_text() == "f"
+            assert sorted(os.listdir(root)) == ["f", "other"]
+            with pytest.raises(PathIsDirectory):
+                transfers.rename(files, "/f", "/other/d")
+
+
+@contextlib.contextmanager
+def other_filesystem(path: Path) -> Iterator[None]:
+    path.mkdir()
+    if os.system(f"mount -t tmpfs none '{path}'") != 0:
+        pytest.skip("this root may not mount")
+    try:
+        yield
+    finally:
+        os.system(f"umount '{path}'")
