@@ -5,7 +5,8 @@ each connection is one request, taken by a minder. A request starts with a verb.
 
 - `run` and `start` start a program. What `run` started ends with its connection; what
   `start` started runs on, and its end is written to a file that came with the request.
-- `signal` sends a signal to what a minder has; `root` and `socket` answer with a descriptor.
+- `signal` sends a signal to what a minder has, or to itself; `root` and `socket` answer
+  with a descriptor.
 
 The engine believes nothing that is said here: a process of the sandbox could be saying it.
 """
@@ -15,24 +16,34 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import struct
 
-from smokebox.sandbox.keeper import FAILED, STAGE_START, Keeper, Minder, signal_tree
+from smokebox.engine.jail.logpump import LogPump
+from smokebox.sandbox.keeper import (
+    FAILED,
+    STAGE_START,
+    TIMED_OUT,
+    Keeper,
+    Minder,
+    signal_tree,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RUN, START, SIGNAL, ROOT, SOCKET = b"run", b"start", b"signal", b"root", b"socket"
-LEADER, TREE = b"leader", b"tree"
+LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
 STARTED, DONE = b"S", b"D"
-# What `start` answers with besides: the pid of the minder, whose tree it is.
-PIDS = struct.Struct("!ii")
-# What is in the file of a process that has ended: its wait status.
+# What `start` answers, and writes to the file of a process: its pid, and its minder's.
+BEGUN = struct.Struct("!cii")
+# What follows in that file when it has ended: whether its time was up, and its wait status.
 EXIT = struct.Struct("!ci")
+ENDED, LATE = b"X", b"T"
 
 _OOM_SCORE = b"500"
 _NO_USER = b"0:0:"
@@ -87,6 +98,9 @@ class JailMinder(Minder):
     user = _NO_USER
     rlimits = b""
     errand = False
+    book = -1
+    pump: LogPump | None = None
+    writer: int | None = None
 
     def run(self) -> bool:
         """As any minder does; after an errand another request can follow."""
@@ -169,21 +183,62 @@ class JailMinder(Minder):
     def start_lasting(self, fds: list[int], fields: list[bytes]) -> None:
         """Start a program that outlives its connection, and mind it to its end.
 
-        The fourth descriptor is the file for its end, a fifth the writing end of its
-        stdin, held here so that the death of the engine is no end of file.
+        After stdin and the two logs comes the file for its end, and perhaps the writing
+        end of its stdin, held here so that the death of the engine is no end of file.
         """
-        lasting = Lasting(fds[3:])
-        if not super().launch(fds[:3], fields):
+        stdin, out, err, self.book, *writers = fds
+        uid, gid, _ = self.user.split(b":")
+        self.pump = LogPump([out, err], int(uid), int(gid))
+        self.writer = writers[0] if writers else None
+        if not super().launch([stdin, *self.pump.writers], fields):
             return
-        self.control.sendall(STARTED + PIDS.pack(self.leader, os.getpid()))
+        signal.signal(signal.SIGUSR1, self.close_stdin)
+        begun = BEGUN.pack(STARTED, self.leader, os.getpid())
+        self.write_down(begun)
+        with contextlib.suppress(OSError):
+            self.control.sendall(begun)
         self.control.close()
-        lasting.mind(self)
+        self.mind_lasting()
+
+    def mind_lasting(self) -> None:
+        """Wait for its end, write that down, and stay while anything of it is left."""
+        assert self.pump is not None
+        self.leftovers = set(self.pump.logs)
+        for fd in (self.wake, *self.leftovers):
+            self.poll.register(fd, select.POLLIN)
+        flags = self.watch()
+        self.pump.drain()
+        status = signal.SIGKILL if self.status is None else self.status
+        self.write_down(EXIT.pack(LATE if flags & TIMED_OUT else ENDED, status))
+        self.linger()
+        self.pump.drain()
+
+    def write_down(self, words: bytes) -> None:
+        # On a full disk too, the program shall have somebody who minds it.
+        with contextlib.suppress(OSError):
+            os.write(self.book, words)
+
+    def discard(self, fd: int) -> None:
+        """Take what came through a pipe: of a lasting program to its log."""
+        if self.pump is None:
+            super().discard(fd)
+        elif not self.pump.move(fd):
+            self.poll.unregister(fd)
+            self.leftovers.discard(fd)
+
+    def close_stdin(self, *_: object) -> None:
+        """End of file for a lasting program: the engine has closed its end too."""
+        if self.writer is not None:
+            os.close(self.writer)
+            self.writer = None
 
     def send_signal(self, minder: bytes, number: bytes, scope: bytes) -> None:
-        """Signal what a minder has: the group of its leader, or all of it."""
+        """Signal what a minder has: the group of its leader, or all of it; or the minder."""
         try:
             if scope == TREE:
                 signal_tree(int(minder), int(number), signal.SIGCONT)
+            elif scope == MINDER:
+                os.kill(int(minder), int(number))
             else:
                 os.killpg(int(minder), int(number))
         except OSError as error:
@@ -195,33 +250,6 @@ class JailMinder(Minder):
         """Answer with a descriptor."""
         socket.send_fds(self.control, [DONE], [fd])
         os.close(fd)
-
-
-class Lasting:
-    """What a minder holds of a program that runs on by itself."""
-
-    def __init__(self, fds: list[int]) -> None:
-        self.status, *writers = fds
-        self.writer = writers[0] if writers else None
-
-    def mind(self, minder: JailMinder) -> None:
-        """Wait for its end, write that down, and stay while anything of it is left."""
-        signal.signal(signal.SIGUSR1, self.close_stdin)
-        minder.poll.register(minder.wake)
-        written = False
-        while not minder.childless:
-            minder.poll.poll()
-            os.read(minder.wake, 1 << 16)
-            minder.reap()
-            if minder.status is not None and not written:
-                os.write(self.status, EXIT.pack(b"X", minder.status))
-                written = True
-
-    def close_stdin(self, *_: object) -> None:
-        """End of file for the program: the engine has closed its end too."""
-        if self.writer is not None:
-            os.close(self.writer)
-            self.writer = None
 
 
 def _find(name: bytes, env: list[bytes]) -> bytes:

@@ -1,0 +1,76 @@
+"""From the pipes of a lasting program to its log files, inside the jail.
+
+A program that had the files themselves would empty them with `echo oops > /dev/stderr`, and
+could fill the disk of the host. Pipes are what programs expect, and the minder, which
+outlives the engine, moves what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+
+# How much of the end of a log stays, and in which steps the rest goes. Whole blocks go, so
+# that no zeros are left where text was.
+KEEP = 64 << 20
+STEP = 4 << 20
+
+_PIPE_SIZE = 1 << 16
+_BUSY_PIPE_SIZE = 1 << 18
+_PUNCH_HOLE_KEEP_SIZE = 3
+
+
+class LogPump:
+    """The read ends of pipes, each with the log file that it is moved to."""
+
+    def __init__(self, logs: list[int], uid: int, gid: int) -> None:
+        self.logs: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.writers: list[int] = []
+        for log in logs:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            # Whoever the program runs as may open /dev/stdout by that name.
+            with contextlib.suppress(OSError):
+                os.fchown(read, uid, gid)
+            os.set_blocking(read, False)
+            self.logs[read] = log
+            self.sizes[read] = 0
+            self.writers.append(write)
+
+    def move(self, read: int) -> bool:
+        """Move what a pipe holds; False when nobody can write to it any more."""
+        log = self.logs[read]
+        try:
+            count = os.splice(read, log, _BUSY_PIPE_SIZE, flags=os.SPLICE_F_NONBLOCK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return self.lose(read)
+        self.sizes[read] = size = self.sizes[read] + count
+        if size > KEEP + STEP and (size - count) // STEP != size // STEP:
+            _libc.fallocate(log, _PUNCH_HOLE_KEEP_SIZE, *_range(0, (size - KEEP) // STEP * STEP))
+        if count == _PIPE_SIZE:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
+        return count > 0
+
+    def lose(self, read: int) -> bool:
+        # A full disk costs the log, and never holds the program.
+        try:
+            return bool(os.read(read, _BUSY_PIPE_SIZE))
+        except BlockingIOError:
+            return True
+
+    def drain(self) -> None:
+        """Move what a program that has ended left: no more than the pipes can hold."""
+        for read in self.logs:
+            self.move(read)
+
+
+def _range(offset: int, length: int) -> tuple[ctypes.c_long, ctypes.c_long]:
+    return ctypes.c_long(offset), ctypes.c_long(length)
+
+
+_libc = ctypes.CDLL(None)
