@@ -3,8 +3,9 @@
 It is a keeper (`smokebox.sandbox.keeper`) that listens instead of being handed sockets:
 each connection is one request, taken by a minder. A request starts with a verb.
 
-- `run` and `start` start a program. What `run` started ends with its connection; what
-  `start` started runs on, and its end is written to a file that came with the request.
+- `run`, `shell` and `start` start a program. What `run` started ends with its connection,
+  and so does the `shell` of a session, whose commands can be ended alone; what `start`
+  started runs on, and its end is written to a file that came with the request.
 - `signal` sends a signal to what a minder has, or to itself; `root` and `socket` answer
   with a descriptor.
 
@@ -22,6 +23,7 @@ import socket
 import struct
 
 from smokebox.engine.jail.logpump import LogPump
+from smokebox.engine.jail.minded_shell import MindedShell
 from smokebox.sandbox.keeper import (
     FAILED,
     STAGE_START,
@@ -35,7 +37,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RUN, START, SIGNAL, ROOT, SOCKET = b"run", b"start", b"signal", b"root", b"socket"
+RUN, SHELL, START = b"run", b"shell", b"start"
+SIGNAL, ROOT, SOCKET = b"signal", b"root", b"socket"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
 STARTED, DONE = b"S", b"D"
@@ -101,6 +104,7 @@ class JailMinder(Minder):
     book = -1
     pump: LogPump | None = None
     writer: int | None = None
+    shell: MindedShell | None = None
 
     def run(self) -> bool:
         """As any minder does; after an errand another request can follow."""
@@ -109,17 +113,25 @@ class JailMinder(Minder):
     def launch(self, fds: list[int], fields: list[bytes]) -> bool:
         """Do what the verb says; True when a program runs that is to be watched."""
         verb, *rest = fields
-        if verb in (RUN, START):
+        if verb in (RUN, SHELL, START):
             self.user, self.rlimits, *rest = rest
             if verb == RUN:
                 return super().launch(fds, rest)
-            self.start_lasting(fds, rest)
+            if verb == START:
+                self.start_lasting(fds, rest)
+            elif super().launch(fds, rest):
+                self.shell = MindedShell(self)
+                self.shell.mind()
         else:
             self.errand = True
             # Before the answer: the next request may come at once.
             self.tell(b"-")
             self.do_errand(verb, rest)
         return False
+
+    def hear(self) -> bool:
+        """Take what the engine says; False when it means the end."""
+        return self.shell.hear() if self.shell else super().hear()
 
     def do_errand(self, verb: bytes, rest: list[bytes]) -> None:
         """Answer at once, in one message."""
