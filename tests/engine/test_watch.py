@@ -144,6 +144,23 @@ class TestEvents:
             (place / "fresh/sub/f").touch()
             assert await told(stream, "create fresh/sub/f")
 
+    async def test_a_directory_that_moves_as_soon_as_it_is_there(
+        self, files: Files, place: Path
+    ) -> None:
+        (place / "old").mkdir()
+        async with await files.watch(".") as stream:
+            # The loop does not turn meanwhile: all names are others once they are looked at.
+            (place / "old/sub").mkdir()
+            (place / "old/sub/f").touch()
+            (place / "old").rename(place / "fresh")
+            (place / "brief").mkdir()
+            (place / "brief").rename(place / "lasting")
+            assert "create fresh/sub/f" in await told(stream, "move_to lasting/")
+            (place / "fresh/sub/g").touch()
+            assert await told(stream, "create fresh/sub/g")
+            (place / "lasting/h").touch()
+            assert await told(stream, "create lasting/h")
+
     async def test_a_directory_that_moves_in_and_out(
         self, files: Files, root: Path, place: Path
     ) -> None:

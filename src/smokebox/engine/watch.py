@@ -182,13 +182,17 @@ class Observer:
         """Keep up with directories that come and go."""
         if kind == "move_from":
             self._leaving[event.cookie] = path
-        elif kind == "move_to" and event.cookie in self._leaving:
-            self._rebase(self._leaving.pop(event.cookie), path)
         elif kind in ("create", "move_to"):
+            if event.cookie in self._leaving:
+                self._rebase(self._leaving.pop(event.cookie), path)
+            # Also of one that moved: what appeared in it under its old name was not found.
             self._watch_tree(path, tell=True)
 
     def _watch_tree(self, path: str, *, tell: bool) -> set[int]:
-        """Watch a directory and those below it; with `tell`, what is in them is news."""
+        """Watch a directory and those below it.
+
+        With `tell`, what is in those that were not watched before is news.
+        """
         watched: set[int] = set()
         pending = [path]
         with contextlib.suppress(FileNotFoundError), closing(self._open_top()) as top:
@@ -198,9 +202,11 @@ class Observer:
                 with contextlib.suppress(OSError), closing(open_beneath(top, folder, LIST)) as fd:
                     if folder and of_kernel(fd):
                         continue
+                    known = len(self._paths)
                     watch = self._add(fd, folder)
                     watched.add(watch)
-                    pending += self._list(fd, folder, watch, tell=tell)
+                    fresh = len(self._paths) > known
+                    pending += self._list(fd, folder, watch, tell=tell and fresh)
         return watched
 
     def _add(self, fd: int, folder: str) -> int:

@@ -1,0 +1,128 @@
+"""The files of a real jail, whose root is an overlay of a user namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from smokebox.engine.files import Files
+from smokebox.engine.images.image import Layer
+from smokebox.engine.jail.api import JailSpec
+from smokebox.engine.jail.namespaces import NamespaceJailer
+from smokebox.engine.limits import Limits
+from smokebox.engine.workers import Workers
+from smokebox.errors import AccessDenied, IsolationUnavailable, PathError, SymlinkLoop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.engine.jail.api import Jail, Owner
+
+
+class Inside(NamedTuple):
+    jail: Jail
+    files: Files
+
+
+@pytest_asyncio.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[Inside]:
+    """A jail over a small image, and its files."""
+    for name in ("proc", "dev", "sys", "tmp", "run", "etc", "usr", "workspace", "image/sub"):
+        (tmp_path / "image" / name).mkdir(parents=True)
+    (tmp_path / "image/image/sub/file").write_text("of the image")
+    jailer = NamespaceJailer()
+    layers = (Layer(path=f"{tmp_path}/image"), Layer(path="/usr", target="/usr"))
+    spec = JailSpec(
+        key=f"files-{secrets.token_hex(4)}",
+        directory=f"{tmp_path}/box",
+        layers=layers,
+        limits=Limits(),
+    )
+    try:
+        jail = await jailer.make(spec)
+    except IsolationUnavailable as error:
+        pytest.skip(f"no jail here: {error}")
+    workers = Workers()
+
+    async def give() -> tuple[int, Owner]:
+        return jail.root, jail.owner
+
+    files = Files(give, workers=workers)
+    try:
+        await jail.enter("box", Limits())
+        yield Inside(jail, files)
+    finally:
+        await files.release()
+        workers.close()
+        await jail.kill()
+        jail.close()
+        await jailer.remove(spec.directory)
+        await jailer.aclose()
+
+
+async def test_what_is_made_belongs_to_root_inside(inside: Inside) -> None:
+    await inside.files.write_file("a/b", "made")
+    fd = os.open(f"/proc/self/fd/{inside.jail.root}/workspace/a/b", os.O_PATH)
+    found = os.fstat(fd)
+    os.close(fd)
+    assert (found.st_uid, found.st_gid) == (inside.jail.owner.uid, inside.jail.owner.gid)
+    assert await inside.files.read_file("a/b") == "made"
+
+
+async def test_a_directory_of_the_image_moves(inside: Inside) -> None:
+    await inside.files.append_file("/image/sub/file", ", changed")
+    await inside.files.rename("/image", "/moved")
+    assert await inside.files.read_file("/moved/sub/file") == "of the image, changed"
+    await inside.files.rm("/moved", recursive=True)
+    assert not {"image", "moved"} & set(await inside.files.readdir("/"))
+
+
+async def test_a_tree_comes_back(inside: Inside) -> None:
+    await inside.files.symlink("/etc/anything", "/image/link")
+    stream = inside.files.download_tar("/image")
+    await inside.files.upload_tar("/copy", stream)
+    listed = await inside.files.list_files("/copy", recursive=True)
+    assert [info.path for info in listed] == ["/copy/link", "/copy/sub", "/copy/sub/file"]
+
+
+async def test_a_watch_sees_both_layers(inside: Inside) -> None:
+    async with await inside.files.watch("/image") as stream, asyncio.timeout(10):
+        await inside.files.append_file("/image/sub/file", "more")
+        assert (await anext(stream)).path == "/image/sub/file"
+        await inside.files.write_file("/image/made/here", "")
+        while (await anext(stream)).path != "/image/made/here":
+            pass
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/1/environ",
+        "/proc/1/root/etc/passwd",
+        "/proc/1/exe",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/kmsg",
+        "/proc/self/root/etc/passwd",
+        "/dev/zero",
+        "/dev/tty",
+    ],
+)
+async def test_neither_the_kernel_nor_devices_are_read(inside: Inside, path: str) -> None:
+    with pytest.raises(PathError):
+        await inside.files.read_bytes(path)
+
+
+async def test_the_kernel_is_not_written_to(inside: Inside) -> None:
+    for path in ("/proc/sys/kernel/domainname", "/run/smokebox/x"):
+        with pytest.raises((AccessDenied, SymlinkLoop)):
+            await inside.files.write_file(path, "x")
+        with pytest.raises((AccessDenied, SymlinkLoop)):
+            await inside.files.append_file(path, "x")
+    await inside.files.write_file("/dev/null", "gone")
+    assert (await inside.files.stat("/dev/null")).type == "other"
