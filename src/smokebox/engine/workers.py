@@ -1,11 +1,16 @@
-"""Threads for blocking work on files, whose cancelling stops the work and waits for it."""
+"""Threads for blocking work on files, whose cancelling stops the work and waits for it.
+
+A pool of its own, as the executors of the standard library cost twice as much per call
+once their futures are shielded, and wait at exit for what hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from smokebox.engine.credentials import own_umask
@@ -58,13 +63,71 @@ def checkpoint() -> None:
         job.check()
 
 
+class _Call:
+    """Work on its way through a thread and back to the loop that asked for it."""
+
+    def __init__(self, job: Job, work: Callable[[], object]) -> None:
+        self._job = job
+        self._work = work
+        self._claim = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[object] = self._loop.create_future()
+        self.over = False
+        self._ended: asyncio.Event | None = None
+
+    def claim(self) -> bool:
+        """Whether it is ours to begin, or to drop."""
+        return self._claim.acquire(blocking=False)
+
+    def perform(self) -> None:
+        """Do the work, in whichever thread, unless it was dropped."""
+        if not self.claim():
+            return
+        result: object = None
+        failure: BaseException | None = None
+        _thread.job = self._job
+        try:
+            result = self._work()
+        except BaseException as error:
+            failure = error
+        finally:
+            _thread.job = None
+        # A loop that was closed meanwhile wants no answer.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._deliver, result, failure)
+        # The frame is in the error's traceback: together they would be a cycle.
+        del failure
+
+    def _deliver(self, result: object, failure: BaseException | None) -> None:
+        self.over = True
+        if self._ended is not None:
+            self._ended.set()
+        if self.answer.done():
+            return
+        if failure is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(failure)
+
+    async def settled(self) -> None:
+        """Wait until the work has ended, however often that is cancelled, but not for ever."""
+        self._ended = asyncio.Event()
+        deadline = self._loop.time() + PATIENCE
+        while not self.over and self._loop.time() < deadline:
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._ended.wait()
+
+
 class Workers:
-    """A pool of threads with a file mode mask of their own, apart from the loop's default."""
+    """A pool of threads with a file mode mask of their own, started as they are needed."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        self._pool = ThreadPoolExecutor(
-            threads, thread_name_prefix="smokebox-files", initializer=own_umask
-        )
+        self._most = threads
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = 0
+        self._idle = 0
 
     async def run(self, job: Job, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `work` in a thread.
@@ -72,46 +135,46 @@ class Workers:
         Cancelling stops it at its next checkpoint and waits for that, so that nothing of
         it happens after the call has ended.
         """
-        queued = self._pool.submit(_work, job, functools.partial(work, *args, **kwargs))
-        future = asyncio.wrap_future(queued)
+        call = self._submit(job, functools.partial(work, *args, **kwargs))
         try:
-            return await asyncio.shield(future)
+            return await call.answer  # type: ignore[return-value]
         except asyncio.CancelledError:
-            if not queued.cancel():
+            if not call.claim():
                 job.stop()
-                await _settled(future)
+                await call.settled()
             raise
 
-    async def finish(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def finish(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `work` in a thread, and let no cancelling come between."""
-        queued = self._pool.submit(_work, Job(), functools.partial(work, *args, **kwargs))
-        future = asyncio.wrap_future(queued)
+        call = self._submit(Job(), functools.partial(work, *args, **kwargs))
         try:
-            return await asyncio.shield(future)
+            await call.answer
         except asyncio.CancelledError:
-            await _settled(future)
+            await call.settled()
             raise
 
     def close(self) -> None:
         """Let the threads end when they are done. Safe to repeat."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _ in range(self._started):
+            self._calls.put(None)
 
+    def _submit(self, job: Job, work: Callable[[], object]) -> _Call:
+        call = _Call(job, work)
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._most:
+                self._started += 1
+                name = f"smokebox-files-{self._started}"
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._calls.put(call)
+        return call
 
-def _work(job: Job, call: Callable[[], R]) -> R:
-    _thread.job = job
-    try:
-        return call()
-    finally:
-        _thread.job = None
-
-
-async def _settled(future: asyncio.Future[R]) -> None:
-    # What it raises from here on is of no interest to anybody.
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
-    while not future.done() and (left := deadline - loop.time()) > 0:
-        try:
-            await asyncio.wait([future], timeout=left)
-        except asyncio.CancelledError:
-            continue
+    def _serve(self) -> None:
+        own_umask()
+        while (call := self._calls.get()) is not None:
+            call.perform()
+            # Nothing of it is kept alive while waiting for the next.
+            del call
+            with self._lock:
+                self._idle += 1
