@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 from typing import TYPE_CHECKING
@@ -127,6 +128,12 @@ class TestReading:
 
 
 class TestWriting:
+    @pytest.fixture(autouse=True, params=["file without a name", "temporary name"])
+    def _way(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also as on kernels and filesystems that see no more of O_TMPFILE than O_DIRECTORY."""
+        if request.param == "temporary name":
+            monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+
     def test_makes_parents_and_takes_them_back_on_failure(self, files: Rooted, root: Path) -> None:
         files.write("/a/b/c", b"deep")
         assert (root / "a/b/c").read_bytes() == b"deep"
@@ -143,6 +150,19 @@ class TestWriting:
             raise RuntimeError
         assert (root / "a").read_text() == "before"
         assert os.listdir(root) == ["a"]
+
+    def test_a_name_that_is_taken_meanwhile(self, files: Rooted, root: Path) -> None:
+        with files.writing("/a") as sink:
+            sink.write(b"ours")
+            (root / "a").write_text("theirs")
+        assert (root / "a").read_text() == "ours"
+        assert os.listdir(root) == ["a"]
+
+    def test_a_parent_that_goes_meanwhile(self, files: Rooted, root: Path) -> None:
+        with pytest.raises(PathNotFound), files.writing("/d/a") as sink:
+            sink.write(b"ours")
+            shutil.rmtree(root / "d")
+        assert os.listdir(root) == []
 
     def test_keeps_the_mode_and_the_link(self, files: Rooted, root: Path) -> None:
         (root / "real").write_text("old")
@@ -204,6 +224,14 @@ class TestWriting:
         assert ((root / "a").stat().st_uid, (root / "a").stat().st_gid) == (1234, 2345)
 
 
+def test_a_file_has_no_name_until_it_is_whole(files: Rooted, root: Path) -> None:
+    """So that a process that dies while it writes leaves nothing behind."""
+    with files.writing("/a") as sink:
+        sink.write(b"half")
+        assert os.listdir(root) == []
+    assert os.listdir(root) == ["a"]
+
+
 class TestDirectories:
     def test_mkdir(self, files: Rooted, root: Path) -> None:
         files.make_directory("/a")
@@ -233,6 +261,15 @@ class TestDirectories:
         files.remove("/d", recursive=True)
         with pytest.raises(AccessDenied):
             files.remove("/", recursive=True)
+        assert os.listdir(root) == []
+
+    def test_remove_what_may_not_be_changed(self, files: Rooted, root: Path) -> None:
+        """As root inside does, also where outside it is an ordinary user."""
+        (root / "d/closed/sub").mkdir(parents=True)
+        (root / "d/closed/f").touch()
+        (root / "d/closed/sub").chmod(0)
+        (root / "d/closed").chmod(0o500)
+        files.remove("/d", recursive=True)
         assert os.listdir(root) == []
 
     def test_remove_many(self, files: Rooted, root: Path) -> None:

@@ -21,6 +21,8 @@ PIECE = 4 << 20
 # The letter tells a watcher whether the name it will take is free (c) or taken (m).
 TEMPORARY = re.compile(r"\.smokebox-([cm])[0-9a-f]{16}")
 
+# Of older kernels, and of filesystems that have no files without a name.
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 _NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -44,19 +46,20 @@ class Device:
 
 
 class Replacement:
-    """A temporary file that takes a name in `parent` when the `with` block ends well.
+    """A file without a name that takes one in `parent` when the `with` block ends well.
 
-    It gets `mode`, and the owner of what it is `like`: at first those of what was there.
+    If this process dies before, the kernel forgets the file: nothing is left behind. It
+    gets `mode`, and the owner of what it is `like`: at first those of what was there.
     """
 
     def __init__(self, parent: int, name: str, before: os.stat_result | None) -> None:
         self._parent = parent
         self._name = name
+        self._fresh = before is None
+        self._temporary = ""
         self.like = before
-        self._temporary = temporary_name(fresh=before is None)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self.fd = open_child(parent, self._temporary, flags, 0o600)
         self.mode = FILE_MODE if before is None else stat_bits.S_IMODE(before.st_mode)
+        self.fd = self._open()
 
     def write(self, data: bytes) -> None:
         """Take all of `data`."""
@@ -74,26 +77,45 @@ class Replacement:
         try:
             if error is None:
                 self._take_place()
-        except BaseException:
-            error = None
-            self._drop()
-            raise
         finally:
             os.close(self.fd)
-            if error is not None:
-                self._drop()
+            if self._temporary:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._temporary, dir_fd=self._parent)
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        try:
+            return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=self._parent)
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS:
+                raise
+        temporary = temporary_name(fresh=self._fresh)
+        fd = open_child(self._parent, temporary, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        self._temporary = temporary
+        return fd
 
     def _take_place(self) -> None:
         if self.like is not None:
             keep_owner(self.fd, self.like)
         # After the owner, as a change of owner takes setuid bits away.
         os.fchmod(self.fd, self.mode)
+        if not self._temporary:
+            if self._fresh and self._link(self._name):
+                return
+            self._temporary = temporary_name(fresh=self._fresh)
+            self._link(self._temporary)
         at = self._parent
         os.rename(self._temporary, self._name, src_dir_fd=at, dst_dir_fd=at)
+        self._temporary = ""
 
-    def _drop(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._temporary, dir_fd=self._parent)
+    def _link(self, name: str) -> bool:
+        """Give the file a name, unless it is taken."""
+        try:
+            os.link(f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self._parent)
+        except FileExistsError:
+            return False
+        return True
 
 
 def temporary_name(*, fresh: bool) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import posixpath
+import re
 import stat as stat_bits
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -55,6 +56,8 @@ _KINDS: dict[int, Kind] = {
 }
 _ENDS = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT
 _READS = 64
+# What the kernel calls a file that has no name yet.
+_NAMELESS = re.compile(r"#\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Observer:
         kind = next((kind for bit, kind in _KINDS.items() if event.mask & bit), None)
         is_directory = bool(event.mask & inotify.ISDIR)
         temporary = TEMPORARY.fullmatch(event.name)
-        if kind is None:
+        if kind is None or (kind in ("attrib", "modify") and _NAMELESS.fullmatch(event.name)):
             return
         if temporary:
             # Of a file that is written beside its place, only the end is news.
