@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smokebox.engine.images.image import Image, Layer
@@ -15,14 +17,13 @@ from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
 from smokebox.engine.processes import Processes
 from smokebox.engine.record import Record
-from smokebox.engine.record_rows import SandboxRow, put
+from smokebox.engine.record_rows import ProcessRow, SandboxRow, put
 from smokebox.engine.run import Run
 from smokebox.errors import PathNotFound
 from smokebox.sandbox.spill import SpillFolder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable
 
     from smokebox.engine.jail.api import Jail
 
@@ -156,3 +157,37 @@ def lay_skeleton(home: Path) -> None:
         os.makedirs(home / "skeleton" / name)
     for name in ("bin", "lib", "lib64", "sbin"):
         os.symlink(f"usr/{name}", home / "skeleton" / name)
+
+
+async def rows(box: Box) -> list[ProcessRow]:
+    """What the record has of the sandbox's processes."""
+    return await box.record.rows(ProcessRow, "box")
+
+
+def files(box: Box) -> set[str]:
+    """The files of its processes."""
+    return set(os.listdir(f"{box.directory}/run")) - {"agent.sock", "io"}
+
+
+def commands(box: Box) -> list[str]:
+    """What runs in the sandbox besides its agent and minders, zombies not counted."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            same = os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(
+                f"/proc/{box.jail.state.pid}/ns/pid"
+            )
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if same and "State:\tZ" not in status and "smokebox" not in name:
+                found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))
+    return [line.decode().strip() for line in found if line.startswith((b"sleep", b"/bin", b"cat"))]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return when it is so, which it has to be soon."""
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)

@@ -31,7 +31,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a minder has told: the pids once the process runs, the exit once it has ended."""
+    """What a minder has told: who it is, the process once it runs, the exit once it ended."""
 
     leader: int | None = None
     minder: int | None = None
@@ -56,10 +56,11 @@ def parse(data: bytes) -> Told:
         return Told()
     kind, leader, minder = agent.BEGUN.unpack_from(data)
     # To the kernel's calls 1 and less are not one process, but many.
-    if kind != agent.STARTED or leader <= 1 or minder <= 1:
+    if kind != agent.STARTED or minder <= 1:
         return Told()
-    rest = data[agent.BEGUN.size :]
-    return Told(leader=leader, minder=minder, exit=_exit(rest))
+    if leader <= 1:
+        return Told(minder=minder)
+    return Told(leader=leader, minder=minder, exit=_exit(data[agent.BEGUN.size :]))
 
 
 def is_held(path: str) -> bool:

@@ -253,9 +253,10 @@ class LastingProcess:
         tries = int(KILL_SECONDS / _RETRY_SECONDS)
         for number in range(tries):
             await errands.send_signal(run.jail, minder, signals.SIGKILL, tree=True)
-            if number == tries // 2:
-                # One that was stopped tells of no end, and what it minds ends with it.
-                await signal_minder(run, minder, signals.SIGKILL)
+            if number in (1, tries // 2):
+                # It may have been stopped; and what it minds ends with it.
+                last = signals.SIGKILL if number > 1 else signals.SIGCONT
+                await signal_minder(run, minder, last)
             if await _comes(gone, _RETRY_SECONDS):
                 return
         raise ServiceUnavailable(

@@ -45,7 +45,7 @@ async def launch(
         control = stack.enter_context(await run.jail.connect())
         answer = await _ask(control, request, fds)
     told = endings.parse(answer)
-    if told.minder is not None:
+    if told.leader is not None:
         return told
     if len(answer) == keeper.MESSAGE.size and answer[:1] == keeper.FAILED:
         _, stage, number = keeper.MESSAGE.unpack(answer)
@@ -67,6 +67,7 @@ async def abandon(run: Run, stem: str) -> None:
             while endings.is_held(stem + EXIT):
                 if minder := endings.read(stem + EXIT).minder:
                     await errands.send_signal(run.jail, minder, signal.SIGKILL, tree=True)
+                    await signal_minder(run, minder, signal.SIGKILL)
                 await asyncio.sleep(_FOUND_OUT_SECONDS)
     remove_files(stem)
 

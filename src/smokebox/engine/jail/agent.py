@@ -42,7 +42,8 @@ SIGNAL, ROOT, SOCKET = b"signal", b"root", b"socket"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
 STARTED, DONE = b"S", b"D"
-# What `start` answers, and writes to the file of a process: its pid, and its minder's.
+# What `start` answers, and writes to the file of a process: its pid, once it has one, and
+# its minder's.
 BEGUN = struct.Struct("!cii")
 # What follows in that file when it has ended: whether its time was up, and its wait status.
 EXIT = struct.Struct("!ci")
@@ -202,11 +203,13 @@ class JailMinder(Minder):
         uid, gid, _ = self.user.split(b":")
         self.pump = LogPump([out, err], int(uid), int(gid))
         self.writer = writers[0] if writers else None
+        # Before the program runs, which may stop us at once: whom to kill with all it has.
+        self.write_down(BEGUN.pack(STARTED, 0, os.getpid()), 0)
         if not super().launch([stdin, *self.pump.writers], fields):
             return
         signal.signal(signal.SIGUSR1, self.close_stdin)
         begun = BEGUN.pack(STARTED, self.leader, os.getpid())
-        self.write_down(begun)
+        self.write_down(begun, 0)
         with contextlib.suppress(OSError):
             self.control.sendall(begun)
         self.control.close()
@@ -221,14 +224,15 @@ class JailMinder(Minder):
         flags = self.watch()
         self.pump.drain()
         status = signal.SIGKILL if self.status is None else self.status
-        self.write_down(EXIT.pack(LATE if flags & TIMED_OUT else ENDED, status))
+        ended = EXIT.pack(LATE if flags & TIMED_OUT else ENDED, status)
+        self.write_down(ended, BEGUN.size)
         self.linger()
         self.pump.drain()
 
-    def write_down(self, words: bytes) -> None:
+    def write_down(self, words: bytes, place: int) -> None:
         # On a full disk too, the program shall have somebody who minds it.
         with contextlib.suppress(OSError):
-            os.write(self.book, words)
+            os.pwrite(self.book, words, place)
 
     def discard(self, fd: int) -> None:
         """Take what came through a pipe: of a lasting program to its log."""

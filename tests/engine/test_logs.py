@@ -1,0 +1,271 @@
+"""The logs of lasting processes: whole, in order, resumable, bounded, and never a danger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.lasting_box import Box, open_box
+from smokebox.engine.inbox import watch_log
+from smokebox.engine.jail.logpump import KEEP, STEP
+from smokebox.engine.logs import MOST_TEXT, Log, LogChunk, start_of, tail
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.engine.lasting import LastingProcess
+    from smokebox.types import Stream
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Box]:
+    async with open_box(tmp_path) as box:
+        yield box
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """The log of no process, with what a test writes into its files."""
+    for suffix in (".out", ".err"):
+        (tmp_path / f"job{suffix}").touch()
+    return Log(str(tmp_path / "job"))
+
+
+def write(log: Log, data: bytes, stream: Stream = "stdout") -> None:
+    with open(log.path(stream), "ab") as file:
+        file.write(data)
+
+
+async def read(log: Log, cursor: str | None = None) -> list[LogChunk]:
+    return [chunk async for chunk in log.follow(start_of(log, cursor), follow=False)]
+
+
+async def follow(process: LastingProcess, **options: Any) -> str:
+    """All of stdout, as it comes."""
+    chunks = [chunk async for chunk in process.stream_logs(**options)]
+    return "".join(chunk.data for chunk in chunks if chunk.stream == "stdout")
+
+
+async def test_a_fast_writer_is_followed_without_gap_or_duplicate(box: Box) -> None:
+    process = await box.processes.start(["seq", "1", "200000"])
+    expected = "".join(f"{number}\n" for number in range(1, 200001))
+    assert await follow(process) == expected
+    assert (await process.logs()).stdout == expected
+
+
+async def test_many_followers_all_get_everything_whenever_they_come(box: Box) -> None:
+    process = await box.processes.start("for i in $(seq 1 300); do echo $i; sleep 0.001; done")
+
+    async def come(late: float) -> str:
+        await asyncio.sleep(late)
+        return await follow(process)
+
+    texts = await asyncio.gather(*(come(number / 50) for number in range(10)))
+    assert set(texts) == {"".join(f"{number}\n" for number in range(1, 301))}
+
+
+async def test_any_cursor_goes_on_right_after_its_chunk(box: Box) -> None:
+    process = await box.processes.start(
+        "for i in $(seq 1 40); do echo o$i; echo e$i >&2; sleep 0.002; done"
+    )
+    chunks = [chunk async for chunk in process.stream_logs()]
+    assert len(chunks) > 2
+    whole = await process.logs()
+    for index, chunk in enumerate(chunks):
+        before = chunks[: index + 1]
+        rest = [chunk async for chunk in process.stream_logs(cursor=chunk.cursor)]
+        for stream, text in (("stdout", whole.stdout), ("stderr", whole.stderr)):
+            assert text == "".join(one.data for one in before + rest if one.stream == stream)
+
+
+async def test_both_streams_are_told_apart(box: Box) -> None:
+    process = await box.processes.start("echo out; echo err >&2; exit 1")
+    await process.wait_for_exit(5)
+    logs = await process.logs()
+    assert (logs.stdout, logs.stderr) == ("out\n", "err\n")
+
+
+async def test_output_comes_while_the_process_runs(box: Box) -> None:
+    process = await box.processes.start("printf 'name? '; sleep 99")
+    async with asyncio.timeout(10):
+        chunk = await anext(process.stream_logs())
+    assert (chunk.stream, chunk.data) == ("stdout", "name? ")
+
+
+async def test_without_replay_only_what_is_to_come_is_given(box: Box) -> None:
+    process = await box.processes.start("echo old; read; echo fresh", stdin=True)
+    await process.wait_for_log("old", 5)
+    following = asyncio.create_task(follow(process, replay=False))
+    await asyncio.sleep(0.05)
+    await process.write_stdin("\n")
+    assert await following == "fresh\n"
+
+
+async def test_without_follow_it_ends_at_the_present(box: Box) -> None:
+    process = await box.processes.start("yes")
+    await process.wait_for_log("y", 5)
+    async with asyncio.timeout(10):
+        assert (await follow(process, follow=False)).startswith("y\ny\n")
+    assert process.status == "running"
+
+
+async def test_a_chatty_background_process_does_not_hold_followers(box: Box) -> None:
+    process = await box.processes.start("yes & echo done >&2")
+    async with asyncio.timeout(15):
+        await follow(process)
+        assert (await process.logs()).stderr == "done\n"
+    await process.kill()
+
+
+async def test_what_background_processes_write_after_the_end_is_kept(box: Box) -> None:
+    process = await box.processes.start("(sleep 0.3; echo late) & echo early")
+    assert await process.wait_for_exit(5) == 0
+    assert await follow(process) == "early\n"
+    async with asyncio.timeout(10):
+        await process.lifetime.gone.wait()
+    assert await follow(process) == "early\nlate\n"
+
+
+async def test_a_follower_that_leaves_leaves_nothing(box: Box) -> None:
+    process = await box.processes.start("echo x; sleep 99")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        chunks = process.stream_logs()
+        await anext(chunks)
+        await chunks.aclose()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert box.uses == 0
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+async def test_text_is_never_cut_inside_a_character(log: Log, step: int) -> None:
+    text = "aä€😀\ufffdz" * 3
+    chunks: list[LogChunk] = []
+    data = text.encode()
+    for start in range(0, len(data), step):
+        write(log, data[start : start + step])
+        chunks += await read(log, chunks[-1].cursor if chunks else None)
+    assert "".join(chunk.data for chunk in chunks) == text
+
+
+async def test_half_a_character_is_given_when_nothing_can_complete_it(log: Log) -> None:
+    write(log, "ä".encode()[:1])
+    assert await read(log) == []
+    log.finish()
+    assert [chunk.data for chunk in await read(log)] == ["\ufffd"]
+
+
+async def test_bytes_that_are_no_text_are_replaced(log: Log) -> None:
+    write(log, b"a\xff\xfeb\0c")
+    log.finish()
+    assert [chunk.data for chunk in await read(log)] == ["a\ufffd\ufffdb\0c"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "1", "-1-0", "0-0-0", "1-0", "0-99", 7, "9" * 40])
+async def test_what_is_no_cursor_of_the_log_is_refused(log: Log, cursor: Any) -> None:
+    with pytest.raises(InvalidOption, match="cursor"):
+        await read(log, cursor)
+
+
+async def test_a_long_log_keeps_its_end_and_counts_what_is_gone(box: Box) -> None:
+    count = KEEP + 5 * STEP
+    process = await box.processes.start(f"yes 123456789abcdef | head -c {count}; echo end")
+    assert await process.wait_for_exit(15) == 0
+    path = process.log.path("stdout")
+    assert os.stat(path).st_size == count + 4
+    assert os.stat(path).st_blocks * 512 < KEEP + 2 * STEP
+    chunks = [chunk async for chunk in process.stream_logs()]
+    assert chunks[0].dropped >= 3 * STEP
+    assert str(chunks[0].dropped) in chunks[0].data
+    assert chunks[1].data.startswith("123456789abcdef\n" * 100)
+    given = sum(len(chunk.data) for chunk in chunks[1:])
+    assert (chunks[0].dropped + given, chunks[-1].data[-4:]) == (count + 4, "end\n")
+
+
+async def test_logs_gives_the_end_of_a_long_log_and_says_so(box: Box) -> None:
+    count = (MOST_TEXT + 3000) // 3 * 3
+    process = await box.processes.start(f"yes ä | head -c {count}; echo end")
+    await process.wait_for_exit(15)
+    text = (await process.logs()).stdout
+    first, _, rest = text.partition("\n")
+    assert first.startswith("[smokebox: 30") and "left out" in first
+    assert rest.endswith("ä\nend\n") and "\ufffd" not in rest
+    assert len(rest.encode()) <= MOST_TEXT
+
+
+async def test_a_log_that_was_cut_is_read_on_from_its_end(log: Log) -> None:
+    write(log, b"first\n")
+    os.truncate(log.path("stdout"), 0)
+    offsets = {"stdout": 6, "stderr": 0}
+    following = log.follow(offsets, follow=True)  # type: ignore[arg-type]
+    assert "cut" in (await anext(following)).data
+    write(log, b"second\n")
+    log.finish()
+    assert [chunk.data async for chunk in following] == ["second\n"]
+
+
+async def test_a_log_that_claims_to_be_huge_is_read_in_no_time(log: Log) -> None:
+    write(log, b"start\n")
+    os.truncate(log.path("stdout"), 1 << 42)
+    write(log, b"end\n")
+    chunks = await read(log)
+    # The hole begins after the first block.
+    assert chunks[0].data.startswith("start\n")
+    assert sum(len(chunk.data) for chunk in chunks) < 1 << 20
+    assert chunks[-1].data.endswith("end\n")
+    assert len(tail(log.path("stdout"), 100)) < 200
+
+
+async def test_a_log_that_is_missing_is_empty(log: Log) -> None:
+    for stream in ("stdout", "stderr"):
+        os.unlink(log.path(stream))
+    log.finish()
+    assert await read(log) == []
+    assert tail(log.path("stdout"), 100) == ""
+
+
+async def test_a_program_that_does_what_it_wants_with_its_stdout_harms_no_log(box: Box) -> None:
+    process = await box.processes.start(
+        [
+            "python3",
+            "-c",
+            "import fcntl, os\n"
+            "os.write(1, b'first\\n')\n"
+            "for act in (lambda: os.ftruncate(1, 0), lambda: os.lseek(1, 0, 0),\n"
+            "            lambda: os.pwrite(1, b'x', 0),\n"
+            "            lambda: os.posix_fallocate(1, 0, 1 << 40)):\n"
+            "    try:\n"
+            "        act(); print('done', flush=True)\n"
+            "    except OSError: pass\n"
+            "fcntl.fcntl(1, fcntl.F_SETFL, os.O_NONBLOCK)\n"
+            "os.write(1, b'last\\n')\n",
+        ]
+    )
+    assert await process.wait_for_exit(10) == 0
+    assert (await process.logs()).stdout == "first\nlast\n"
+
+
+async def test_a_watch_calls_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    calls: list[int] = []
+    with path.open("w") as file:
+        watches = [watch_log(file.fileno(), calls.append) for _ in range(2)]
+        for _ in range(3):
+            print("x", file=file, flush=True)
+        await asyncio.sleep(0.05)
+        assert 2 <= len(calls) <= 6
+        calls.clear()
+        watches[0].close()
+        print("y", file=file, flush=True)
+        await asyncio.sleep(0.05)
+        assert len(calls) == 1
+        watches[1].close()
+        watches[1].close()
+        print("z", file=file, flush=True)
+        await asyncio.sleep(0.05)
+        assert len(calls) == 1

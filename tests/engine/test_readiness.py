@@ -1,0 +1,219 @@
+"""Readiness: lines that are waited for, and ports that answer, with hostile ones among them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.lasting_box import Box, open_box
+from smokebox.engine import readiness
+from smokebox.engine.logs import LogChunk
+from smokebox.engine.readiness import LONGEST_LINE, Scanner
+from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.types import Stream
+
+SERVER = """
+import socket, sys, time
+family = socket.AF_INET6 if sys.argv[1] == "6" else socket.AF_INET
+server = socket.create_server(("::1" if sys.argv[1] == "6" else "127.0.0.1", 8080), family=family)
+print("listening", flush=True)
+while True:
+    client, _ = server.accept()
+    try:
+        {answer}
+    except OSError:
+        pass
+    client.close()
+"""
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Box]:
+    async with open_box(tmp_path) as box:
+        yield box
+
+
+def serve(answer: str, version: int = 4) -> list[str]:
+    return ["python3", "-c", SERVER.replace("{answer}", answer), str(version)]
+
+
+def chunk(data: str, stream: Stream = "stdout", dropped: int = 0) -> LogChunk:
+    return LogChunk(stream=stream, data=data, cursor="", dropped=dropped)
+
+
+async def test_a_line_that_is_there_already_is_found(box: Box) -> None:
+    process = await box.processes.start("echo before; echo Listening on 80; echo after; sleep 9")
+    await process.wait_for_log("after", 5)
+    found = await process.wait_for_log("Listening", 5)
+    assert (found.stream, found.line, found.text) == ("stdout", "Listening on 80", "Listening")
+
+
+async def test_a_line_to_come_is_found_on_either_stream(box: Box) -> None:
+    process = await box.processes.start("sleep 0.1; echo ready >&2; sleep 9")
+    found = await process.wait_for_log("ready", 5)
+    assert (found.stream, found.line) == ("stderr", "ready")
+
+
+async def test_a_pattern_gives_its_groups(box: Box) -> None:
+    process = await box.processes.start(r"printf 'x\nserving at http://h:8123/ now\r\n'; sleep 9")
+    found = await process.wait_for_log(re.compile(r"http://(\w+):(\d+)/(x)? now$"), 5)
+    assert found.groups == ("h", "8123", None)
+    assert found.line == "serving at http://h:8123/ now"
+
+
+async def test_an_unfinished_line_is_found(box: Box) -> None:
+    process = await box.processes.start("printf 'Password: '; sleep 9")
+    assert (await process.wait_for_log("Password:", 5)).line == "Password: "
+    assert (await process.wait_for_log(re.compile(r"^Pass.*: $"), 5)).text == "Password: "
+
+
+async def test_half_of_a_number_is_waited_out(box: Box) -> None:
+    process = await box.processes.start("printf 'port 80'; sleep 0.03; echo 80; sleep 9")
+    found = await process.wait_for_log(re.compile(r"port (\d+)"), 5)
+    assert found.groups == ("8080",)
+
+
+async def test_the_last_words_of_a_process_count(box: Box) -> None:
+    process = await box.processes.start("printf 'all done'")
+    assert (await process.wait_for_log(re.compile("done"), 5)).line == "all done"
+    await process.wait_for_exit(5)
+    assert (await process.wait_for_log("all", 5)).line == "all done"
+
+
+async def test_a_process_that_ends_first_is_named_with_its_last_lines(box: Box) -> None:
+    process = await box.processes.start(
+        "echo starting; printf 'no such \\033[31mmodule\\n' >&2; exit 2", process_id="web"
+    )
+    with pytest.raises(ProcessEnded, match=r"web.*code 2.*'ready'.*no such .\[31mmodule") as caught:
+        await process.wait_for_log("ready", 5)
+    assert (caught.value.fields["process"], caught.value.fields["exit_code"]) == ("web", 2)
+    assert "\033" not in str(caught.value)
+    with pytest.raises(ProcessEnded, match=r"port 8080"):
+        await process.wait_for_port(8080)
+
+
+async def test_a_line_that_does_not_come_in_time_is_named(box: Box) -> None:
+    process = await box.processes.start("sleep 9", process_id="web")
+    with pytest.raises(DeadlineExceeded, match=r"0.05 s.*web.*'ready'"):
+        await process.wait_for_log("ready", 0.05)
+
+
+@pytest.mark.parametrize("pattern", ["", b"x", re.compile(b"x"), None, 5])
+async def test_what_is_no_pattern_is_refused(box: Box, pattern: Any) -> None:
+    process = await box.processes.start("sleep 9")
+    with pytest.raises(InvalidOption, match="pattern"):
+        await process.wait_for_log(pattern)
+    with pytest.raises(InvalidOption, match="timeout"):
+        await process.wait_for_log("x", timeout=-1)
+
+
+def test_a_pattern_is_found_across_chunks_and_not_across_streams() -> None:
+    scanner = Scanner("hello")
+    assert scanner.feed(chunk("he")) is None
+    assert scanner.feed(chunk("llo", "stderr")) is None
+    found = scanner.feed(chunk("llo w"))
+    assert found is not None and found.line == "hello w"
+
+
+def test_a_pattern_does_not_reach_over_a_gap_or_a_line() -> None:
+    scanner = Scanner(re.compile("ab", re.DOTALL))
+    assert scanner.feed(chunk("a")) is None
+    assert scanner.feed(chunk("[dropped]", dropped=5)) is None
+    assert scanner.feed(chunk("b\na\nb\n")) is None
+
+
+def test_a_line_without_end_takes_a_bounded_memory() -> None:
+    scanner = Scanner("needle")
+    for _ in range(50):
+        assert scanner.feed(chunk("x" * LONGEST_LINE)) is None
+    found = scanner.feed(chunk("needle"))
+    assert found is not None and len(found.line) <= LONGEST_LINE
+
+
+async def test_a_web_server_is_ready_when_it_answers(box: Box) -> None:
+    process = await box.processes.start("sleep 0.2; exec python3 -m http.server 8080")
+    await process.wait_for_port(8080, timeout=15)
+    await process.wait_for_port(8080, mode="tcp", timeout=5)
+    await process.wait_for_port(8080, path="/none?x=1", status=404, timeout=5)
+    await process.wait_for_port(8080, path="/none", status=range(400, 405), timeout=5)
+    with pytest.raises(DeadlineExceeded, match=r"port 8080.*GET /none.*200-399"):
+        await process.wait_for_port(8080, path="/none", timeout=0.3)
+    assert "Traceback" not in (await process.logs()).stderr
+
+
+async def test_a_server_on_the_other_loopback_address_is_found(box: Box) -> None:
+    process = await box.processes.start(serve("pass", version=6))
+    await process.wait_for_port(8080, mode="tcp", timeout=15)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "client.sendall(b'hello')",
+        "client.sendall(b'HTTP/1.1 2000 OK\\r\\n')",
+        "client.sendall(b'HTTP/1.1 500 No\\r\\n\\r\\n')",
+        "time.sleep(60)",
+        "client.sendall(b'\\xff' * (1 << 24))",
+        "[client.sendall(b'H') or time.sleep(0.01) for _ in range(6000)]",
+    ],
+)
+async def test_a_server_that_answers_otherwise_is_not_ready(
+    box: Box, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "PROBE_SECONDS", 0.2)
+    process = await box.processes.start(serve(answer))
+    await process.wait_for_log("listening", 15)
+    with pytest.raises(DeadlineExceeded, match="8080"):
+        await process.wait_for_port(8080, timeout=0.5)
+
+
+async def test_a_port_wait_ends_with_the_process(box: Box) -> None:
+    process = await box.processes.start("sleep 0.2; echo crashed >&2; exit 1")
+    with pytest.raises(ProcessEnded, match="crashed"):
+        await process.wait_for_port(8080, timeout=10)
+
+
+async def test_a_port_of_the_host_is_no_port_of_the_sandbox(box: Box) -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    process = await box.processes.start("sleep 9")
+    with pytest.raises(DeadlineExceeded):
+        await process.wait_for_port(port, mode="tcp", timeout=0.2)
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": 0},
+        {"port": 65536},
+        {"port": "80"},
+        {"mode": "udp"},
+        {"path": "x"},
+        {"path": "/a b"},
+        {"path": "/\r\nX: y"},
+        {"path": "/ä"},
+        {"status": 99},
+        {"status": (300, 200)},
+        {"status": (200, "x")},
+        {"status": True},
+        {"status": range(200, 300, 2)},
+        {"interval": 0},
+        {"interval": float("inf")},
+        {"timeout": 0},
+    ],
+)
+async def test_bad_options_of_a_port_are_refused_by_name(box: Box, options: dict[str, Any]) -> None:
+    process = await box.processes.start("sleep 9")
+    [name] = options
+    with pytest.raises(InvalidOption, match=name):
+        await process.wait_for_port(**{"port": 8080, **options})
