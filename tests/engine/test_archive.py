@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import tarfile
+import tracemalloc
 import zlib
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,19 @@ class TestRoundTrip:
             set(os.listdir(tmp_path / "from")) - {"pipe"}
         )
         assert (root / "to/sub").stat().st_mtime == 5
+
+    async def test_any_size_in_little_memory(self, files: Files, root: Path) -> None:
+        (root / "from").mkdir()
+        with (root / "from/big").open("wb") as file:
+            file.truncate(100 << 20)
+        tracemalloc.start()
+        try:
+            await files.upload_tar("/to", files.download_tar("/from", compress=True))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert (root / "to/big").stat().st_size == 100 << 20
+        assert peak < 16 << 20
 
     async def test_one_file(self, files: Files, root: Path) -> None:
         (root / "a").write_text("a")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import signal
 import stat
 import threading
 import time
@@ -18,6 +20,7 @@ from smokebox.engine.rooted import Rooted
 from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
+    PathError,
     PathNotDirectory,
     PathNotFound,
     SmokeboxError,
@@ -199,6 +202,17 @@ class TestEscapes:
         files.remove("/d", recursive=True)
         assert os.listdir(root) == []
         assert untouched(root)
+
+    def test_a_leased_file_does_not_block(self, files: Rooted, root: Path) -> None:
+        (root / "leased").write_text("held")
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fd = os.open(root / "leased", os.O_RDWR)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(PathError):
+            files.read("/leased")
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+        assert files.read("/leased") == b"held"
 
     def test_a_hard_link_is_replaced_and_not_written_through(
         self, files: Rooted, root: Path

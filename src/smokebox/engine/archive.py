@@ -27,6 +27,7 @@ from smokebox.engine.places import DIRECTORY_MODE
 from smokebox.engine.replacing import Replacement, temporary_name
 from smokebox.engine.tarstream import BrokenTar, Inflater, Source, next_member, padded
 from smokebox.engine.trees import existing
+from smokebox.engine.workers import checkpoint
 from smokebox.errors import (
     AccessDenied,
     LimitReached,
@@ -88,6 +89,7 @@ def extract(
                 data = yield
                 with unpacking.failing():
                     for piece in inflater.feed(data):
+                        checkpoint()
                         unpacked = unpacked or _sent(run, piece)
                     if not data and not unpacked:
                         inflater.finish()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.opening import (
     LIST,
+    check_regular,
     closing,
     is_harmless_device,
     naming,
@@ -118,9 +119,7 @@ class Rooted(Places):
             if before is not None and not stat_bits.S_ISREG(before.st_mode):
                 raise not_regular(path, before.st_mode)
             with closing(open_child(place.parent, place.name, flags, FILE_MODE)) as fd:
-                mode = os.fstat(fd).st_mode
-                if not stat_bits.S_ISREG(mode):
-                    raise not_regular(path, mode)
+                check_regular(fd, path)
                 write_all(fd, data)
 
     def info(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:

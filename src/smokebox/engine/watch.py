@@ -24,7 +24,7 @@ from smokebox.engine.workers import checkpoint
 from smokebox.errors import LimitReached
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from smokebox.engine.inotify import Event
     from smokebox.engine.rooted import Rooted
@@ -70,10 +70,20 @@ class Change:
 
 
 class Observer:
-    """Watches a directory, or a file by its parent."""
+    """Watches a directory, or a file by its parent.
+
+    `count` tells how many directories all watches of the sandbox have together: the
+    kernel gives all sandboxes of a host one number.
+    """
 
     def __init__(
-        self, path: str, *, recursive: bool, include: tuple[str, ...], exclude: tuple[str, ...]
+        self,
+        path: str,
+        *,
+        recursive: bool,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+        count: Callable[[], int],
     ) -> None:
         self._path = path
         self._recursive = recursive
@@ -85,7 +95,13 @@ class Observer:
         self._leaving: dict[int, str] = {}
         self._taking_place: dict[int, Kind] = {}
         self._changes: list[Change] = []
+        self._count = count
         self.ended = False
+
+    @property
+    def directories(self) -> int:
+        """How many directories it watches."""
+        return len(self._paths)
 
     def run(self, files: Rooted) -> Generator[list[Change], None, None]:
         """Begin to watch, then give what happened each time it is asked."""
@@ -213,13 +229,14 @@ class Observer:
         return watched
 
     def _add(self, fd: int, folder: str) -> int:
-        if len(self._paths) >= MAX_DIRECTORIES:
+        watch = self._inotify.add(fd, _MASK)
+        if watch not in self._paths and self._count() >= MAX_DIRECTORIES:
+            self._inotify.remove(watch)
             raise LimitReached(
-                f"{self._path} has more than {MAX_DIRECTORIES} directories to watch.",
+                f"{self._path}: a sandbox may watch {MAX_DIRECTORIES} directories, and has them.",
                 hint="Exclude some, or watch one further down.",
                 limit=MAX_DIRECTORIES,
             )
-        watch = self._inotify.add(fd, _MASK)
         self._paths[watch] = folder
         return watch
 

@@ -130,7 +130,14 @@ class _Watch:
         self.end = 0
         self.news = asyncio.Event()
         self.ended = False
-        self.error: SmokeboxError | None = None
+        self.error: Exception | None = None
+        self.observer = Observer(
+            options.path,
+            recursive=options.recursive,
+            include=options.include,
+            exclude=options.exclude,
+            count=watches.directories,
+        )
         self.readers = 0
         self._watches = watches
         self._expiry: asyncio.TimerHandle | None = None
@@ -142,28 +149,23 @@ class _Watch:
 
     async def start(self, desk: Desk) -> None:
         """Begin to watch; what happens from here on is told."""
-        observer = Observer(
-            self.options.path,
-            recursive=self.options.recursive,
-            include=self.options.include,
-            exclude=self.options.exclude,
-        )
-        self._steps = await desk.open(observer.run)
+        steps = await desk.open(self.observer.run)
         try:
-            await self._steps.next()
+            await steps.next()
         except BaseException:
-            await self._steps.aclose()
+            await steps.aclose()
             raise
-        self._task = asyncio.create_task(self._pump(observer, self._steps))
+        self._task = asyncio.create_task(self._pump(steps))
 
-    async def _pump(self, observer: Observer, steps: Steps[list[Change], None]) -> None:
+    async def _pump(self, steps: Steps[list[Change], None]) -> None:
         try:
-            while not observer.ended:
-                await _readable(observer.fileno)
+            while not self.observer.ended:
+                await _readable(self.observer.fileno)
                 changes = await steps.next()
                 self._note(changes or [])
                 await asyncio.sleep(PAUSE)
-        except SmokeboxError as error:
+        except Exception as error:
+            # Whoever reads the stream gets it.
             self.error = error
         finally:
             await steps.aclose()
@@ -224,6 +226,10 @@ class Watches:
     def readers(self) -> int:
         """How many streams are open."""
         return sum(watch.readers for watch in self._by_name.values())
+
+    def directories(self) -> int:
+        """How many directories are watched, by all of them."""
+        return sum(watch.observer.directories for watch in list(self._by_name.values()))
 
     async def start(
         self,
