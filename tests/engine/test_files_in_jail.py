@@ -15,6 +15,8 @@ from smokebox.engine.images.image import Layer
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
+from smokebox.engine.opening import closing
+from smokebox.engine.trees import remove_tree
 from smokebox.engine.workers import Workers
 from smokebox.errors import AccessDenied, IsolationUnavailable, PathError, SymlinkLoop
 
@@ -62,8 +64,9 @@ async def inside(tmp_path: Path) -> AsyncIterator[Inside]:
         workers.close()
         await jail.kill()
         jail.close()
-        await jailer.remove(spec.directory)
         await jailer.aclose()
+        with closing(os.open(tmp_path, os.O_PATH)) as parent:
+            remove_tree(parent, "box", spec.directory)
 
 
 async def test_what_is_made_belongs_to_root_inside(inside: Inside) -> None:
