@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 
     from smokebox.engine.jail.api import Owner
 
-_SETFSUID, _SETFSGID, _CAPGET, _CAPSET = {
-    "x86_64": (122, 123, 125, 126),
-    "aarch64": (151, 152, 90, 91),
-}[os.uname().machine]
 _CLONE_FS = 0x200
 _VERSION_3 = 0x20080522
 # CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER and FSETID.
 _FOR_FILES = 0b11111
 _UMASK = 0o022
+_NOBODY = 0xFFFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_set_id = _libc["syscall"]
-_set_id.argtypes = (ctypes.c_long, ctypes.c_long)
-_set_id.restype = ctypes.c_long
-_capability_call = _libc["syscall"]
-_capability_call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-_capability_call.restype = ctypes.c_long
+# Unlike setuid and its like, these change the calling thread only.
+_setfsuid, _setfsgid = _libc.setfsuid, _libc.setfsgid
+_capget, _capset = _libc.capget, _libc.capset
+for _call in (_setfsuid, _setfsgid):
+    _call.argtypes = (ctypes.c_uint,)
+    _call.restype = ctypes.c_uint
+for _call in (_capget, _capset):
+    _call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _Header(ctypes.Structure):
@@ -56,14 +55,14 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.header = _Header(_VERSION_3, 0)
         self.usual = _Sets()
-        self.call(_CAPGET, self.usual)
+        _capget(ctypes.addressof(self.header), ctypes.addressof(self.usual))
         self.reduced = _Sets.from_buffer_copy(self.usual)
         self.reduced.effective_low = self.usual.permitted_low & _FOR_FILES
         self.reduced.effective_high = 0
         self.proved = False
 
-    def call(self, number: int, sets: _Sets) -> None:
-        if _capability_call(number, ctypes.addressof(self.header), ctypes.addressof(sets)):
+    def set(self, sets: _Sets) -> None:
+        if _capset(ctypes.addressof(self.header), ctypes.addressof(sets)):
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
 
@@ -85,12 +84,12 @@ class acting_as:
             return
         # Looked at first, as the change of identity takes capabilities away.
         reduced = _thread.reduced
-        _set_id(_SETFSGID, self._gid)
-        _set_id(_SETFSUID, self._uid)
+        _setfsgid(self._gid)
+        _setfsuid(self._uid)
         try:
             if not _thread.proved:
                 self._prove()
-            _thread.call(_CAPSET, reduced)
+            _thread.set(reduced)
         except BaseException:
             self._leave()
             raise
@@ -106,7 +105,7 @@ class acting_as:
 
     def _prove(self) -> None:
         # A change that is refused is not reported; an id that nobody has asks for the present.
-        if _set_id(_SETFSUID, -1) != self._uid or _set_id(_SETFSGID, -1) != self._gid:
+        if _setfsuid(_NOBODY) != self._uid or _setfsgid(_NOBODY) != self._gid:
             raise IsolationUnavailable(
                 f"the file identity {self._uid}:{self._gid} could not be taken.",
                 hint="Run the engine with CAP_SETUID and CAP_SETGID.",
@@ -115,9 +114,9 @@ class acting_as:
         _thread.proved = True
 
     def _leave(self) -> None:
-        _set_id(_SETFSUID, 0)
-        _set_id(_SETFSGID, 0)
-        _thread.call(_CAPSET, _thread.usual)
+        _setfsuid(0)
+        _setfsgid(0)
+        _thread.set(_thread.usual)
 
 
 def own_umask() -> None:
