@@ -86,7 +86,12 @@ def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
     return {pid: groups[pid] for pid in below if pid in groups}
 
 
-def signal_tree(root: int, *signals: int, without: Collection[int] = ()) -> None:
+def signal_tree(
+    root: int,
+    *signals: int,
+    without: Collection[int] = (),
+    below: Callable[[int, Collection[int]], dict[int, int]] = descendants,
+) -> None:
     """Send signals to everything below `root`, which cannot fork its way out meanwhile.
 
     Groups are stopped first, until no unknown one shows up. A signal to a group is atomic
@@ -94,7 +99,7 @@ def signal_tree(root: int, *signals: int, without: Collection[int] = ()) -> None
     """
     stopped: set[int] = set()
     for _ in range(100):
-        fresh = set(descendants(root, without).values()) - stopped
+        fresh = set(below(root, without).values()) - stopped
         if not fresh:
             break
         for group in fresh:
@@ -113,6 +118,9 @@ def _signal_group(group: int, number: int) -> None:
 
 class Minder:
     """Starts one command and owns all that comes of it."""
+
+    # Whether an orphan of the command becomes a child of its minder.
+    subreaper = True
 
     def __init__(
         self, control: socket.socket, owner: int | None, wake: int, tell: Callable[[bytes], None]
@@ -195,6 +203,14 @@ class Minder:
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
 
+    def below(self, root: int, without: Collection[int] = ()) -> dict[int, int]:
+        """Every living process that a minder has, with its process group."""
+        return descendants(root, without)
+
+    def signal_all(self, *signals: int) -> None:
+        """Send signals to everything that this minder has."""
+        signal_tree(os.getpid(), *signals, below=self.below)
+
     def receive(self) -> tuple[list[int], list[bytes]] | None:
         data, fds = receive_fds(self.control, _READ, 5)
         while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
@@ -271,7 +287,7 @@ class Minder:
 
     def terminate(self) -> None:
         """Ask the tree to end, and after the grace, or when told to, end it."""
-        signal_tree(os.getpid(), signal.SIGTERM, signal.SIGCONT)
+        self.signal_all(signal.SIGTERM, signal.SIGCONT)
         until = time.monotonic() + self.grace
         while not self.childless:
             if self.next(until) != "child":
@@ -282,7 +298,7 @@ class Minder:
         """Kill the tree. A process that the kernel holds gets at most `KILL_SECONDS`."""
         until = time.monotonic() + KILL_SECONDS
         while not self.childless and time.monotonic() < until:
-            signal_tree(os.getpid(), signal.SIGKILL)
+            self.signal_all(signal.SIGKILL)
             self.await_child(0.05)
 
     def await_child(self, seconds: float) -> None:
@@ -322,6 +338,9 @@ class Keeper:
     pid when they are busy (`+`) and idle again (`-`). So most commands need no fork here.
     """
 
+    # How long a minder waits for the next command; None is for ever.
+    patience: float | None = IDLE_SECONDS
+
     def __init__(self, requests: socket.socket, owner: int | None) -> None:
         self.requests = requests
         self.owner = owner
@@ -331,7 +350,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the owner closes its end or is gone, and see the minders off."""
-        _become_subreaper()
+        self.gather()
         wake = _wake_on_child_exit()
         self.serve(wake)
         # Some containers have nobody else to reap them.
@@ -377,14 +396,14 @@ class Keeper:
 
     def mind(self) -> None:
         """Be a minder: of one command after the other, while they leave nothing behind."""
-        _become_subreaper()
+        self.gather()
         wake = _wake_on_child_exit()
-        keeper = os.pidfd_open(os.getppid())
+        keeper = self.watch_parent()
         poll = select.poll()
         for fd in (self.owner, keeper, self.requests.fileno()):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        while ready := dict(poll.poll(IDLE_SECONDS * 1000)):
+        while ready := dict(poll.poll(self.patience and self.patience * 1000)):
             hangup = ready.get(self.requests.fileno(), 0) & select.POLLHUP
             if hangup or self.owner in ready or keeper in ready:
                 return
@@ -394,6 +413,14 @@ class Keeper:
                     if not self.minder(control, wake).run():
                         return
         self.say(b"+")
+
+    def gather(self) -> None:
+        """See to it that what comes to be below this process can be found there."""
+        _become_subreaper()
+
+    def watch_parent(self) -> int | None:
+        """A descriptor that can be read when the keeper is gone; None if all goes with it."""
+        return os.pidfd_open(os.getppid())
 
     def minder(self, control: socket.socket, wake: int) -> Minder:
         """What minds the command behind `control`."""
@@ -435,8 +462,12 @@ class Keeper:
                 self.idle.discard(pid)
                 if pid in self.minders:
                     self.minders.discard(pid)
-                    if os.WIFSIGNALED(status):
-                        self.sweep()
+                    self.part_with(pid, status)
+
+    def part_with(self, minder: int, status: int) -> None:
+        """Clear up after a minder that has ended."""
+        if os.WIFSIGNALED(status):
+            self.sweep()
 
     def sweep(self) -> None:
         """Kill what a minder left that was itself killed: it has come to be below us."""

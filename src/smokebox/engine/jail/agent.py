@@ -252,7 +252,7 @@ class JailMinder(Minder):
         """Signal what a minder has: the group of its leader, or all of it; or the minder."""
         try:
             if scope == TREE:
-                signal_tree(int(minder), int(number), signal.SIGCONT)
+                signal_tree(int(minder), int(number), signal.SIGCONT, below=self.below)
             elif scope == MINDER:
                 os.kill(int(minder), int(number))
             else:

@@ -16,7 +16,6 @@ from smokebox.sandbox.keeper import (
     ALONE,
     EXITED,
     KILL_SECONDS,
-    descendants,
     receive_fds,
 )
 
@@ -40,8 +39,9 @@ class MindedShell:
         self.minder = minder
         self.earlier: set[int] = set()
         self.due: float | None = None
-        # Not every kernel lists the children of a process.
-        self.listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+        # Not every kernel lists the children of a process, or gives us its orphans.
+        listing = f"/proc/self/task/{os.getpid()}/children"
+        self.listed = minder.subreaper and os.path.exists(listing)
 
     def mind(self) -> None:
         """Report the shell's end, and stay while anything of it is left or until told."""
@@ -115,12 +115,12 @@ class MindedShell:
 
     def fresh(self) -> set[int]:
         """What the command has started, and still lives."""
-        return set(descendants(os.getpid())) - self.earlier - {self.minder.leader}
+        return set(self.minder.below(os.getpid())) - self.earlier - {self.minder.leader}
 
     def below(self) -> set[int]:
         """All that is below the minder."""
         if not self.listed:
-            return set(descendants(os.getpid()))
+            return set(self.minder.below(os.getpid()))
         found: list[int] = _children(os.getpid())
         for pid in found:
             found += _children(pid)
