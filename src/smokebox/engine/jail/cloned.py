@@ -1,0 +1,368 @@
+"""A jail whose first process our zygote cloned, seen from the engine, whatever the tier.
+
+As root each jail has a range of ids of its own, and its layers are mapped to them. As an
+ordinary user it has one id: root inside is that user outside.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smokebox.engine.jail import errands, ids
+from smokebox.engine.jail.api import JailSpec, JailState, JailStats, Owner, Tier
+from smokebox.engine.jail.box import lay_out, listen
+from smokebox.engine.jail.cell import MESSAGE_SIZE
+from smokebox.engine.jail.cgroups import Cgroup, detect, rlimits_for
+from smokebox.engine.jail.zygotes import Born, Zygote
+from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError
+from smokebox.sandbox.keeper import receive_fds
+
+if TYPE_CHECKING:
+    from smokebox.engine.limits import Limits
+
+BUILD_SECONDS = 30.0
+KILL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a tier tells the zygote of a jail, and the descriptors that it sends along."""
+
+    words: dict[str, object] = field(default_factory=dict)
+    fds: tuple[int, ...] = ()
+
+
+class ClonedJail:
+    """One jail, seen from the engine."""
+
+    def __init__(
+        self,
+        state: JailState,
+        *,
+        run: int,
+        pidfd: int,
+        root: int,
+        cgroup: Cgroup,
+        setup: socket.socket | None = None,
+    ) -> None:
+        self._state = state
+        self._run = run
+        self._pidfd = pidfd
+        self._root = root
+        self._cgroup = cgroup
+        self._setup = setup
+        self._ended = asyncio.Event()
+        self._closed = False
+        self._frozen = False
+        asyncio.get_running_loop().add_reader(pidfd, self._end)
+
+    @property
+    def state(self) -> JailState:
+        """What `adopt` needs to find it again."""
+        return self._state
+
+    @property
+    def owner(self) -> Owner:
+        """Whose files these are, seen from outside."""
+        gid = self._state.first_uid if self._state.uids > 1 else os.getegid()
+        return Owner(uid=self._state.first_uid, gid=gid, count=self._state.uids)
+
+    @property
+    def root(self) -> int:
+        """An O_PATH descriptor of the root directory."""
+        return self._root
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first process runs."""
+        return not self._ended.is_set()
+
+    async def enter(self, hostname: str, limits: Limits) -> None:
+        """Give the jail its name and limits, and lock its door behind it."""
+        assert self._setup is not None, "a jail is entered once"
+        words = {"hostname": hostname, "rlimits": self.rlimits(limits)}
+        await self.set_limits(limits)
+        with self._setup as setup:
+            self._setup = None
+            setup.send(json.dumps(words).encode())
+            _, fds = await hear(setup)
+        for fd in fds:
+            os.close(fd)
+
+    def rlimits(self, limits: Limits) -> dict[int, int]:
+        """What each process of it is held to, for those limits."""
+        return rlimits_for(limits, self._state.enforcement)
+
+    async def connect(self) -> socket.socket:
+        """A control socket to one minder."""
+        control = socket.socket(socket.AF_UNIX)
+        control.setblocking(False)
+        until = time.monotonic() + errands.ANSWER_SECONDS
+        while True:
+            try:
+                control.connect(f"/proc/self/fd/{self._run}/agent.sock")
+                return control
+            except BlockingIOError:
+                # A burst has filled the queue of the listening socket.
+                if time.monotonic() > until:
+                    control.close()
+                    raise self._gone("does not answer") from None
+                await asyncio.sleep(0.002)
+            except OSError:
+                control.close()
+                raise self._gone("is gone") from None
+
+    async def wait(self) -> None:
+        """Return when its first process has ended."""
+        await self._ended.wait()
+
+    async def freeze(self) -> None:
+        """Stop every process in it."""
+        self._frozen = True
+        await asyncio.to_thread(self._cgroup.freeze)
+
+    async def thaw(self) -> None:
+        """Let them go on."""
+        await asyncio.to_thread(self._cgroup.thaw)
+        self._frozen = False
+
+    async def stats(self) -> JailStats:
+        """What it uses at this moment."""
+        return await asyncio.to_thread(self._cgroup.stats)
+
+    async def set_limits(self, limits: Limits) -> None:
+        """Hold it to other limits from here on."""
+        await asyncio.to_thread(self._cgroup.set_limits, limits)
+
+    async def kill(self) -> None:
+        """Kill everything in it, and wait until the kernel has let it go."""
+        if self._closed:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._frozen:
+            # What is frozen by cgroup v1 does not even die.
+            await self.thaw()
+        try:
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            raise ServiceUnavailable(
+                f"jail {self._state.key} does not end: the kernel holds a process of it.",
+                hint="Try again; if it stays, something below (a disk, a mount) is stuck.",
+                service="kernel",
+            ) from None
+        self.close()
+        await asyncio.to_thread(self._cgroup.remove)
+
+    def close(self) -> None:
+        """Let go of descriptors and leave it running."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._ended.set()
+        if self._setup is not None:
+            self._setup.close()
+        for fd in (self._run, self._pidfd, self._root):
+            os.close(fd)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._ended.set()
+
+    def _gone(self, what: str) -> SandboxGone:
+        return SandboxGone(
+            f"jail {self._state.key} {what}.",
+            hint="Run the command again: the sandbox starts afresh.",
+            reason="jail ended" if not self.alive else "agent silent",
+        )
+
+
+class CloningJailer(abc.ABC):
+    """Makes jails that start as a clone, and finds them again; a tier says how they differ."""
+
+    def __init__(self) -> None:
+        self._zygote = Zygote()
+        self._hierarchy = detect()
+
+    @property
+    @abc.abstractmethod
+    def tier(self) -> Tier:
+        """Its name."""
+
+    @abc.abstractmethod
+    def explain(self, error: OSError) -> SmokeboxError:
+        """What the refusal to make a jail means, and what mends it."""
+
+    def jail(
+        self,
+        state: JailState,
+        *,
+        run: int,
+        pidfd: int,
+        root: int,
+        cgroup: Cgroup,
+        setup: socket.socket | None = None,
+    ) -> ClonedJail:
+        """A jail of this tier, from what holds it."""
+        return ClonedJail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup, setup=setup)
+
+    def bounds(self, limits: Limits) -> Limits:
+        """What the cgroup of a jail is held to, for those limits."""
+        return limits
+
+    async def order(self, spec: JailSpec, stack: contextlib.ExitStack) -> Order:
+        """What the zygote is told besides; `stack` is closed when it has been."""
+        return Order()
+
+    async def furnish(self, setup: socket.socket) -> None:
+        """What is to be done once the jail stands and is counted."""
+
+    async def make(self, spec: JailSpec) -> ClonedJail:
+        """A jail that waits for `enter`; until then it dies with this process."""
+        lay_out(spec.directory, len({layer.target for layer in spec.layers}))
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
+            order = await self.order(spec, always)
+            cgroup = await asyncio.to_thread(
+                self._hierarchy.create, spec.key, self.bounds(spec.limits)
+            )
+            on_failure.callback(cgroup.remove)
+            held = ids.take()
+            always.callback(held.close)
+            box = os.open(spec.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            always.callback(os.close, box)
+            listener = always.enter_context(listen(box))
+            setup, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            on_failure.callback(setup.close)
+            always.enter_context(theirs)
+            setup.setblocking(False)
+            fds = [theirs.fileno(), listener.fileno(), *order.fds]
+            if held.lock is not None:
+                fds.append(held.lock.fileno())
+            if (inside := cgroup.open()) is not None:
+                always.callback(os.close, inside)
+                fds.append(inside)
+            words = {
+                "key": spec.key,
+                "directory": spec.directory,
+                "layers": [[layer.path, layer.target] for layer in spec.layers],
+                "first_uid": held.owner.uid,
+                "uids": held.owner.count,
+                "cgroup": inside is not None,
+                **order.words,
+            }
+            try:
+                born = await self._zygote.make(words, fds)
+                on_failure.callback(kill_now, born)
+                root = await self._build(born, setup, cgroup)
+                on_failure.callback(os.close, root)
+                await self.furnish(setup)
+            except OSError as error:
+                if isinstance(error, SmokeboxError):
+                    raise
+                raise self.explain(error) from error
+            run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            state = JailState(
+                tier=self.tier,
+                key=spec.key,
+                pid=born.pid,
+                started=start_time(born.pid),
+                first_uid=held.owner.uid,
+                uids=held.owner.count,
+                enforcement=self._hierarchy.enforcement,
+            )
+            jail = self.jail(
+                state, run=run, pidfd=born.pidfd, root=root, cgroup=cgroup, setup=setup
+            )
+            on_failure.pop_all()
+            return jail
+
+    async def adopt(self, spec: JailSpec, state: JailState) -> ClonedJail | None:
+        """The running jail of another engine's time, or None when it is gone."""
+        try:
+            pidfd = os.pidfd_open(state.pid)
+        except OSError:
+            return None
+        if start_time(state.pid) != state.started:
+            os.close(pidfd)
+            return None
+        run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        cgroup = self._hierarchy.adopt(state.key, state.pid)
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        jail = self.jail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup)
+        try:
+            os.dup2(await errands.open_root(jail), root, inheritable=False)
+        except SandboxGone:
+            await jail.kill()
+            return None
+        return jail
+
+    async def aclose(self) -> None:
+        """Stop what makes jails. Entered jails run on."""
+        self._zygote.close()
+
+    async def _build(self, born: Born, setup: socket.socket, cgroup: Cgroup) -> int:
+        """Wait until the child stands in its root, and is counted; a descriptor of that root."""
+        attaching = asyncio.create_task(self._attach(born, cgroup))
+        try:
+            _, fds = await hear(setup)
+        except OSError:
+            # What the child said of its end is worth more than that it was not there.
+            await asyncio.wait([attaching])
+            raise
+        await attaching
+        if len(fds) != 1:
+            raise OSError(errno.EPROTO, "the jail gave no root")
+        return fds[0]
+
+    async def _attach(self, born: Born, cgroup: Cgroup) -> None:
+        if not cgroup.joined:
+            await asyncio.to_thread(cgroup.attach, born.pid)
+
+
+async def hear(setup: socket.socket) -> tuple[dict[str, object], list[int]]:
+    """What the child says of its set-up; raises OSError with what stopped it."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(setup, lambda: None if readable.done() else readable.set_result(None))
+    try:
+        async with asyncio.timeout(BUILD_SECONDS):
+            await readable
+    except TimeoutError:
+        raise OSError(errno.ETIMEDOUT, "the jail took too long to build") from None
+    finally:
+        loop.remove_reader(setup)
+    message, fds = receive_fds(setup, MESSAGE_SIZE, 1)
+    if not message:
+        raise OSError(errno.ESRCH, "the jail ended while it was built")
+    words = json.loads(message)
+    if "error" in words:
+        raise OSError(words["error"], f"{words['text']} ({words['stage']})")
+    return words, fds
+
+
+def kill_now(born: Born) -> None:
+    """Kill a jail that was never finished."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(born.pidfd, signal.SIGKILL)
+    os.close(born.pidfd)
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b") ")[2].split()[19])
+    except OSError:
+        return 0
