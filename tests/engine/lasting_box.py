@@ -39,6 +39,7 @@ class Box:
         self.directory = f"{home}/box"
         self.jailer = NamespaceJailer()
         self.generation = 1
+        self.limits = Limits()
         self.uses = 0
         self.jail: Jail
         self.record: Record
@@ -61,7 +62,7 @@ class Box:
             "cwd": "/workspace",
             "shell": "/bin/bash",
             "read": self.read,
-            "limits": Limits(),
+            "limits": self.limits,
             "default_user": "root",
             "spills": SpillFolder(),
         }
@@ -80,12 +81,13 @@ class Box:
         finally:
             self.uses -= 1
 
+    async def locate(self) -> str:
+        return self.directory
+
     async def open(self) -> None:
         """The record, and what reads it."""
         self.record = await Record.open(f"{self.home}/record.db")
-        self.processes = Processes(
-            id="box", directory=self.directory, record=self.record, use=self.use
-        )
+        self.processes = Processes(id="box", locate=self.locate, record=self.record, use=self.use)
 
     async def wake(self) -> None:
         self.jail = await self.jailer.make(self.spec)

@@ -112,7 +112,7 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
     collect(output, b"0123456789", 5)
     output.abandon()
     path = tmp_path / "stream"
-    output._spill = Spill(folder, str(path), FileIO("/dev/full", "w"))
+    output._spill = Spill(folder, str(path), str(path), FileIO("/dev/full", "w"))
     collect(output, b"abcdefghij", 5)
     captured = output.finish()
     assert captured.file is None

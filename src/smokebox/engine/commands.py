@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,9 @@ async def stream(
     """Run a program and give its output as it is written, then how it ended."""
     starting = functools.partial(start, run, program, timeout=timeout, stdin=stdin)
     try:
-        async for item in stream_of(starting, timeout=timeout, rate=rate):
-            yield item
+        async with contextlib.aclosing(stream_of(starting, timeout=timeout, rate=rate)) as items:
+            async for item in items:
+                yield item
     except CannotStart as failure:
         yield OutputChunk("stderr", f"smokebox: {failure}\n")
         yield ExecResult(exit_code=failure.exit_code)
@@ -69,9 +71,10 @@ async def start(
     """Start a program that ends with whoever holds it."""
     timeout = check_timeout(timeout)
     data = None if stdin is None else encode_option("stdin", stdin)
+    request = program.pack(agent.RUN, timeout=timeout)
     return await Process.begin(
         await run.jail.connect(),
-        program.pack(agent.RUN, timeout=timeout),
+        request,
         explain=program.explain,
         timeout=timeout,
         stdin=data,

@@ -34,8 +34,8 @@ class Files:
     """The files of a sandbox.
 
     `root` gives the descriptor and the owner of the sandbox's root, waking it if need be;
-    relative paths start at `cwd`. A watch that nobody reads stays for `linger` seconds.
-    Everything raises the classes of `smokebox.errors`.
+    relative paths start at `cwd`, an absolute directory. Everything raises the classes of
+    `smokebox.errors`.
     """
 
     def __init__(
@@ -47,15 +47,10 @@ class Files:
         max_read: int = MAX_READ,
         linger: float = LINGER,
     ) -> None:
-        self._cwd = cwd
+        self.cwd = cwd
         self._max_read = max_read
         self._desk = Desk(root, workers)
         self._watches = Watches(self._desk, linger=linger)
-
-    @property
-    def cwd(self) -> str:
-        """The absolute directory where relative paths start."""
-        return self._cwd
 
     @property
     def busy(self) -> bool:
@@ -64,7 +59,7 @@ class Files:
 
     def resolve_path(self, path: str) -> str:
         """The absolute form of `path`, without looking at any file."""
-        return resolve(path, self._cwd)
+        return resolve(path, self.cwd)
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""

@@ -25,7 +25,7 @@ from smokebox.errors import Conflict, InvalidOption, NotFound, SandboxGone, Smok
 from smokebox.sandbox.options import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.limits import ProcessLimits
@@ -40,20 +40,21 @@ MOST_LOGS = 1 << 30
 class Processes:
     """What long-running processes a sandbox has, and had lately.
 
-    `directory` is the sandbox's own on the host, as in `Run`. `use` gives the sandbox's run,
-    woken if need be; reading about processes, or their logs, never wakes it.
+    `locate` gives the sandbox's directory on the host, as in `Run`. `use` gives the sandbox's
+    run, woken if need be; reading about processes, or their logs, never wakes it.
     """
 
     def __init__(
         self,
         *,
         id: str,
-        directory: str,
+        locate: Callable[[], Awaitable[str]],
         record: Record,
         use: Callable[[], AbstractAsyncContextManager[Run]],
     ) -> None:
         self._id = id
-        self._directory = directory
+        self._locate = locate
+        self._directory = ""
         self._record = record
         self._use = use
         self._known: dict[str, LastingProcess] = {}
@@ -77,7 +78,8 @@ class Processes:
     ) -> LastingProcess:
         """Start a process that runs until it ends, is killed, or the sandbox sleeps.
 
-        It outlives this engine. `timeout` is how long it may live: its minder in the sandbox
+        It outlives this engine. Its output is held to the `output_rate` of the sandbox.
+        `timeout` is how long it may live: its minder in the sandbox
         keeps that time, and ends it with code 124. Without `stdin` it reads /dev/null.
         A program that is not there raises `PathNotFound`, one that cannot be run
         `AccessDenied`, a bad `cwd` what is wrong with it; nothing of such a start is left.
@@ -193,6 +195,9 @@ class Processes:
         async with self._loading:
             if self._loaded:
                 return
+            self._directory = await self._locate()
+            if not self._directory:
+                return
             for row in await self._record.rows(ProcessRow, self._id):
                 self._known[row.process_id] = self._process(row)
             self._loaded = True
@@ -225,13 +230,14 @@ class Processes:
             )
             process.lifetime.begin(told)
             await self._record.write(put(process.row))
+            process.lifetime.attach(run)
         except BaseException:
+            process.close()
             await launching.abandon(run, process.stem)
             self._known.pop(row.process_id, None)
             with contextlib.suppress(SandboxGone):
                 await self._record.write(delete(ProcessRow, *_key(row)))
             raise
-        process.lifetime.attach(run)
 
     async def _undo(self, run: Run, starting: asyncio.Task[None], process: LastingProcess) -> None:
         """End and forget a process whose start nobody waited for."""

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from smokebox.engine.images.image import Image
     from smokebox.engine.jail.api import Jail
-    from smokebox.engine.limits import ProcessLimits
+    from smokebox.engine.limits import Limits, ProcessLimits
+    from smokebox.sandbox.spill import SpillFolder
 
 Command: TypeAlias = str | Sequence[str]
 
@@ -93,7 +94,8 @@ class Program:
 class Run:
     """A woken sandbox. What it gives is good until the sandbox sleeps again.
 
-    `read` reads a file of the sandbox, and `generation` counts its runs.
+    `read` reads a file of the sandbox, `generation` counts its runs, and `spills` holds what
+    its commands write, where they can read it again.
     """
 
     id: str
@@ -103,7 +105,10 @@ class Run:
     image: Image
     env: dict[str, str]
     cwd: str
+    default_user: str
     shell: str
+    limits: Limits
+    spills: SpillFolder
     read: Callable[[str], Awaitable[bytes]]
 
     async def program(
@@ -138,7 +143,7 @@ class Run:
 
     async def user(self, name: str | None) -> User:
         """A user of the sandbox, as its own files have them."""
-        name = check_user(name) if name is not None else self.image.user
+        name = check_user(name) if name is not None else self.default_user
         if name in ("root", "0"):
             return ROOT
         owner = self.jail.owner

@@ -94,7 +94,7 @@ class Output:
         self.flush()
         if self._spill is not None:
             self._spill.finish()
-        file = self._spill.path if self._spill is not None else None
+        file = self._spill.shown if self._spill is not None else None
         head = _whole_end(self._head[0])
         tail = _whole_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
         text = head.decode("utf-8", "replace")

@@ -17,13 +17,22 @@ MAX_SPILL_BYTES = 1 << 30
 class SpillFolder:
     """A private folder for streams that are too long for memory. Safe from several threads.
 
-    Made with the first file and removed by `close`, or with the last reference. When
-    there are too many files or bytes in it the oldest finished ones go.
+    Made with the first file, in `parent` or among the system's temporary files, and removed
+    by `close`, or with the last reference. When there are too many files or bytes in it the
+    oldest finished ones go. A sandbox that sees `parent` at another path says so by
+    `seen_at`; its own users may read then.
     """
 
     def __init__(
-        self, *, max_files: int = MAX_SPILL_FILES, max_bytes: int = MAX_SPILL_BYTES
+        self,
+        *,
+        parent: str | None = None,
+        seen_at: str | None = None,
+        max_files: int = MAX_SPILL_FILES,
+        max_bytes: int = MAX_SPILL_BYTES,
     ) -> None:
+        self._parent = parent
+        self._seen_at = seen_at
         self._max_files = max_files
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -35,10 +44,16 @@ class SpillFolder:
         """Begin a file, or raise OSError."""
         with self._lock:
             if self._path is None:
-                self._path = tempfile.mkdtemp(prefix="smokebox-output-")
+                self._path = tempfile.mkdtemp(prefix="smokebox-output-", dir=self._parent)
                 self._remove = weakref.finalize(self, _remove, self._path, os.getpid())
             fd, path = tempfile.mkstemp(dir=self._path, prefix="stream-", suffix=".txt")
-            spill = Spill(self, path, FileIO(fd, "w"))
+            shown = path
+            if self._seen_at is not None:
+                os.chmod(self._path, 0o755)
+                os.fchmod(fd, 0o644)
+                folder = os.path.basename(self._path)
+                shown = os.path.join(self._seen_at, folder, os.path.basename(path))
+            spill = Spill(self, path, shown, FileIO(fd, "w"))
             self._spills.append(spill)
             self._evict(keep=spill)
             return spill
@@ -83,8 +98,9 @@ class SpillFolder:
 class Spill:
     """One stream on its way to disk. One thread writes, any may drop it."""
 
-    def __init__(self, folder: SpillFolder, path: str, file: FileIO) -> None:
+    def __init__(self, folder: SpillFolder, path: str, shown: str, file: FileIO) -> None:
         self.path = path
+        self.shown = shown
         self.size = 0
         self.finished = False
         self._folder = folder

@@ -148,10 +148,6 @@ class Jailer(Protocol):
         """The running jail of another engine's time, or None when it is gone."""
         ...
 
-    async def remove(self, directory: str) -> None:
-        """Delete a jail's directory, whoever owns the files in it."""
-        ...
-
     async def aclose(self) -> None:
         """Stop what makes jails. Entered jails run on."""
         ...

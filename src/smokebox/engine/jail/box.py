@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 
 # Others may pass through, and see nothing: root inside is nobody out here, and the state
@@ -50,8 +49,3 @@ def listen(box: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def remove_tree(directory: str) -> None:
-    """Delete a directory that holds whatever a sandbox made of it. Absence is fine."""
-    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""Watches what no kernel limit holds: the disk always, and memory where there is no cgroup."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from smokebox.engine.disk import DiskWatch
+from smokebox.errors import SmokeboxError
+
+if TYPE_CHECKING:
+    from smokebox.engine.lifecycle import Lifecycle
+    from smokebox.engine.run import Run
+
+MEMORY_SECONDS = 0.5
+
+
+class Guard:
+    """Ends the run of a sandbox that takes more than it may, and says why."""
+
+    def __init__(self, boxes: str) -> None:
+        self._disk = DiskWatch(boxes, over=self._over, low=self._low)
+        self._lives: dict[str, Lifecycle] = {}
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._keep(asyncio.create_task(self._disk.run()))
+        self._keep(asyncio.create_task(self._watch_memory()))
+
+    def watch(self, life: Lifecycle, run: Run) -> None:
+        """Watch a run; again when its limits change."""
+        key = run.jail.state.key
+        self._lives[key], self._runs[key] = life, run
+        fresh = run.generation == 1 and self._disk.used(key) is None
+        self._disk.watch(key, run.directory, run.limits.disk, fresh=fresh)
+
+    def forget(self, run: Run) -> None:
+        """Watch a run no longer."""
+        key = run.jail.state.key
+        self._disk.forget(key)
+        self._lives.pop(key, None)
+        self._runs.pop(key, None)
+
+    async def aclose(self) -> None:
+        """Stop looking."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _over(self, key: str, used: int) -> None:
+        run = self._runs.get(key)
+        if run is not None and run.limits.disk is not None:
+            limit = run.limits.disk
+            self._stop(key, f"its files take {used / 1e9:.2f} GB of disk, above {limit / 1e9:g} GB")
+
+    def _low(self, key: str, used: int) -> None:
+        self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")
+
+    def _stop(self, key: str, reason: str) -> None:
+        life = self._lives.get(key)
+        if life is not None:
+            self._keep(asyncio.create_task(life.stop(reason)))
+
+    async def _watch_memory(self) -> None:
+        """Where only rlimits hold, each process is bound, and here their sum."""
+        while True:
+            await asyncio.sleep(MEMORY_SECONDS)
+            for key, run in list(self._runs.items()):
+                limit = run.limits.memory
+                if run.jail.state.enforcement != "rlimits" or limit is None:
+                    continue
+                with contextlib.suppress(SmokeboxError, OSError):
+                    used = (await run.jail.stats()).memory
+                    if used is not None and used > limit:
+                        self._stop(key, f"it took {used >> 20} MiB of memory, above {limit >> 20}")
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,197 @@
+"""The engine of one state directory: its sandboxes by id, found again after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Self, Unpack
+
+from smokebox.engine.guard import Guard
+from smokebox.engine.home import Home, open_home
+from smokebox.engine.images.store import open_store
+from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.namespaces import NamespaceJailer
+from smokebox.engine.limits import Limits
+from smokebox.engine.names import check_id, check_labels, random_id
+from smokebox.engine.options import SandboxOptions, parse_options
+from smokebox.engine.pool import Pool
+from smokebox.engine.record import Record
+from smokebox.engine.sandbox import Sandbox, SandboxInfo, info_of
+from smokebox.engine.workers import Workers
+from smokebox.engine.workshop import Workshop, tag_of
+from smokebox.errors import SandboxGone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from smokebox.engine.jail.api import Jailer, Tier
+    from smokebox.engine.record_rows import SandboxStatus
+
+POOL_SIZE = 2
+_ADOPT_AT_ONCE = 32
+
+
+class Host:
+    """Every sandbox of one state directory, and the only one who touches it.
+
+    `async with await Host.open(path) as host`, or `aclose` at the end. Used on the event
+    loop that opened it.
+    """
+
+    def __init__(self, shop: Workshop, guard: Guard) -> None:
+        self._shop = shop
+        self._guard = guard
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        tier: Tier = "namespaces",
+        pool: int = POOL_SIZE,
+        images: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Take a state directory, and take over what still runs of its sandboxes.
+
+        `home` is by default SMOKEBOX_HOME, or the user's data directory. `tier` is what
+        isolates a sandbox that asks for nothing else, `pool` how many are made ahead, and
+        `images` where layers are kept, by default in the state directory.
+        """
+        place = await asyncio.to_thread(open_home, home)
+        try:
+            record = await Record.open(place.record)
+        except BaseException:
+            place.close()
+            raise
+        guard = Guard(place.boxes)
+        layers = os.fspath(images) if images is not None else os.path.join(place.path, "images")
+        host = cls(_workshop(place, record, guard, tier, pool, layers), guard)
+        try:
+            await host._take_over()
+        except BaseException:
+            await host.aclose(detach=True)
+            raise
+        guard.start()
+        return host
+
+    @property
+    def home(self) -> str:
+        """The state directory."""
+        return self._shop.home.path
+
+    def sandbox(self, id: str, **options: Unpack[SandboxOptions]) -> Sandbox:
+        """The sandbox of that id, whether it runs, sleeps, or was never made.
+
+        Nothing starts until the first call to it. Options that are given hold from that
+        call on, also for one that is there; its image and tier cannot change.
+        """
+        self._check_open()
+        asked = parse_options("Host.sandbox()", options)
+        sandbox = self._owner(check_id(id))
+        sandbox.ask(asked)
+        return sandbox
+
+    async def create(self, id: str | None = None, **options: Unpack[SandboxOptions]) -> Sandbox:
+        """A sandbox that runs when this returns, by default under a random id."""
+        sandbox = self.sandbox(id if id is not None else random_id(), **options)
+        await sandbox.wake()
+        return sandbox
+
+    async def list(
+        self,
+        *,
+        status: SandboxStatus | None = None,
+        labels: Mapping[str, str] | None = None,
+        prefix: str = "",
+    ) -> list[SandboxInfo]:
+        """What is known of the sandboxes that there are, by id. Wakes none."""
+        self._check_open()
+        rows = await self._shop.record.sandboxes(
+            status=status, labels=check_labels(labels or {}), prefix=prefix
+        )
+        return [info_of(row) for row in rows]
+
+    async def aclose(self, *, detach: bool = False) -> None:
+        """Put every sandbox to sleep and give the state directory back. Safe to repeat.
+
+        With `detach` they run on, for the next engine that opens it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        await self._guard.aclose()
+        for sandbox in self._sandboxes.values():
+            await sandbox.life.close(detach=detach)
+        await self._shop.pool.aclose()
+        for jailer in self._shop.jailers.values():
+            await jailer.aclose()
+        await self._shop.record.aclose()
+        self._shop.workers.close()
+        self._shop.home.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _owner(self, id: str) -> Sandbox:
+        if id not in self._sandboxes:
+            self._sandboxes[id] = Sandbox(id, self._shop)
+        return self._sandboxes[id]
+
+    async def _take_over(self) -> None:
+        """Adopt what runs, finish what was being destroyed, and sweep up what nobody knows."""
+        known = {row.key for row in await self._shop.record.sandboxes()}
+        active = await self._shop.record.all_active()
+        turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for row in active:
+                group.create_task(self._adopt(row.id, turns))
+        await asyncio.to_thread(detect().sweep, known, prefix=f"{self._shop.tag}-")
+        for key in await asyncio.to_thread(os.listdir, self._shop.home.boxes):
+            if key not in known:
+                await self._shop.remove(key)
+
+    async def _adopt(self, id: str, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            await self._owner(id).life.adopt()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxGone(
+                f"the engine of {self.home} was closed.",
+                hint="Open another with Host.open().",
+                reason="closed",
+            )
+
+
+def _workshop(
+    place: Home, record: Record, guard: Guard, tier: Tier, pool: int, layers: str
+) -> Workshop:
+    tag = tag_of(place.path)
+    jailers: dict[str, Jailer] = {"namespaces": NamespaceJailer()}
+    shop = Workshop(
+        home=place,
+        record=record,
+        images=open_store(layers),
+        jailers=jailers,
+        tier=tier,
+        workers=Workers(),
+        guard=guard,
+        pool=Pool(
+            pool,
+            make=lambda image: shop.spec(shop.key(), image, Limits()),
+            remove=lambda spec: shop.remove(spec.key),
+        ),
+        tag=tag,
+    )
+    return shop

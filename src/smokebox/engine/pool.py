@@ -1,0 +1,87 @@
+"""A few jails made ahead, so that a sandbox starts in the time that naming one takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.errors import SmokeboxError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.jail.api import Jail, Jailer, JailSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A jail that waits to be entered."""
+
+    spec: JailSpec
+    jail: Jail
+
+
+class Pool:
+    """Keeps `size` jails of the image that was last asked for. None is kept before that."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        make: Callable[[Image], JailSpec],
+        remove: Callable[[JailSpec], Awaitable[None]],
+    ) -> None:
+        self._size = size
+        self._make = make
+        self._remove = remove
+        self._ready: list[Ready] = []
+        self._image: Image | None = None
+        self._jailer: Jailer | None = None
+        self._filling: asyncio.Task[None] | None = None
+
+    def take(self, jailer: Jailer, image: Image) -> Ready | None:
+        """A jail that is ready, if one of that kind is; another is made in its stead."""
+        if not self._size:
+            return None
+        same = self._jailer is jailer and self._image is not None
+        taken = None
+        if same and self._image is not None and self._image.digest == image.digest:
+            while self._ready and taken is None:
+                ready = self._ready.pop()
+                if ready.jail.alive:
+                    taken = ready
+        self._jailer, self._image = jailer, image
+        if self._filling is None or self._filling.done():
+            self._filling = asyncio.create_task(self._fill())
+        return taken
+
+    async def aclose(self) -> None:
+        """Remove what was made ahead."""
+        self._size = 0
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
+        await self._drop(self._ready)
+
+    async def _fill(self) -> None:
+        # After the sandbox that asked has had its turn.
+        await asyncio.sleep(0.05)
+        assert self._jailer is not None
+        assert self._image is not None
+        jailer, image = self._jailer, self._image
+        stale = [ready for ready in self._ready if ready.spec.layers != image.layers]
+        self._ready = [ready for ready in self._ready if ready not in stale]
+        await self._drop(stale)
+        # The next sandbox that is made without one says what is wrong.
+        with contextlib.suppress(SmokeboxError):
+            while len(self._ready) < self._size:
+                spec = self._make(image)
+                self._ready.append(Ready(spec=spec, jail=await jailer.make(spec)))
+
+    async def _drop(self, unwanted: list[Ready]) -> None:
+        for ready in unwanted:
+            await ready.jail.kill()
+            await self._remove(ready.spec)

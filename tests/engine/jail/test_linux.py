@@ -1,0 +1,213 @@
+"""Each system call, made for real, in a process of its own that it can do no harm in."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from smokebox.engine.jail import linux
+
+SOURCE = str(Path(linux.__file__).parents[3])
+# Everything that needs privileges has them in namespaces of its own.
+PRIVILEGED = """
+uid, gid = os.geteuid(), os.getegid()
+linux.unshare(linux.NEWUSER | linux.NEWNS | linux.NEWNET | linux.NEWUTS)
+open('/proc/self/setgroups', 'w').write('deny')
+open('/proc/self/uid_map', 'w').write(f'0 {uid} 1')
+open('/proc/self/gid_map', 'w').write(f'0 {gid} 1')
+linux.mount(None, '/', None, linux.MS_REC | linux.MS_PRIVATE)
+"""
+
+
+def told(code: str, *words: str, privileged: bool = True) -> object:
+    """What a fresh process tells that runs `code` with `linux` at hand."""
+    script = "import json, os, signal, socket, sys\nfrom smokebox.engine.jail import linux\n"
+    script += "def tell(what): print(json.dumps(what))\n"
+    script += (PRIVILEGED if privileged else "") + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        capture_output=True,
+        env={"PYTHONPATH": SOURCE},
+        timeout=15,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def test_clone3_forks_into_fresh_namespaces_and_holds_the_child() -> None:
+    code = """
+        child = linux.clone3(linux.NEWUSER | linux.NEWPID)
+        if not child.pid:
+            os._exit(7 if os.getpid() == 1 else 8)
+        status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        tell([status.si_pid == child.pid, status.si_status])
+    """
+    assert told(code, privileged=False) == [True, 7]
+
+
+def test_unshare_leaves_the_namespaces_of_before() -> None:
+    before = os.readlink("/proc/self/ns/uts")
+    assert told("tell(os.readlink('/proc/self/ns/uts'))") != before
+
+
+def test_setns_joins_the_namespace_of_another() -> None:
+    code = """
+        fd = os.open('/proc/self/ns/uts', os.O_RDONLY)
+        first = os.readlink('/proc/self/ns/uts')
+        linux.unshare(linux.NEWUTS)
+        moved = os.readlink('/proc/self/ns/uts') != first
+        linux.setns(fd, linux.NEWUTS)
+        tell([moved, os.readlink('/proc/self/ns/uts') == first])
+    """
+    assert told(code) == [True, True]
+
+
+def test_mount_and_umount(tmp_path: Path) -> None:
+    code = """
+        linux.mount('tmpfs', sys.argv[1], 'tmpfs', linux.MS_NODEV, 'size=64k')
+        open(sys.argv[1] + '/inside', 'w').close()
+        seen = os.listdir(sys.argv[1])
+        linux.umount(sys.argv[1])
+        tell([seen, os.listdir(sys.argv[1])])
+    """
+    assert told(code, str(tmp_path)) == [["inside"], []]
+
+
+def test_mount_says_what_it_could_not_mount(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"mount nonesuch on {tmp_path}"):
+        linux.mount("x", str(tmp_path), "nonesuch")
+
+
+def test_pivot_root_changes_the_root(tmp_path: Path) -> None:
+    code = """
+        linux.mount('tmpfs', sys.argv[1], 'tmpfs')
+        os.chdir(sys.argv[1])
+        linux.pivot_root('.', '.')
+        linux.umount('.', linux.MNT_DETACH)
+        os.chdir('/')
+        tell(os.listdir('/'))
+    """
+    assert told(code, str(tmp_path)) == []
+
+
+def test_a_detached_tree_is_moved_to_another_place_read_only(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "file").write_text("whole")
+    code = """
+        tree = linux.open_tree(sys.argv[1] + '/from')
+        linux.mount_setattr(tree, linux.ATTR_RDONLY)
+        linux.move_mount(tree, sys.argv[1] + '/to')
+        try:
+            open(sys.argv[1] + '/to/file', 'w')
+        except OSError as error:
+            tell([open(sys.argv[1] + '/to/file').read(), error.errno])
+    """
+    assert told(code, str(tmp_path)) == ["whole", 30]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mapping ids of a mount needs root")
+def test_ids_of_a_mount_are_mapped_by_a_user_namespace(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "file").touch()
+    code = """
+        linux.unshare(linux.NEWNS)
+        linux.mount(None, '/', None, linux.MS_REC | linux.MS_PRIVATE)
+        hold, go = os.pipe()
+        child = linux.clone3(linux.NEWUSER)
+        if not child.pid:
+            os.close(go)
+            os.read(hold, 1)
+            os._exit(0)
+        for name in ('uid_map', 'gid_map'):
+            open(f'/proc/{child.pid}/{name}', 'w').write('0 500000 65536')
+        userns = os.open(f'/proc/{child.pid}/ns/user', os.O_RDONLY)
+        tree = linux.open_tree(sys.argv[1])
+        linux.mount_setattr(tree, 0, userns=userns)
+        linux.move_mount(tree, sys.argv[1] + '/to')
+        tell(os.stat(sys.argv[1] + '/to/file').st_uid)
+        os.close(go)
+    """
+    assert told(code, str(tmp_path), privileged=False) == 500000
+
+
+def test_openat2_stays_in_the_root(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("inside")
+    (tmp_path / "link").symlink_to("/../../passwd")
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        fd = linux.openat2(root, "link", os.O_RDONLY, resolve=linux.RESOLVE_IN_ROOT)
+        with open(fd) as file:
+            assert not os.get_inheritable(fd)
+            assert file.read() == "inside"
+        with pytest.raises(FileNotFoundError, match="absent"):
+            linux.openat2(root, "absent", os.O_RDONLY, resolve=linux.RESOLVE_IN_ROOT)
+    finally:
+        os.close(root)
+
+
+def test_sethostname() -> None:
+    assert told("linux.sethostname('box-7'); tell(socket.gethostname())") == "box-7"
+
+
+def test_the_process_has_the_name_and_the_line_it_sets() -> None:
+    code = """
+        linux.set_process_name('smokebox-test-name')
+        linux.set_command_line('smokebox')
+        line = open('/proc/self/cmdline').read().strip(chr(0))
+        tell([open('/proc/self/comm').read(), line])
+    """
+    assert told(code, "a-secret-path") == ["smokebox-test-n\n", "smokebox"]
+
+
+def test_a_process_that_is_not_dumpable_is_closed_to_its_like() -> None:
+    code = """
+        linux.set_dumpable(False)
+        tell(os.stat('/proc/self/environ').st_uid == os.geteuid())
+    """
+    expected = os.geteuid() == 0
+    assert told(code, privileged=False) == expected
+
+
+def test_no_new_privileges_is_on_for_good() -> None:
+    code = """
+        linux.set_no_new_privileges()
+        tell([line.split()[1] for line in open('/proc/self/status') if 'NoNewPrivs' in line])
+    """
+    assert told(code, privileged=False) == ["1"]
+
+
+def test_capabilities_are_just_those_kept() -> None:
+    code = """
+        keep = (linux.CAP_CHOWN, linux.CAP_KILL, linux.CAP_SYS_CHROOT)
+        linux.limit_capabilities(keep)
+        linux.set_capabilities(keep)
+        lines = dict(line.split(':', 1) for line in open('/proc/self/status'))
+        tell([int(lines[name], 16) for name in ('CapEff', 'CapPrm', 'CapBnd', 'CapInh')])
+    """
+    mask = 1 << linux.CAP_CHOWN | 1 << linux.CAP_KILL | 1 << linux.CAP_SYS_CHROOT
+    assert told(code) == [mask, mask, mask, 0]
+
+
+def test_loopback_is_raised() -> None:
+    code = """
+        server = socket.socket()
+        linux.raise_loopback()
+        server.bind(('127.0.0.1', 0))
+        server.listen()
+        socket.create_connection(server.getsockname(), 5).close()
+        tell(True)
+    """
+    assert told(code) is True
+
+
+def test_setns_says_that_it_was_refused() -> None:
+    with pytest.raises(OSError, match="setns"), socket.socket() as sock:
+        linux.setns(sock.fileno(), linux.NEWUTS)

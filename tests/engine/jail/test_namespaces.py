@@ -1,0 +1,309 @@
+"""A jail of namespaces: made, entered, frozen, adopted, killed; and nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import pytest_asyncio
+
+import smokebox
+from smokebox.engine.images.image import Layer
+from smokebox.engine.images.store import open_store
+from smokebox.engine.jail import agent, errands
+from smokebox.engine.jail.api import JailSpec
+from smokebox.engine.jail.namespaces import NamespaceJail, NamespaceJailer, start_time
+from smokebox.engine.limits import Limits
+from smokebox.errors import IsolationUnavailable, SandboxGone
+from smokebox.sandbox.process import Process
+
+MakeSpec: TypeAlias = Callable[[str], JailSpec]
+
+
+@pytest_asyncio.fixture
+async def jailer() -> AsyncIterator[NamespaceJailer]:
+    jailer = NamespaceJailer()
+    yield jailer
+    await jailer.aclose()
+
+
+@pytest_asyncio.fixture
+async def spec(tmp_path: Path, layers: Path) -> MakeSpec:
+    image = await open_store(str(layers)).get("host")
+    tmp_path.chmod(0o700)
+
+    def make(key: str) -> JailSpec:
+        return JailSpec(
+            key=f"test{os.getpid()}-{key}",
+            directory=str(tmp_path / key),
+            layers=image.layers,
+            limits=Limits(),
+        )
+
+    return make
+
+
+@pytest_asyncio.fixture
+async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[NamespaceJail]:
+    jail = await jailer.make(spec("a"))
+    await jail.enter("box-a", Limits())
+    yield jail
+    await jail.kill()
+
+
+async def run(jail: NamespaceJail, *words: str) -> str:
+    """What a program in the jail writes."""
+    body = agent.pack_program(
+        verb=agent.RUN,
+        argv=[word.encode() for word in words],
+        env=[b"PATH=/usr/bin:/bin"],
+        cwd=b"/",
+        timeout=10,
+    )
+    told = b""
+    async with await Process.begin(
+        await jail.connect(), body, explain=lambda stage, number: OSError(number, str(stage))
+    ) as process:
+        while chunk := await process.read():
+            told += chunk.data
+    return told.decode()
+
+
+async def test_what_is_inside(jail: NamespaceJail) -> None:
+    assert await run(jail, "hostname") == "box-a\n"
+    assert await run(jail, "id", "-u") == "0\n"
+    assert await run(jail, "cat", "/etc/hostname") == "box-a\n"
+    assert "127.0.0.1 localhost box-a" in await run(jail, "cat", "/etc/hosts")
+    assert await run(jail, "sh", "-c", "ls /sys; ls /proc/sys/kernel/hostname") != ""
+
+
+async def test_what_only_building_needed_is_given_up(jail: NamespaceJail) -> None:
+    status = await run(jail, "grep", "-E", "NoNewPrivs|^Seccomp:|CapEff", "/proc/self/status")
+    assert status.split() == ["CapEff:", "00000000000404fb", "NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
+async def test_files_are_reached_from_outside(jail: NamespaceJail) -> None:
+    await run(jail, "sh", "-c", "echo written inside > /workspace/file")
+    fd = os.open("workspace/file", os.O_RDONLY, dir_fd=jail.root)
+    with open(fd) as file:
+        assert file.read() == "written inside\n"
+        assert os.fstat(fd).st_uid == jail.owner.uid
+
+
+async def test_on_disk_files_have_the_ids_they_have_inside(
+    jailer: NamespaceJailer, spec: MakeSpec
+) -> None:
+    """So that another run may have other ids outside."""
+    for hostname in ("first", "second"):
+        jail = await jailer.make(spec("b"))
+        await jail.enter(hostname, Limits())
+        await run(jail, "sh", "-c", f"echo {hostname} >> /workspace/file")
+        kept = Path(spec("b").directory, "data/upper/0/workspace/file")
+        assert kept.stat().st_uid == os.geteuid()
+        seen = await run(jail, "stat", "-c", "%u %g", "/workspace/file")
+        assert seen == "0 0\n"
+        await jail.kill()
+    assert kept.read_text() == "first\nsecond\n"
+
+
+async def test_a_socket_of_its_network(jail: NamespaceJail) -> None:
+    async with asyncio.timeout(10):
+        server = asyncio.create_task(
+            run(
+                jail,
+                "python3",
+                "-c",
+                "import socket; s = socket.create_server(('127.0.0.1', 80));"
+                " s.accept()[0].send(b'from inside')",
+            )
+        )
+        while True:
+            with await errands.open_socket(jail) as sock:
+                try:
+                    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", 80))
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.02)
+                    continue
+                assert await asyncio.get_running_loop().sock_recv(sock, 100) == b"from inside"
+                break
+        await server
+
+
+async def test_freezing_stops_all_and_thawing_goes_on(jail: NamespaceJail) -> None:
+    counting = asyncio.create_task(
+        run(jail, "sh", "-c", "for i in 1 2 3 4 5 6; do echo $i >> /workspace/n; sleep 0.2; done")
+    )
+    await asyncio.sleep(0.5)
+    await jail.freeze()
+    seen = os.stat("workspace/n", dir_fd=jail.root).st_size
+    await asyncio.sleep(0.6)
+    assert os.stat("workspace/n", dir_fd=jail.root).st_size == seen
+    await jail.thaw()
+    await counting
+    assert os.stat("workspace/n", dir_fd=jail.root).st_size == 12
+
+
+async def test_a_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    jail = await jailer.make(spec("frozen"))
+    await jail.enter("frozen", Limits())
+    await jail.freeze()
+    await jail.kill()
+    assert start_time(jail.state.pid) != jail.state.started
+
+
+async def test_stats_count_what_it_uses(jail: NamespaceJail) -> None:
+    stats = await jail.stats()
+    assert stats.pids is not None
+    assert stats.pids >= 1
+    assert stats.memory
+
+
+async def test_killing_it_leaves_no_process_and_is_safe_to_repeat(
+    jailer: NamespaceJailer, spec: MakeSpec
+) -> None:
+    jail = await jailer.make(spec("k"))
+    await jail.enter("k", Limits())
+    pid = await run(jail, "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!")
+    assert pid
+    await jail.kill()
+    await jail.kill()
+    assert not jail.alive
+    assert start_time(jail.state.pid) != jail.state.started
+    with pytest.raises(SandboxGone):
+        await jail.connect()
+
+
+async def test_its_end_is_noticed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    jail = await jailer.make(spec("end"))
+    await jail.enter("end", Limits())
+    os.kill(jail.state.pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        await jail.wait()
+    assert not jail.alive
+    await jail.kill()
+
+
+async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    jail = await jailer.make(spec("c"))
+    await jail.enter("c", Limits())
+    await run(jail, "sh", "-c", "echo kept > /workspace/file")
+    jail.close()
+    other = NamespaceJailer()
+    found = await other.adopt(spec("c"), jail.state)
+    assert found is not None
+    assert await run(found, "cat", "/workspace/file") == "kept\n"
+    with open(os.open("workspace/file", os.O_RDONLY, dir_fd=found.root)) as file:
+        assert file.read() == "kept\n"
+    await found.kill()
+    assert await other.adopt(spec("c"), jail.state) is None
+    await other.aclose()
+
+
+async def test_a_pid_that_is_somebody_elses_is_not_adopted(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+) -> None:
+    with subprocess.Popen(["sleep", "100"]) as other:
+        stolen = replace(jail.state, pid=other.pid)
+        assert await jailer.adopt(spec("a"), stolen) is None
+        assert other.poll() is None
+        other.kill()
+
+
+async def test_a_jail_that_was_not_entered_dies_with_its_engine(
+    tmp_path: Path, layers: Path, spec: MakeSpec
+) -> None:
+    script = f"""
+        import asyncio, os, sys
+        from smokebox.engine.images.store import open_store
+        from smokebox.engine.jail.api import JailSpec
+        from smokebox.engine.jail.namespaces import NamespaceJailer
+        from smokebox.engine.limits import Limits
+        async def main():
+            image = await open_store({str(layers)!r}).get("host")
+            spec = JailSpec(key="{spec("d").key}", directory={str(tmp_path / "d")!r},
+                            layers=image.layers, limits=Limits())
+            jail = await NamespaceJailer().make(spec)
+            print(jail.state.pid, flush=True)
+            os.kill(os.getpid(), 9)
+        asyncio.run(main())
+    """
+    source = str(Path(smokebox.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        env={"PYTHONPATH": source},
+        timeout=15,
+    )
+    pid = int(done.stdout)
+    async with asyncio.timeout(5):
+        while start_time(pid):
+            await asyncio.sleep(0.01)
+
+
+async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
+    jailer: NamespaceJailer, spec: MakeSpec, tmp_path: Path
+) -> None:
+    before = descriptors()
+    broken = replace(spec("broken"), layers=(Layer(path=str(tmp_path / "absent")),))
+    with pytest.raises(IsolationUnavailable, match="absent"):
+        await jailer.make(broken)
+    # The zygote's socket is kept for the next jail.
+    assert len(descriptors()) <= len(before) + 1
+
+
+async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    async def one(number: int) -> str:
+        jail = await jailer.make(spec(f"n{number}"))
+        await jail.enter(f"n{number}", Limits())
+        try:
+            return await run(jail, "hostname")
+        finally:
+            await jail.kill()
+
+    names = await asyncio.gather(*(one(number) for number in range(20)))
+    assert sorted(names) == sorted(f"n{number}\n" for number in range(20))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ranges of ids need root")
+async def test_two_jails_have_no_id_in_common(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+) -> None:
+    other = await jailer.make(spec("other"))
+    try:
+        first, second = jail.owner.uid, other.owner.uid
+        assert abs(first - second) >= 0x10000
+        # Held against engines that know nothing of each other, for as long as it lives.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock, pytest.raises(OSError):
+            lock.bind(f"\0smokebox-ids-{second:x}")
+    finally:
+        await other.kill()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        lock.bind(f"\0smokebox-ids-{second:x}")
+
+
+async def test_a_zygote_that_was_killed_is_replaced(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+) -> None:
+    process = jailer._zygote._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    other = await jailer.make(spec("after"))
+    await other.enter("after", Limits())
+    assert await run(other, "hostname") == "after\n"
+    assert await run(jail, "hostname") == "box-a\n"
+    await other.kill()
+
+
+def descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")
