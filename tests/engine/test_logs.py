@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from engine.lasting_box import Box, open_box
 from smokebox.engine.inbox import watch_log
 from smokebox.engine.jail.logpump import KEEP, STEP
+from smokebox.engine.limits import Limits
 from smokebox.engine.logs import MOST_TEXT, Log, LogChunk, start_of, tail
 from smokebox.errors import InvalidOption
 
@@ -248,6 +250,15 @@ async def test_a_program_that_does_what_it_wants_with_its_stdout_harms_no_log(bo
     )
     assert await process.wait_for_exit(10) == 0
     assert (await process.logs()).stdout == "first\nlast\n"
+
+
+async def test_output_is_held_to_the_rate_of_the_sandbox(box: Box) -> None:
+    box.limits = Limits(output_rate=1 << 20)
+    started = time.monotonic()
+    process = await box.processes.start(["head", "-c", "1000000", "/dev/zero"])
+    assert len(await follow(process)) == 1000000
+    # The pipe and the first bytes are free.
+    assert time.monotonic() - started > 0.4
 
 
 async def test_a_watch_calls_until_it_is_closed(tmp_path: Path) -> None:

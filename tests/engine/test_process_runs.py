@@ -92,6 +92,17 @@ async def test_a_handle_of_a_former_run_says_so_and_keeps_its_logs(box: Box) -> 
     assert (await box.processes.start("true")).generation == 2
 
 
+async def test_a_process_that_ended_before_the_run_did_keeps_its_exit_code(box: Box) -> None:
+    process = await box.processes.start("exit 3")
+    await process.wait_for_exit(5)
+    await box.sleep()
+    assert (await process.wait_for_exit(), process.status) == (3, "exited")
+    assert [chunk async for chunk in process.stream_logs()] == []
+    with pytest.raises(SandboxRestarted):
+        await process.kill()
+    await box.wake()
+
+
 async def test_who_waits_when_the_sandbox_is_destroyed_hears_that(box: Box) -> None:
     process = await box.processes.start("sleep 99")
     waiting = asyncio.create_task(process.wait_for_exit())

@@ -106,11 +106,12 @@ async def test_a_line_that_does_not_come_in_time_is_named(box: Box) -> None:
         await process.wait_for_log("ready", 0.05)
 
 
-@pytest.mark.parametrize("pattern", ["", b"x", re.compile(b"x"), None, 5])
-async def test_what_is_no_pattern_is_refused(box: Box, pattern: Any) -> None:
+async def test_what_is_no_pattern_is_refused(box: Box) -> None:
     process = await box.processes.start("sleep 9")
-    with pytest.raises(InvalidOption, match="pattern"):
-        await process.wait_for_log(pattern)
+    bad: list[Any] = ["", b"x", re.compile(b"x"), None, 5]
+    for pattern in bad:
+        with pytest.raises(InvalidOption, match="pattern"):
+            await process.wait_for_log(pattern)
     with pytest.raises(InvalidOption, match="timeout"):
         await process.wait_for_log("x", timeout=-1)
 
@@ -168,11 +169,11 @@ async def test_a_server_on_the_other_loopback_address_is_found(box: Box) -> None
 async def test_a_server_that_answers_otherwise_is_not_ready(
     box: Box, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(readiness, "PROBE_SECONDS", 0.1)
     process = await box.processes.start(serve(answer))
     await process.wait_for_log("listening", 15)
     with pytest.raises(DeadlineExceeded, match="8080"):
-        await process.wait_for_port(8080, timeout=0.5)
+        await process.wait_for_port(8080, timeout=0.25)
 
 
 async def test_a_port_wait_ends_with_the_process(box: Box) -> None:
@@ -191,9 +192,9 @@ async def test_a_port_of_the_host_is_no_port_of_the_sandbox(box: Box) -> None:
     await server.wait_closed()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+async def test_bad_options_of_a_port_are_refused_by_name(box: Box) -> None:
+    process = await box.processes.start("sleep 9")
+    cases: list[dict[str, Any]] = [
         {"port": 0},
         {"port": 65536},
         {"port": "80"},
@@ -210,10 +211,8 @@ async def test_a_port_of_the_host_is_no_port_of_the_sandbox(box: Box) -> None:
         {"interval": 0},
         {"interval": float("inf")},
         {"timeout": 0},
-    ],
-)
-async def test_bad_options_of_a_port_are_refused_by_name(box: Box, options: dict[str, Any]) -> None:
-    process = await box.processes.start("sleep 9")
-    [name] = options
-    with pytest.raises(InvalidOption, match=name):
-        await process.wait_for_port(**{"port": 8080, **options})
+    ]
+    for options in cases:
+        [name] = options
+        with pytest.raises(InvalidOption, match=name):
+            await process.wait_for_port(**{"port": 8080, **options})

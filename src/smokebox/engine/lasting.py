@@ -124,7 +124,7 @@ class LastingProcess:
         """
         number = check_signal(signal)
         grace = check_grace(grace)
-        self._check_cut()
+        self._check_stale()
         if self.gone or (number is not None and not self.running):
             return
         async with self._active() as run:
@@ -268,9 +268,9 @@ class LastingProcess:
     @contextlib.asynccontextmanager
     async def _active(self) -> AsyncIterator[Run]:
         """Keep the sandbox awake, which must be in the run that the process is of."""
-        self._check_cut()
+        self._check_stale()
         async with self._use() as run:
-            self._check_cut()
+            self._check_stale()
             if run.generation != self.generation:
                 raise faults.run_ended(self.row, run.id, "it was restarted", destroyed=False)
             yield run
@@ -287,6 +287,10 @@ class LastingProcess:
                     raise
                 raise faults.too_late(self.row, what, timeout) from error
 
+    def _check_stale(self) -> None:
+        if self.lifetime.stale is not None:
+            raise self.lifetime.stale
+
     def _check_cut(self) -> None:
         if self.lifetime.cut is not None:
             raise self.lifetime.cut
@@ -297,7 +301,7 @@ class LastingProcess:
     def _writable(self) -> Stdin:
         if self._stdin is None:
             raise faults.no_stdin(self.row)
-        self._check_cut()
+        self._check_stale()
         return self._stdin
 
 

@@ -36,7 +36,8 @@ async def launch(
     Raises the error that says why it did not start; what it raises besides leaves open
     whether it did, which `abandon` settles.
     """
-    request = program.pack(agent.START, timeout=timeout)
+    rate = b"%d" % (run.limits.output_rate or 0)
+    request = program.pack(agent.START + b"\0" + rate, timeout=timeout)
     with contextlib.ExitStack() as stack:
         try:
             fds = _make_files(stem, stack, _owner(run, program), stdin=stdin)

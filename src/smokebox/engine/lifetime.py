@@ -32,7 +32,8 @@ class Lifetime:
     """One process's row, kept up to date from the file that its minder writes.
 
     `over` once the process has ended, `gone` once nothing of it is left in the background
-    either. `cut` is the error for who waits, where the end of the sandbox's run ended it.
+    either. `stale` is the error for what needs the run of the sandbox that is over, and
+    `cut` the one for who waits, where the end of the run was the end of the process.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Lifetime:
         self.row = row
         self.minder: int | None = None
         self.cut: SandboxGone | None = None
+        self.stale: SandboxGone | None = None
         self.over = asyncio.Event()
         self.gone = asyncio.Event()
         self._path = path
@@ -86,7 +88,9 @@ class Lifetime:
 
     def cut_off(self, sandbox: str, reason: str, *, destroyed: bool = False) -> None:
         """The run of the sandbox is over, and what still ran was killed with it."""
-        self.cut = run_ended(self.row, sandbox, reason, destroyed=destroyed)
+        self.stale = run_ended(self.row, sandbox, reason, destroyed=destroyed)
+        if not self.over.is_set():
+            self.cut = self.stale
         self._end("killed", KILLED)
         self._vanish()
         self.close()

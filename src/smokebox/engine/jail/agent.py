@@ -101,6 +101,7 @@ class JailMinder(Minder):
 
     user = _NO_USER
     rlimits = b""
+    rate = b"0"
     errand = False
     book = -1
     pump: LogPump | None = None
@@ -115,6 +116,8 @@ class JailMinder(Minder):
         """Do what the verb says; True when a program runs that is to be watched."""
         verb, *rest = fields
         if verb in (RUN, SHELL, START):
+            if verb == START:
+                self.rate, *rest = rest
             self.user, self.rlimits, *rest = rest
             if verb == RUN:
                 return super().launch(fds, rest)
@@ -201,7 +204,7 @@ class JailMinder(Minder):
         """
         stdin, out, err, self.book, *writers = fds
         uid, gid, _ = self.user.split(b":")
-        self.pump = LogPump([out, err], int(uid), int(gid))
+        self.pump = LogPump([out, err], int(uid), int(gid), int(self.rate))
         self.writer = writers[0] if writers else None
         # Before the program runs, which may stop us at once: whom to kill with all it has.
         self.write_down(BEGUN.pack(STARTED, 0, os.getpid()), 0)

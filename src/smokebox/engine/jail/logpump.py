@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import time
 
 # How much of the end of a log stays, and in which steps the rest goes. Whole blocks go, so
 # that no zeros are left where text was.
@@ -23,9 +24,15 @@ _PUNCH_HOLE_KEEP_SIZE = 3
 
 
 class LogPump:
-    """The read ends of pipes, each with the log file that it is moved to."""
+    """The read ends of pipes, each with the log file that it is moved to.
 
-    def __init__(self, logs: list[int], uid: int, gid: int) -> None:
+    With a rate it moves no more bytes a second than that, and the program waits.
+    """
+
+    def __init__(self, logs: list[int], uid: int, gid: int, rate: int) -> None:
+        self.rate = rate
+        # A tenth of a second's worth at a time: so long the minder may be deaf.
+        self.most = min(_BUSY_PIPE_SIZE, rate // 10 or 1) if rate else _BUSY_PIPE_SIZE
         self.logs: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.writers: list[int] = []
@@ -43,7 +50,7 @@ class LogPump:
         """Move what a pipe holds; False when nobody can write to it any more."""
         log = self.logs[read]
         try:
-            count = os.splice(read, log, _BUSY_PIPE_SIZE, flags=os.SPLICE_F_NONBLOCK)
+            count = os.splice(read, log, self.most, flags=os.SPLICE_F_NONBLOCK)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
@@ -54,6 +61,8 @@ class LogPump:
         if count == _PIPE_SIZE:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
+        if self.rate:
+            time.sleep(count / self.rate)
         return count > 0
 
     def lose(self, read: int) -> bool:
@@ -65,6 +74,7 @@ class LogPump:
 
     def drain(self) -> None:
         """Move what a program that has ended left: no more than the pipes can hold."""
+        self.rate, self.most = 0, _BUSY_PIPE_SIZE
         for read in self.logs:
             self.move(read)
 
