@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 
 from smokebox.engine.jail import linux, seccomp
 from smokebox.engine.jail.agent import Agent
@@ -102,6 +103,7 @@ class Cell:
             self.report({"error": error.errno or 0, "stage": self.stage, "text": str(error)}, [])
             return
         self.setup.close()
+        close_files()
         gc.freeze()
         Agent(self.listener).run()
 
@@ -121,11 +123,11 @@ class Cell:
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
+        make_way("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
         self.stage = "devices"
         mount_dev("dev", tty_group=self.request.mapped)
         mount_proc("proc", "dev/null")
         self.stage = "pipes"
-        os.makedirs(IO[1:], exist_ok=True)
         linux.mount_setattr(
             pipes,
             linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_NOEXEC,
@@ -185,7 +187,8 @@ class Cell:
             hard = resource.getrlimit(int(kind))[1]
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(int(kind), (bound, bound))
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
         linux.set_dumpable(False)
         linux.set_capabilities(CAPABILITIES)
@@ -200,6 +203,34 @@ class Cell:
             socket.send_fds(self.setup, [json.dumps(words).encode()], fds)
         for fd in fds:
             os.close(fd)
+
+
+def make_way(*paths: str) -> None:
+    """Have a directory at each path, whatever the sandbox left there when it last ran.
+
+    The root of the host is still ours here: a symlink of the sandbox's would lead into it.
+    """
+    for path in paths:
+        try:
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                continue
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        os.mkdir(path, 0o755)
+
+
+def close_files() -> None:
+    """Close what is open save pipes, sockets and terminals.
+
+    A command may start in /proc/self/fd/6, and from a directory of the host all of the host
+    is one `..` after the other.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mode = os.fstat(int(name)).st_mode
+            if stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+                os.close(int(name))
 
 
 def mount_dev(dev: str, *, tty_group: bool) -> None:

@@ -74,6 +74,8 @@ def make(
     try:
         cloned = linux.clone3(NAMESPACES, cgroup=cgroup)
         if not cloned.pid:
+            if cgroup is not None:
+                os.close(cgroup)
             become(control, request, fds, go, theirs)
     finally:
         theirs.close()
