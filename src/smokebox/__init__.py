@@ -6,8 +6,8 @@ Names are imported when they are first used, so that `import smokebox` costs not
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
 if TYPE_CHECKING:
     from smokebox.errors import SmokeboxError as SmokeboxError
     from smokebox.sandbox.api import ExecStream as ExecStream

@@ -64,9 +64,10 @@ def check_machine() -> Iterator[Check]:
     yield _program("node", "nodejs", "the yardstick of `make bench`")
     for extra, distribution, purpose in _EXTRAS:
         yield _extra(extra, distribution, purpose)
+    yield _linux()
     yield _namespaces()
-    yield _cgroups()
     yield _overlay()
+    yield _limits()
     yield _runsc()
     yield _kvm()
 
@@ -169,13 +170,39 @@ def _namespaces() -> Check:
     )
 
 
-def _cgroups() -> Check:
-    root = Path("/sys/fs/cgroup")
+def _linux() -> Check:
+    """Make a sandbox and use it: whatever else is missing, this is the answer."""
+    name = "linux sandbox"
+    try:
+        from smokebox.engine.host import Host
+
+        async def answer(home: str) -> str:
+            async with await Host.open(home, pool=0) as host:
+                sandbox = host.sandbox("doctor")
+                said = (await sandbox.exec("echo $((6 * 7))", timeout=10)).stdout
+                await sandbox.destroy()
+                return said
+
+        with tempfile.TemporaryDirectory(prefix="smokebox-doctor-") as home:
+            said = asyncio.run(answer(home))
+        if said != "42\n":
+            raise RuntimeError(f"6 * 7 gave {said!r}")
+    except SmokeboxError as error:
+        return Check(name=name, status="optional", detail=error.message, mend=error.hint)
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check(name=name, status="optional", detail=f"does not run: {error}")
+    return Check(name=name, status="ok", detail="runs, isolated by namespaces")
+
+
+def _limits() -> Check:
+    from smokebox.engine.jail.cgroups import detect
+
+    hierarchy = detect()
     return _kernel(
-        "cgroups v2",
-        lambda: (root / "cgroup.controllers").exists() and os.access(root, os.W_OK),
-        f"writable at {root}",
-        "not version 2, or not writable by this user",
+        "limits",
+        lambda: hierarchy.enforcement != "rlimits",
+        hierarchy.describe(),
+        hierarchy.describe(),
         "run under `systemd-run --user --scope -p Delegate=yes`, or as root",
     )
 
@@ -196,8 +223,8 @@ def _runsc() -> Check:
         "runsc",
         lambda: found is not None,
         found or "",
-        "gVisor is not installed",
-        "see https://gvisor.dev/docs/user_guide/install/",
+        "gVisor, the stronger tier, is not installed",
+        f"{_install('runsc')}, or see https://gvisor.dev/docs/user_guide/install/",
     )
 
 

@@ -24,6 +24,7 @@ from smokebox.sandbox.spill import SpillFolder
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
+    from smokebox.engine.images.image import Image
     from smokebox.engine.jail.api import Jail, Jailer
     from smokebox.engine.workshop import Workshop
 
@@ -149,7 +150,8 @@ class Lifecycle:
             if jail is None:
                 await self._over(row, CRASHED)
                 return
-            self._run = await self._as_run(row, jail)
+            image = await self._shop.images.get(row.image)
+            self._run = await self._as_run(row, jail, image)
             self._shop.guard.watch(self, self._run)
             for part in self.parts:
                 if part.adopt is not None:
@@ -221,7 +223,7 @@ class Lifecycle:
             )
             await shop.record.write(put(awake))
             await jail.enter(self.id, row.limits)
-            run = await self._as_run(awake, jail)
+            run = await self._as_run(awake, jail, image)
         except BaseException:
             await asyncio.shield(self._undo(jail, row))
             raise
@@ -238,8 +240,7 @@ class Lifecycle:
         else:
             await self._shop.record.write(update(replace(row, status="idle", jail=None)))
 
-    async def _as_run(self, row: SandboxRow, jail: Jail) -> Run:
-        image = await self._shop.images.get(row.image)
+    async def _as_run(self, row: SandboxRow, jail: Jail, image: Image) -> Run:
         rooted = Rooted(jail.root, jail.owner)
         directory = self._shop.home.box(row.key)
         shell = await self._shop.workers.run(Job(), _prepare, rooted, row.settings.cwd)

@@ -1,5 +1,4 @@
-"""Sandboxes: the contract that all of them keep, and the ones that need no server."""
+"""Sandboxes: the contract that all of them keep, and the ones that need no server.
 
-from smokebox.sandbox.api import ExecStream, SandboxApi
-
-__all__ = ["ExecStream", "SandboxApi"]
+Nothing is imported here: the first process of every Linux sandbox passes through.
+"""
