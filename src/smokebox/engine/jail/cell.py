@@ -10,13 +10,13 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import stat
 
 from smokebox.engine.jail import linux, seccomp
 from smokebox.engine.jail.agent import Agent
+from smokebox.engine.jail.entering import hold_to, lock_up, take_name
 from smokebox.sandbox.keeper import receive_fds
 
 TYPE_CHECKING = False
@@ -31,18 +31,6 @@ NAMESPACES = (
     | linux.NEWIPC
     | linux.NEWUTS
     | linux.NEWCGROUP
-)
-# What root inside may do, to files, processes and ports of the sandbox alone.
-CAPABILITIES = (
-    linux.CAP_CHOWN,
-    linux.CAP_DAC_OVERRIDE,
-    linux.CAP_FOWNER,
-    linux.CAP_FSETID,
-    linux.CAP_KILL,
-    linux.CAP_SETGID,
-    linux.CAP_SETUID,
-    linux.CAP_NET_BIND_SERVICE,
-    linux.CAP_SYS_CHROOT,
 )
 # Where the engine's pipes are seen inside.
 IO = "/run/smokebox"
@@ -75,6 +63,8 @@ class Request:
         self.layers = [(str(path), str(target)) for path, target in layers]
         self.first_uid = int(str(words["first_uid"]))
         self.uids = int(str(words["uids"]))
+        self.tier = str(words.get("tier", "namespaces"))
+        self.words = words
         self.targets = sorted({target for _, target in self.layers})
 
     @property
@@ -109,18 +99,9 @@ class Cell:
 
     def build(self, go: socket.socket) -> None:
         """Wait for the ids, then make the root and stand in it."""
-        _, trees = receive_fds(go, 16, 64)
-        go.close()
-        os.setsid()
-        # As who we were outside: nobody else can pass to it.
-        os.chdir(self.request.directory)
-        if self.request.mapped:
-            os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
+        trees = self.settle(go)
         linux.set_process_name("smokebox-agent")
         self.stage = "root"
-        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
         make_way("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
@@ -140,8 +121,24 @@ class Cell:
         os.chdir("/")
         self.stage = "network"
         linux.raise_loopback()
-        self.stage = "capabilities"
-        linux.limit_capabilities(CAPABILITIES)
+
+    def settle(self, go: socket.socket) -> list[int]:
+        """Wait for the ids, and be root in the box, among mounts of our own."""
+        _, trees = receive_fds(go, 16, 64)
+        go.close()
+        os.setsid()
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        # As who we were outside: nobody else can pass to it.
+        os.chdir(self.request.directory)
+        self.reach()
+        if self.request.mapped:
+            os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        return trees
+
+    def reach(self) -> None:
+        """Take hold of what only its owner outside can pass to."""
 
     def mount_root(self, trees: Sequence[int]) -> None:
         """Stack the layers of each target with what the sandbox wrote on top; stand in it."""
@@ -178,20 +175,11 @@ class Cell:
         if not message:
             return False
         words = json.loads(message)
-        name = str(words["hostname"])
-        linux.sethostname(name)
-        with contextlib.suppress(OSError):
-            _write("/etc/hostname", f"{name}\n")
-            _write("/etc/hosts", f"127.0.0.1 localhost {name}\n::1 localhost ip6-localhost\n")
-        for kind, value in words["rlimits"].items():
-            hard = resource.getrlimit(int(kind))[1]
-            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(int(kind), (bound, bound))
+        take_name(str(words["hostname"]))
+        hold_to({int(kind): value for kind, value in words["rlimits"].items()})
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.umask(0o022)
-        linux.set_dumpable(False)
-        linux.set_capabilities(CAPABILITIES)
+        lock_up()
         linux.set_no_new_privileges()
         seccomp.install(seccomp.profile())
         self.report({"entered": True}, [])
@@ -270,8 +258,3 @@ def mount_proc(proc: str, null: str) -> None:
             linux.mount(
                 None, path, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | flags
             )
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

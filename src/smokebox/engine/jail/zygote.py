@@ -72,11 +72,12 @@ def make(
     go, theirs = socket.socketpair()
     cgroup = fds.pop() if in_cgroup else None
     try:
+        kind = cell_of(request)
         cloned = linux.clone3(NAMESPACES, cgroup=cgroup)
         if not cloned.pid:
             if cgroup is not None:
                 os.close(cgroup)
-            become(control, request, fds, go, theirs)
+            become(kind, control, request, fds, go, theirs)
     finally:
         theirs.close()
         if cgroup is not None:
@@ -91,7 +92,17 @@ def make(
     return cloned.pid, cloned.pidfd
 
 
+def cell_of(request: Request) -> type[Cell]:
+    """What the child is to be, by the tier; loaded here once, for all that are forked."""
+    if request.tier != "gvisor":
+        return Cell
+    from smokebox.engine.jail.porter import Porter
+
+    return Porter
+
+
 def become(
+    kind: type[Cell],
     control: socket.socket,
     request: Request,
     fds: list[int],
@@ -102,7 +113,7 @@ def become(
     try:
         control.close()
         go.close()
-        Cell(
+        kind(
             request,
             setup=socket.socket(fileno=fds[SETUP]),
             listener=socket.socket(fileno=fds[LISTENER]),

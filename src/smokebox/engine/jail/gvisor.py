@@ -1,0 +1,170 @@
+"""The stronger tier: jails whose kernel is gVisor's, over the same files and network.
+
+What a program inside calls the kernel is `runsc`, a program on this host, which is itself in
+the walls of the default tier. All of it counts against the limits of the sandbox, and out of
+memory all of it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import resource
+import shutil
+from typing import TYPE_CHECKING
+
+from smokebox.engine.jail import namespaces
+from smokebox.engine.jail.cell import IO
+from smokebox.engine.jail.cloned import ClonedJail, CloningJailer, Order, hear
+from smokebox.engine.jail.interpreter import Interpreter, provide
+from smokebox.engine.jail.porter import INTERPRETER
+from smokebox.engine.limits import MOST_PIDS
+from smokebox.errors import IsolationUnavailable, Unsupported
+
+if TYPE_CHECKING:
+    import contextlib
+    import socket
+
+    from smokebox.engine.jail.api import JailSpec, JailState, Tier
+    from smokebox.engine.jail.cgroups import Cgroup
+    from smokebox.engine.limits import Limits
+    from smokebox.errors import SmokeboxError
+
+RUNSC = "SMOKEBOX_RUNSC"
+
+# A process inside has one or two on the host, and the kernel inside has threads of its own.
+_HOST_PIDS_EACH, _HOST_PIDS = 2, 512
+_HINT = f"Install gVisor: apt-get install -y runsc (Debian, Ubuntu), or set {RUNSC} to its runsc."
+
+
+class GvisorJail(ClonedJail):
+    """One jail with a kernel of its own, seen from the engine."""
+
+    def rlimits(self, limits: Limits) -> dict[int, int]:
+        """As in any jail, and how many processes: the cgroup of the host cannot count them."""
+        found = super().rlimits(limits)
+        if limits.pids is not None:
+            found[resource.RLIMIT_NPROC] = limits.pids
+        return found
+
+    async def set_limits(self, limits: Limits) -> None:
+        """Hold it to other limits; how many processes it has stays as it was entered."""
+        await super().set_limits(bounds(limits))
+
+    async def freeze(self) -> None:
+        """Stop all of it, kernel included, where the host has cgroups."""
+        self._check_freezer()
+        await super().freeze()
+
+    async def thaw(self) -> None:
+        """Let it go on."""
+        self._check_freezer()
+        await super().thaw()
+
+    def _check_freezer(self) -> None:
+        if self.state.enforcement == "rlimits":
+            raise Unsupported(
+                "a gVisor sandbox can be paused only where the engine has cgroups.",
+                hint="Run the engine as root, or by systemd-run --user --scope -p Delegate=yes.",
+                operation="freeze",
+            )
+
+
+class GvisorJailer(CloningJailer):
+    """Makes and finds gVisor jails on this host.
+
+    `folder` is where it keeps a copy of the interpreter for the insides. Nothing is made and
+    nothing started before the first jail.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+        self._copying = asyncio.Lock()
+
+    @property
+    def tier(self) -> Tier:
+        """`gvisor`."""
+        return "gvisor"
+
+    def jail(
+        self,
+        state: JailState,
+        *,
+        run: int,
+        pidfd: int,
+        root: int,
+        cgroup: Cgroup,
+        setup: socket.socket | None = None,
+    ) -> GvisorJail:
+        """A jail of this tier, from what holds it."""
+        return GvisorJail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup, setup=setup)
+
+    def bounds(self, limits: Limits) -> Limits:
+        """What the cgroup of a jail is held to, for those limits."""
+        return bounds(limits)
+
+    async def order(self, spec: JailSpec, stack: contextlib.ExitStack) -> Order:
+        """Have the porter be made, with the two programs that it needs."""
+        runsc = find_runsc()
+        interpreter = await self._interpreter()
+        held = interpreter.hold()
+        stack.callback(os.close, held)
+        os.makedirs(f"{spec.directory}/run/io/{INTERPRETER}", exist_ok=True)
+        return Order(
+            words={
+                "tier": self.tier,
+                "runsc": runsc,
+                "interpreter": interpreter.path,
+                "argv": interpreter.command(f"{IO}/{INTERPRETER}"),
+            },
+            fds=(held,),
+        )
+
+    async def furnish(self, setup: socket.socket) -> None:
+        """Have gVisor started, and wait until the agent is there."""
+        setup.send(b"boot")
+        await hear(setup)
+
+    def explain(self, error: OSError) -> SmokeboxError:
+        """What the refusal to make a jail means, and what mends it."""
+        text = error.strerror or str(error)
+        if not text.endswith("(runsc)"):
+            return namespaces.explain(error, self.tier)
+        return IsolationUnavailable(
+            f"gVisor does not start: {text.removesuffix(' (runsc)')}.",
+            hint=f"Set {RUNSC} to another version of runsc, 20221219 or later.",
+            tier=self.tier,
+        )
+
+    async def _interpreter(self) -> Interpreter:
+        async with self._copying:
+            try:
+                return await asyncio.to_thread(provide, self._folder)
+            except OSError as error:
+                raise IsolationUnavailable(
+                    f"a gVisor sandbox cannot be given an interpreter: {error}.",
+                    hint="See that the state directory can be written to, and has 64 MB.",
+                    tier=self.tier,
+                ) from error
+
+
+def bounds(limits: Limits) -> Limits:
+    """What the cgroup of a gVisor jail is held to: the host runs more than the sandbox sees."""
+    if limits.pids is None:
+        return limits
+    pids = min(limits.pids * _HOST_PIDS_EACH + _HOST_PIDS, MOST_PIDS)
+    return dataclasses.replace(limits, pids=pids)
+
+
+def find_runsc() -> str:
+    """The runsc of this host; raises `IsolationUnavailable`."""
+    named = os.environ.get(RUNSC)
+    found = shutil.which(named or "runsc")
+    if found is None:
+        where = f"{RUNSC} names {named!r}, which" if named else "runsc, which is gVisor,"
+        raise IsolationUnavailable(
+            f"{where} is not a program on this host.", hint=_HINT, tier="gvisor"
+        )
+    return os.path.realpath(found)
