@@ -11,7 +11,7 @@ import pytest
 
 from engine.lasting_box import Box, open_box
 from smokebox.engine.inbox import watch_log
-from smokebox.engine.jail.logpump import KEEP, STEP
+from smokebox.engine.jail.logpump import KEEP, STEP, LogPump
 from smokebox.engine.limits import Limits
 from smokebox.engine.logs import MOST_TEXT, Log, LogChunk, start_of, tail
 from smokebox.errors import InvalidOption
@@ -259,6 +259,27 @@ async def test_output_is_held_to_the_rate_of_the_sandbox(box: Box) -> None:
     assert len(await follow(process)) == 1000000
     # The pipe and the first bytes are free.
     assert time.monotonic() - started > 0.4
+
+
+def test_what_a_full_disk_takes_is_counted_and_holds_nobody(tmp_path: Path) -> None:
+    full, good = (
+        os.open("/dev/full", os.O_WRONLY),
+        os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT),
+    )
+    pump = LogPump([full], os.geteuid(), os.getegid(), 0)
+    [read], [write] = pump.logs, pump.writers
+    for _ in range(100):
+        os.write(write, b"x" * 10000)
+        assert pump.move(read)
+    os.dup2(good, full)
+    os.write(write, b"there is room again")
+    assert pump.move(read)
+    expected = b"\n[smokebox: 1000000 bytes were lost here]\nthere is room again"
+    assert os.pread(good, 1000, 0) == expected
+    os.close(write)
+    assert not pump.move(read)
+    for fd in (full, good, read):
+        os.close(fd)
 
 
 async def test_a_watch_calls_until_it_is_closed(tmp_path: Path) -> None:

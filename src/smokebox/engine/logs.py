@@ -135,6 +135,7 @@ class LogReader:
         self._turns: list[Stream] = list(SUFFIXES)
         self._offsets = dict(offsets)
         self._stops: dict[Stream, int] = {}
+        self._buffer = bytearray(_READ)
 
     def __enter__(self) -> Self:
         return self
@@ -171,13 +172,24 @@ class LogReader:
         fd = self._files[stream]
         if size - offset > KEEP and (start := _data(fd, offset, size)) > offset:
             return self._skip(stream, _character(fd, start))
-        data = await _pread(fd, min(_READ, size - offset), offset)
+        data = await self._read(fd, min(_READ, size - offset), offset)
         whole = final and offset + len(data) >= size
         text, used = codecs.utf_8_decode(data, "replace", whole)
         if not used:
             return None
         self._offsets[stream] += used
         return LogChunk(stream=stream, data=text, cursor=self.cursor)
+
+    async def _read(self, fd: int, count: int, offset: int) -> memoryview | bytes:
+        """Read at once what is in memory; for what is only on the disk, wait in a thread."""
+        view = memoryview(self._buffer)[:count]
+        try:
+            return view[: os.preadv(fd, [view], offset, os.RWF_NOWAIT)]
+        except BlockingIOError:
+            return await asyncio.to_thread(os.pread, fd, count, offset)
+        except OSError:
+            # Not every file system can say.
+            return os.pread(fd, count, offset)
 
     def _skip(self, stream: Stream, start: int) -> LogChunk:
         dropped = max(0, start - self._offsets[stream])
@@ -268,16 +280,3 @@ def _size_of(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
-
-
-async def _pread(fd: int, count: int, offset: int) -> bytes:
-    """Read at once what is in memory; for what is only on the disk, wait in a thread."""
-    buffer = bytearray(count)
-    try:
-        count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return await asyncio.to_thread(os.pread, fd, count, offset)
-    except OSError:
-        # Not every file system can say.
-        return os.pread(fd, count, offset)
-    return bytes(memoryview(buffer)[:count])

@@ -79,8 +79,9 @@ class Processes:
         """Start a process that runs until it ends, is killed, or the sandbox sleeps.
 
         It outlives this engine. Its output is held to the `output_rate` of the sandbox.
-        `timeout` is how long it may live: its minder in the sandbox
-        keeps that time, and ends it with code 124. Without `stdin` it reads /dev/null.
+        `timeout` is how long it may live: its minder in the sandbox keeps that time, and
+        ends it with code 124. Without `stdin` it reads /dev/null.
+
         A program that is not there raises `PathNotFound`, one that cannot be run
         `AccessDenied`, a bad `cwd` what is wrong with it; nothing of such a start is left.
         A string is for bash, whose own complaint is in the log, with exit code 127.

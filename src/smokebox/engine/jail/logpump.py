@@ -34,7 +34,7 @@ class LogPump:
         # A tenth of a second's worth at a time: so long the minder may be deaf.
         self.most = min(_BUSY_PIPE_SIZE, rate // 10 or 1) if rate else _BUSY_PIPE_SIZE
         self.logs: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
+        self.lost: dict[int, int] = {}
         self.writers: list[int] = []
         for log in logs:
             read, write = os.pipe2(os.O_CLOEXEC)
@@ -43,40 +43,49 @@ class LogPump:
                 os.fchown(read, uid, gid)
             os.set_blocking(read, False)
             self.logs[read] = log
-            self.sizes[read] = 0
             self.writers.append(write)
 
     def move(self, read: int) -> bool:
         """Move what a pipe holds; False when nobody can write to it any more."""
+        count = self.splice(read, self.most)
+        if self.rate and count > 0:
+            time.sleep(count / self.rate)
+        return count != 0
+
+    def drain(self) -> None:
+        """Move what a program that has ended left: no more than the pipes can hold."""
+        for read in self.logs:
+            self.splice(read, _BUSY_PIPE_SIZE)
+
+    def splice(self, read: int, most: int) -> int:
+        """How much was moved; 0 at the end, and -1 for nothing at this moment."""
         log = self.logs[read]
         try:
-            count = os.splice(read, log, self.most, flags=os.SPLICE_F_NONBLOCK)
+            if read in self.lost:
+                os.write(log, b"\n[smokebox: %d bytes were lost here]\n" % self.lost[read])
+                del self.lost[read]
+            count = os.splice(read, log, most, flags=os.SPLICE_F_NONBLOCK)
         except (BlockingIOError, InterruptedError):
-            return True
+            return -1
         except OSError:
             return self.lose(read)
-        self.sizes[read] = size = self.sizes[read] + count
+        size = os.lseek(log, 0, os.SEEK_CUR)
         if size > KEEP + STEP and (size - count) // STEP != size // STEP:
             _libc.fallocate(log, _PUNCH_HOLE_KEEP_SIZE, *_range(0, (size - KEEP) // STEP * STEP))
         if count == _PIPE_SIZE:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
-        if self.rate:
-            time.sleep(count / self.rate)
-        return count > 0
+        return count
 
-    def lose(self, read: int) -> bool:
+    def lose(self, read: int) -> int:
         # A full disk costs the log, and never holds the program.
         try:
-            return bool(os.read(read, _BUSY_PIPE_SIZE))
+            count = len(os.read(read, _BUSY_PIPE_SIZE))
         except BlockingIOError:
-            return True
-
-    def drain(self) -> None:
-        """Move what a program that has ended left: no more than the pipes can hold."""
-        self.rate, self.most = 0, _BUSY_PIPE_SIZE
-        for read in self.logs:
-            self.move(read)
+            return -1
+        if count:
+            self.lost[read] = self.lost.get(read, 0) + count
+        return count
 
 
 def _range(offset: int, length: int) -> tuple[ctypes.c_long, ctypes.c_long]:
