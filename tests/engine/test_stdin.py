@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +40,16 @@ async def test_more_than_a_pipe_holds_is_written_as_it_is_read(box: Box) -> None
     await process.close_stdin()
     await process.wait_for_exit(10)
     assert (await process.logs()).stdout.strip() == str(2 * len(data))
+
+
+async def test_ended_processes_hold_no_descriptor(box: Box) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        process = await box.processes.start("read line", stdin=True)
+        await process.write_stdin("x\n")
+        await process.wait_for_exit(5)
+        await process.kill()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_stdin_of_a_process_without_one_is_refused(box: Box) -> None:

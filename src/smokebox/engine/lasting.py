@@ -54,11 +54,10 @@ class LastingProcess:
     ) -> None:
         self.stem = stem
         self.log = Log(stem)
-        self.lifetime = Lifetime(
-            row, stem + EXIT, self.log, on_end=lambda: on_end(self), on_gone=on_gone
-        )
         self._use = use
+        self._on_end = on_end
         self._stdin = Stdin(stem + STDIN, row.process_id) if row.stdin else None
+        self.lifetime = Lifetime(row, stem + EXIT, self.log, on_end=self._ended, on_gone=on_gone)
 
     @property
     def row(self) -> ProcessRow:
@@ -241,6 +240,11 @@ class LastingProcess:
         self.lifetime.close()
         if self._stdin is not None:
             self._stdin.let_go()
+
+    def _ended(self) -> None:
+        if self._stdin is not None:
+            self._stdin.let_go()
+        self._on_end(self)
 
     async def _end_tree(self, run: Run, grace: float) -> None:
         gone, minder = self.lifetime.gone, self.lifetime.minder

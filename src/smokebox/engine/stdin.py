@@ -40,17 +40,23 @@ class Stdin:
                 except BrokenPipeError:
                     if not over.is_set():
                         await self._not_read(over)
+        if over.is_set():
+            self.let_go()
         return not left
 
     async def close(self) -> None:
         """Let nobody write any more, in this engine or another."""
         async with self._turn:
-            self.let_go()
+            self._close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
     def let_go(self) -> None:
-        """Close our end; the process does not notice."""
+        """Close our end, unless somebody waits to write; the process does not notice."""
+        if not self._turn.locked():
+            self._close()
+
+    def _close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -95,6 +95,14 @@ class Agent(Keeper):
         control.setblocking(True)
         return control
 
+    def reap(self) -> None:
+        """Also count no more on an idle minder that somebody inside has stopped."""
+        for pid in tuple(self.idle):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG):
+                    self.idle.discard(pid)
+        super().reap()
+
 
 class JailMinder(Minder):
     """A minder that starts programs as any user and under limits, and runs errands."""
