@@ -60,6 +60,12 @@ def test_inside_is_a_made_up_system(guest: Guest, command: str, output: str) -> 
     assert guest.run(guest.get("host"), "sh", "-c", command).stdout == output
 
 
+def test_root_is_let_through_by_pam(guest: Guest) -> None:
+    """adduser calls chfn, which asks PAM."""
+    result = guest.run(guest.get("host"), "sh", "-c", "chfn -f Admin root && getent passwd root")
+    assert ":Admin" in result.stdout, result.stderr
+
+
 def test_programs_can_be_installed_by_hand(guest: Guest) -> None:
     command = "cp /bin/true /usr/local/bin/mine && mkdir /usr/local/share/mine && mine"
     result = guest.run(guest.get("host"), "sh", "-c", command)

@@ -102,6 +102,15 @@ SYS_GID_MAX\t999
 USERGROUPS_ENAB\tyes
 ENCRYPT_METHOD\tSHA512
 """
+# For su, chfn (which adduser calls), passwd and all others: what the host wants of its users
+# is nothing to a sandbox, whose root may become anybody.
+_PAM = """\
+auth\t\tsufficient\tpam_rootok.so
+auth\t\trequired\tpam_unix.so
+account\t\trequired\tpam_permit.so
+password\trequired\tpam_unix.so sha512
+session\t\trequired\tpam_permit.so
+"""
 OPENSSL = """\
 openssl_conf = openssl_init
 
@@ -144,6 +153,7 @@ MADE_UP = {
     "login.defs": _LOGIN_DEFS,
     "networks": "loopback 127.0.0.0\n",
     "nsswitch.conf": _NSSWITCH,
+    "pam.d/other": _PAM,
     "passwd": PASSWD,
     "profile": _PROFILE,
     "resolv.conf": RESOLV_CONF,

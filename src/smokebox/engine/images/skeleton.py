@@ -26,6 +26,7 @@ _DIRECTORIES = {
     **MOUNT_POINTS,
     "etc": 0o755,
     "etc/opt": 0o755,
+    "etc/pam.d": 0o755,
     "etc/profile.d": 0o755,
     "etc/skel": 0o755,
     "etc/ssl": 0o755,
