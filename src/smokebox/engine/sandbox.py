@@ -7,6 +7,7 @@ first call; a sandbox that sleeps is woken by the next one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -209,7 +210,8 @@ class Sandbox:
         user: str | None = None,
     ) -> Session:
         """A shell that remembers from one command to the next."""
-        return await self.sessions.create(name, cwd=cwd, env=env, user=user)
+        async with self._life.use():
+            return await self.sessions.create(name, cwd=cwd, env=env, user=user)
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""
@@ -319,13 +321,17 @@ class Sandbox:
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         files, processes, sessions = self.files, self.processes, self.sessions
         life.parts = (
-            Part(ended=lambda run, reason: files.release(), busy=lambda: files.busy),
+            Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
             Part(
-                ended=lambda run, reason: processes.ended(reason, destroyed=reason == DESTROYED),
+                ended=lambda reason: processes.ended(reason, destroyed=reason == DESTROYED),
                 adopt=processes.adopt,
                 close=processes.aclose,
             ),
-            Part(ended=sessions.ended, busy=lambda: sessions.busy),
+            Part(
+                ended=functools.partial(sessions.ended, None),  # type: ignore[arg-type]
+                settle=sessions.saved,
+                busy=lambda: sessions.busy,
+            ),
         )
 
     async def _root(self) -> tuple[int, Owner]:

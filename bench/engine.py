@@ -1,0 +1,331 @@
+"""What a Linux sandbox costs, beside a bare fork and exec, and beside other runtimes.
+
+    python bench/engine.py [--repeats 40] [--live 1 10 100 200] [--tier namespaces]
+
+Every line is measured in turns with what it is compared to: `bare` is posix_spawn of
+/bin/true and waiting for it. Medians, with the tenth and the ninetieth percentile. crun,
+podman and docker run the same program where they are installed and work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+from smokebox.engine import Host, Sandbox
+
+Work = Callable[[], Awaitable[object]]
+STREAMED = 100_000_000
+AT_ONCE = 100
+
+
+class Table:
+    """Prints one line for each comparison."""
+
+    def __init__(self) -> None:
+        sys.stdout.write(f"{'job':42} {'ms':>9} {'p10':>8} {'p90':>8} {'ratio':>7}  to\n")
+
+    def line(self, name: str, times: Sequence[float], *, to: str, other: Sequence[float]) -> None:
+        """A job's times, and how many times as long as the other's they are."""
+        ordered = sorted(times)
+        tenth = max(1, len(ordered) // 10)
+        middle = statistics.median(ordered)
+        ratio = middle / statistics.median(other)
+        self.text(
+            f"{name:42} {middle * 1e3:9.2f} {ordered[tenth - 1] * 1e3:8.2f} "
+            f"{ordered[-tenth] * 1e3:8.2f} {ratio:7.2f}  {to}"
+        )
+
+    def text(self, line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+async def bare() -> None:
+    """The least that running a program can take."""
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+
+
+async def in_turns(*works: Work, repeats: int) -> list[list[float]]:
+    """The seconds of each work, measured in turns."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, into in zip(works, times, strict=True):
+            started = time.perf_counter()
+            await work()
+            into.append(time.perf_counter() - started)
+    return times
+
+
+class Sandboxes:
+    """Fresh sandboxes under numbered ids."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.made: list[Sandbox] = []
+
+    async def create(self) -> None:
+        """A sandbox that never was, to its first command."""
+        sandbox = self.host.sandbox(f"bench-{len(self.made)}")
+        self.made.append(sandbox)
+        await sandbox.exec(["/bin/true"])
+
+    async def destroy(self) -> None:
+        """Every trace of the last one."""
+        await self.made.pop().destroy()
+
+
+async def creation(table: Table, home: Path, options: argparse.Namespace) -> None:
+    """From nothing to the first command, without a pool and from one."""
+    for name, pool in (("create to first exec", 0), ("create to first exec, pool of 4", 4)):
+        async with await Host.open(home, pool=pool, tier=options.tier) as host:
+            boxes = Sandboxes(host)
+            await boxes.create()
+            ours, theirs = [], []
+            for _ in range(options.repeats // 2):
+                # The pool fills meanwhile; what is made ahead is nobody's waiting.
+                await asyncio.sleep(0.15 if pool else 0)
+                (mine,), (bared,) = await in_turns(boxes.create, bare, repeats=1)
+                ours.append(mine)
+                theirs.append(bared)
+            table.line(name, ours, to="bare", other=theirs)
+            if not pool:
+                (gone, bared_too) = await in_turns(
+                    boxes.destroy, bare, repeats=options.repeats // 2
+                )
+                table.line("destroy", gone, to="bare", other=bared_too)
+                for label, work in runtimes():
+                    (others, mine_again) = await in_turns(work, boxes.create, repeats=5)
+                    table.line(label, others, to="create to first exec", other=mine_again)
+
+
+def runtimes() -> Iterator[tuple[str, Work]]:
+    """Other ways to run /bin/true in a fresh sandbox, those that work here."""
+    for name in ("podman", "docker"):
+        program = shutil.which(name)
+        if program is None:
+            sys.stdout.write(f"{name} run: not installed\n")
+            continue
+        image = _image(program)
+        if image is None:
+            sys.stdout.write(f"{name} run: does not run here\n")
+            continue
+        limits = ["--ulimit", "nofile=10000:10000"]
+        command = [program, "run", "--rm", "--network", "none", *limits, image, "/bin/true"]
+        if subprocess.run(command, capture_output=True).returncode:
+            sys.stdout.write(f"{name} run: does not run here\n")
+        else:
+            yield f"{name} run", lambda command=command: _run(command)  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = _bundle(Path(folder))
+        for name in ("crun", "runc"):
+            program = shutil.which(name)
+            if program is None:
+                sys.stdout.write(f"{name} run: not installed\n")
+                continue
+            command = [program, "run", "-b", str(bundle), f"bench-{name}"]
+            if subprocess.run(command, capture_output=True).returncode:
+                sys.stdout.write(f"{name} run: does not run here\n")
+            else:
+                yield f"{name} run", lambda command=command: _run(command)  # type: ignore[misc]
+
+
+async def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _image(program: str) -> str | None:
+    """An image with the host's /bin/true and what it needs, for a runtime that wants images."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in ("/bin/true", *_libraries("/bin/true")):
+            target = Path(folder + path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+        packed = subprocess.run(["tar", "-C", folder, "-c", "."], capture_output=True, check=True)
+        name = "smokebox-bench:latest"
+        made = subprocess.run(
+            [program, "import", "-", name], input=packed.stdout, capture_output=True
+        )
+    return None if made.returncode else name
+
+
+def _libraries(path: str) -> list[str]:
+    listed = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
+    return [word for word in listed.split() if word.startswith("/")]
+
+
+def _bundle(folder: Path) -> Path:
+    """What an OCI runtime runs: the host's root, read-only, and /bin/true."""
+    for runtime in filter(shutil.which, ("runc", "crun")):
+        subprocess.run([runtime, "spec"], cwd=folder, capture_output=True)
+        break
+    config = folder / "config.json"
+    if config.exists():
+        words = json.loads(config.read_text())
+        words["process"].update(args=["/bin/true"], terminal=False)
+        words["process"].pop("rlimits", None)
+        words["root"] = {"path": "/", "readonly": True}
+        config.write_text(json.dumps(words))
+    return folder
+
+
+async def warm(table: Table, host: Host, repeats: int) -> None:
+    """Commands in a sandbox that runs."""
+    sandbox = host.sandbox("warm")
+    session = await sandbox.create_session()
+    await sandbox.exec(["/bin/true"])
+
+    async def by_words() -> None:
+        await sandbox.exec(["/bin/true"])
+
+    async def by_bash() -> None:
+        await sandbox.exec("true")
+
+    async def in_session() -> None:
+        await sandbox.exec("true", session=session)
+
+    await in_session()
+    times = await in_turns(bare, by_words, by_bash, in_session, repeats=repeats * 5)
+    table.line("warm exec of /bin/true", times[1], to="bare", other=times[0])
+    table.line("warm exec of bash -c true", times[2], to="bare", other=times[0])
+    table.line("warm exec in a session", times[3], to="bare", other=times[0])
+
+
+async def crowds(table: Table, host: Host, options: argparse.Namespace) -> None:
+    """How one sandbox answers beside many, and what an idle one takes of memory."""
+    boxes = Sandboxes(host)
+    alone: list[float] = []
+    for count in options.live:
+        before, started = memory(os.getpid()), len(boxes.made)
+        while len(boxes.made) < count:
+            await boxes.create()
+        first = boxes.made[0]
+
+        async def one(sandbox: Sandbox = first) -> None:
+            await sandbox.exec(["/bin/true"])
+
+        (times,) = await in_turns(one, repeats=options.repeats * 2)
+        alone = alone or times
+        table.line(f"warm exec beside {count - 1} others", times, to="alone", other=alone)
+        if count - started >= 50:
+            # Minders that idle leave after ten seconds.
+            await asyncio.sleep(12)
+            grown = memory(os.getpid()) - before
+            jails = sum(memory(pid) for pid in agents())
+            each = (grown / (count - started) + jails / count) / 1e6
+            table.text(f"{'memory of an idle sandbox, engine included':42} {each:9.2f} MB")
+    for sandbox in boxes.made:
+        await sandbox.destroy()
+
+
+def agents() -> list[int]:
+    """The processes that sandboxes of this engine are made of."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text() == "smokebox-agent\n":
+                found.append(int(entry))
+    return found
+
+
+def memory(pid: int) -> int:
+    """The bytes of a process, with its share of what it has in common with others."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+async def burst(table: Table, host: Host) -> None:
+    """Many created at the same moment."""
+    boxes = [host.sandbox(f"burst-{number}") for number in range(AT_ONCE)]
+    started = time.perf_counter()
+    await asyncio.gather(*(box.exec(["/bin/true"]) for box in boxes))
+    seconds = time.perf_counter() - started
+    (base,) = await in_turns(bare, repeats=40)
+    table.line(f"{AT_ONCE} created at once, each", [seconds / AT_ONCE], to="bare", other=base)
+    started = time.perf_counter()
+    await asyncio.gather(*(box.destroy() for box in boxes))
+    seconds = time.perf_counter() - started
+    table.line(f"{AT_ONCE} destroyed at once, each", [seconds / AT_ONCE], to="bare", other=base)
+
+
+async def streams(table: Table, host: Host) -> None:
+    """100 MB out of a sandbox, and by a plain pipe."""
+    sandbox = host.sandbox("stream")
+    command = ["head", "-c", str(STREAMED), "/dev/zero"]
+
+    async def ours() -> None:
+        async for _ in sandbox.exec_stream(command):
+            pass
+
+    async def pipe() -> None:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            while os.read(process.stdout.fileno(), 1 << 18):
+                pass
+
+    await ours()
+    times = await in_turns(ours, pipe, repeats=7)
+    table.line("100 MB streamed", times[0], to="plain pipe", other=times[1])
+
+
+async def files(table: Table, host: Host, folder: Path, repeats: int) -> None:
+    """A small and a large file, written and read."""
+    sandbox = host.sandbox("files")
+    await sandbox.wake()
+    for name, size in (("1 KB", 1_000), ("1 MB", 1_000_000)):
+        data = os.urandom(size)
+        plain = folder / "plain"
+
+        async def write(data: bytes = data) -> None:
+            await sandbox.write_file("file", data)
+
+        async def read() -> None:
+            await sandbox.read_bytes("file")
+
+        async def write_plainly(data: bytes = data, plain: Path = plain) -> None:
+            plain.with_suffix(".new").write_bytes(data)
+            plain.with_suffix(".new").replace(plain)
+
+        async def read_plainly(plain: Path = plain) -> None:
+            plain.read_bytes()
+
+        times = await in_turns(write, write_plainly, read, read_plainly, repeats=repeats * 2)
+        table.line(f"write {name}", times[0], to="write and rename", other=times[1])
+        table.line(f"read {name}", times[2], to="read", other=times[3])
+
+
+async def main() -> None:
+    """Run all comparisons."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--live", type=int, nargs="+", default=[1, 10, 100, 200])
+    parser.add_argument("--tier", choices=["namespaces", "gvisor"], default="namespaces")
+    options = parser.parse_args()
+    table = Table()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "home")
+        await creation(table, home, options)
+        async with await Host.open(home, pool=0, tier=options.tier) as host:
+            await warm(table, host, options.repeats)
+            await streams(table, host)
+            await files(table, host, Path(folder), options.repeats)
+            await burst(table, host)
+            await crowds(table, host, options)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
