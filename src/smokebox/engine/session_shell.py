@@ -1,0 +1,553 @@
+"""One live bash of a session, and one command in it.
+
+What bash and its minder say is data from inside: it can be wrong, missing or made up, and
+costs the session its shell at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+
+from smokebox.engine import session_driver as driver
+from smokebox.engine.jail import agent, minded_shell
+from smokebox.engine.session_driver import State, pack_fields
+from smokebox.engine.session_folder import Folder
+from smokebox.errors import (
+    AccessDenied,
+    PathNotDirectory,
+    PathNotFound,
+    SandboxGone,
+    Unsupported,
+)
+from smokebox.sandbox import keeper
+from smokebox.sandbox.lifeline import ANSWER_SECONDS
+from smokebox.sandbox.pipes import Pipes
+from smokebox.sandbox.process import TERMINATE_SECONDS, Exit, cannot_start, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smokebox.engine.run import Program, Run
+    from smokebox.errors import PathError
+    from smokebox.sandbox.pipes import Chunk
+
+# The script that bash reads is the pipe of that name in the directory where it starts.
+SHELL_OPTIONS = ("--norc", "--noprofile", driver.SCRIPT)
+LARGEST_STATE = 4 << 20
+START_SECONDS = 10.0
+SETTLE_SECONDS = 10.0
+# How long an interrupted shell may take to tell its state.
+INTERRUPTED_SECONDS = 1.0
+# How often a silent command is looked after: bash may have lost the lines that follow it.
+LOOK_SECONDS = 0.2
+_LONGEST_FIELD = 64 << 10
+_READ = 1 << 16
+_READS = 16
+
+_DIRECTORY_ERRORS: dict[bytes, type[PathError]] = {
+    driver.MISSING: PathNotFound,
+    driver.NOT_DIRECTORY: PathNotDirectory,
+    driver.DENIED: AccessDenied,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A command for a shell, checked: its text, and what holds for it alone.
+
+    `values` are what the text refers to as fields after those of `env`; `number` is that of
+    its first field, and no other order's.
+    """
+
+    text: bytes
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+    stdin: bytes | None = None
+    timeout: float | None = None
+    number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def fields(self) -> bytes:
+        """As bash reads it."""
+        values = [encode(value, "env") for value in (*self.env.values(), *self.values)]
+        return pack_fields([self.text, encode(self.cwd or "", "cwd"), *values])
+
+
+class Unread(Exception):
+    """The shell could not even read a command, and has not run it."""
+
+
+class Shell:
+    """A bash that waits for commands. One at a time."""
+
+    def __init__(self, run: Run, cwd: str, folder: Folder, control: socket.socket) -> None:
+        self.run = run
+        self.folder = folder
+        self.control = control
+        self.alive = True
+        self.alone = False
+        self.broken = False
+        self.state: State | None = None
+        self.status: int | None = None
+        self.exit_status: int | None = None
+        self.failure: tuple[int, int] | None = None
+        self.told: set[bytes] = set()
+        self.last = 0
+        self.oversized = False
+        self._first_cwd = cwd
+        self._cwd = b""
+        self._marked = True
+        self._dumped = True
+        self._field = bytearray()
+        self._heard = b""
+        self._news = asyncio.Event()
+        self._settling: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, run: Run, program: Program, state: State | None) -> Shell:
+        """A bash in the program's directory, or in the state of another one.
+
+        Raises what keeps it from starting, `PathError` for a directory, and `Unread` for a
+        state that cannot be had again.
+        """
+        folder = Folder(f"{run.directory}/run/io")
+        try:
+            control = await run.jail.connect()
+        except BaseException:
+            folder.close()
+            raise
+        shell = cls(run, program.cwd, folder, control)
+        try:
+            await shell._begin(program, state)
+        except BaseException:
+            shell.close()
+            raise
+        return shell
+
+    @property
+    def fit(self) -> bool:
+        """Whether it can take another command."""
+        return self.alive and not self.broken
+
+    @property
+    def cwd(self) -> str:
+        """Where it is, as far as it has told."""
+        return self._first_cwd if self.state is None else self.state.cwd
+
+    async def begin(self, order: Order) -> Command:
+        """Start a command, once the one before it is done with."""
+        await self.settled()
+        if not self.fit:
+            raise Unread
+        try:
+            name = await self._put_stdin(order.stdin)
+            self.folder.put(order.fields)
+            command = Command(self, order)
+        except OSError as error:
+            raise cannot_start(error) from error
+        self.told.clear()
+        self.status = None
+        self._dumped = self.oversized = False
+        stdout, stderr = self.folder.outputs
+        lines = self.folder.driver.run(
+            first=order.number,
+            last=self.last,
+            stdin=name,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=order.cwd is not None,
+            env=tuple(order.env),
+        )
+        if not self.folder.say(lines):
+            self.broken = True
+        return command
+
+    def settle(self) -> asyncio.Task[None]:
+        """Hear the state that follows a command, while nobody waits for it."""
+        self._settling = asyncio.create_task(self._settle())
+        return self._settling
+
+    async def settled(self) -> None:
+        """Wait until the shell can take a command, or has ended."""
+        if self._settling is not None:
+            await asyncio.wait({self._settling})
+        if self.alive:
+            self.hear_minder()
+
+    def say(self, word: bytes, fds: list[int] | None = None) -> None:
+        """Tell the minder something; one that is gone needs not know."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.control, [word], fds or [])
+
+    async def kill(self) -> None:
+        """Kill the shell and all that it left, and wait for it for a bounded time."""
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait({self._settling})
+        await kill_all_of(self.control)
+        self.close()
+
+    def close(self) -> None:
+        """Let go, which kills what is left. Safe to repeat."""
+        self.alive = False
+        if self._settling is not None and not self._settling.done():
+            # Only when nobody listens any more: the numbers of descriptors are reused.
+            self._settling.cancel()
+            self._settling.add_done_callback(lambda _: self._let_go())
+        else:
+            self._let_go()
+
+    def stop(self) -> None:
+        """Have everything killed, under a command that will notice."""
+        self.say(keeper.KILL)
+
+    def leave(self) -> socket.socket | None:
+        """Let the shell end, and let go; what it left ends with the socket that is returned."""
+        if self.alive:
+            self.say(minded_shell.END)
+            self.alive = False
+        self.folder.close()
+        if self.alone:
+            self.control.close()
+        return None if self.alone else self.control
+
+    def hear_reports(self) -> None:
+        """Take what bash tells."""
+        with contextlib.suppress(BlockingIOError):
+            # Not for ever: whoever writes there could be faster than we.
+            for _ in range(_READS):
+                data = os.read(self.folder.reports, _READ)
+                *ends, rest = data.split(b"\0")
+                for end in ends:
+                    self._extend(end)
+                    self._take(bytes(self._field))
+                    self._field.clear()
+                self._extend(rest)
+        self._news.set()
+
+    def hear_minder(self) -> None:
+        """Take what the minder tells. One that has hung up has taken the shell with it."""
+        try:
+            while self.alive:
+                data = self.control.recv(keeper.MESSAGE.size - len(self._heard))
+                self._heard += data
+                if len(self._heard) == keeper.MESSAGE.size:
+                    message, self._heard = self._heard, b""
+                    self._obey(*keeper.MESSAGE.unpack(message))
+                elif not data:
+                    self.alive, self.alone = False, True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.alive, self.alone = False, True
+        self._news.set()
+
+    @property
+    def ears(self) -> dict[int, Callable[[], None]]:
+        """What is to be listened to, and by whom."""
+        return {self.folder.reports: self.hear_reports, self.control.fileno(): self.hear_minder}
+
+    async def _begin(self, program: Program, state: State | None) -> None:
+        cwd = encode(program.cwd, "cwd")
+        env = {name: value for name, value in program.env.items() if name != "PWD"}
+        # What the shell had not exported, or had unset, shall not come back.
+        bare = state is not None and state.script
+        inside = replace(program, cwd=self.folder.inside, env={} if bare else env)
+        request = inside.pack(agent.SHELL)
+        request = keeper.LENGTH.pack(len(request)) + request
+        lines = self.folder.driver
+        if state is None:
+            self.folder.put(pack_fields([cwd]))
+            self.folder.say(lines.begin())
+        else:
+            fields = [encode(state.cwd, "cwd"), cwd]
+            self.folder.put(pack_fields([*fields, state.script + lines.finished()]))
+            self.folder.say(lines.restore())
+        await self._request(request)
+        await self._until(lambda: bool(self.told) and self._is_begun(state), START_SECONDS)
+        self._check_begun(program, state)
+
+    def _is_begun(self, state: State | None) -> bool:
+        return driver.READY in self.told or (state is None and bool(self.told))
+
+    def _check_begun(self, program: Program, state: State | None) -> None:
+        if self.failure is not None:
+            raise program.explain(*self.failure)
+        for kind, error in _DIRECTORY_ERRORS.items():
+            if kind in self.told:
+                raise error(
+                    program.cwd, hint="The session begins there: make it, or another session."
+                )
+        if state is not None and not {driver.RESTORED, driver.READY} <= self.told:
+            raise Unread
+        if driver.READY not in self.told:
+            if not self.run.jail.alive:
+                raise self.run.gone("jail ended")
+            raise Unsupported(
+                f"{program.argv[0]} does not run the commands of a session.",
+                hint="Sessions need bash 4.4 or later in the image; exec without one does not.",
+                operation="session",
+                sandbox=self.run.id,
+            )
+
+    async def _request(self, request: bytes) -> None:
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # A minder that ends before it has read everything says why.
+            with contextlib.suppress(ConnectionError):
+                sent = socket.send_fds(self.control, [request], [null] * 3)
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(self.control, request[sent:])
+        finally:
+            os.close(null)
+
+    async def _put_stdin(self, data: bytes | None) -> str | None:
+        if data is None or len(data) <= _READ:
+            return self.folder.put_stdin(data)
+        return await asyncio.to_thread(self.folder.put_stdin, data)
+
+    async def _settle(self) -> None:
+        self._marked = False
+        self.say(minded_shell.MARK)
+        looks = 0
+        while not await self._until(lambda: self._marked and self._dumped, LOOK_SECONDS):
+            looks += 1
+            # It has passed over the lines that tell its state, and may do well otherwise.
+            passed = looks > 1 and self._marked and self.folder.read
+            if not self.alive or self.broken or passed:
+                return
+            self.broken = looks * LOOK_SECONDS > SETTLE_SECONDS
+
+    def _let_go(self) -> None:
+        self.control.close()
+        self.folder.close()
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Listen until it is so, or the shell has ended; False when it never came to be."""
+        loop = asyncio.get_running_loop()
+        for fd, hear in self.ears.items():
+            loop.add_reader(fd, hear)
+        try:
+            async with asyncio.timeout(seconds):
+                while self.alive and not self.broken and not done():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for fd in (self.folder.reports, self.control.fileno()):
+                loop.remove_reader(fd)
+        self.hear_reports()
+        return done()
+
+    def _extend(self, data: bytes) -> None:
+        limit = LARGEST_STATE if self._field[:1] == driver.STATE else _LONGEST_FIELD
+        if not self._field and data[:1] == driver.STATE:
+            limit = LARGEST_STATE
+        if len(self._field) + len(data) <= limit:
+            self._field += data
+        else:
+            self.oversized = True
+
+    def _take(self, field: bytes) -> None:
+        kind, rest = field[:1], field[1:]
+        if kind == driver.STATUS and rest.isdigit() and len(rest) <= 3:
+            self.status = self.last = int(rest)
+        elif kind == driver.CWD:
+            self._cwd = rest
+        elif kind == driver.STATE:
+            self._dumped = True
+            if not self.oversized:
+                self.state = State.heard(self._cwd, rest)
+        elif kind in (driver.READY, driver.RESTORED, driver.UNREAD, *_DIRECTORY_ERRORS):
+            self.told.add(kind)
+        else:
+            self.broken = True
+
+    def _obey(self, kind: bytes, flags: int, value: int) -> None:
+        if kind == minded_shell.MARKED:
+            self._marked = True
+            return
+        self.alive = False
+        if kind == keeper.FAILED:
+            self.failure = (flags, value)
+        else:
+            self.exit_status = value
+        self.alone = kind != keeper.EXITED or bool(flags & keeper.ALONE)
+
+
+class Command:
+    """A running command of a shell: `read` until None, then look at `exit`.
+
+    Leaving early kills it, and with it the shell that waits for it, but for its state.
+    `ended` says that the shell has ended by the command's doing.
+    """
+
+    def __init__(self, shell: Shell, order: Order) -> None:
+        self.exit: Exit | None = None
+        self.ended = False
+        self._shell = shell
+        self._order = order
+        self._interrupted = False
+        self._timed_out = False
+        self._lost = 0
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._give_up: float | None = None
+        loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        ears = {fd: self._heed(hear) for fd, hear in shell.ears.items()}
+        self._pipes = Pipes(shell.folder.open_outputs(), ears)
+        if order.timeout is not None:
+            self._timers.append(loop.call_later(order.timeout, self._time_out))
+
+    async def read(self) -> Chunk | None:
+        """The next bytes of its output, or None when it is over."""
+        while True:
+            try:
+                chunk = await self._pipes.read(self._look_at)
+            except TimeoutError:
+                self._look()
+                continue
+            if chunk is None:
+                self._check()
+            return chunk
+
+    async def aclose(self) -> None:
+        """Kill what runs, or after the end let the background run on; then let go."""
+        try:
+            if self.exit is None:
+                await self._kill()
+            if (left := self._pipes.open) and not self._shell.told:
+                self._shell.say(minded_shell.DRAIN, left)
+                self._shell.folder.renew_outputs()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._pipes.close()
+            self._shell.folder.take_stdin_away()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the shell ended because we had to end the command."""
+        return self._interrupted
+
+    def _heed(self, hear: Callable[[], None]) -> Callable[[], None]:
+        def heed() -> None:
+            hear()
+            self._see()
+
+        return heed
+
+    def _see(self) -> None:
+        """Notice that the command has ended, or its shell."""
+        shell = self._shell
+        if self.exit is not None:
+            return
+        if shell.broken and not self._interrupted:
+            self._interrupt(minded_shell.END)
+        if not shell.alive:
+            shell.hear_reports()
+            self.ended = not self._interrupted
+            self._end(_code(shell.exit_status))
+            self._pipes.forget(shell.control.fileno())
+        elif shell.status is not None and not self._interrupted:
+            self._end(shell.status)
+
+    def _end(self, code: int) -> None:
+        self.exit = Exit(code=code, timed_out=self._timed_out, alone=False)
+        self._pipes.end()
+
+    def _check(self) -> None:
+        shell = self._shell
+        if driver.UNREAD in shell.told:
+            shell.broken = True
+            raise Unread
+        for kind, error in _DIRECTORY_ERRORS.items():
+            if kind in shell.told:
+                raise error(self._order.cwd or "", hint="Pass the directory to run in as cwd.")
+        if not shell.alive and shell.exit_status is None and not shell.run.jail.alive:
+            raise shell.run.gone("jail ended")
+
+    def _time_out(self) -> None:
+        if self.exit is None:
+            self._timed_out = True
+            self._interrupt(minded_shell.INTERRUPT, TERMINATE_SECONDS)
+
+    def _interrupt(self, word: bytes, grace: float = 0.0) -> None:
+        """End the command by its minder; a shell that does not come back, as well."""
+        self._interrupted = True
+        self._shell.say(word)
+        later = asyncio.get_running_loop().call_later
+        wait = grace + INTERRUPTED_SECONDS
+        self._timers.append(later(wait, self._shell.say, minded_shell.END))
+        self._give_up = time.monotonic() + wait + ANSWER_SECONDS
+
+    def _look(self) -> None:
+        """See to a silent command: whether its shell has lost its way, or its minder."""
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        if self._give_up is not None and time.monotonic() > self._give_up:
+            raise SandboxGone(
+                "the session's minder does not answer.",
+                hint="Run the command again: the session gets another shell.",
+                reason="minder silent",
+            )
+        # Byte by byte bash reads the lines after a command only when that is over.
+        self._lost = self._lost + 1 if self._shell.folder.read else 0
+        if self._lost > 1 and not self._interrupted:
+            self._shell.broken = True
+            self._see()
+
+    async def _kill(self) -> None:
+        if not self._interrupted:
+            self._interrupt(minded_shell.INTERRUPT_NOW)
+        with contextlib.suppress(SandboxGone, Unread):
+            while self.exit is None:
+                await self.read()
+        if self.exit is None:
+            self._shell.broken = True
+
+
+async def kill_all_of(control: socket.socket) -> None:
+    """Have a minder kill all that it has, and wait until it did, for a bounded time."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError, OSError):
+        control.send(keeper.KILL)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while await loop.sock_recv(control, keeper.MESSAGE.size):
+                pass
+
+
+def hung_up(control: socket.socket) -> bool:
+    """Close a minder's socket if it has nothing left to mind."""
+    try:
+        while control.recv(keeper.MESSAGE.size):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    control.close()
+    return True
+
+
+def _code(status: int | None) -> int:
+    try:
+        code = os.waitstatus_to_exitcode(status if status is not None else 9)
+    except ValueError:
+        # No end of a process looks like that: somebody else is talking.
+        return 255
+    return 128 - code if code < 0 else code
