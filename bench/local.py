@@ -27,7 +27,7 @@ PARALLEL = 50
 
 async def bare_exec() -> None:
     """One command by the standard library."""
-    subprocess.run(["bash", "-c", "true"], capture_output=True, check=True)  # noqa: ASYNC221
+    subprocess.run(["bash", "-c", "true"], capture_output=True, check=True)
 
 
 async def bare_async_exec() -> None:
@@ -59,7 +59,7 @@ async def bare_pipe(command: str, *, keep: bool) -> None:
     """Read a pipe to its end, and drop what comes or write it to a file."""
     with (
         tempfile.TemporaryFile(buffering=0) as file,
-        subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE) as process,  # noqa: ASYNC220
+        subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None
         while data := os.read(process.stdout.fileno(), 1 << 18):

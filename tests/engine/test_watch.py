@@ -338,7 +338,7 @@ class TestCursors:
             assert files.busy
         assert not files.busy
         async with asyncio.timeout(5):
-            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110
+            while len(os.listdir("/proc/self/fd")) > before:
                 await asyncio.sleep(0.01)
         os.close(fd)
         workers.close()
