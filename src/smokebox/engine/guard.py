@@ -63,7 +63,7 @@ class Guard:
     def _stop(self, key: str, reason: str) -> None:
         life = self._lives.get(key)
         if life is not None:
-            self._keep(asyncio.create_task(life.stop(reason)))
+            life.stop(reason)
 
     async def _watch_memory(self) -> None:
         """Where only rlimits hold, each process is bound, and here their sum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -16,7 +17,7 @@ from smokebox.engine.names import check_id, check_labels, random_id
 from smokebox.engine.options import SandboxOptions, parse_options
 from smokebox.engine.pool import Pool
 from smokebox.engine.record import Record
-from smokebox.engine.sandbox import Sandbox, SandboxInfo, info_of
+from smokebox.engine.sandbox import DEFAULT_CWD, Sandbox, SandboxInfo, info_of
 from smokebox.engine.workers import Workers
 from smokebox.engine.workshop import Workshop, tag_of
 from smokebox.errors import SandboxGone
@@ -43,6 +44,8 @@ class Host:
         self._shop = shop
         self._guard = guard
         self._sandboxes: dict[str, Sandbox] = {}
+        # Of sandboxes that nobody has asked for yet, if it is not the usual one.
+        self._cwds: dict[str, str] = {}
         self._closed = False
 
     @classmethod
@@ -122,15 +125,15 @@ class Host:
         if self._closed:
             return
         self._closed = True
-        await self._guard.aclose()
-        for sandbox in self._sandboxes.values():
-            await sandbox.life.close(detach=detach)
-        await self._shop.pool.aclose()
-        for jailer in self._shop.jailers.values():
-            await jailer.aclose()
-        await self._shop.record.aclose()
-        self._shop.workers.close()
-        self._shop.home.close()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._shop.home.close)
+            stack.callback(self._shop.workers.close)
+            stack.push_async_callback(self._shop.record.aclose)
+            for jailer in self._shop.jailers.values():
+                stack.push_async_callback(jailer.aclose)
+            stack.push_async_callback(self._shop.pool.aclose)
+            stack.push_async_callback(self._close_all, detach=detach)
+            stack.push_async_callback(self._guard.aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,20 +146,33 @@ class Host:
     ) -> None:
         await self.aclose()
 
+    async def _close_all(self, *, detach: bool) -> None:
+        lives = [sandbox.life for sandbox in self._sandboxes.values()]
+        closing = [asyncio.create_task(life.close(detach=detach)) for life in lives]
+        if closing:
+            await asyncio.wait(closing)
+        for task in closing:
+            task.result()
+
     def _owner(self, id: str) -> Sandbox:
         if id not in self._sandboxes:
-            self._sandboxes[id] = Sandbox(id, self._shop)
+            self._sandboxes[id] = Sandbox(id, self._shop, cwd=self._cwds.pop(id, DEFAULT_CWD))
         return self._sandboxes[id]
 
     async def _take_over(self) -> None:
         """Adopt what runs, finish what was being destroyed, and sweep up what nobody knows."""
-        known = {row.key for row in await self._shop.record.sandboxes()}
+        rows = await self._shop.record.sandboxes()
+        self._cwds = {row.id: row.settings.cwd for row in rows if row.settings.cwd != DEFAULT_CWD}
         active = await self._shop.record.all_active()
         turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-            for row in active:
-                group.create_task(self._adopt(row.id, turns))
-        await asyncio.to_thread(detect().sweep, known, prefix=f"{self._shop.tag}-")
+        adopting = [asyncio.create_task(self._adopt(row.id, turns)) for row in active]
+        if adopting:
+            await asyncio.wait(adopting)
+        for task in adopting:
+            task.result()
+        running = {run.jail.state.key for one in self._sandboxes.values() if (run := one.life.run)}
+        await asyncio.to_thread(detect().sweep, running, prefix=f"{self._shop.tag}-")
+        known = {row.key for row in await self._shop.record.sandboxes()}
         for key in await asyncio.to_thread(os.listdir, self._shop.home.boxes):
             if key not in known:
                 await self._shop.remove(key)

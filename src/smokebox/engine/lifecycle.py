@@ -1,17 +1,20 @@
 """The life of one sandbox: not made, awake, asleep, gone. One owner, one step at a time.
 
 The running jail is the truth and the record follows it: a run is written down before its
-jail can outlive this process, and its end before anybody is told of it.
+jail can outlive this process, and its end once nothing of it is left to see to. A step that
+has begun goes on to its end, also when whoever asked for it stops waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from smokebox.engine.jail import errands
 from smokebox.engine.jail.cell import IO
 from smokebox.engine.options import DEFAULT_IMAGE, Options
 from smokebox.engine.record_rows import SandboxRow, delete, put, update
@@ -19,19 +22,34 @@ from smokebox.engine.rooted import Rooted
 from smokebox.engine.run import Run
 from smokebox.engine.workers import Job
 from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.spill import SpillFolder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail, Jailer
+    from smokebox.engine.jail.api import Jail
     from smokebox.engine.workshop import Workshop
+
+T = TypeVar("T")
+
+_log = logging.getLogger("smokebox.engine")
 
 ASLEEP = "it fell asleep"
 DESTROYED = "it was destroyed"
 STOPPED = "the engine was stopped"
 CRASHED = "the engine was killed, and the sandbox did not outlive it"
+SILENT = "its agent does not answer"
+
+# After so long a call makes sure that it is being served at all.
+PULSE_SECONDS = 10.0
+# What the parts of a sandbox may take to put things in order before it sleeps.
+SETTLE_SECONDS = 2.0
+# The kernel tells of a jail's end after that of the last process in it.
+_END_SECONDS = 0.5
+# No process has this number: the kernel's go up to 2 ** 22.
+_NOBODY = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +57,12 @@ class Part:
     """Something that lives in the runs of a sandbox: its files, processes or sessions.
 
     `adopt` takes over a run of another engine's time, `ended` lets go of one that is over,
-    `close` of whatever there is; a part that is `busy` keeps the sandbox from sleeping.
+    also of one that was never taken over, `settle` finishes what it can before the end, and
+    `close` lets go of whatever there is. A part that is `busy` keeps the sandbox from sleeping.
     """
 
-    ended: Callable[[Run, str], Awaitable[None]]
+    ended: Callable[[str], Awaitable[None]]
+    settle: Callable[[], Awaitable[None]] | None = None
     adopt: Callable[[Run], Awaitable[None]] | None = None
     busy: Callable[[], bool] = lambda: False
     close: Callable[[], Awaitable[None]] | None = None
@@ -65,9 +85,10 @@ class Lifecycle:
         self._run: Run | None = None
         self._active = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._destroying: asyncio.Task[None] | None = None
         self._reason: str | None = None
+        self._closed = False
 
     @property
     def run(self) -> Run | None:
@@ -94,15 +115,19 @@ class Lifecycle:
         """The run of a sandbox that is awake, and stays so inside."""
         self._active += 1
         self._disarm()
-        run = None
+        run = pulse = None
         try:
             run = await self.wake()
+            loop = asyncio.get_running_loop()
+            pulse = loop.call_later(PULSE_SECONDS, self._feel_pulse, run.jail)
             yield run
         except SandboxGone as error:
-            if run is None or run.jail.alive:
+            if run is None or not await self._has_ended(run.jail):
                 raise
             raise run.gone(await self._why(run)) from error
         finally:
+            if pulse is not None:
+                pulse.cancel()
             self._active -= 1
             self._arm()
 
@@ -110,31 +135,22 @@ class Lifecycle:
         """The run that is, or another. Many may ask at once, and one is made."""
         if self._run is not None and self._run.jail.alive and self._asked.empty:
             return self._run
-        async with self._lock:
-            await self._change()
-            if self._run is not None and not self._run.jail.alive:
-                await self._end(await self._why_dead(self._run.jail))
-            if self._run is None:
-                self._run = await self._start()
-                self._shop.guard.watch(self, self._run)
-                self._keep(self._watch(self._run))
-            return self._run
+        return await asyncio.shield(self._keep(self._wake()))
 
     async def sleep(self, reason: str = ASLEEP) -> None:
         """End the run that is, and keep the files."""
-        async with self._lock:
-            if self._run is not None:
-                await self._end(reason)
+        await asyncio.shield(self._keep(self._sleep(reason)))
 
-    async def stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> None:
         """End the run for a fault of its own, such as too much of the disk."""
         self._reason = reason
-        await self.sleep(reason)
+        self._keep(self._sleep(reason))
 
     async def destroy(self) -> None:
         """Remove every trace. Calls at the same time are one."""
         if self._destroying is None or self._destroying.done():
-            self._destroying = asyncio.create_task(self._destroy())
+            self._check_open()
+            self._destroying = self._keep(self._destroy())
         await asyncio.shield(self._destroying)
 
     async def adopt(self) -> None:
@@ -150,32 +166,59 @@ class Lifecycle:
             if jail is None:
                 await self._over(row, CRASHED)
                 return
-            image = await self._shop.images.get(row.image)
-            self._run = await self._as_run(row, jail, image)
+            try:
+                image = await self._shop.images.get(row.image)
+                self._run = await self._as_run(row, jail, image)
+                for part in self.parts:
+                    if part.adopt is not None:
+                        await part.adopt(self._run)
+            except (SmokeboxError, OSError) as error:
+                self._run = None
+                await jail.kill()
+                await self._over(row, f"it could not be taken over: {error}")
+                return
             self._shop.guard.watch(self, self._run)
-            for part in self.parts:
-                if part.adopt is not None:
-                    await part.adopt(self._run)
             self._keep(self._watch(self._run))
         self._arm()
 
     async def close(self, *, detach: bool) -> None:
         """Let go: put the sandbox to sleep, or leave it for another engine."""
+        self._closed = True
         self._disarm()
         if self._destroying is not None:
             await asyncio.wait([self._destroying])
+        try:
+            async with self._lock:
+                if detach and self._run is not None:
+                    await self._settle()
+                    run, self._run = self._run, None
+                    self._shop.guard.forget(run)
+                    run.jail.close()
+                elif self._run is not None:
+                    await self._end(STOPPED)
+        finally:
+            for part in self.parts:
+                if part.close is not None:
+                    await part.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def _wake(self) -> Run:
         async with self._lock:
-            if detach and self._run is not None:
-                run, self._run = self._run, None
-                self._shop.guard.forget(run)
-                run.jail.close()
-            elif self._run is not None:
-                await self._end(STOPPED)
-        for part in self.parts:
-            if part.close is not None:
-                await part.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+            self._check_open()
+            if self._run is not None and not self._run.jail.alive:
+                await self._end(await self._why_dead(self._run.jail))
+            await self._change()
+            if self._run is None:
+                self._run = await self._start()
+                self._shop.guard.watch(self, self._run)
+                self._keep(self._watch(self._run))
+            return self._run
+
+    async def _sleep(self, reason: str) -> None:
+        async with self._lock:
+            if self._run is not None:
+                await self._end(reason)
 
     async def _change(self) -> None:
         """Read the record, and write what was asked for since."""
@@ -187,32 +230,44 @@ class Lifecycle:
         changed = asked.change(self._row)
         if changed == self._row:
             return
+        run = self._run if self._run is not None and self._run.jail.alive else None
+        if run is not None and changed.limits != run.limits:
+            # First, as what uses more already refuses it.
+            await run.jail.set_limits(changed.limits)
         await self._shop.record.write(update(changed))
-        limits, self._row = changed.limits != self._row.limits, changed
-        if self._run is not None:
-            if limits:
-                await self._run.jail.set_limits(changed.limits)
+        self._row = changed
+        if run is not None:
             self._run = replace(
-                self._run,
-                env={**self._run.image.env, **changed.env},
+                run,
+                env={**run.image.env, **changed.env},
                 cwd=changed.settings.cwd,
                 default_user=changed.settings.user,
                 limits=changed.limits,
             )
             self._shop.guard.watch(self, self._run)
+            self._arm()
 
     async def _start(self) -> Run:
-        shop, row, asked = self._shop, self._row, self._asked
+        """Make a run, of what is in the record or else of what was asked for so far."""
+        asked, self._asked = self._asked, Options()
+        try:
+            return await self._make(asked)
+        except BaseException:
+            self._asked = self._asked.over(asked)
+            raise
+
+    async def _make(self, asked: Options) -> Run:
+        shop, row = self._shop, self._row
         image = await shop.images.get((row.image if row else asked.image) or DEFAULT_IMAGE)
-        jailer = self._jailer(row)
+        jailer = shop.jailer((row.tier if row else asked.tier) or shop.tier)
         ready = shop.pool.take(jailer, image) if row is None else None
         if row is None:
             key = ready.spec.key if ready is not None else shop.key()
             row = asked.row(self.id, key=key, digest=image.digest, tier=jailer.tier)
-        spec = shop.spec(row.key, image, row.limits)
-        jail: Jail | None = None
+        jail = ready.jail if ready is not None else None
         try:
-            jail = ready.jail if ready is not None else await jailer.make(spec)
+            if jail is None:
+                jail = await jailer.make(shop.spec(row.key, image, row.limits))
             awake = replace(
                 row,
                 status="active",
@@ -224,21 +279,25 @@ class Lifecycle:
             await shop.record.write(put(awake))
             await jail.enter(self.id, row.limits)
             run = await self._as_run(awake, jail, image)
-        except BaseException:
-            await asyncio.shield(self._undo(jail, row))
+        except BaseException as error:
+            await self._undo(jail, row)
+            if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
+                raise from_os_error(error, error.filename or shop.home.path) from error
             raise
-        self._row, self._asked = awake, Options()
+        self._row = awake
         return run
 
     async def _undo(self, jail: Jail | None, row: SandboxRow) -> None:
         """Leave nothing of a start that failed; a sandbox that was there stays as it was."""
+        change = update(replace(row, status="idle", jail=None))
         if jail is not None:
             await jail.kill()
         if self._row is None:
-            await self._shop.record.write(delete(SandboxRow, self.id))
             await self._shop.remove(row.key)
-        else:
-            await self._shop.record.write(update(replace(row, status="idle", jail=None)))
+            change = delete(SandboxRow, self.id)
+        # A record that cannot be written says that it runs: whoever looks finds it dead.
+        with contextlib.suppress(SmokeboxError):
+            await self._shop.record.write(change)
 
     async def _as_run(self, row: SandboxRow, jail: Jail, image: Image) -> Run:
         rooted = Rooted(jail.root, jail.owner)
@@ -260,7 +319,8 @@ class Lifecycle:
         )
 
     async def _end(self, reason: str) -> None:
-        """End the run: kill it, write that down, tell its parts. The lock is held."""
+        """End the run: kill it, tell its parts, write that down. The lock is held."""
+        await self._settle()
         run, self._run = self._run, None
         assert run is not None
         assert self._row is not None
@@ -269,16 +329,26 @@ class Lifecycle:
         await run.jail.kill()
         run.spills.close()
         await self._over(self._row, reason)
-        for part in self.parts:
-            await part.ended(run, reason)
+
+    async def _settle(self) -> None:
+        if self.run is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                for part in self.parts:
+                    if part.settle is not None:
+                        await part.settle()
 
     async def _over(self, row: SandboxRow, reason: str) -> None:
         self._row = replace(
             row, status="idle", jail=None, stop_reason=reason, last_active_at=time.time()
         )
-        await self._shop.record.write(update(self._row))
+        for part in self.parts:
+            await part.ended(reason)
         if row.settings.ephemeral:
             await self._shop.remove(row.key)
+        # Last: of what is idle nobody sees to the rest after a crash.
+        await self._shop.record.write(update(self._row))
 
     async def _destroy(self) -> None:
         async with self._lock:
@@ -299,15 +369,43 @@ class Lifecycle:
             self._on_destroyed()
 
     async def _find(self, row: SandboxRow) -> Jail | None:
+        """The jail that the record says runs, if it does."""
         if row.jail is None:
             return None
-        image = await self._shop.images.get(row.image)
-        spec = self._shop.spec(row.key, image, row.limits)
-        return await self._jailer(row).adopt(spec, row.jail)
+        # Without its layers, which may be gone from the store by now.
+        spec = self._shop.spec(row.key, None, row.limits)
+        return await self._shop.jailer(row.tier).adopt(spec, row.jail)
 
-    def _jailer(self, row: SandboxRow | None) -> Jailer:
-        asked = row.tier if row is not None else self._asked.tier
-        return self._shop.jailer(asked or self._shop.tier)
+    async def _has_ended(self, jail: Jail) -> bool:
+        if self._run is not None and self._run.jail is jail:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_SECONDS):
+                    await jail.wait()
+        return not jail.alive
+
+    def _feel_pulse(self, jail: Jail) -> None:
+        self._keep(self._see_that_it_answers(jail))
+
+    async def _see_that_it_answers(self, jail: Jail) -> None:
+        """End a run whose agent is stuck: what waits for it would wait for ever.
+
+        Connections are served in their order, so an answer to this one says that all calls
+        before it are being served.
+        """
+        try:
+            await errands.send_signal(jail, _NOBODY, 0, tree=False)
+        except SandboxGone:
+            if jail.alive and self._run is not None and self._run.jail is jail:
+                self.stop(SILENT)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxGone(
+                f"the engine of sandbox {self.id} was closed.",
+                hint="Open another with Host.open().",
+                reason="closed",
+                sandbox_id=self.id,
+            )
 
     async def _watch(self, run: Run) -> None:
         """See a run that ends by itself to its end."""
@@ -329,8 +427,10 @@ class Lifecycle:
         """Why a run has ended, once its end is written down."""
         async with self._lock:
             if self._run is not None and self._run.jail is run.jail:
-                await self._end(await self._why_dead(run.jail))
-            return (self._row.stop_reason if self._row is not None else None) or DESTROYED
+                await asyncio.shield(self._keep(self._end(await self._why_dead(run.jail))))
+            if self._row is None:
+                return DESTROYED
+            return self._row.stop_reason or STOPPED
 
     def _arm(self) -> None:
         """Begin to count the seconds without a call."""
@@ -359,10 +459,17 @@ class Lifecycle:
             if not self._active and self._run is not None:
                 await self._end(ASLEEP)
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
+    def _keep(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Have something done to its end, whether or not anybody waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.debug("sandbox %s: a step failed: %s", self.id, error)
 
 
 def _prepare(rooted: Rooted, cwd: str) -> str:

@@ -38,6 +38,7 @@ class Pool:
         self._make = make
         self._remove = remove
         self._ready: list[Ready] = []
+        self._dead: list[Ready] = []
         self._image: Image | None = None
         self._jailer: Jailer | None = None
         self._filling: asyncio.Task[None] | None = None
@@ -53,6 +54,8 @@ class Pool:
                 ready = self._ready.pop()
                 if ready.jail.alive:
                     taken = ready
+                else:
+                    self._dead.append(ready)
         self._jailer, self._image = jailer, image
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._fill())
@@ -65,6 +68,7 @@ class Pool:
             self._filling.cancel()
             await asyncio.wait([self._filling])
         await self._drop(self._ready)
+        await self._drop(self._dead)
 
     async def _fill(self) -> None:
         # After the sandbox that asked has had its turn.
@@ -72,16 +76,24 @@ class Pool:
         assert self._jailer is not None
         assert self._image is not None
         jailer, image = self._jailer, self._image
-        stale = [ready for ready in self._ready if ready.spec.layers != image.layers]
-        self._ready = [ready for ready in self._ready if ready not in stale]
-        await self._drop(stale)
+        self._dead += [ready for ready in self._ready if ready.spec.layers != image.layers]
+        self._ready = [ready for ready in self._ready if ready not in self._dead]
         # The next sandbox that is made without one says what is wrong.
-        with contextlib.suppress(SmokeboxError):
+        with contextlib.suppress(SmokeboxError, OSError):
+            await self._drop(self._dead)
             while len(self._ready) < self._size:
-                spec = self._make(image)
-                self._ready.append(Ready(spec=spec, jail=await jailer.make(spec)))
+                self._ready.append(await self._another(jailer, image))
+
+    async def _another(self, jailer: Jailer, image: Image) -> Ready:
+        spec = self._make(image)
+        try:
+            return Ready(spec=spec, jail=await jailer.make(spec))
+        except BaseException:
+            await self._remove(spec)
+            raise
 
     async def _drop(self, unwanted: list[Ready]) -> None:
-        for ready in unwanted:
-            await ready.jail.kill()
-            await self._remove(ready.spec)
+        while unwanted:
+            await unwanted[-1].jail.kill()
+            await self._remove(unwanted[-1].spec)
+            unwanted.pop()

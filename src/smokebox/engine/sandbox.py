@@ -94,11 +94,11 @@ def info_of(row: SandboxRow) -> SandboxInfo:
 class Sandbox:
     """One sandbox of a host. Made by `Host.sandbox`; every handle of an id is the same one."""
 
-    def __init__(self, id: str, shop: Workshop) -> None:
+    def __init__(self, id: str, shop: Workshop, *, cwd: str = DEFAULT_CWD) -> None:
         self.id = id
         self._shop = shop
-        self._cwd = DEFAULT_CWD
-        self._life = Lifecycle(id, shop, self._furnish)
+        self._cwd = cwd
+        self._life = Lifecycle(id, shop, self._renew)
         self._furnish()
 
     @property
@@ -313,8 +313,12 @@ class Sandbox:
     ) -> None:
         await self.aclose()
 
+    def _renew(self) -> None:
+        """Be as a sandbox that was never there."""
+        self._cwd = DEFAULT_CWD
+        self._furnish()
+
     def _furnish(self) -> None:
-        """Have files, processes and sessions as in a sandbox that was never there."""
         life, record = self._life, self._shop.record
         self.files = Files(self._root, workers=self._shop.workers, cwd=self._cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)

@@ -57,9 +57,10 @@ class Workshop:
         """A name for another jail, by which its leftovers are known as ours."""
         return f"{self.tag}-{random_key()}"
 
-    def spec(self, key: str, image: Image, limits: Limits) -> JailSpec:
-        """How the jail of that name is made."""
-        return JailSpec(key=key, directory=self.home.box(key), layers=image.layers, limits=limits)
+    def spec(self, key: str, image: Image | None, limits: Limits) -> JailSpec:
+        """How the jail of that name is made; to find one that is there takes no image."""
+        layers = image.layers if image is not None else ()
+        return JailSpec(key=key, directory=self.home.box(key), layers=layers, limits=limits)
 
     async def remove(self, key: str) -> None:
         """Delete what a sandbox has on disk, whatever it made of it. Absence is fine."""

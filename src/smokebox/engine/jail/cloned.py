@@ -297,12 +297,21 @@ class CloningJailer(abc.ABC):
         if start_time(state.pid) != state.started:
             os.close(pidfd)
             return None
-        run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            # Somebody removed its directory: nothing can reach it.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+            return None
         cgroup = self._hierarchy.adopt(state.key, state.pid)
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
         jail = self.jail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup)
         try:
-            os.dup2(await errands.open_root(jail), root, inheritable=False)
+            found = await errands.open_root(jail)
+            os.dup2(found, root, inheritable=False)
+            os.close(found)
         except SandboxGone:
             await jail.kill()
             return None
