@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 
-from smokebox.engine.jail import linux, seccomp
+from smokebox.engine.jail import landlock, linux, seccomp
 from smokebox.engine.jail.agent import Agent
 from smokebox.engine.jail.entering import hold_to, lock_up, take_name
 from smokebox.sandbox.keeper import receive_fds
@@ -80,6 +80,7 @@ class Cell:
         self.request = request
         self.setup = setup
         self.listener = listener
+        self.run = -1
         self.stage = "ids"
 
     def live(self, go: socket.socket) -> None:
@@ -102,6 +103,7 @@ class Cell:
         trees = self.settle(go)
         linux.set_process_name("smokebox-agent")
         self.stage = "root"
+        self.run = os.open("run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
         make_way("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
@@ -181,6 +183,9 @@ class Cell:
             signal.signal(number, signal.SIG_DFL)
         lock_up()
         linux.set_no_new_privileges()
+        # What else commands get as stdin, and may open by name, are the host's.
+        landlock.confine("/", "/dev/null", f"/proc/self/fd/{self.run}")
+        os.close(self.run)
         seccomp.install(seccomp.profile())
         self.report({"entered": True}, [])
         return True
