@@ -51,6 +51,8 @@ ENDED, LATE = b"X", b"T"
 
 _OOM_SCORE = b"500"
 _NO_USER = b"0:0:"
+# What a minder tells the agent that has a lasting program, and takes no other request.
+_TAKEN = b"*"
 
 
 def pack_program(
@@ -85,6 +87,13 @@ class Agent(Keeper):
     def minder(self, control: socket.socket, wake: int) -> Minder:
         """One that knows the verbs above."""
         return JailMinder(control, None, wake, self.say)
+
+    def read_lines(self) -> list[bytes]:
+        """What minders tell; for one that is taken for good another is made ahead."""
+        lines = super().read_lines()
+        if not self.idle and any(line[:1] == _TAKEN for line in lines):
+            self.fork()
+        return lines
 
     def accept(self) -> socket.socket | None:
         """The next connection, unless another minder was quicker."""
@@ -199,7 +208,8 @@ class JailMinder(Minder):
             os.setresgid(int(gid), int(gid), int(gid))
             os.setresuid(int(uid), int(uid), int(uid))
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        # Handlers end with exec; what Python ignores would not.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(program[0], program, dict(pair.split(b"=", 1) for pair in env))
@@ -224,6 +234,7 @@ class JailMinder(Minder):
         with contextlib.suppress(OSError):
             self.control.sendall(begun)
         self.control.close()
+        self.tell(_TAKEN)
         self.mind_lasting()
 
     def mind_lasting(self) -> None:
