@@ -146,7 +146,7 @@ class Sandbox:
             return await shell.exec(text, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         async with self._life.use() as run:
             program = await run.program(
-                command, cwd=cwd, env=env, user=user, limits=parse_process_limits(limits)
+                command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
             )
             return await commands.execute(
                 run,
@@ -196,7 +196,7 @@ class Sandbox:
             cwd=cwd,
             env=env,
             user=user,
-            limits=parse_process_limits(limits),
+            limits=_process_limits(limits),
             stdin=stdin,
             timeout=timeout,
         )
@@ -354,7 +354,7 @@ class Sandbox:
     ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
         async with self._life.use() as run:
             program = await run.program(
-                command, cwd=cwd, env=env, user=user, limits=parse_process_limits(limits)
+                command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
             )
             rate = run.limits.output_rate
             source = commands.stream(run, program, timeout=timeout, stdin=stdin, rate=rate)
@@ -381,6 +381,13 @@ class Sandbox:
             async for chunk in stream:
                 yield chunk
             yield stream.result
+
+
+def _process_limits(
+    limits: ProcessLimits | Mapping[str, object] | None,
+) -> ProcessLimits | None:
+    # None is the quick way: a program without limits of its own is spawned, not forked.
+    return None if limits is None else parse_process_limits(limits)
 
 
 def in_shell(command: Command) -> str:
