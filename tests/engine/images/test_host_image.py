@@ -228,6 +228,27 @@ async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(store:
         assert PRIVATE_KEY not in path.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("programs", "usr_local", "added"),
+    [
+        (["bin/python3"], True, True),
+        (["bin/python3", "bin/python"], True, False),
+        (["bin/python3", "local/bin/python"], True, False),
+        (["bin/python3", "local/bin/python"], False, True),
+        ([], True, False),
+    ],
+)
+async def test_python_is_a_name_for_python3_where_there_is_no_other(
+    host: Path, programs: list[str], usr_local: bool, added: bool
+) -> None:
+    for program in programs:
+        (host / "usr" / program).parent.mkdir(parents=True, exist_ok=True)
+        (host / "usr" / program).touch()
+    mask = layers_at(await image_of(host, usr_local=usr_local), "/usr")[0]
+    assert is_there(mask / "bin/python") == added
+    assert not added or os.readlink(mask / "bin/python") == "python3"
+
+
 async def test_nothing_of_this_host_is_there_by_name_or_content(store: Store) -> None:
     root = Path((await store.get("host")).layers[0].path)
     names = {path.name for path in (root / "etc").iterdir()}

@@ -60,6 +60,12 @@ def test_inside_is_a_made_up_system(guest: Guest, command: str, output: str) -> 
     assert guest.run(guest.get("host"), "sh", "-c", command).stdout == output
 
 
+@pytest.mark.skipif(not os.path.lexists("/usr/bin/python3"), reason="this host has no python3")
+def test_python_is_there_by_its_short_name(guest: Guest) -> None:
+    result = guest.run(guest.get("host"), "python", "-c", "import json; print(json.dumps(1))")
+    assert result.stdout == "1\n", result.stderr
+
+
 def test_root_is_let_through_by_pam(guest: Guest) -> None:
     """adduser calls chfn, which asks PAM."""
     result = guest.run(guest.get("host"), "sh", "-c", "chfn -f Admin root && getent passwd root")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Another one makes every host's skeleton afresh.
-VERSION = 2
+VERSION = 3
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _LOCAL = {name: 0o755 for name in ("bin", "etc", "include", "lib", "sbin", "share", "src")}

@@ -2,7 +2,7 @@
 
 Root inside a sandbox may read all that belongs to root outside, since the layers are mapped
 to its ids: the modes of the host do not hold there. So what others could not read on the
-host is taken away, by whiteouts.
+host is taken away, by whiteouts. The one thing it adds is the name `python`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ def make_mask(usr: str, mask: str, *, local: bool) -> None:
         for pattern in _INSTALLED_INTO:
             for path in glob.glob(pattern, root_dir=usr):
                 _mirror(usr, mask, path)
+    _name_python(usr, mask, local=local)
+
+
+def _name_python(usr: str, mask: str, *, local: bool) -> None:
+    """Have `python` where the host has only `python3`: scripts and models call it by that name."""
+    folders = ("bin", "local/bin") if local else ("bin",)
+    if any(os.path.lexists(f"{usr}/{folder}/python") for folder in folders):
+        return
+    if os.path.exists(f"{usr}/bin/python3") and _mirror(usr, mask, "bin"):
+        os.symlink("python3", f"{mask}/bin/python")
 
 
 def _known(usr: str) -> Iterator[str]:
