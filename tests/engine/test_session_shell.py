@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.session_box import Box, eventually, open_box, processes
-from smokebox.engine import session_shell
+from smokebox.engine import session_command
 from smokebox.engine.record_rows import SessionRow, put
 from smokebox.engine.session_driver import State
 from smokebox.errors import (
@@ -389,7 +389,7 @@ STUCK = {
 async def test_a_timeout_keeps_the_session(
     session: Session, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_shell, "TERMINATE_SECONDS", 0.5)
+    monkeypatch.setattr(session_command, "TERMINATE_SECONDS", 0.5)
     await out(session, "cd /tmp; X=1")
     result = await session.exec(STUCK[what], timeout=0.2)
     assert (result.exit_code, result.timed_out, result.session_ended) == (124, True, False)

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.record_rows import update
 from smokebox.engine.run import CannotStart
-from smokebox.engine.session_driver import State, assignments
+from smokebox.engine.session_command import Command
+from smokebox.engine.session_driver import State
+from smokebox.engine.session_order import Order, order_of, order_to_export
 from smokebox.engine.session_shell import (
     LARGEST_STATE,
     SHELL_OPTIONS,
-    Command,
-    Order,
     Shell,
     Unread,
     hung_up,
@@ -25,15 +26,13 @@ from smokebox.engine.session_shell import (
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import collect, stream
-from smokebox.sandbox.options import check_env, check_timeout
-from smokebox.sandbox.paths import check_path, resolve
-from smokebox.sandbox.process import encode
-from smokebox.sandbox.text import encode_option
+from smokebox.sandbox.options import check_env
+from smokebox.sandbox.paths import resolve
 from smokebox.types import ExecResult, OutputChunk
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.record import Record
@@ -124,7 +123,7 @@ class Session:
         `cwd`, relative to where the session is, and `env` hold for this command only: the
         session goes back to where it was. `timeout` counts from when the turn has come.
         """
-        order = _order(command, cwd, env, timeout, stdin)
+        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         async with self._turn() as run:
             return await self._execute(run, order)
 
@@ -138,7 +137,7 @@ class Session:
         stdin: str | bytes | None = None,
     ) -> ExecStream:
         """Run a command in the session and give its output as it is written."""
-        order = _order(command, cwd, env, timeout, stdin)
+        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         return ExecStream(self._stream(order))
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
@@ -146,15 +145,15 @@ class Session:
 
         They are also there after the shell has ended and begun afresh.
         """
-        given = {} if env is None else env
-        removed = [name for name, value in given.items() if value is None]
-        # Checked as one, names and all.
-        checked = check_env({name: value or "" for name, value in given.items()})
+        if not isinstance(env, Mapping):
+            check_env(env)
+            return
+        removed = [name for name, value in env.items() if value is None]
+        checked = check_env({name: "" if value is None else value for name, value in env.items()})
         kept = {name: value for name, value in checked.items() if name not in removed}
         if not checked:
             return
-        order = Order(text=b"", values=tuple(kept.values()))
-        order = replace(order, text=assignments(tuple(kept), removed, order.number))
+        order = order_to_export(kept, removed)
         async with self._turn() as run:
             result = await self._execute(run, order)
             if not result.success:
@@ -279,7 +278,7 @@ class Session:
         shell = await self._ready(run)
         if order.cwd is not None:
             order = replace(order, cwd=resolve(order.cwd, shell.cwd))
-        self._command = await shell.begin(order)
+        self._command = await Command.start(shell, order)
         return self._command
 
     async def _ready(self, run: Run) -> Shell:
@@ -363,25 +362,3 @@ class Session:
             hint="Delete the session and create another.",
             reason="no shell",
         )
-
-
-def _order(
-    command: str,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    timeout: float | None,
-    stdin: str | bytes | None,
-) -> Order:
-    if not isinstance(command, str):
-        raise InvalidOption(
-            f"a command of a session is a str, not {type(command).__name__}.",
-            hint="For a list of words, pass shlex.join(words).",
-            option="command",
-        )
-    return Order(
-        text=encode(command, "command"),
-        cwd=None if cwd is None else check_path(cwd),
-        env=check_env(env),
-        timeout=check_timeout(timeout),
-        stdin=None if stdin is None else encode_option("stdin", stdin),
-    )

@@ -1,4 +1,4 @@
-"""One live bash of a session, and one command in it.
+"""One live bash of a session.
 
 What bash and its minder say is data from inside: it can be wrong, missing or made up, and
 costs the session its shell at most.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from smokebox.engine import session_driver as driver
 from smokebox.engine.jail import agent, minded_shell
@@ -23,31 +22,29 @@ from smokebox.errors import (
     AccessDenied,
     PathNotDirectory,
     PathNotFound,
-    SandboxGone,
     Unsupported,
 )
 from smokebox.sandbox import keeper
 from smokebox.sandbox.lifeline import ANSWER_SECONDS
-from smokebox.sandbox.pipes import Pipes
-from smokebox.sandbox.process import TERMINATE_SECONDS, Exit, cannot_start, encode
+from smokebox.sandbox.process import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.engine.run import Program, Run
+    from smokebox.engine.session_order import Order
     from smokebox.errors import PathError
-    from smokebox.sandbox.pipes import Chunk
 
 # The script that bash reads is the pipe of that name in the directory where it starts.
 SHELL_OPTIONS = ("--norc", "--noprofile", driver.SCRIPT)
 LARGEST_STATE = 4 << 20
 START_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
-# How long an interrupted shell may take to tell its state.
-INTERRUPTED_SECONDS = 1.0
 # How often a silent command is looked after: bash may have lost the lines that follow it.
 LOOK_SECONDS = 0.2
 _LONGEST_FIELD = 64 << 10
+_LONGEST_DUMP = 256 << 20
+_MOST_FIELDS = 32
 _READ = 1 << 16
 _READS = 16
 
@@ -56,29 +53,6 @@ _DIRECTORY_ERRORS: dict[bytes, type[PathError]] = {
     driver.NOT_DIRECTORY: PathNotDirectory,
     driver.DENIED: AccessDenied,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A command for a shell, checked: its text, and what holds for it alone.
-
-    `values` are what the text refers to as fields after those of `env`; `number` is that of
-    its first field, and no other order's.
-    """
-
-    text: bytes
-    cwd: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    values: tuple[str, ...] = ()
-    stdin: bytes | None = None
-    timeout: float | None = None
-    number: int = field(default_factory=itertools.count(1).__next__)
-
-    @property
-    def fields(self) -> bytes:
-        """As bash reads it."""
-        values = [encode(value, "env") for value in (*self.env.values(), *self.values)]
-        return pack_fields([self.text, encode(self.cwd or "", "cwd"), *values])
 
 
 class Unread(Exception):
@@ -95,6 +69,7 @@ class Shell:
         self.alive = True
         self.alone = False
         self.broken = False
+        self.stopped = False
         self.state: State | None = None
         self.status: int | None = None
         self.exit_status: int | None = None
@@ -107,6 +82,7 @@ class Shell:
         self._marked = True
         self._dumped = True
         self._field = bytearray()
+        self._size = 0
         self._heard = b""
         self._news = asyncio.Event()
         self._settling: asyncio.Task[None] | None = None
@@ -142,17 +118,9 @@ class Shell:
         """Where it is, as far as it has told."""
         return self._first_cwd if self.state is None else self.state.cwd
 
-    async def begin(self, order: Order) -> Command:
-        """Start a command, once the one before it is done with."""
-        await self.settled()
-        if not self.fit:
-            raise Unread
-        try:
-            name = await self._put_stdin(order.stdin)
-            self.folder.put(order.fields)
-            command = Command(self, order)
-        except OSError as error:
-            raise cannot_start(error) from error
+    def give(self, order: Order, stdin: str | None) -> None:
+        """Have a command run, whose stdin lies in the folder."""
+        self.folder.put(order.fields)
         self.told.clear()
         self.status = None
         self._dumped = self.oversized = False
@@ -160,7 +128,7 @@ class Shell:
         lines = self.folder.driver.run(
             first=order.number,
             last=self.last,
-            stdin=name,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             cwd=order.cwd is not None,
@@ -168,7 +136,6 @@ class Shell:
         )
         if not self.folder.say(lines):
             self.broken = True
-        return command
 
     def settle(self) -> asyncio.Task[None]:
         """Hear the state that follows a command, while nobody waits for it."""
@@ -207,6 +174,7 @@ class Shell:
 
     def stop(self) -> None:
         """Have everything killed, under a command that will notice."""
+        self.stopped = True
         self.say(keeper.KILL)
 
     def leave(self) -> socket.socket | None:
@@ -220,16 +188,20 @@ class Shell:
         return None if self.alone else self.control
 
     def hear_reports(self) -> None:
-        """Take what bash tells."""
+        """Take what bash tells, as far as it can be bash."""
         with contextlib.suppress(BlockingIOError):
             # Not for ever: whoever writes there could be faster than we.
             for _ in range(_READS):
+                if self.broken:
+                    break
                 data = os.read(self.folder.reports, _READ)
-                *ends, rest = data.split(b"\0")
+                self.broken = data.count(b"\0") > _MOST_FIELDS
+                *ends, rest = data.split(b"\0", _MOST_FIELDS)
                 for end in ends:
                     self._extend(end)
                     self._take(bytes(self._field))
                     self._field.clear()
+                    self._size = 0
                 self._extend(rest)
         self._news.set()
 
@@ -272,20 +244,22 @@ class Shell:
             self.folder.put(pack_fields([*fields, state.script + lines.finished()]))
             self.folder.say(lines.restore())
         await self._request(request)
-        await self._until(lambda: bool(self.told) and self._is_begun(state), START_SECONDS)
+        await self._patiently(lambda: self._is_begun(state), START_SECONDS)
         self._check_begun(program, state)
 
     def _is_begun(self, state: State | None) -> bool:
         return driver.READY in self.told or (state is None and bool(self.told))
 
+    def check_told(self, cwd: str, hint: str) -> None:
+        """Raise what the shell has told of a directory."""
+        for kind, error in _DIRECTORY_ERRORS.items():
+            if kind in self.told:
+                raise error(cwd, hint=hint)
+
     def _check_begun(self, program: Program, state: State | None) -> None:
         if self.failure is not None:
             raise program.explain(*self.failure)
-        for kind, error in _DIRECTORY_ERRORS.items():
-            if kind in self.told:
-                raise error(
-                    program.cwd, hint="The session begins there: make it, or another session."
-                )
+        self.check_told(program.cwd, "The session begins there: make it, or another session.")
         if state is not None and not {driver.RESTORED, driver.READY} <= self.told:
             raise Unread
         if driver.READY not in self.told:
@@ -309,22 +283,23 @@ class Shell:
         finally:
             os.close(null)
 
-    async def _put_stdin(self, data: bytes | None) -> str | None:
-        if data is None or len(data) <= _READ:
-            return self.folder.put_stdin(data)
-        return await asyncio.to_thread(self.folder.put_stdin, data)
-
     async def _settle(self) -> None:
         self._marked = False
         self.say(minded_shell.MARK)
-        looks = 0
-        while not await self._until(lambda: self._marked and self._dumped, LOOK_SECONDS):
-            looks += 1
-            # It has passed over the lines that tell its state, and may do well otherwise.
-            passed = looks > 1 and self._marked and self.folder.read
-            if not self.alive or self.broken or passed:
-                return
-            self.broken = looks * LOOK_SECONDS > SETTLE_SECONDS
+        done = await self._patiently(lambda: self._marked and self._dumped, SETTLE_SECONDS)
+        # Without a word on its state it may do well otherwise.
+        if not done and not (self._marked and self.folder.read):
+            self.broken = True
+
+    async def _patiently(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Listen until it is so, but not once the shell has passed over all it was told."""
+        until = time.monotonic() + seconds
+        idle = 0
+        while self.fit and idle < 2 and time.monotonic() < until:
+            if await self._until(done, LOOK_SECONDS):
+                return True
+            idle = idle + 1 if self.folder.read else 0
+        return done()
 
     def _let_go(self) -> None:
         self.control.close()
@@ -349,13 +324,15 @@ class Shell:
         return done()
 
     def _extend(self, data: bytes) -> None:
-        limit = LARGEST_STATE if self._field[:1] == driver.STATE else _LONGEST_FIELD
-        if not self._field and data[:1] == driver.STATE:
-            limit = LARGEST_STATE
-        if len(self._field) + len(data) <= limit:
-            self._field += data
-        else:
+        self._size += len(data)
+        kind = (self._field or data)[:1]
+        if kind != driver.STATE:
+            self.broken |= self._size > _LONGEST_FIELD
+        elif self._size > LARGEST_STATE:
             self.oversized = True
+            self.broken |= self._size > _LONGEST_DUMP
+        if not self.broken and not self.oversized:
+            self._field += data
 
     def _take(self, field: bytes) -> None:
         kind, rest = field[:1], field[1:]
@@ -384,143 +361,6 @@ class Shell:
         self.alone = kind != keeper.EXITED or bool(flags & keeper.ALONE)
 
 
-class Command:
-    """A running command of a shell: `read` until None, then look at `exit`.
-
-    Leaving early kills it, and with it the shell that waits for it, but for its state.
-    `ended` says that the shell has ended by the command's doing.
-    """
-
-    def __init__(self, shell: Shell, order: Order) -> None:
-        self.exit: Exit | None = None
-        self.ended = False
-        self._shell = shell
-        self._order = order
-        self._interrupted = False
-        self._timed_out = False
-        self._lost = 0
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        self._give_up: float | None = None
-        loop = asyncio.get_running_loop()
-        self._timers: list[asyncio.TimerHandle] = []
-        ears = {fd: self._heed(hear) for fd, hear in shell.ears.items()}
-        self._pipes = Pipes(shell.folder.open_outputs(), ears)
-        if order.timeout is not None:
-            self._timers.append(loop.call_later(order.timeout, self._time_out))
-
-    async def read(self) -> Chunk | None:
-        """The next bytes of its output, or None when it is over."""
-        while True:
-            try:
-                chunk = await self._pipes.read(self._look_at)
-            except TimeoutError:
-                self._look()
-                continue
-            if chunk is None:
-                self._check()
-            return chunk
-
-    async def aclose(self) -> None:
-        """Kill what runs, or after the end let the background run on; then let go."""
-        try:
-            if self.exit is None:
-                await self._kill()
-            if (left := self._pipes.open) and not self._shell.told:
-                self._shell.say(minded_shell.DRAIN, left)
-                self._shell.folder.renew_outputs()
-        finally:
-            for timer in self._timers:
-                timer.cancel()
-            self._pipes.close()
-            self._shell.folder.take_stdin_away()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether the shell ended because we had to end the command."""
-        return self._interrupted
-
-    def _heed(self, hear: Callable[[], None]) -> Callable[[], None]:
-        def heed() -> None:
-            hear()
-            self._see()
-
-        return heed
-
-    def _see(self) -> None:
-        """Notice that the command has ended, or its shell."""
-        shell = self._shell
-        if self.exit is not None:
-            return
-        if shell.broken and not self._interrupted:
-            self._interrupt(minded_shell.END)
-        if not shell.alive:
-            shell.hear_reports()
-            self.ended = not self._interrupted
-            self._end(_code(shell.exit_status))
-            self._pipes.forget(shell.control.fileno())
-        elif shell.status is not None and not self._interrupted:
-            self._end(shell.status)
-
-    def _end(self, code: int) -> None:
-        self.exit = Exit(code=code, timed_out=self._timed_out, alone=False)
-        self._pipes.end()
-
-    def _check(self) -> None:
-        shell = self._shell
-        if driver.UNREAD in shell.told:
-            shell.broken = True
-            raise Unread
-        for kind, error in _DIRECTORY_ERRORS.items():
-            if kind in shell.told:
-                raise error(self._order.cwd or "", hint="Pass the directory to run in as cwd.")
-        if not shell.alive and shell.exit_status is None and not shell.run.jail.alive:
-            raise shell.run.gone("jail ended")
-
-    def _time_out(self) -> None:
-        if self.exit is None:
-            self._timed_out = True
-            self._interrupt(minded_shell.INTERRUPT, TERMINATE_SECONDS)
-
-    def _interrupt(self, word: bytes, grace: float = 0.0) -> None:
-        """End the command by its minder; a shell that does not come back, as well."""
-        self._interrupted = True
-        self._shell.say(word)
-        later = asyncio.get_running_loop().call_later
-        wait = grace + INTERRUPTED_SECONDS
-        self._timers.append(later(wait, self._shell.say, minded_shell.END))
-        self._give_up = time.monotonic() + wait + ANSWER_SECONDS
-
-    def _look(self) -> None:
-        """See to a silent command: whether its shell has lost its way, or its minder."""
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        if self._give_up is not None and time.monotonic() > self._give_up:
-            raise SandboxGone(
-                "the session's minder does not answer.",
-                hint="Run the command again: the session gets another shell.",
-                reason="minder silent",
-            )
-        # Byte by byte bash reads the lines after a command only when that is over.
-        self._lost = self._lost + 1 if self._shell.folder.read else 0
-        if self._lost > 1 and not self._interrupted:
-            self._shell.broken = True
-            self._see()
-
-    async def _kill(self) -> None:
-        if not self._interrupted:
-            self._interrupt(minded_shell.INTERRUPT_NOW)
-        with contextlib.suppress(SandboxGone, Unread):
-            while self.exit is None:
-                await self.read()
-        if self.exit is None:
-            self._shell.broken = True
-
-
 async def kill_all_of(control: socket.socket) -> None:
     """Have a minder kill all that it has, and wait until it did, for a bounded time."""
     loop = asyncio.get_running_loop()
@@ -542,12 +382,3 @@ def hung_up(control: socket.socket) -> bool:
         pass
     control.close()
     return True
-
-
-def _code(status: int | None) -> int:
-    try:
-        code = os.waitstatus_to_exitcode(status if status is not None else 9)
-    except ValueError:
-        # No end of a process looks like that: somebody else is talking.
-        return 255
-    return 128 - code if code < 0 else code

@@ -1,0 +1,201 @@
+"""One command in the shell of a session: an order to it, its output, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Self
+
+from smokebox.engine import session_driver as driver
+from smokebox.engine.jail import minded_shell
+from smokebox.engine.session_shell import LOOK_SECONDS, Unread
+from smokebox.errors import SandboxGone
+from smokebox.sandbox.lifeline import ANSWER_SECONDS
+from smokebox.sandbox.pipes import Pipes
+from smokebox.sandbox.process import TERMINATE_SECONDS, Exit, cannot_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smokebox.engine.session_order import Order
+    from smokebox.engine.session_shell import Shell
+    from smokebox.sandbox.pipes import Chunk
+
+# How long an interrupted shell may take to tell its state.
+INTERRUPTED_SECONDS = 1.0
+# How long it may take to learn that all of the sandbox has ended.
+HANGUP_SECONDS = 0.5
+_LARGE_STDIN = 1 << 16
+
+
+class Command:
+    """A running command of a shell: `read` until None, then look at `exit`.
+
+    Leaving early kills it, and with it the shell that waits for it, but for its state.
+    `ended` says that the shell has ended by the command's doing.
+    """
+
+    def __init__(self, shell: Shell, order: Order) -> None:
+        self.exit: Exit | None = None
+        self.ended = False
+        self._shell = shell
+        self._order = order
+        self._interrupted = False
+        self._timed_out = False
+        self._lost = 0
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._give_up: float | None = None
+        loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        ears = {fd: self._heed(hear) for fd, hear in shell.ears.items()}
+        self._pipes = Pipes(shell.folder.open_outputs(), ears)
+        if order.timeout is not None:
+            self._timers.append(loop.call_later(order.timeout, self._time_out))
+
+    @classmethod
+    async def start(cls, shell: Shell, order: Order) -> Command:
+        """Start a command, once the one before it is done with."""
+        await shell.settled()
+        if not shell.fit:
+            raise Unread
+        try:
+            name = await _put_stdin(shell, order.stdin)
+            command = cls(shell, order)
+            shell.give(order, name)
+        except OSError as error:
+            raise cannot_start(error) from error
+        return command
+
+    async def read(self) -> Chunk | None:
+        """The next bytes of its output, or None when it is over."""
+        while True:
+            try:
+                chunk = await self._pipes.read(self._look_at)
+            except TimeoutError:
+                self._look()
+                continue
+            if chunk is None:
+                await self._check()
+            return chunk
+
+    async def aclose(self) -> None:
+        """Kill what runs, or after the end let the background run on; then let go."""
+        try:
+            if self.exit is None:
+                await self._kill()
+            if (left := self._pipes.open) and not self._shell.told:
+                self._shell.say(minded_shell.DRAIN, left)
+                self._shell.folder.renew_outputs()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._pipes.close()
+            self._shell.folder.take_stdin_away()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the shell ended because we had to end the command."""
+        return self._interrupted
+
+    def _heed(self, hear: Callable[[], None]) -> Callable[[], None]:
+        def heed() -> None:
+            hear()
+            self._see()
+
+        return heed
+
+    def _see(self) -> None:
+        """Notice that the command has ended, or its shell."""
+        shell = self._shell
+        if self.exit is not None:
+            return
+        if shell.broken:
+            self._pipes.forget(shell.folder.reports)
+            if not self._interrupted:
+                self._interrupt(minded_shell.END)
+        if not shell.alive:
+            shell.hear_reports()
+            self.ended = not self._interrupted and not shell.stopped
+            self._end(_code(shell.exit_status))
+            self._pipes.forget(shell.control.fileno())
+        elif shell.status is not None and not self._interrupted:
+            self._end(shell.status)
+
+    def _end(self, code: int) -> None:
+        self.exit = Exit(code=code, timed_out=self._timed_out, alone=False)
+        self._pipes.end()
+
+    async def _check(self) -> None:
+        shell = self._shell
+        if driver.UNREAD in shell.told:
+            shell.broken = True
+            raise Unread
+        shell.check_told(self._order.cwd or "", "Pass a directory that is there as cwd.")
+        if self.ended and shell.exit_status is None:
+            # Killed with its minder: by somebody inside, or with all the rest.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HANGUP_SECONDS):
+                    await shell.run.jail.wait()
+                self.ended = False
+                raise shell.run.gone("jail ended")
+
+    def _time_out(self) -> None:
+        if self.exit is None:
+            self._timed_out = True
+            self._interrupt(minded_shell.INTERRUPT, TERMINATE_SECONDS)
+
+    def _interrupt(self, word: bytes, grace: float = 0.0) -> None:
+        """End the command by its minder; a shell that does not come back, as well."""
+        self._interrupted = True
+        self._shell.say(word)
+        later = asyncio.get_running_loop().call_later
+        wait = grace + INTERRUPTED_SECONDS
+        self._timers.append(later(wait, self._shell.say, minded_shell.END))
+        self._give_up = time.monotonic() + wait + ANSWER_SECONDS
+
+    def _look(self) -> None:
+        """See to a silent command: whether its shell has lost its way, or its minder."""
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        if self._give_up is not None and time.monotonic() > self._give_up:
+            raise SandboxGone(
+                "the session's minder does not answer.",
+                hint="Run the command again: the session gets another shell.",
+                reason="minder silent",
+            )
+        # Byte by byte bash reads the lines after a command only when that is over.
+        self._lost = self._lost + 1 if self._shell.folder.read else 0
+        if self._lost > 1 and not self._interrupted:
+            self._shell.broken = True
+            self._see()
+
+    async def _kill(self) -> None:
+        if not self._interrupted:
+            self._interrupt(minded_shell.INTERRUPT_NOW)
+        with contextlib.suppress(SandboxGone, Unread):
+            while self.exit is None:
+                await self.read()
+        if self.exit is None:
+            self._shell.broken = True
+
+
+async def _put_stdin(shell: Shell, data: bytes | None) -> str | None:
+    if data is None or len(data) <= _LARGE_STDIN:
+        return shell.folder.put_stdin(data)
+    return await asyncio.to_thread(shell.folder.put_stdin, data)
+
+
+def _code(status: int | None) -> int:
+    try:
+        code = os.waitstatus_to_exitcode(status if status is not None else 9)
+    except ValueError:
+        # No end of a process looks like that: somebody else is talking.
+        return 255
+    return 128 - code if code < 0 else code
