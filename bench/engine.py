@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -112,71 +113,59 @@ async def creation(table: Table, home: Path, options: argparse.Namespace) -> Non
 
 def runtimes() -> Iterator[tuple[str, Work]]:
     """Other ways to run /bin/true in a fresh sandbox, those that work here."""
-    for name in ("podman", "docker"):
-        program = shutil.which(name)
-        if program is None:
-            sys.stdout.write(f"{name} run: not installed\n")
-            continue
-        image = _image(program)
-        if image is None:
-            sys.stdout.write(f"{name} run: does not run here\n")
-            continue
-        limits = ["--ulimit", "nofile=10000:10000"]
-        command = [program, "run", "--rm", "--network", "none", *limits, image, "/bin/true"]
-        if subprocess.run(command, capture_output=True).returncode:
-            sys.stdout.write(f"{name} run: does not run here\n")
-        else:
-            yield f"{name} run", lambda command=command: _run(command)  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        bundle = _bundle(Path(folder))
-        for name in ("crun", "runc"):
+        root = _root(Path(folder, "rootfs"))
+        for name in ("podman", "docker", "crun", "runc"):
             program = shutil.which(name)
             if program is None:
                 sys.stdout.write(f"{name} run: not installed\n")
                 continue
-            command = [program, "run", "-b", str(bundle), f"bench-{name}"]
-            if subprocess.run(command, capture_output=True).returncode:
-                sys.stdout.write(f"{name} run: does not run here\n")
+            for command in _commands(name, program, root):
+                if not subprocess.run(command, capture_output=True).returncode:
+                    yield f"{name} run", functools.partial(_run, command)
+                    break
             else:
-                yield f"{name} run", lambda command=command: _run(command)  # type: ignore[misc]
+                sys.stdout.write(f"{name} run: does not run here\n")
 
 
 async def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _image(program: str) -> str | None:
-    """An image with the host's /bin/true and what it needs, for a runtime that wants images."""
-    with tempfile.TemporaryDirectory() as folder:
-        for path in ("/bin/true", *_libraries("/bin/true")):
-            target = Path(folder + path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-        packed = subprocess.run(["tar", "-C", folder, "-c", "."], capture_output=True, check=True)
-        name = "smokebox-bench:latest"
-        made = subprocess.run(
-            [program, "import", "-", name], input=packed.stdout, capture_output=True
-        )
-    return None if made.returncode else name
+def _commands(name: str, program: str, root: Path) -> Iterator[list[str]]:
+    """How a runtime might be asked, from the plainest on."""
+    if name in ("podman", "docker"):
+        packed = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True)
+        image = "smokebox-bench:latest"
+        subprocess.run([program, "import", "-", image], input=packed.stdout, capture_output=True)
+        once = ["run", "--rm", "--network", "none"]
+        # Where the caller may not raise limits, theirs must not be above.
+        limits = ["--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4096:4096"]
+        for before in ([program], [program, "--runtime", "runc"]):
+            for options in (once, [*once, *limits]):
+                yield [*before, *options, image, "/bin/true"]
+        return
+    bundle = root.parent
+    subprocess.run([program, "spec"], cwd=bundle, capture_output=True)
+    config = bundle / "config.json"
+    words = json.loads(config.read_text())
+    words["process"].update(args=["/bin/true"], terminal=False, rlimits=[])
+    words["mounts"] = [mount for mount in words["mounts"] if mount["type"] != "cgroup"]
+    config.write_text(json.dumps(words))
+    yield [program, "run", "-b", str(bundle), f"bench-{name}"]
+    # crun refuses a host that has both versions of cgroups, unless it sees one only.
+    hide = 'umount /sys/fs/cgroup/unified && exec "$@"'
+    apart = ["unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh"]
+    yield [*apart, program, "run", "-b", str(bundle), f"bench-{name}"]
 
 
-def _libraries(path: str) -> list[str]:
-    listed = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
-    return [word for word in listed.split() if word.startswith("/")]
-
-
-def _bundle(folder: Path) -> Path:
-    """What an OCI runtime runs: the host's root, read-only, and /bin/true."""
-    for runtime in filter(shutil.which, ("runc", "crun")):
-        subprocess.run([runtime, "spec"], cwd=folder, capture_output=True)
-        break
-    config = folder / "config.json"
-    if config.exists():
-        words = json.loads(config.read_text())
-        words["process"].update(args=["/bin/true"], terminal=False)
-        words["process"].pop("rlimits", None)
-        words["root"] = {"path": "/", "readonly": True}
-        config.write_text(json.dumps(words))
+def _root(folder: Path) -> Path:
+    """A root filesystem with /bin/true and what it needs, and nothing else."""
+    listed = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True).stdout
+    for path in ("/bin/true", *(word for word in listed.split() if word.startswith("/"))):
+        target = folder / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
     return folder
 
 

@@ -76,6 +76,7 @@ async def start(
         await run.jail.connect(),
         request,
         explain=program.explain,
+        owner=run.owner(program),
         timeout=timeout,
         stdin=data,
     )

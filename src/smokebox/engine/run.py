@@ -164,6 +164,13 @@ class Run:
             )
         return found
 
+    def owner(self, program: Program) -> tuple[int, int] | None:
+        """Who a program runs as, seen from outside; None for who we are ourselves."""
+        owner = self.jail.owner
+        if owner.count == 1:
+            return None
+        return owner.uid + program.user.uid, owner.gid + program.user.gid
+
     async def file(self, path: str) -> bytes:
         try:
             return await self.read(path)

@@ -110,13 +110,15 @@ class Process:
         *,
         explain: Callable[[int, int], Exception],
         besides: Sequence[int] = (),
+        owner: tuple[int, int] | None = None,
         timeout: float | None = None,
         stdin: bytes | None = None,
     ) -> Process:
         """Send a request to the minder behind `control`, which is the process's from here on.
 
         `besides` are descriptors that go with the three of every command; `explain` makes
-        an error of the stage and the errno that kept it from starting.
+        an error of the stage and the errno that kept it from starting. A command that is
+        another user's has its pipes owned by `owner`, or could not open /dev/stderr.
         """
         request = keeper.LENGTH.pack(len(body)) + body
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -124,6 +126,9 @@ class Process:
             try:
                 source = _source(stdin, theirs)
                 (stdout, out), (stderr, err) = _pipe(ours, theirs), _pipe(ours, theirs)
+                if owner is not None:
+                    os.fchown(out, *owner)
+                    os.fchown(err, *owner)
                 process = cls(control, {stdout: "stdout", stderr: "stderr"}, explain)
                 ours.pop_all()
                 ours.callback(control.close)

@@ -84,6 +84,11 @@ class Agent(Keeper):
         listener.setblocking(False)
         super().__init__(listener, None)
 
+    def serve(self, wake: int) -> None:
+        """As any keeper does, with a minder made ahead of the first request."""
+        self.fork()
+        super().serve(wake)
+
     def minder(self, control: socket.socket, wake: int) -> Minder:
         """One that knows the verbs above."""
         return JailMinder(control, None, wake, self.say)

@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from smokebox.engine.jail import errands, ids
 from smokebox.engine.jail.api import JailSpec, JailState, JailStats, Owner, Tier
@@ -54,8 +54,10 @@ class ClonedJail:
         root: int,
         cgroup: Cgroup,
         setup: socket.socket | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._state = state
+        self._limits = limits
         self._run = run
         self._pidfd = pidfd
         self._root = root
@@ -91,7 +93,8 @@ class ClonedJail:
         """Give the jail its name and limits, and lock its door behind it."""
         assert self._setup is not None, "a jail is entered once"
         words = {"hostname": hostname, "rlimits": self.rlimits(limits)}
-        await self.set_limits(limits)
+        if limits != self._limits:
+            await self.set_limits(limits)
         with self._setup as setup:
             self._setup = None
             setup.send(json.dumps(words).encode())
@@ -192,6 +195,8 @@ class ClonedJail:
 class CloningJailer(abc.ABC):
     """Makes jails that start as a clone, and finds them again; a tier says how they differ."""
 
+    kind: ClassVar[type[ClonedJail]] = ClonedJail
+
     def __init__(self) -> None:
         self._zygote = Zygote()
         self._hierarchy = detect()
@@ -204,19 +209,6 @@ class CloningJailer(abc.ABC):
     @abc.abstractmethod
     def explain(self, error: OSError) -> SmokeboxError:
         """What the refusal to make a jail means, and what mends it."""
-
-    def jail(
-        self,
-        state: JailState,
-        *,
-        run: int,
-        pidfd: int,
-        root: int,
-        cgroup: Cgroup,
-        setup: socket.socket | None = None,
-    ) -> ClonedJail:
-        """A jail of this tier, from what holds it."""
-        return ClonedJail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup, setup=setup)
 
     def bounds(self, limits: Limits) -> Limits:
         """What the cgroup of a jail is held to, for those limits."""
@@ -282,8 +274,14 @@ class CloningJailer(abc.ABC):
                 uids=held.owner.count,
                 enforcement=self._hierarchy.enforcement,
             )
-            jail = self.jail(
-                state, run=run, pidfd=born.pidfd, root=root, cgroup=cgroup, setup=setup
+            jail = self.kind(
+                state,
+                run=run,
+                pidfd=born.pidfd,
+                root=root,
+                cgroup=cgroup,
+                setup=setup,
+                limits=spec.limits,
             )
             on_failure.pop_all()
             return jail
@@ -307,7 +305,7 @@ class CloningJailer(abc.ABC):
             return None
         cgroup = self._hierarchy.adopt(state.key, state.pid)
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        jail = self.jail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup)
+        jail = self.kind(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup)
         try:
             found = await errands.open_root(jail)
             os.dup2(found, root, inheritable=False)

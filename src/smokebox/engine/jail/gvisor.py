@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import contextlib
     import socket
 
-    from smokebox.engine.jail.api import JailSpec, JailState, Tier
-    from smokebox.engine.jail.cgroups import Cgroup
+    from smokebox.engine.jail.api import JailSpec, Tier
     from smokebox.engine.limits import Limits
     from smokebox.errors import SmokeboxError
 
@@ -78,6 +77,8 @@ class GvisorJailer(CloningJailer):
     nothing started before the first jail.
     """
 
+    kind = GvisorJail
+
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = folder
@@ -87,19 +88,6 @@ class GvisorJailer(CloningJailer):
     def tier(self) -> Tier:
         """`gvisor`."""
         return "gvisor"
-
-    def jail(
-        self,
-        state: JailState,
-        *,
-        run: int,
-        pidfd: int,
-        root: int,
-        cgroup: Cgroup,
-        setup: socket.socket | None = None,
-    ) -> GvisorJail:
-        """A jail of this tier, from what holds it."""
-        return GvisorJail(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup, setup=setup)
 
     def bounds(self, limits: Limits) -> Limits:
         """What the cgroup of a jail is held to, for those limits."""
