@@ -22,7 +22,8 @@ from smokebox.engine.images.image import Layer
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail import agent, errands
 from smokebox.engine.jail.api import JailSpec
-from smokebox.engine.jail.namespaces import NamespaceJail, NamespaceJailer, start_time
+from smokebox.engine.jail.cloned import ClonedJail, start_time
+from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
 from smokebox.errors import IsolationUnavailable, SandboxGone
 from smokebox.sandbox.process import Process
@@ -54,14 +55,14 @@ async def spec(tmp_path: Path, layers: Path) -> MakeSpec:
 
 
 @pytest_asyncio.fixture
-async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[NamespaceJail]:
+async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[ClonedJail]:
     jail = await jailer.make(spec("a"))
     await jail.enter("box-a", Limits())
     yield jail
     await jail.kill()
 
 
-async def run(jail: NamespaceJail, *words: str) -> str:
+async def run(jail: ClonedJail, *words: str) -> str:
     """What a program in the jail writes."""
     body = agent.pack_program(
         verb=agent.RUN,
@@ -79,7 +80,7 @@ async def run(jail: NamespaceJail, *words: str) -> str:
     return told.decode()
 
 
-async def test_what_is_inside(jail: NamespaceJail) -> None:
+async def test_what_is_inside(jail: ClonedJail) -> None:
     assert await run(jail, "hostname") == "box-a\n"
     assert await run(jail, "id", "-u") == "0\n"
     assert await run(jail, "cat", "/etc/hostname") == "box-a\n"
@@ -87,12 +88,12 @@ async def test_what_is_inside(jail: NamespaceJail) -> None:
     assert await run(jail, "sh", "-c", "ls /sys; ls /proc/sys/kernel/hostname") != ""
 
 
-async def test_what_only_building_needed_is_given_up(jail: NamespaceJail) -> None:
+async def test_what_only_building_needed_is_given_up(jail: ClonedJail) -> None:
     status = await run(jail, "grep", "-E", "NoNewPrivs|^Seccomp:|CapEff", "/proc/self/status")
     assert status.split() == ["CapEff:", "00000000000404fb", "NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_files_are_reached_from_outside(jail: NamespaceJail) -> None:
+async def test_files_are_reached_from_outside(jail: ClonedJail) -> None:
     await run(jail, "sh", "-c", "echo written inside > /workspace/file")
     fd = os.open("workspace/file", os.O_RDONLY, dir_fd=jail.root)
     with open(fd) as file:
@@ -116,7 +117,7 @@ async def test_on_disk_files_have_the_ids_they_have_inside(
     assert kept.read_text() == "first\nsecond\n"
 
 
-async def test_a_socket_of_its_network(jail: NamespaceJail) -> None:
+async def test_a_socket_of_its_network(jail: ClonedJail) -> None:
     async with asyncio.timeout(10):
         server = asyncio.create_task(
             run(
@@ -139,7 +140,7 @@ async def test_a_socket_of_its_network(jail: NamespaceJail) -> None:
         await server
 
 
-async def test_freezing_stops_all_and_thawing_goes_on(jail: NamespaceJail) -> None:
+async def test_freezing_stops_all_and_thawing_goes_on(jail: ClonedJail) -> None:
     counting = asyncio.create_task(
         run(jail, "sh", "-c", "for i in 1 2 3 4 5 6; do echo $i >> /workspace/n; sleep 0.2; done")
     )
@@ -161,7 +162,7 @@ async def test_a_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSp
     assert start_time(jail.state.pid) != jail.state.started
 
 
-async def test_stats_count_what_it_uses(jail: NamespaceJail) -> None:
+async def test_stats_count_what_it_uses(jail: ClonedJail) -> None:
     stats = await jail.stats()
     assert stats.pids is not None
     assert stats.pids >= 1
@@ -210,7 +211,7 @@ async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec)
 
 
 async def test_a_pid_that_is_somebody_elses_is_not_adopted(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
 ) -> None:
     with subprocess.Popen(["sleep", "100"]) as other:
         stolen = replace(jail.state, pid=other.pid)
@@ -276,7 +277,7 @@ async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="ranges of ids need root")
 async def test_two_jails_have_no_id_in_common(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
 ) -> None:
     other = await jailer.make(spec("other"))
     try:
@@ -292,7 +293,7 @@ async def test_two_jails_have_no_id_in_common(
 
 
 async def test_a_zygote_that_was_killed_is_replaced(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: NamespaceJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
 ) -> None:
     process = jailer._zygote._process
     assert process is not None
