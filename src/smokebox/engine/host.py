@@ -11,6 +11,7 @@ from smokebox.engine.guard import Guard
 from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.gvisor import GvisorJailer
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
 from smokebox.engine.names import check_id, check_labels, random_id
@@ -194,7 +195,10 @@ def _workshop(
     place: Home, record: Record, guard: Guard, tier: Tier, pool: int, layers: str
 ) -> Workshop:
     tag = tag_of(place.path)
-    jailers: dict[str, Jailer] = {"namespaces": NamespaceJailer()}
+    jailers: dict[str, Jailer] = {
+        "namespaces": NamespaceJailer(),
+        "gvisor": GvisorJailer(os.path.join(layers, "interpreter")),
+    }
     shop = Workshop(
         home=place,
         record=record,
