@@ -93,6 +93,15 @@ async def test_what_only_building_needed_is_given_up(jail: ClonedJail) -> None:
     assert status.split() == ["CapEff:", "00000000000404fb", "NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
+async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: ClonedJail) -> None:
+    exe = f"/proc/{jail.state.pid}/exe"
+    if os.geteuid() == 0:
+        assert os.readlink(exe).startswith("/memfd:smokebox")
+        with pytest.raises(OSError, match="busy|permitted"):
+            os.open(exe, os.O_WRONLY)
+    assert await run(jail, "sh", "-c", "readlink /proc/1/exe; true") == ""
+
+
 async def test_files_are_reached_from_outside(jail: ClonedJail) -> None:
     await run(jail, "sh", "-c", "echo written inside > /workspace/file")
     fd = os.open("workspace/file", os.O_RDONLY, dir_fd=jail.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -80,13 +81,14 @@ class Zygote:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
+        with theirs, open(_sealed_copy(sys.executable), "rb") as interpreter:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _MAIN, str(theirs.fileno()), _source()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                executable=f"/proc/self/fd/{interpreter.fileno()}",
+                pass_fds=[theirs.fileno(), interpreter.fileno()],
                 cwd="/",
                 env={name: value for name, value in os.environ.items() if name in _ENV},
                 start_new_session=True,
@@ -140,6 +142,22 @@ class Zygote:
             future.set_exception(OSError(words["error"], words["text"]))
         else:
             future.set_result(Born(pid=words["pid"], pidfd=fds[0]))
+
+
+def _sealed_copy(path: str) -> int:
+    """A program in memory that nobody can change.
+
+    /proc/self/exe of a jail's first process leads to what it was started from, and root
+    inside may be who owns that (CVE-2019-5736).
+    """
+    copy = os.memfd_create("smokebox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(path, "rb") as program:
+        left = os.fstat(program.fileno()).st_size
+        while left:
+            left -= os.sendfile(copy, program.fileno(), None, left)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
+    return copy
 
 
 def _source() -> str:
