@@ -285,7 +285,7 @@ class Session:
         """The shell that waits for a command: the one there is, or another in its state."""
         if (shell := self._shell) is not None:
             await shell.settled()
-            if shell.fit and shell.run is run:
+            if shell.fit and shell.run.jail is run.jail:
                 return shell
             self._leave(shell)
         self._prepare(run)

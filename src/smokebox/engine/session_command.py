@@ -62,10 +62,12 @@ class Command:
             raise Unread
         try:
             name = await _put_stdin(shell, order.stdin)
+            shell.folder.put(order.fields)
             command = cls(shell, order)
-            shell.give(order, name)
         except OSError as error:
             raise cannot_start(error) from error
+        shell.give(order, name)
+        command._see()
         return command
 
     async def read(self) -> Chunk | None:
@@ -87,7 +89,7 @@ class Command:
                 await self._kill()
             if (left := self._pipes.open) and not self._shell.told:
                 self._shell.say(minded_shell.DRAIN, left)
-                self._shell.folder.renew_outputs()
+                self._renew_outputs()
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -105,6 +107,12 @@ class Command:
         """Whether the shell ended because we had to end the command."""
         return self._interrupted
 
+    def _renew_outputs(self) -> None:
+        try:
+            self._shell.folder.renew_outputs()
+        except OSError:
+            self._shell.broken = True
+
     def _heed(self, hear: Callable[[], None]) -> Callable[[], None]:
         def heed() -> None:
             hear()
@@ -115,17 +123,19 @@ class Command:
     def _see(self) -> None:
         """Notice that the command has ended, or its shell."""
         shell = self._shell
-        if self.exit is not None:
-            return
+        # What is at its end, or never ends, would be heard again and again.
         if shell.broken:
             self._pipes.forget(shell.folder.reports)
-            if not self._interrupted:
-                self._interrupt(minded_shell.END)
+        if not shell.alive:
+            self._pipes.forget(shell.control.fileno())
+        if self.exit is not None:
+            return
+        if shell.broken and not self._interrupted:
+            self._interrupt(minded_shell.END)
         if not shell.alive:
             shell.hear_reports()
             self.ended = not self._interrupted and not shell.stopped
             self._end(_code(shell.exit_status))
-            self._pipes.forget(shell.control.fileno())
         elif shell.status is not None and not self._interrupted:
             self._end(shell.status)
 

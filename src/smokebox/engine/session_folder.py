@@ -93,11 +93,14 @@ class Folder:
 
     def open_outputs(self) -> dict[int, Stream]:
         """The reading ends of those pipes."""
-        out, err = (
-            os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            for name in self.outputs
-        )
-        return {out: "stdout", err: "stderr"}
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        stdout, stderr = self.outputs
+        out = os.open(f"{self._path}/{stdout}", flags)
+        try:
+            return {out: "stdout", os.open(f"{self._path}/{stderr}", flags): "stderr"}
+        except OSError:
+            os.close(out)
+            raise
 
     def renew_outputs(self) -> None:
         """Other pipes for the next command: somebody still writes to these."""

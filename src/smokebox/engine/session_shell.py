@@ -119,8 +119,7 @@ class Shell:
         return self._first_cwd if self.state is None else self.state.cwd
 
     def give(self, order: Order, stdin: str | None) -> None:
-        """Have a command run, whose stdin lies in the folder."""
-        self.folder.put(order.fields)
+        """Have a command run whose fields are in the folder, and its stdin by that name."""
         self.told.clear()
         self.status = None
         self._dumped = self.oversized = False
