@@ -209,6 +209,8 @@ class Lifecycle:
             if self._run is not None and not self._run.jail.alive:
                 await self._end(await self._why_dead(self._run.jail))
             await self._change()
+            if self._row is not None and self._row.status == "destroying":
+                await self._remove(self._row)
             if self._run is None:
                 self._run = await self._start()
                 self._shop.guard.watch(self, self._run)
@@ -341,7 +343,11 @@ class Lifecycle:
 
     async def _over(self, row: SandboxRow, reason: str) -> None:
         self._row = replace(
-            row, status="idle", jail=None, stop_reason=reason, last_active_at=time.time()
+            row,
+            status="destroying" if row.status == "destroying" else "idle",
+            jail=None,
+            stop_reason=reason,
+            last_active_at=time.time(),
         )
         for part in self.parts:
             await part.ended(reason)
@@ -355,18 +361,21 @@ class Lifecycle:
             self._asked = Options()
             if self._row is None:
                 self._row = await self._shop.record.get(SandboxRow, self.id)
-            row = self._row
-            if row is None:
-                return
-            await self._shop.record.write(update(replace(row, status="destroying")))
-            if self._run is None and row.jail is not None and (jail := await self._find(row)):
-                await jail.kill()
-            elif self._run is not None:
-                await self._end(DESTROYED)
-            await self._shop.remove(row.key)
-            await self._shop.record.write(delete(SandboxRow, self.id))
-            self._row = None
-            self._on_destroyed()
+            if self._row is not None:
+                await self._remove(self._row)
+
+    async def _remove(self, row: SandboxRow) -> None:
+        """Remove what is there; once begun, nothing but the rest of it can follow."""
+        self._row = replace(row, status="destroying")
+        await self._shop.record.write(update(self._row))
+        if self._run is not None:
+            await self._end(DESTROYED)
+        elif (jail := await self._find(row)) is not None:
+            await jail.kill()
+        await self._shop.remove(row.key)
+        await self._shop.record.write(delete(SandboxRow, self.id))
+        self._row = None
+        self._on_destroyed()
 
     async def _find(self, row: SandboxRow) -> Jail | None:
         """The jail that the record says runs, if it does."""

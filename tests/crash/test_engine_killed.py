@@ -1,0 +1,63 @@
+"""Kill -9 of the engine at random moments: nothing is lost, and nothing is left.
+
+SMOKEBOX_CRASH_ROUNDS says how often (`make soak`: 500). What fails prints its seed;
+SMOKEBOX_CRASH_SEED begins with that one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from crash.killing import PATIENCE, Engine, Place, kill_an_agent, leftovers, new_place, still_there
+from crash.ledger import Ledger
+
+ROUNDS = int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "50"))
+ROUNDS_EACH = 10
+FIRST = int(os.environ.get("SMOKEBOX_CRASH_SEED", random.SystemRandom().randrange(10**6)))
+SEEDS = range(ROUNDS // ROUNDS_EACH or 1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", SEEDS)
+def test_nothing_acknowledged_is_lost_and_nothing_is_left(number: int) -> None:
+    with new_place(ordinary=False) as place:
+        crash(place, FIRST + number, ROUNDS_EACH)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above is an ordinary user's already")
+@pytest.mark.parametrize("number", SEEDS[: -(-len(SEEDS) // 5)])
+def test_the_same_holds_for_an_ordinary_user(number: int) -> None:
+    with new_place(ordinary=True) as place:
+        crash(place, FIRST + number, ROUNDS_EACH)
+
+
+def crash(place: Place, seed: int, rounds: int) -> None:
+    """Kill so many engines on one state directory, and then see that all can be removed."""
+    chance, ledger = random.Random(seed), Ledger()
+    pool = str(chance.choice((0, 0, 2)))
+    for n in range(rounds):
+        engine = Engine(place, ledger, str(n + 1), pool)
+        in_start = chance.random() < 0.25
+        if in_start:
+            engine.listen(chance.uniform(0.1, 0.6))
+        elif not engine.listen(PATIENCE, until_looked=True) or not engine.looked:
+            ledger.violations.append("the engine did not come up")
+        else:
+            engine.listen(chance.choice((0.1, 0.7, 1.5)) * chance.random())
+        helpers = engine.kill()
+        engine.close()
+        left = still_there(helpers, "smokebox-zygote")
+        assert not left, f"seed {seed}, round {n}: zygotes {left} outlive their engine"
+        assert not ledger.violations, f"seed {seed}, round {n}:\n" + "\n".join(ledger.violations)
+        if chance.random() < 0.15:
+            kill_an_agent(place, ledger, chance)
+    last = Engine(place, ledger, "0", "0", "finish")
+    last.finish()
+    last.close()
+    ledger.violations += leftovers(place)
+    assert not ledger.violations, f"seed {seed}, at the end:\n" + "\n".join(ledger.violations)
+    assert ledger.steps, f"seed {seed}: no engine lived long enough to do anything"
