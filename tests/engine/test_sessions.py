@@ -179,6 +179,16 @@ async def test_deleting_kills_the_shell_its_jobs_and_its_command(box: Box) -> No
     assert (await again.exec("echo $?")).stdout == "0\n"
 
 
+async def test_deleting_before_the_shell_is_there(box: Box, session: Session) -> None:
+    running = asyncio.create_task(session.exec("sleep 1017"))
+    while not folders(box):
+        await asyncio.sleep(0)
+    await box.sessions.delete("s")
+    with pytest.raises(NotFound):
+        await running
+    assert processes(box) == []
+
+
 async def test_the_end_of_the_sandbox_under_a_command(box: Box, session: Session) -> None:
     await session.exec("cd /tmp; X=1")
     await session.saved()

@@ -74,8 +74,9 @@ class Session:
         self._command: Command | None = None
         self._former: list[socket.socket] = []
         self._turns = asyncio.Lock()
-        self._over: SmokeboxError | None = None
+        self._deleted = False
         self._epoch = 0
+        self._begun_in = 0
         self._reason = ""
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -173,12 +174,7 @@ class Session:
 
     async def destroy(self) -> None:
         """End the shell and what it left, and refuse what still waits. Not to be used again."""
-        self._over = NotFound(
-            f"session {self.name!r} was deleted.",
-            hint="Create it again.",
-            kind="session",
-            name=self.name,
-        )
+        self._deleted = True
         self._stop()
         async with self._turns:
             if self._shell is not None:
@@ -215,17 +211,22 @@ class Session:
             self._check(epoch)
             async with self._use() as run:
                 # Waking the sandbox may have ended its former run.
-                epoch = self._epoch
+                self._begun_in = self._epoch
                 try:
                     yield run
                 finally:
-                    if epoch != self._epoch:
+                    if self._begun_in != self._epoch:
                         self._forget()
-                self._check(epoch)
+                self._check(self._begun_in)
 
     def _check(self, epoch: int) -> None:
-        if self._over is not None:
-            raise self._over
+        if self._deleted:
+            raise NotFound(
+                f"session {self.name!r} was deleted.",
+                hint="Create it again.",
+                kind="session",
+                name=self.name,
+            )
         if epoch != self._epoch:
             raise SandboxGone(
                 f"the sandbox stopped before session {self.name} had run the command "
@@ -276,6 +277,8 @@ class Session:
 
     async def _start(self, run: Run, order: Order) -> Command:
         shell = await self._ready(run)
+        # A shell that was only being made could not be told to stop.
+        self._check(self._begun_in)
         if order.cwd is not None:
             order = replace(order, cwd=resolve(order.cwd, shell.cwd))
         self._command = await Command.start(shell, order)
