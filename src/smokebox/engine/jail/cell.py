@@ -45,7 +45,15 @@ _LINKS = (
     ("ptmx", "pts/ptmx"),
 )
 # Names in /proc that speak of the host, or to it.
-_HIDDEN_FILES = ("kcore", "keys", "latency_stats", "timer_list", "sched_debug", "sysrq-trigger")
+_HIDDEN_FILES = (
+    "interrupts",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "sysrq-trigger",
+    "timer_list",
+)
 _HIDDEN_DIRECTORIES = ("acpi", "asound", "scsi")
 _READ_ONLY = ("bus", "fs", "irq", "sys")
 _TTY_GROUP = 5
