@@ -88,13 +88,8 @@ class GvisorAgent(Agent):
         self.groups = groups
         self.standing = -1
 
-    def run(self) -> None:
-        """Serve, with a minder that waits already: forking one takes its time here."""
-        self.fork()
-        super().run()
-
     def fork(self) -> None:
-        """Make a minder; one of them stays, however long nothing comes."""
+        """Make a minder; one of them stays, however long nothing comes: forks take time here."""
         stands = self.standing not in self.minders
         self.patience = None if stands else IDLE_SECONDS
         before = set(self.minders)
@@ -103,8 +98,9 @@ class GvisorAgent(Agent):
             self.standing = next(iter(self.minders - before), -1)
 
     def gather(self) -> None:
-        """Have a group, unless this is the first process, which has all orphans anyway."""
+        """Have a group, and signals as any process; the first needs neither."""
         if os.getpid() != 1:
+            handle_all(signal.SIG_DFL)
             self.groups.join()
 
     def watch_parent(self) -> int | None:
@@ -190,8 +186,7 @@ def main() -> None:
     hold_to({int(kind): int(value) for kind, value in pairs})
     # Linux spares the first process of a namespace what it has no handler for; this kernel
     # does not.
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-        signal.signal(number, signal.SIG_IGN)
+    handle_all(signal.SIG_IGN)
     lock_up()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
@@ -200,6 +195,12 @@ def main() -> None:
     gc.freeze()
     channel.send(ENTERED)
     GvisorAgent(channel, groups).run()
+
+
+def handle_all(handler: signal.Handlers) -> None:
+    """Have all signals ignored, or do what they do by themselves."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, handler)
 
 
 def _name(pid: int) -> str:

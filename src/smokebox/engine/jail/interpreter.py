@@ -60,8 +60,11 @@ class Interpreter:
         return [word.replace("@", place, 1) for word in self.argv]
 
     def hold(self) -> int:
-        """A descriptor that keeps others from removing the copy, for as long as it is open."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """A descriptor that keeps others from removing the copy, for as long as it is open.
+
+        Of a file: who has a directory of the host's has all that is above it.
+        """
+        fd = os.open(f"{self.path}/{_ARGV}", os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_SH)
         return fd
 
@@ -110,15 +113,20 @@ def _make(place: str) -> None:
 def _remove_others(path: str) -> None:
     """Remove copies of former versions that no sandbox uses any more."""
     for other in Path(path).parent.iterdir():
-        if other.name == os.path.basename(path):
-            continue
-        with contextlib.suppress(OSError):
-            fd = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other)
-            finally:
-                os.close(fd)
+        if other != Path(path) and not _is_held(other):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with open(path / _ARGV) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # One that was never finished.
+        return False
+    return False
 
 
 def _fingerprint() -> str:

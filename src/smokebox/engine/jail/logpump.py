@@ -34,6 +34,7 @@ class LogPump:
         # A tenth of a second's worth at a time: so long the minder may be deaf.
         self.most = min(_BUSY_PIPE_SIZE, rate // 10 or 1) if rate else _BUSY_PIPE_SIZE
         self.logs: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
         self.lost: dict[int, int] = {}
         self.writers: list[int] = []
         for log in logs:
@@ -43,6 +44,7 @@ class LogPump:
                 os.fchown(read, uid, gid)
             os.set_blocking(read, False)
             self.logs[read] = log
+            self.starts[read] = 0
             self.writers.append(write)
 
     def move(self, read: int) -> bool:
@@ -70,8 +72,8 @@ class LogPump:
         except OSError:
             return self.lose(read)
         size = os.lseek(log, 0, os.SEEK_CUR)
-        if size > KEEP + STEP and (size - count) // STEP != size // STEP:
-            _libc.fallocate(log, _PUNCH_HOLE_KEEP_SIZE, *_range(0, (size - KEEP) // STEP * STEP))
+        if size - self.starts[read] > KEEP + STEP:
+            self.starts[read] = _forget(log, size)
         if count == _PIPE_SIZE:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
@@ -88,8 +90,18 @@ class LogPump:
         return count
 
 
-def _range(offset: int, length: int) -> tuple[ctypes.c_long, ctypes.c_long]:
-    return ctypes.c_long(offset), ctypes.c_long(length)
+def _forget(log: int, size: int) -> int:
+    """Make a hole of the older part of a log, and return where it ends.
+
+    Where no hole can be made (gVisor, some file systems) all of it goes at once.
+    """
+    end = (size - KEEP) // STEP * STEP
+    if not _libc.fallocate(log, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(end)):
+        return end
+    with contextlib.suppress(OSError):
+        os.ftruncate(log, 0)
+        os.ftruncate(log, size)
+    return size
 
 
 _libc = ctypes.CDLL(None)
