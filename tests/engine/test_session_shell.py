@@ -127,6 +127,48 @@ async def test_unset_stays_unset_in_another_shell(box: Box) -> None:
     )
 
 
+HARD: dict[str, tuple[str, str, str]] = {
+    "errexit, nounset": ("set -euo pipefail", "echo $-", "ehuB\n"),
+    "debug trap": ("trap 'echo D' DEBUG", "echo x", "D\nx\n"),
+    "error and exit traps": ("trap 'echo E' ERR; trap 'echo X' EXIT", "false; exit 0", "E\nX\n"),
+    "trace": ("set -x", "{ set +x; } 2>/dev/null; echo $-", "hB\n"),
+    "posix": ("set -o posix", "set -o | grep posix | cut -f2", "on\n"),
+    "field separator": ("IFS=,:", 'x="a,b:c"; echo $x', "a b c\n"),
+    "names of builtins": (
+        "function cd { echo mine; }; function declare { echo mine; }; alias shopt=false",
+        "cd; declare", "mine\nmine\n"
+    ),
+    "lines in values": (
+        "x=$'a\ndeclare -- y=\"1\"\nUID=5\ntrap'", 'echo "$x"', 'a\ndeclare -- y="1"\nUID=5\ntrap\n'
+    ),
+    "bytes in values": (r"x=$'\xff\xfe\x01'", 'printf %s "$x" | od -An -tx1', " ff fe 01\n"),
+    "quotes in values": ("x='$(id) `id` \"q\" \\'", 'echo "$x"', '$(id) `id` "q" \\\n'),
+    "extended patterns in functions": (
+        "shopt -s extglob\nf() { case $1 in +(a|b)) echo yes;; esac; }", "f abab", "yes\n"
+    ),
+    "heredocs in functions": ("f() { cat <<E\nin $1\nE\n}", "f x; f y", "in x\nin y\n"),
+    "readonly arrays": ("declare -ra a=(1 '2 3'); declare -rA m=([k]=v)", "echo ${a[1]} ${m[k]}",
+        "2 3 v\n"),
+    "declared without a value": ("declare -i n; declare -a a; export E", "n=1+1; echo $n", "2\n"),
+    "no PATH": ("unset PATH", "echo ${PATH-none}; /bin/echo x", "x\n"),
+    "functions with odd names": ("a-b() { echo odd; }; x.y() { echo odder; }", "a-b; x.y",
+        "odd\nodder\n"),
+    "recursive functions": ("f() { (($1)) && f $(($1-1)) || echo end; }", "f 3", "end\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HARD)
+async def test_states_that_are_hard_to_restore(box: Box, session: Session, what: str) -> None:
+    command, look, seen = HARD[what]
+    await session.exec(command)
+    here = (await session.exec(look)).stdout
+    await session.exec(command)
+    await box.sleep()
+    again = (await session.exec(look)).stdout
+    assert again.endswith(seen)
+    assert here.endswith(seen)
+
+
 async def test_exported_and_readonly_functions_survive(box: Box, session: Session) -> None:
     await out(session, "shout() { echo LOUD; }; export -f shout; alias echo='printf no'")
     await box.sleep()

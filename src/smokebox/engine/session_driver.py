@@ -155,7 +155,7 @@ class Driver:
             f"\\builtin printf 's%s\\0' \"$?\" >{self._folder}/{REPORTS}\n"
             # A command can have taken the descriptors that bash had saved.
             "\\builtin exec </dev/null >/dev/null 2>&1\n"
-            f"{back}\\builtin . {self._folder}/{DUMP}\n"
+            f"{back}{self._dump()}\n"
         )
 
     def _prepare(self) -> str:
@@ -163,8 +163,13 @@ class Driver:
 
     def _trap(self) -> str:
         # In a function its local variables would be taken for the session's.
-        told = f"[[ $FUNCNAME ]] || \\builtin . {self._folder}/{DUMP}"
+        told = f"[[ $FUNCNAME ]] || {{ {self._dump()}; }}".replace("'", "'\\''")
         return f"\\builtin trap -- '{told}; {_LAST_WORDS}' {INTERRUPTION}"
+
+    def _dump(self) -> str:
+        # Not by `source`, which has a RETURN trap of its own and no DEBUG trap.
+        load = f"\\builtin mapfile -d '' -t __smokebox <{self._folder}/{DUMP}"
+        return f'{load} && \\builtin eval -- "$__smokebox"'
 
     def _load(self, first: int = 0) -> str:
         return f"\\builtin mapfile -O {first} -d '' -t __smokebox <{self._folder}/{COMMAND}"
