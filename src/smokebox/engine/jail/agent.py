@@ -110,11 +110,12 @@ class Agent(Keeper):
         return control
 
     def reap(self) -> None:
-        """Also count no more on an idle minder that somebody inside has stopped."""
-        for pid in tuple(self.idle):
-            with contextlib.suppress(ChildProcessError):
+        """Also have minders go on that somebody inside has stopped, and count on them no more."""
+        for pid in tuple(self.minders):
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG):
                     self.idle.discard(pid)
+                    os.kill(pid, signal.SIGCONT)
         super().reap()
 
 
