@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cgroups import detect
-from smokebox.engine.workshop import tag_of
+from engine.traces import settled, traces
 
 if TYPE_CHECKING:
     import random
@@ -144,49 +143,29 @@ def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
         return
     id, jail = chance.choice(rows)
     pid = json.loads(jail)["pid"]
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/comm").read_text() == "smokebox-agent\n":
-            os.kill(pid, signal.SIGKILL)
-            ledger.agent_killed(id)
+    if comm(pid) == "smokebox-agent":
+        os.kill(pid, signal.SIGKILL)
+        ledger.agent_killed(id)
 
 
 def leftovers(place: Place) -> list[str]:
-    """What is left of engines that should have left nothing: a moment is given to end."""
-    deadline = time.monotonic() + 5
-    while (left := list(_leftovers(place))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
-def _leftovers(place: Place) -> Iterator[str]:
-    boxes = f"{place.home}/boxes"
-    yield from (f"directory {name}" for name in os.listdir(boxes))
+    """What is left of engines that should have left nothing, in the record too."""
+    left = traces(place.home)
     with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
         for table in ("sandboxes", "sessions", "processes"):
             if count := record.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
-                yield f"{count} rows in {table}"
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            # In a jail the mount of run/io tells where it came from, outside a leftover mount.
-            if boxes in Path(f"/proc/{pid}/mountinfo").read_text():
-                yield f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-    for directory in detect().placement.directories:
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(directory):
-                if name.startswith(f"{tag_of(place.home)}-"):
-                    yield f"cgroup {directory}/{name}"
-
-
-def still_there(pids: list[int], name: str) -> list[int]:
-    """Those of these processes that have not ended after a moment."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        left = []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                    left.append(pid)
-        if not left:
-            break
-        time.sleep(0.01)
+                left.append(f"{count} rows in {table}")
     return left
+
+
+def still_there(pids: list[int], name: str) -> list[str]:
+    """Those of these processes that have not ended after a moment."""
+    return settled(lambda: [str(pid) for pid in pids if comm(pid) == name])
+
+
+def comm(pid: int) -> str:
+    """The short name of a process; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -99,19 +99,19 @@ class Box:
         """End the run, as an idle sandbox does, and begin another."""
         await self.sessions.saved()
         await self.jail.kill()
-        await self.sessions.ended(self.run, "it fell asleep")
+        await self.sessions.ended("it fell asleep")
         await self.wake()
 
     async def restart_engine(self) -> None:
         """Let another engine open the record and take over the jail's directory."""
         await self.sessions.saved()
-        await self.sessions.ended(self.run, "the engine was stopped")
+        await self.sessions.ended("the engine was stopped")
         await self.record.aclose()
         await self.open()
 
     async def aclose(self) -> None:
         await self.jail.kill()
-        await self.sessions.ended(self.run, "the test is over")
+        await self.sessions.ended("the test is over")
         await self.sessions.saved()
         await self.record.aclose()
         await self.jailer.aclose()

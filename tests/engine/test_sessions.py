@@ -196,7 +196,7 @@ async def test_the_end_of_the_sandbox_under_a_command(box: Box, session: Session
     waiting = asyncio.create_task(session.exec("echo no >> /tmp/no"))
     await eventually(lambda: "sleep 1014" in processes(box))
     await box.jail.kill()
-    await box.sessions.ended(box.run, "out of memory")
+    await box.sessions.ended("out of memory")
     for task in (running, waiting):
         with pytest.raises(SandboxGone):
             await task
@@ -208,7 +208,7 @@ async def test_the_end_of_the_engine_ends_the_shells(box: Box, session: Session)
     await session.exec("cd /tmp; sleep 1015 >/dev/null 2>&1 &")
     running = asyncio.create_task(session.exec("sleep 1016"))
     await eventually(lambda: "sleep 1016" in processes(box))
-    await box.sessions.ended(box.run, "the engine was stopped")
+    await box.sessions.ended("the engine was stopped")
     with pytest.raises(SandboxGone, match="stopped"):
         await running
     await eventually(lambda: processes(box) == [])

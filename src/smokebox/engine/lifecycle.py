@@ -20,7 +20,7 @@ from smokebox.engine.options import DEFAULT_IMAGE, Options
 from smokebox.engine.record_rows import SandboxRow, delete, put, update
 from smokebox.engine.rooted import Rooted
 from smokebox.engine.run import Run
-from smokebox.engine.workers import Job
+from smokebox.engine.steps import Desk
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.spill import SpillFolder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.jail.api import Jail, Owner
     from smokebox.engine.workshop import Workshop
 
 T = TypeVar("T")
@@ -302,9 +302,14 @@ class Lifecycle:
             await self._shop.record.write(change)
 
     async def _as_run(self, row: SandboxRow, jail: Jail, image: Image) -> Run:
-        rooted = Rooted(jail.root, jail.owner)
+        async def root() -> tuple[int, Owner]:
+            if not jail.alive:
+                raise SandboxGone(f"sandbox {self.id} stopped.", reason="jail ended")
+            return jail.root, jail.owner
+
+        desk = Desk(root, self._shop.workers)
         directory = self._shop.home.box(row.key)
-        shell = await self._shop.workers.run(Job(), _prepare, rooted, row.settings.cwd)
+        shell = await desk.run(_prepare, row.settings.cwd)
         return Run(
             id=self.id,
             jail=jail,
@@ -317,7 +322,7 @@ class Lifecycle:
             shell=shell,
             limits=row.limits,
             spills=SpillFolder(parent=f"{directory}/run/io", seen_at=IO),
-            read=lambda path: self._shop.workers.run(Job(), rooted.read, path),
+            read=lambda path: desk.run(Rooted.read, path),
         )
 
     async def _end(self, reason: str) -> None:
@@ -386,10 +391,9 @@ class Lifecycle:
         return await self._shop.jailer(row.tier).adopt(spec, row.jail)
 
     async def _has_ended(self, jail: Jail) -> bool:
-        if self._run is not None and self._run.jail is jail:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_SECONDS):
-                    await jail.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await jail.wait()
         return not jail.alive
 
     def _feel_pulse(self, jail: Jail) -> None:

@@ -7,7 +7,6 @@ first call; a sandbox that sleeps is woken by the next one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from smokebox.engine import commands
 from smokebox.engine.files import Files
 from smokebox.engine.jail.api import JailStats
-from smokebox.engine.lifecycle import DESTROYED, Lifecycle, Part
+from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
 from smokebox.engine.processes import Processes
 from smokebox.engine.sessions import Session, Sessions
@@ -332,9 +331,10 @@ class Sandbox:
                 close=processes.aclose,
             ),
             Part(
-                ended=functools.partial(sessions.ended, None),  # type: ignore[arg-type]
+                ended=sessions.ended,
                 settle=sessions.saved,
                 busy=lambda: sessions.busy,
+                close=lambda: sessions.ended(STOPPED),
             ),
         )
 

@@ -121,7 +121,7 @@ class Sessions:
     async def adopt(self, run: Run) -> None:
         """Nothing: the shells of another engine have ended with it."""
 
-    async def ended(self, run: Run, reason: str) -> None:
+    async def ended(self, reason: str) -> None:
         """A run of the sandbox is over: its shells are gone, their states are not.
 
         Commands that run or wait raise `SandboxGone`; the next one begins another shell.
