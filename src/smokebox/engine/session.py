@@ -126,7 +126,10 @@ class Session:
         """
         order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         async with self._turn() as run:
-            return await self._execute(run, order)
+            result = await self._execute(run, order)
+        # What the caller knows to be done is done, whatever becomes of this process.
+        await self.saved()
+        return result
 
     def exec_stream(
         self,
@@ -256,6 +259,7 @@ class Session:
 
     async def _stream(self, order: Order) -> AsyncGenerator[OutputChunk | ExecResult, None]:
         async with self._turn() as run:
+            result = None
             for _ in range(_ATTEMPTS):
                 starting = functools.partial(self._start, run, order)
                 rate = run.limits.output_rate
@@ -263,17 +267,23 @@ class Session:
                 try:
                     async with contextlib.aclosing(items):
                         async for item in items:
-                            yield self._marked(item) if isinstance(item, ExecResult) else item
-                    return
+                            if isinstance(item, OutputChunk):
+                                yield item
+                            else:
+                                result = self._marked(item)
+                    break
                 except Unread:
                     continue
                 except CannotStart as failure:
                     yield OutputChunk("stderr", f"smokebox: {failure}\n")
-                    yield ExecResult(exit_code=failure.exit_code)
-                    return
+                    result = ExecResult(exit_code=failure.exit_code)
+                    break
                 finally:
                     self._finish()
+        if result is None:
             raise self._unreadable()
+        await self.saved()
+        yield result
 
     async def _start(self, run: Run, order: Order) -> Command:
         shell = await self._ready(run)

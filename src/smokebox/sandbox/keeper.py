@@ -257,7 +257,11 @@ class Minder:
 
     def hear(self) -> bool:
         """Take what the owner says; False when it means the end."""
-        word, fds = receive_fds(self.control, 1, 2)
+        try:
+            word, fds = receive_fds(self.control, 1, 2)
+        except ConnectionError:
+            # It has closed its end without having read our message.
+            return False
         if word != LET_GO:
             return False
         self.poll.unregister(self.control.fileno())
