@@ -10,11 +10,12 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help start test check format bench clean
+.PHONY: help start test soak check format bench clean
 
 help:
 	@echo "make start   install, show what Smokebox does, and open a shell to try it in"
 	@echo "make test    install what the tests need and run them"
+	@echo "make soak    kill the engine 500 times under load, and see that nothing is lost"
 	@echo "make check   format, lint, types and tests, as before every commit"
 	@echo "make format  put the code into form"
 	@echo "make bench   compare with other tools on this machine"
@@ -25,6 +26,9 @@ start: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest
+
+soak: $(VENV)/.installed-dev
+	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
