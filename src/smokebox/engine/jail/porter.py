@@ -19,7 +19,7 @@ import socket
 import time
 
 from smokebox.engine.jail import agent, linux, seccomp
-from smokebox.engine.jail.cell import IO, MESSAGE_SIZE, Cell
+from smokebox.engine.jail.cell import IO, MESSAGE_SIZE, Cell, make_way
 from smokebox.engine.jail.entering import CAPABILITIES
 from smokebox.sandbox.keeper import LENGTH
 
@@ -35,7 +35,7 @@ HANDED = b"c"
 INTERPRETER = "agent"
 
 _NAME = "box"
-_RUNSC, _ROOT, _PIPES, _PRIVATE = "runsc", "merged", "io", "private"
+_RUNSC, _ROOT, _PRIVATE = "runsc", "merged", "private"
 _LOG = f"/{_PRIVATE}/log"
 _LOG_END = 4096
 _MOST_FILES = 1 << 20
@@ -94,15 +94,18 @@ class Porter(Cell):
         self.stage = "root"
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
+        self.stage = "pipes"
+        quiet = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
+        make_way(os.path.dirname(IO[1:]), IO[1:])
+        if os.path.islink("tmp") or not os.path.isdir("tmp"):
+            make_way("tmp")
+            os.chmod("tmp", 0o1777)
+        _attach(pipes, IO[1:], quiet | linux.ATTR_NOEXEC)
+        _attach(self.interpreter, f"{IO[1:]}/{INTERPRETER}", quiet)
         os.chdir("..")
         for number in range(len(self.request.layers)):
             linux.umount(f"low{number}", linux.MNT_DETACH)
         linux.umount("data", linux.MNT_DETACH)
-        self.stage = "pipes"
-        os.mkdir(_PIPES)
-        quiet = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
-        _attach(pipes, _PIPES, quiet | linux.ATTR_NOEXEC)
-        _attach(self.interpreter, f"{_PIPES}/{INTERPRETER}", quiet)
         os.close(os.open(_RUNSC, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o755))
         _attach(self.runsc, _RUNSC, quiet)
         self.stage = "devices"
@@ -122,15 +125,10 @@ class Porter(Cell):
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
             linux.mount(f"/dev/{name}", f"dev/{name}", None, linux.MS_BIND)
         linux.mount("proc", "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(f"{_ROOT}/tmp")
-            os.chmod(f"{_ROOT}/tmp", 0o1777)
         argv = self.request.words["argv"]
         assert isinstance(argv, list)
-        # A link of the sandbox's must not lead us to a place of our own.
-        shared_tmp = not os.path.islink(f"{_ROOT}/tmp") and os.path.isdir(f"{_ROOT}/tmp")
         with open(f"{_PRIVATE}/bundle/config.json", "w") as file:
-            json.dump(describe([str(word) for word in argv], shared_tmp=shared_tmp), file)
+            json.dump(describe([str(word) for word in argv]), file)
 
     def boot(self) -> socket.socket | None:
         """Start the kernel and the agent in it; a channel to it, or None when that failed."""
@@ -242,19 +240,21 @@ class Door:
             socket.send_fds(self.channel, [HANDED], [control.fileno()])
 
 
-def describe(argv: Sequence[str], *, shared_tmp: bool) -> dict[str, object]:
+def describe(argv: Sequence[str]) -> dict[str, object]:
     """The sandbox as runsc is told of it, in the terms of the OCI runtime specification."""
     capabilities = [*(_CAPABILITY_NAMES[number] for number in CAPABILITIES), *_BUILDING]
     mounts = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
         {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
-        # It is read-only below; said here, nobody could write to a pipe in it.
-        _bind(f"/{_PIPES}", IO),
+        # Otherwise runsc has a /tmp of its own, which nobody sees from outside.
+        {
+            "destination": "/tmp",
+            "type": "bind",
+            "source": f"/{_ROOT}/tmp",
+            "options": ["rbind", "rw"],
+        },
     ]
-    if shared_tmp:
-        # Otherwise runsc has a /tmp of its own, which no other process sees.
-        mounts.append(_bind(f"/{_ROOT}/tmp", "/tmp"))
     return {
         "ociVersion": "1.0.2",
         "hostname": _NAME,
@@ -301,10 +301,6 @@ def _command() -> list[str]:
         f"/{_PRIVATE}/bundle",
         _NAME,
     ]
-
-
-def _bind(source: str, target: str) -> dict[str, object]:
-    return {"destination": target, "type": "bind", "source": source, "options": ["rbind", "rw"]}
 
 
 def _attach(tree: int, target: str, attributes: int) -> None:
