@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PATIENCE = 5.0
 # One of each serves the whole Python process and ends with it.
 KEPT = re.compile(r"smokebox/sandbox/keeper|multiprocessing\.resource_tracker")
+# What the engine's processes call themselves: the one that forks jails, below it the first
+# process of each jail, and below that those which wait for a command, and end with it.
+ENGINE = "smokebox"
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +41,31 @@ def _no_process_outlives_its_test() -> Iterator[None]:
 
 
 def descendants() -> set[int]:
-    """The processes below this one, without those that are kept for the next test."""
+    """The processes below this one, without those that are kept for the next test.
+
+    A jail is among them, but not what waits in it for a command.
+    """
     found: set[int] = set()
-    waiting = [str(os.getpid())]
+    waiting = [(os.getpid(), 0)]
     while waiting:
-        tasks = Path(f"/proc/{waiting.pop()}/task")
-        with suppress(OSError):
-            for task in os.listdir(tasks):
-                waiting += (pids := (tasks / task / "children").read_text().split())
-                found |= {int(pid) for pid in pids}
-    return {pid for pid in found if (line := command(pid)) and not KEPT.search(line)}
+        parent, depth = waiting.pop()
+        for pid in children(parent):
+            line = command(pid)
+            in_engine = depth + 1 if line == ENGINE else 0
+            waiting.append((pid, in_engine))
+            if line and not KEPT.search(line) and in_engine < 3:
+                found.add(pid)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and not yet seen the end of."""
+    tasks = Path(f"/proc/{pid}/task")
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(tasks):
+            found += map(int, (tasks / task / "children").read_text().split())
+    return found
 
 
 def command(pid: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from integrations.engine import engine
 from smokebox import SandboxApi, local
 
 MakeSandbox: TypeAlias = Callable[[Path], SandboxApi]
@@ -14,6 +15,7 @@ MakeSandbox: TypeAlias = Callable[[Path], SandboxApi]
 
 SANDBOXES: Mapping[str, MakeSandbox] = {
     "local": lambda directory: local(cwd=directory),
+    "linux": lambda directory: engine().sandbox(),
 }
 
 

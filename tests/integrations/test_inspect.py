@@ -24,6 +24,7 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
+from integrations.engine import LinuxSandbox
 from integrations.sandboxes import permissions_hold
 from smokebox.errors import InvalidOption
 from smokebox.integrations.inspect import SmokeboxConfig, SmokeboxEnvironment
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
     from integrations.sandboxes import MakeSandbox
 
+READING = "test_read_file_not_allowed"
 NEED_PERMISSIONS = {
-    "test_read_file_not_allowed",
+    READING,
     "test_write_text_file_without_permissions",
     "test_write_binary_file_without_permissions",
 }
@@ -46,21 +48,29 @@ async def sandbox_env(
     request: pytest.FixtureRequest, make_sandbox: MakeSandbox, tmp_path: Path
 ) -> AsyncIterator[SandboxEnvironment]:
     case: str = request.node.originalname
-    if case == "test_exec_as_user":
+    sandbox = make_sandbox(tmp_path)
+    linux = isinstance(sandbox, LinuxSandbox)
+    if case == "test_exec_as_user" and not linux:
         # Not an expected failure, which --runxfail would run.
         pytest.skip("adds a user to the machine, and local() is the machine")
-    if case in NEED_PERMISSIONS and not permissions_hold(tmp_path):
+    if case == "test_exec_as_user" and os.geteuid() != 0:
+        request.applymarker(pytest.mark.xfail(reason="an engine that is not root has one user"))
+    # An engine that is not root reads as who it is; whoever is root inside reads it all.
+    bound = case == READING and os.geteuid() != 0 if linux else permissions_hold(tmp_path)
+    if case in NEED_PERMISSIONS and not bound:
         request.applymarker(pytest.mark.xfail(reason="root may read and write everything"))
-    environment = SmokeboxEnvironment(make_sandbox(tmp_path))
+    environment = SmokeboxEnvironment(sandbox)
     yield environment
     await environment.aclose()
 
 
 @pytest_asyncio.fixture
-async def environment() -> AsyncIterator[SmokeboxEnvironment]:
-    made = await SmokeboxEnvironment.sample_init("task", None, {})
-    yield made["default"].as_type(SmokeboxEnvironment)
-    await SmokeboxEnvironment.sample_cleanup("task", None, made, False)
+async def environment(
+    make_sandbox: MakeSandbox, tmp_path: Path
+) -> AsyncIterator[SmokeboxEnvironment]:
+    environment = SmokeboxEnvironment(make_sandbox(tmp_path))
+    yield environment
+    await environment.aclose()
 
 
 async def test_each_sample_has_a_directory_that_goes_with_it() -> None:
@@ -123,12 +133,26 @@ async def test_text_that_is_not_utf8_is_a_decode_error(environment: SmokeboxEnvi
         await environment.read_file("latin")
 
 
+@pytest.mark.parametrize("make_sandbox", ["local"], indirect=True)
 async def test_only_the_user_who_is_there_can_run(environment: SmokeboxEnvironment) -> None:
     me = (await environment.exec(["id", "-un"])).stdout.strip()
     assert (await environment.exec(["true"], user=me)).success
     assert (await environment.exec(["true"], user=str(os.geteuid()))).success
     with pytest.raises(SandboxUserUnsupportedError, match="Leave user out"):
         await environment.exec(["true"], user="somebody-else")
+
+
+@pytest.mark.parametrize("make_sandbox", ["linux"], indirect=True)
+async def test_a_sandbox_with_users_runs_as_them(environment: SmokeboxEnvironment) -> None:
+    assert (await environment.exec(["id", "-un"], user="root")).stdout == "root\n"
+    if os.geteuid() == 0:
+        assert (await environment.exec(["id", "-un"], user="user")).stdout == "user\n"
+        result = await environment.exec(["true"], user="used")
+        assert result.returncode == 126
+        assert "Did you mean 'user'?" in result.stderr
+    else:
+        with pytest.raises(SandboxUserUnsupportedError, match="leave user= out"):
+            await environment.exec(["true"], user="user")
 
 
 async def test_a_closed_sandbox_is_unavailable(environment: SmokeboxEnvironment) -> None:

@@ -21,6 +21,7 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
+from integrations.engine import engine
 from smokebox import SandboxApi, local
 from smokebox.errors import InvalidOption
 from smokebox.integrations.pydantic_ai import SmokeboxWorkspace
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 MakeBackend: TypeAlias = Callable[[], WorkspaceBackend]
 
 
-def directory_of(ref: WorkspaceRef | None) -> Path:
+def place_of(ref: WorkspaceRef | None) -> tuple[str, str]:
+    """The kind of a sandbox, and its id or its directory."""
     assert ref is not None
-    return Path(ref.id.partition(":")[2])
+    kind, _, name = ref.id.partition(":")
+    return kind, name
 
 
 class TestPydanticAISuite(WorkspaceBackendSuite):
@@ -70,8 +73,11 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
         self, made: list[SandboxApi], make_sandbox: MakeSandbox
     ) -> Callable[[WorkspaceRef], WorkspaceBackend]:
         def attach(ref: WorkspaceRef) -> WorkspaceBackend:
-            def make() -> SandboxApi:
-                made.append(make_sandbox(directory_of(ref)))
+            kind, name = place_of(ref)
+
+            async def make() -> SandboxApi:
+                linux = kind == "linux"
+                made.append(await engine().find(name) if linux else make_sandbox(Path(name)))
                 return made[-1]
 
             return SmokeboxWorkspace(make, ref=ref)
@@ -81,7 +87,11 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
     @pytest.fixture
     def destroy_environment(self) -> Callable[[WorkspaceBackend], Awaitable[None]]:
         async def destroy(backend: WorkspaceBackend) -> None:
-            shutil.rmtree(directory_of(backend.ref))
+            kind, name = place_of(backend.ref)
+            if kind == "linux":
+                await (await engine().find(name)).destroy()
+            else:
+                shutil.rmtree(name)
 
         return destroy
 

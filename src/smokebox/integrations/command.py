@@ -6,9 +6,11 @@ lists, complete output up to a limit, and to be told a timeout from an exit code
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.options import check_env, check_timeout
@@ -16,7 +18,7 @@ from smokebox.sandbox.options import check_env, check_timeout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smokebox.sandbox.api import SandboxApi
+    from smokebox.sandbox.api import ExecStream, SandboxApi
     from smokebox.types import OutputChunk, Stream
 
 # The arguments come in the environment, one variable each, so that no text of a caller is ever
@@ -80,6 +82,29 @@ class Finished:
         return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stderr")
 
 
+class HasUsers(Protocol):
+    """A sandbox with users of its own, which is more than the contract asks for."""
+
+    def exec_stream(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+    ) -> ExecStream:
+        """Run a bash command as one of them."""
+        ...
+
+
+def has_users(sandbox: object) -> TypeGuard[HasUsers]:
+    """Whether the sandbox can be told who runs a command."""
+    run = getattr(sandbox, "exec_stream", None)
+    return run is not None and "user" in inspect.signature(run).parameters
+
+
 async def run_whole(
     sandbox: SandboxApi,
     command: Command,
@@ -87,17 +112,19 @@ async def run_whole(
     cwd: str | None = None,
     timeout: float | None = None,
     stdin: str | bytes | None = None,
+    user: str | None = None,
     limit: int,
 ) -> Finished:
     """Run `command` and keep all it writes.
 
     A stream that goes over `limit` bytes ends the command there: the answer holds the
-    output so far and names the stream in `exceeded`.
+    output so far and names the stream in `exceeded`. `user` is for a sandbox that has users.
     """
     check_timeout(timeout)
+    start = partial(sandbox.exec_stream, user=user) if has_users(sandbox) else sandbox.exec_stream
     chunks: list[OutputChunk] = []
     written = {"stdout": 0, "stderr": 0}
-    async with sandbox.exec_stream(
+    async with start(
         command.text, cwd=cwd, env=command.env, timeout=timeout, stdin=stdin
     ) as stream:
         async for chunk in stream:

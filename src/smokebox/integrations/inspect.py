@@ -15,9 +15,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from smokebox.errors import InvalidOption, SandboxGone
+from smokebox.errors import InvalidOption, NotFound, SandboxGone, Unsupported
 from smokebox.integrations import missing
-from smokebox.integrations.command import Command, Finished, run_whole
+from smokebox.integrations.command import Command, Finished, has_users, run_whole
 from smokebox.sandbox.options import check_env, refuse_unknown
 
 try:
@@ -176,10 +176,18 @@ class SmokeboxEnvironment(SandboxEnvironment):
                     cwd=cwd or self.sandbox.cwd,
                     timeout=timeout,
                     stdin=input,
+                    user=user,
                     limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
                 )
         except SandboxGone as error:
             raise SandboxUnavailableError(str(error)) from error
+        except NotFound as error:
+            # As a container engine answers for a user that nobody has added.
+            return ExecResult(success=False, returncode=126, stdout="", stderr=f"{error}\n")
+        except Unsupported as error:
+            if error.fields.get("operation") != "user":
+                raise
+            raise SandboxUserUnsupportedError(str(error)) from error
         return _result(cmd, done, timeout)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
@@ -205,7 +213,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
         return data.decode() if text else data
 
     async def _check_user(self, user: str | None) -> None:
-        if user is None:
+        if user is None or has_users(self.sandbox):
             return
         if self._users is None:
             answer = await self.sandbox.exec("id -u; id -un", timeout=30)

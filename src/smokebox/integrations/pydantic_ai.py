@@ -11,7 +11,7 @@ import inspect
 import posixpath
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SandboxGone, SymlinkLoop
 from smokebox.integrations import missing
@@ -74,6 +74,14 @@ printf %s "${real:-/}"
 )"""
 
 
+@runtime_checkable
+class _Named(Protocol):
+    """A sandbox that is found again by its id, wherever it works."""
+
+    @property
+    def id(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """The sandbox behind a workspace, once it is there."""
@@ -88,7 +96,7 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
     `sandbox` is a sandbox, or a function (async or not) that makes one; it is called once, by
     the first operation. The workspace never closes or destroys the sandbox: who made it does.
     `ref` names the environment for a run that continues later; where it is not given it is
-    made from the sandbox's kind and working directory.
+    made from the sandbox's kind and its id, or else its working directory.
     """
 
     def __init__(self, sandbox: SandboxSource, *, ref: WorkspaceRef | None = None) -> None:
@@ -222,9 +230,13 @@ async def _made(source: SandboxSource) -> SandboxApi:
 
 async def _ref_of(sandbox: SandboxApi) -> WorkspaceRef:
     capabilities = await sandbox.capabilities()
-    # What lives in memory cannot be found again by its path: two of them must not look alike.
-    in_memory = capabilities.persistence == "memory"
-    name = uuid.uuid4().hex if in_memory else sandbox.cwd
+    if isinstance(sandbox, _Named):
+        name = sandbox.id
+    elif capabilities.persistence == "memory":
+        # It cannot be found again by its path: two of them must not look alike.
+        name = uuid.uuid4().hex
+    else:
+        name = sandbox.cwd
     return WorkspaceRef(provider="smokebox", id=f"{capabilities.sandbox}:{name}")
 
 

@@ -1,0 +1,196 @@
+"""Sandboxes of one engine, for suites that change threads and event loops as they like.
+
+An engine belongs to the loop that opened it. This one has a loop of its own and serves every
+test of the session.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+from smokebox.engine.host import Host
+from smokebox.engine.names import random_id
+from smokebox.errors import SandboxGone
+from smokebox.integrations.background_loop import BackgroundLoop
+from smokebox.sandbox.api import ExecStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Mapping
+
+    from smokebox.engine.sandbox import Sandbox
+    from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
+
+T = TypeVar("T")
+
+
+class Engine:
+    """A host in a directory of its own, on a loop of its own."""
+
+    def __init__(self) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="smokebox-tests-")
+        self._loop = BackgroundLoop()
+        self._host = self._loop.run(Host.open(self._home.name, pool=0))
+
+    def sandbox(self) -> LinuxSandbox:
+        """A sandbox that was never there."""
+
+        async def make() -> Sandbox:
+            return self._host.sandbox(random_id())
+
+        return LinuxSandbox(self, self._loop.run(make()))
+
+    async def find(self, id: str) -> LinuxSandbox:
+        """A sandbox that is there."""
+
+        async def find() -> Sandbox:
+            sandbox = self._host.sandbox(id)
+            if await sandbox.info() is None:
+                raise gone(id)
+            return sandbox
+
+        return LinuxSandbox(self, await self.call(find()))
+
+    async def call(self, work: Coroutine[object, object, T]) -> T:
+        """Do work on the engine's loop."""
+        return await self._loop.call(work)
+
+    def close(self) -> None:
+        """End every sandbox and the loop."""
+        self._loop.run(self._host.aclose())
+        self._loop.close()
+        self._home.cleanup()
+
+
+@cache
+def engine() -> Engine:
+    """The engine of this session, opened by the first who asks."""
+    return Engine()
+
+
+def close_engine() -> None:
+    """Close the engine of this session, if anybody asked for it."""
+    if engine.cache_info().currsize:
+        engine().close()
+        engine.cache_clear()
+
+
+class LinuxSandbox:
+    """A sandbox of the engine, from any loop. Closing it destroys it."""
+
+    def __init__(self, engine: Engine, sandbox: Sandbox) -> None:
+        self._engine = engine
+        self._sandbox = sandbox
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    @property
+    def cwd(self) -> str:
+        return self._sandbox.cwd
+
+    def resolve_path(self, path: str) -> str:
+        return self._sandbox.resolve_path(path)
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+    ) -> ExecResult:
+        return await self._call(
+            self._sandbox.exec(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin, user=user)
+        )
+
+    def exec_stream(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+    ) -> ExecStream:
+        stream = self._sandbox.exec_stream(
+            command, cwd=cwd, env=env, timeout=timeout, stdin=stdin, user=user
+        )
+        return ExecStream(self._relay(stream))
+
+    async def read_file(self, path: str) -> str:
+        return await self._call(self._sandbox.read_file(path))
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._call(self._sandbox.read_bytes(path))
+
+    async def write_file(self, path: str, data: str | bytes) -> None:
+        await self._call(self._sandbox.write_file(path, data))
+
+    async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
+        return await self._call(self._sandbox.stat(path, follow_symlinks=follow_symlinks))
+
+    async def readdir(self, path: str) -> list[str]:
+        return await self._call(self._sandbox.readdir(path))
+
+    async def exists(self, path: str) -> bool:
+        return await self._call(self._sandbox.exists(path))
+
+    async def mkdir(self, path: str, *, recursive: bool = False) -> None:
+        await self._call(self._sandbox.mkdir(path, recursive=recursive))
+
+    async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
+        await self._call(self._sandbox.rm(path, recursive=recursive, force=force))
+
+    async def glob(
+        self,
+        pattern: str,
+        *,
+        cwd: str | None = None,
+        hidden: bool = False,
+        files_only: bool = False,
+    ) -> list[str]:
+        return await self._call(
+            self._sandbox.glob(pattern, cwd=cwd, hidden=hidden, files_only=files_only)
+        )
+
+    async def capabilities(self) -> Capabilities:
+        return await self._call(self._sandbox.capabilities())
+
+    async def destroy(self) -> None:
+        """What its owner does; whoever uses it has to notice."""
+        await self._call(self._sandbox.destroy())
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._engine.call(self._sandbox.destroy())
+
+    async def _call(self, work: Coroutine[object, object, T]) -> T:
+        if self._closed:
+            work.close()
+            raise gone(self.id)
+        return await self._engine.call(work)
+
+    async def _relay(self, stream: ExecStream) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+        try:
+            while chunk := await self._call(following(stream)):
+                yield chunk
+            yield stream.result
+        finally:
+            await self._engine.call(stream.aclose())
+
+
+async def following(stream: ExecStream) -> OutputChunk | None:
+    """The next chunk of output; None after the last."""
+    return await anext(stream, None)
+
+
+def gone(id: str) -> SandboxGone:
+    return SandboxGone(f"sandbox {id} was destroyed.", reason="destroyed", sandbox_id=id)

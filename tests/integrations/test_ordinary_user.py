@@ -1,0 +1,81 @@
+"""The suites of the frameworks over Linux sandboxes of an engine that is not root."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+NOBODY = 65534
+AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+VERSION = "import sys; print(sys.version_info[:2])"
+PATHS = os.pathsep.join([sysconfig.get_path("purelib"), str(ROOT / "src")])
+SUITES = ["test_deepagents.py", "test_inspect.py", "test_pydantic_ai.py"]
+# All cases but two that sleep for 7 seconds each, to see that a timeout kills: another is left.
+CASES = "linux and not test_exec_timeout_kills"
+
+
+def answer(*command: str) -> str:
+    """What a command prints for an ordinary user, even if it fails."""
+    # Through a shell, as setpriv itself still finds its way into the directories of root.
+    words = [*AS_NOBODY, "sh", "-c", 'exec "$@"', "sh", *command]
+    return subprocess.run(words, cwd="/", capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture
+def interpreter() -> str:
+    """A Python for which our packages are made, and which everybody may run."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("becoming an ordinary user takes root and setpriv")
+    if answer("unshare", "--user", "--map-root-user", "id", "-u") != "0\n":
+        pytest.skip("this host forbids user namespaces to ordinary users")
+    wanted = f"{sys.version_info[:2]}\n"
+    for program in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        if answer(program, "-c", VERSION) == wanted:
+            return program
+    pytest.skip("no interpreter of this version can be run by an ordinary user")
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory of an ordinary user, which the one of a test of root's is not in."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="smokebox-nobody-"))
+    os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(240)
+def test_the_suites_pass_for_who_is_not_root(interpreter: str, home: Path) -> None:
+    options = ["-p", "no:cacheprovider", f"--basetemp={home / 'base'}", "-k", CASES]
+    done = subprocess.run(
+        [*AS_NOBODY, interpreter, "-m", "pytest", *options, *(str(HERE / name) for name in SUITES)],
+        cwd=ROOT,
+        env={
+            "HOME": str(home),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": PATHS,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert passed
+    assert int(passed[1]) > 200
