@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.traces import processes, traces
+from engine.traces import processes, stop_all, traces
 from smokebox.engine import lifecycle
 from smokebox.engine.jail.cgroups import detect
 from smokebox.errors import (
@@ -367,8 +367,7 @@ async def test_a_stuck_agent_is_an_error_and_not_a_hang(
     monkeypatch.setattr("smokebox.engine.jail.errands.ANSWER_SECONDS", 0.5)
     sandbox = host.sandbox("stuck")
     await sandbox.write_file("a", "1")
-    for pid in processes(host.home):
-        os.kill(pid, signal.SIGSTOP)
+    stop_all(host.home)
     with pytest.raises(SandboxGone, match="does not answer"):
         await sandbox.exec("true")
     assert (await sandbox.exec("cat a")).stdout == "1"

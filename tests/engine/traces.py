@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,19 @@ def processes(home: str) -> Iterator[int]:
         with contextlib.suppress(OSError):
             if f"{home}/boxes/" in Path(f"/proc/{pid}/mountinfo").read_text():
                 yield int(pid)
+
+
+def stop_all(home: str) -> None:
+    """Stop every process in every sandbox, also those that are just being forked."""
+    while awake := [pid for pid in processes(home) if not _is_stopped(pid)]:
+        for pid in awake:
+            os.kill(pid, signal.SIGSTOP)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "TZX"
+    return True
 
 
 def _traces(home: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ from smokebox.engine.session_shell import (
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import collect, stream
+from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.options import check_env
 from smokebox.sandbox.paths import resolve
 from smokebox.types import ExecResult, OutputChunk
@@ -286,6 +287,15 @@ class Session:
         yield result
 
     async def _start(self, run: Run, order: Order) -> Command:
+        try:
+            return await self._give(run, order)
+        except OSError as error:
+            if isinstance(error, SmokeboxError):
+                raise
+            # What the shell is told goes through files of the host's, whose disk may be full.
+            raise from_os_error(error, run.directory) from error
+
+    async def _give(self, run: Run, order: Order) -> Command:
         shell = await self._ready(run)
         # A shell that was only being made could not be told to stop.
         self._check(self._begun_in)

@@ -23,7 +23,7 @@ from smokebox.engine.jail.api import JailSpec, JailState, JailStats, Owner, Tier
 from smokebox.engine.jail.box import lay_out, listen
 from smokebox.engine.jail.cell import MESSAGE_SIZE
 from smokebox.engine.jail.cgroups import Cgroup, detect, rlimits_for
-from smokebox.engine.jail.zygotes import Born, Zygote
+from smokebox.engine.jail.zygotes import Born, Zygote, unavailable
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError
 from smokebox.sandbox.keeper import receive_fds
 
@@ -97,8 +97,11 @@ class ClonedJail:
             await self.set_limits(limits)
         with self._setup as setup:
             self._setup = None
-            setup.send(json.dumps(words).encode())
-            _, fds = await hear(setup)
+            try:
+                setup.send(json.dumps(words).encode())
+                _, fds = await hear(setup)
+            except (ConnectionError, ProcessLookupError) as error:
+                raise self._gone("was killed before it was entered") from error
         for fd in fds:
             os.close(fd)
 
@@ -263,6 +266,8 @@ class CloningJailer(abc.ABC):
             except OSError as error:
                 if isinstance(error, SmokeboxError):
                     raise
+                if isinstance(error, ConnectionError) or not self._zygote.running:
+                    raise unavailable("was killed meanwhile") from error
                 raise self.explain(error) from error
             run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             state = JailState(

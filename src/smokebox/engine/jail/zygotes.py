@@ -51,6 +51,11 @@ class Zygote:
         self._control: socket.socket | None = None
         self._waiting: dict[str, asyncio.Future[Born]] = {}
 
+    @property
+    def running(self) -> bool:
+        """Whether the helper is there. It is started again by the next `make`."""
+        return self._process is not None and self._process.poll() is None
+
     async def make(self, words: dict[str, object], fds: Sequence[int]) -> Born:
         """Have a jail forked; raises OSError with what the kernel said."""
         control = self._running()
@@ -63,7 +68,7 @@ class Zygote:
                 return await future
         except TimeoutError:
             self._stop()
-            raise _unavailable("does not answer") from None
+            raise unavailable("does not answer") from None
         finally:
             self._waiting.pop(key, None)
 
@@ -72,7 +77,7 @@ class Zygote:
         self._stop()
 
     def _running(self) -> socket.socket:
-        if self._process is None or self._process.poll() is not None or self._control is None:
+        if not self.running or self._control is None:
             self._stop()
             self._start()
         assert self._control is not None
@@ -111,7 +116,7 @@ class Zygote:
                 process.wait()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(_unavailable("was stopped"))
+                future.set_exception(unavailable("was stopped"))
 
     async def _send(self, control: socket.socket, data: bytes, fds: Sequence[int]) -> None:
         while True:
@@ -165,7 +170,8 @@ def _source() -> str:
     return str(Path(smokebox.__file__).parent.parent)
 
 
-def _unavailable(what: str) -> ServiceUnavailable:
+def unavailable(what: str) -> ServiceUnavailable:
+    """The error for a sandbox that was not made because the helper was not there."""
     return ServiceUnavailable(
         f"the process that makes sandboxes {what}.", hint="Try again.", service="engine"
     )

@@ -1,0 +1,331 @@
+"""Kill -9 or stop of single processes of an engine, and disks that are full at a bad moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from crash.killing import comm
+from engine.traces import processes, stop_all, traces
+from smokebox.engine.host import Host
+from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError, StorageFull
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from smokebox.engine.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest_asyncio.fixture
+async def host(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
+    async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
+        yield host
+
+
+def parent(pid: int) -> int:
+    """The pid of a process's parent; 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("PPid:"):
+                return int(line.split()[1])
+    return 0
+
+
+async def found(host: Host, command: str) -> int:
+    """The process in a sandbox with that command line, once it is there."""
+    words = command.replace(" ", "\0").encode() + b"\0"
+    async with asyncio.timeout(10):
+        while True:
+            for pid in processes(host.home):
+                if cmdline(pid) == words:
+                    return pid
+            await asyncio.sleep(0.01)
+
+
+def minder_of(pid: int) -> int:
+    """The process of ours in the sandbox that minds another."""
+    while comm(pid) != "smokebox-agent":
+        pid = parent(pid)
+    return pid
+
+
+async def begun(sandbox: Sandbox, command: str) -> asyncio.Task[object]:
+    """A command that runs, as a task."""
+    task: asyncio.Task[object] = asyncio.create_task(sandbox.exec(f"touch /began; {command}"))
+    async with asyncio.timeout(10):
+        while not await sandbox.exists("/began"):
+            await asyncio.sleep(0.005)
+    await sandbox.rm("/began")
+    return task
+
+
+def zygote_of_ours() -> int:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    [zygote] = [int(pid) for pid in children if comm(int(pid)) == "smokebox-zygote"]
+    return zygote
+
+
+async def test_a_killed_zygote_harms_no_sandbox(host: Host) -> None:
+    sandbox = await host.create("before")
+    process = await sandbox.start_process("sleep 100")
+    running = await begun(sandbox, "sleep 0.3; echo whole")
+    os.kill(zygote_of_ours(), signal.SIGKILL)
+    assert (await running).stdout == "whole\n"  # type: ignore[attr-defined]
+    assert process.status == "running"
+    assert (await (await host.create("after")).exec("hostname")).stdout == "after\n"
+
+
+async def test_a_zygote_that_dies_under_a_start_is_an_error_that_can_be_retried(
+    host: Host,
+) -> None:
+    await host.create("warm")
+    for n in range(10):
+        creating = [asyncio.create_task(host.create(f"n-{n}-{m}")) for m in range(3)]
+        await asyncio.sleep(0.001 * n)
+        with contextlib.suppress(ValueError):
+            os.kill(zygote_of_ours(), signal.SIGKILL)
+        for outcome in await asyncio.gather(*creating, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                assert isinstance(outcome, SmokeboxError), repr(outcome)
+                assert outcome.retryable, repr(outcome)
+    made = await host.list()
+    assert len(os.listdir(f"{host.home}/boxes")) == len(made)
+    for one in made:
+        assert (await host.sandbox(one.id).exec("hostname")).stdout == f"{one.id}\n"
+        await host.sandbox(one.id).destroy()
+    assert traces(host.home) == []
+
+
+async def test_a_stopped_zygote_is_an_error_in_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smokebox.engine.jail.zygotes.ANSWER_SECONDS", 0.5)
+    await host.create("warm")
+    os.kill(zygote_of_ours(), signal.SIGSTOP)
+    with pytest.raises(ServiceUnavailable):
+        await host.create("stuck")
+    assert (await (await host.create("next")).exec("hostname")).stdout == "next\n"
+
+
+async def test_a_killed_minder_takes_its_command_and_nothing_else(host: Host) -> None:
+    sandbox = await host.create("box")
+    process = await sandbox.start_process("sleep 200")
+    running = await begun(sandbox, "sleep 100")
+    sleeper = await found(host, "sleep 100")
+    os.kill(minder_of(sleeper), signal.SIGKILL)
+    with pytest.raises(SandboxGone):
+        await running
+    await until(lambda: not comm(sleeper))
+    assert process.status == "running"
+    assert (await sandbox.exec("echo fine")).stdout == "fine\n"
+    info = await sandbox.info()
+    assert info is not None
+    assert info.generation == 1
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_lasting_process_whose_minder_is_killed_is_lost_and_said_so(host: Host) -> None:
+    sandbox = await host.create("box")
+    process = await sandbox.start_process("echo hi; sleep 100")
+    await process.wait_for_log("hi")
+    sleeper = await found(host, "sleep 100")
+    os.kill(minder_of(sleeper), signal.SIGKILL)
+    await process.wait_for_exit(timeout=10)
+    assert (process.status, process.exit_code) == ("lost", 137)
+    await until(lambda: not comm(sleeper))
+
+
+async def test_killed_agents_under_load_give_only_typed_errors(host: Host) -> None:
+    sandbox = await host.create("box")
+    await sandbox.write_file("kept", "1")
+
+    async def call(n: int) -> str:
+        try:
+            match n % 4:
+                case 0:
+                    return (await sandbox.exec("cat kept")).stdout
+                case 1:
+                    return await sandbox.read_file("kept")
+                case 2:
+                    process = await sandbox.start_process("cat kept")
+                    await process.wait_for_exit()
+                    return (await process.logs()).stdout
+                case _:
+                    async with sandbox.exec_stream("cat kept") as stream:
+                        return "".join([chunk.data async for chunk in stream])
+        except SandboxGone:
+            return "gone"
+
+    for round in range(5):
+        calls = [asyncio.create_task(call(n)) for n in range(20)]
+        await asyncio.sleep(0.01 * round)
+        for pid in list(processes(host.home)):
+            if parent(pid) == os.getpid() or comm(parent(pid)) == "smokebox-zygote":
+                os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(15):
+            assert set(await asyncio.gather(*calls)) <= {"1", "gone"}
+    assert await sandbox.read_file("kept") == "1"
+
+
+async def test_a_stopped_agent_is_an_error_for_every_call_in_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smokebox.engine.lifecycle.PULSE_SECONDS", 0.2)
+    monkeypatch.setattr("smokebox.engine.jail.errands.ANSWER_SECONDS", 0.5)
+    sandbox = await host.create("box")
+    session = await sandbox.create_session("s")
+    process = await sandbox.start_process("sleep 100")
+    await sandbox.write_file("kept", "1")
+    stop_all(host.home)
+    # Files need nobody inside.
+    assert await sandbox.read_file("kept") == "1"
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(
+            sandbox.exec("true"),
+            session.exec("true"),
+            sandbox.start_process("true"),
+            process.kill(),
+            process.wait_for_exit(),
+            return_exceptions=True,
+        )
+    assert all(isinstance(one, SmokeboxError) for one in results), results
+    assert (await sandbox.exec("cat kept")).stdout == "1"
+    await sandbox.destroy()
+    assert traces(host.home) == []
+
+
+async def test_a_stopped_sandbox_can_be_put_to_sleep_and_destroyed(host: Host) -> None:
+    for step in ("sleep", "destroy"):
+        sandbox = await host.create("box")
+        stop_all(host.home)
+        async with asyncio.timeout(10):
+            await getattr(sandbox, step)()
+    assert traces(host.home) == []
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A home on a disk of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    home = tmp_path / "tiny"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", home], check=True)
+    yield home
+    subprocess.run(["umount", home], check=True)
+
+
+async def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(
+    tiny: Path, layers: Path
+) -> None:
+    async with await Host.open(tiny, images=layers, pool=0) as host:
+        sandbox = await host.create("box", labels={"n": "0"})
+        session = await sandbox.create_session("s")
+        await sandbox.write_file("small", "1")
+        with (tiny / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+            while True:
+                fill.write(bytes(4096))
+        acknowledged = "0"
+        for n in range(1, 20):
+            host.sandbox("box", labels={"n": str(n)})
+            with contextlib.suppress(StorageFull):
+                await sandbox.info()
+                acknowledged = str(n)
+        with pytest.raises(StorageFull):
+            await sandbox.write_file("big", bytes(1 << 20))
+        with contextlib.suppress(SmokeboxError):
+            await sandbox.start_process("sleep 100")
+        with pytest.raises(StorageFull):
+            await session.exec("N=1")
+        with contextlib.suppress(SmokeboxError):
+            await sandbox.sleep()
+        (tiny / "fill").unlink()
+        assert await sandbox.read_file("small") == "1"
+        assert not await sandbox.exists("big")
+        found = await sandbox.info()
+        assert found is not None
+        assert found.labels == {"n": acknowledged}
+    async with await Host.open(tiny, images=layers, pool=0) as host:
+        [found] = await host.list()
+        assert (found.labels, found.status) == ({"n": acknowledged}, "idle")
+        await host.sandbox("box").destroy()
+        assert traces(host.home) == []
+
+
+WRITER = """
+    import asyncio, sys
+    from smokebox.engine.record import Record
+    from smokebox.engine.record_rows import SandboxRow, put
+
+    async def main():
+        record = await Record.open(sys.argv[1])
+        for n in range(10**9):
+            rows = [
+                put(SandboxRow(
+                    id=f"b{n}-{m}", key=f"k{n}-{m}", image="host", digest="", tier="namespaces",
+                    created_at=0, last_active_at=0,
+                ))
+                for m in range(3)
+            ]
+            await record.write(*rows)
+            print(n, flush=True)
+
+    asyncio.run(main())
+"""
+
+
+def test_a_writer_of_the_record_that_is_killed_loses_no_row_and_tears_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "record.db"
+    for n in range(5):
+        path.unlink(missing_ok=True)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        last = -1
+        for line in writer.stdout:
+            last = int(line)
+            if last == 37 * n:
+                writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        with contextlib.closing(sqlite3.connect(path)) as record:
+            assert record.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            [(count,)] = record.execute("SELECT count(*) FROM sandboxes")
+        assert count % 3 == 0
+        assert count >= 3 * (last + 1)
+        for beside in tmp_path.glob("record.db-*"):
+            beside.unlink()
