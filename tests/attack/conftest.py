@@ -1,0 +1,74 @@
+"""Sandboxes to attack from: each test has one, a neighbour, and something of the host's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from attack.inside import Canary
+from smokebox.engine.host import Host
+from smokebox.engine.sandbox import Sandbox
+from smokebox.errors import IsolationUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.engine.jail.api import Tier
+
+
+@pytest.fixture(scope="session")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the layers of images are kept, made once."""
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(params=["namespaces", "gvisor"])
+def tier(request: pytest.FixtureRequest) -> Tier:
+    """What isolates."""
+    if request.param == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("gVisor is not on this machine: apt-get install -y runsc")
+    tier: Tier = request.param
+    return tier
+
+
+@pytest_asyncio.fixture
+async def host(tmp_path: Path, layers: Path, tier: Tier) -> AsyncIterator[Host]:
+    """An engine in a fresh state directory."""
+    async with await Host.open(tmp_path / "home", tier=tier, pool=0, images=layers) as host:
+        yield host
+
+
+@pytest_asyncio.fixture
+async def sandbox(host: Host, tier: Tier) -> Sandbox:
+    """Where the attacker is root."""
+    try:
+        return await host.create("attacker")
+    except IsolationUnavailable as error:
+        if tier == "gvisor" and "no tier" in str(error):
+            pytest.skip("this engine makes no gVisor sandboxes")
+        raise
+
+
+@pytest_asyncio.fixture
+async def neighbour(sandbox: Sandbox, host: Host) -> Sandbox:
+    """Somebody else's, on the same host."""
+    return await host.create("neighbour")
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Canary:
+    """A directory of the host with a file that everybody on it may read."""
+    folder = tmp_path / "canary"
+    folder.mkdir()
+    (folder / "secret").write_text(Canary.TEXT)
+    os.chmod(folder, 0o777)
+    os.chmod(folder / "secret", 0o666)
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.geteuid() and above.is_relative_to("/tmp"):
+            os.chmod(above, above.stat().st_mode | 0o011)
+    return Canary(folder)

@@ -1,0 +1,266 @@
+"""Ways to the host's files by the engine's own file calls: planted links, swapped under them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from attack.inside import Canary, alive, for_seconds, meanwhile, run
+from smokebox.errors import AccessDenied, FileTooLarge, LimitReached, SmokeboxError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from smokebox.engine.sandbox import Sandbox
+
+SECONDS = 0.5
+# A directory and a link to the host's take each other's place, as fast as can be.
+SWAP = """
+os.makedirs("/workspace/tree", exist_ok=True)
+os.chdir("/workspace/tree")
+os.makedirs("spare", exist_ok=True)
+write("spare/secret", "inside")
+os.symlink(sys.argv[1], "d")
+while True:
+    ask("renameat2", -100, b"spare", -100, b"d", 2)
+    if not os.path.isdir("spare") and not os.path.isdir("d"):
+        attempt(os.mkdir, "d")
+"""
+
+
+@pytest.fixture(params=["{folder}", "../../../../../../../../..{folder}", "/proc/1/root{folder}"])
+def target(request: pytest.FixtureRequest, canary: Canary) -> str:
+    """How a link names the directory of the host."""
+    way: str = request.param
+    return way.format(folder=canary.folder)
+
+
+async def sent(data: bytes) -> AsyncIterator[bytes]:
+    """Bytes as a stream."""
+    yield data
+
+
+def archive(*members: tuple[str, str, bytes]) -> bytes:
+    """A tar archive with members given by type, name and what they hold or lead to."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for kind, name, held in members:
+            info = tarfile.TarInfo(name)
+            info.type = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}.get(
+                kind, tarfile.REGTYPE
+            )
+            if kind == "file":
+                info.size = len(held)
+            else:
+                info.linkname = held.decode()
+            tar.addfile(info, io.BytesIO(held))
+    return buffer.getvalue()
+
+
+async def test_every_call_by_a_planted_link_stays_inside(
+    sandbox: Sandbox, canary: Canary, target: str
+) -> None:
+    files = sandbox.files
+    await files.symlink(target, "/workspace/d")
+    await files.symlink(f"{target}/secret", "/workspace/f")
+    seen = []
+    for path in ("/workspace/d/secret", "/workspace/f", f"/proc/self/root{canary.secret}"):
+        for call in (
+            lambda path=path: files.read_file(path),
+            lambda path=path: files.read_range(path, 0, 100),
+            lambda path=path: files.append_file(path, "harm"),
+            lambda path=path: files.chmod(path, 0o777),
+            lambda path=path: files.chown(path, 1),
+            lambda path=path: files.touch(path, mtime=1.0),
+            lambda path=path: files.copy(path, "/workspace/copied"),
+            lambda path=path: files.rename(path, "/workspace/stolen"),
+            lambda path=path: files.write_file(path, "harm"),
+            lambda path=path: files.rm(path),
+            lambda path=path: files.rm("/workspace/d/", recursive=True),
+        ):
+            with contextlib.suppress(SmokeboxError):
+                seen.append(await call())
+    assert Canary.TEXT not in repr(seen)
+    assert canary.unharmed
+
+
+async def test_listings_and_archives_do_not_go_by_links(
+    sandbox: Sandbox, canary: Canary, target: str
+) -> None:
+    files = sandbox.files
+    await files.mkdir("/workspace/tree")
+    await files.symlink(target, "/workspace/tree/d")
+    assert await files.glob("/workspace/tree/**", hidden=True) == ["/workspace/tree/d"]
+    assert await files.glob("/workspace/tree/d/*") == []
+    assert len(await files.list_files("/workspace/tree", recursive=True)) == 1
+    packed = b"".join([piece async for piece in files.download_tar("/workspace/tree")])
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert all(member.issym() or member.isdir() for member in tar)
+    await files.rm("/workspace/tree", recursive=True)
+    assert canary.unharmed
+
+
+async def test_an_archive_does_not_lead_out(sandbox: Sandbox, canary: Canary, target: str) -> None:
+    data = archive(
+        ("link", "d", target.encode()),
+        ("file", "d/secret", b"harm"),
+        ("file", "d/more", b"harm"),
+        ("hard", "h", canary.secret.encode()),
+        ("hard", "g", b"d/secret"),
+        ("file", "g", b"harm"),
+        ("file", f"../../../../../..{canary.folder}/up", b"harm"),
+        ("file", f"{canary.folder}/absolute", b"harm"),
+    )
+    with contextlib.suppress(SmokeboxError):
+        await sandbox.files.upload_tar("/workspace/to", sent(data))
+    for number in range(8):
+        with contextlib.suppress(SmokeboxError):
+            await sandbox.files.upload_tar("/workspace/to", sent(_without(data, number)))
+    assert canary.unharmed
+
+
+def _without(data: bytes, number: int) -> bytes:
+    """An archive without one of its members: what is refused must not shield the rest."""
+    buffer = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(data)) as old,
+        tarfile.open(fileobj=buffer, mode="w") as fresh,
+    ):
+        for at, member in enumerate(old):
+            if at != number:
+                fresh.addfile(member, old.extractfile(member) if member.isreg() else None)
+    return buffer.getvalue()
+
+
+async def test_reading_while_links_are_swapped(sandbox: Sandbox, canary: Canary) -> None:
+    seen: list[object] = []
+    async with meanwhile(sandbox, SWAP, str(canary.folder)):
+        for _ in for_seconds(SECONDS):
+            for path in ("/workspace/tree/d/secret", "/workspace/tree/spare/secret"):
+                with contextlib.suppress(SmokeboxError):
+                    seen.append(await sandbox.read_file(path))
+            with contextlib.suppress(SmokeboxError):
+                stream = sandbox.files.download_tar("/workspace/tree")
+                seen.append(b"".join([piece async for piece in stream]))
+            with contextlib.suppress(SmokeboxError):
+                seen.append(await sandbox.glob("/workspace/tree/*/*"))
+    assert "inside" in seen
+    assert Canary.TEXT not in repr(seen)
+    assert canary.unharmed
+
+
+async def test_writing_while_links_are_swapped(sandbox: Sandbox, canary: Canary) -> None:
+    data = archive(("file", "d/secret", b"harm"), ("file", "d/more/below", b"harm"))
+    async with meanwhile(sandbox, SWAP, str(canary.folder)):
+        for _ in for_seconds(SECONDS):
+            for name in ("d", "spare"):
+                for call in (
+                    sandbox.write_file(f"/workspace/tree/{name}/secret", "inside"),
+                    sandbox.files.append_file(f"/workspace/tree/{name}/secret", "x"),
+                    sandbox.files.chmod(f"/workspace/tree/{name}/secret", 0o600),
+                    sandbox.files.upload_tar("/workspace/tree", sent(data)),
+                ):
+                    with contextlib.suppress(SmokeboxError):
+                        await call
+    assert canary.unharmed
+
+
+async def test_removing_and_copying_while_links_are_swapped(
+    sandbox: Sandbox, canary: Canary
+) -> None:
+    async with meanwhile(sandbox, SWAP, str(canary.folder)):
+        for _ in for_seconds(SECONDS):
+            with contextlib.suppress(SmokeboxError):
+                await sandbox.files.copy("/workspace/tree", "/workspace/copy", recursive=True)
+            for path in ("/workspace/copy", "/workspace/tree/d", "/workspace/tree/spare"):
+                with contextlib.suppress(SmokeboxError):
+                    await sandbox.rm(path, recursive=True, force=True)
+    found = await sandbox.exec("grep -rl own /workspace")
+    assert found.stdout == ""
+    assert canary.unharmed
+
+
+async def test_watching_does_not_go_by_links(sandbox: Sandbox, canary: Canary) -> None:
+    await sandbox.mkdir("/workspace/tree")
+    await sandbox.files.symlink(str(canary.folder), "/workspace/tree/d")
+    stream = await sandbox.files.watch("/workspace/tree", recursive=True)
+    (canary.folder / "secret").write_text(Canary.TEXT)
+    await sandbox.write_file("/workspace/tree/last", "")
+    async for event in stream:
+        assert "secret" not in repr(event)
+        if "last" in repr(event):
+            break
+    await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/1/environ", "/proc/kcore", "/proc/sysrq-trigger", "/proc/self/mem", "/dev/zero"]
+)
+async def test_what_the_kernel_makes_up_is_not_read_for_the_sandbox(
+    sandbox: Sandbox, path: str
+) -> None:
+    """The engine has more rights to these than the sandbox has, and /dev/zero has no end."""
+    await sandbox.files.symlink(path, "/workspace/link")
+    for name in (path, "/workspace/link"):
+        with pytest.raises(SmokeboxError):
+            await sandbox.read_bytes(name)
+        if path != "/dev/zero":
+            with pytest.raises(SmokeboxError):
+                await sandbox.files.append_file(name, "harm")
+
+
+async def test_a_pipe_does_not_hold_a_call(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkfifo /workspace/pipe; rm -f /etc/passwd /etc/group; mkfifo /etc/passwd")
+    for call in (
+        sandbox.read_file("/workspace/pipe"),
+        sandbox.files.append_file("/workspace/pipe", "x"),
+        sandbox.files.copy("/workspace/pipe", "/workspace/other"),
+        sandbox.exec("id", user="nobody"),
+    ):
+        with pytest.raises(SmokeboxError):
+            await call
+    await alive(sandbox)
+
+
+async def test_a_huge_file_does_not_come_into_memory(sandbox: Sandbox) -> None:
+    await sandbox.exec(
+        "truncate -s 7G /workspace/huge; cp --sparse=always /workspace/huge /etc/passwd"
+    )
+    with pytest.raises(FileTooLarge):
+        await sandbox.read_bytes("/workspace/huge")
+    with pytest.raises(SmokeboxError):
+        await sandbox.exec("id", user="nobody")
+
+
+async def test_a_listing_of_very_many_names_is_bounded(sandbox: Sandbox) -> None:
+    made = await run(
+        sandbox,
+        """
+os.mkdir("/workspace/many")
+os.chdir("/workspace/many")
+for number in range(5000):
+    os.symlink("x", f"{number:0200}")
+tell("made")
+""",
+    )
+    assert made == "made"
+    with contextlib.suppress(LimitReached):
+        assert len(await sandbox.readdir("/workspace/many")) == 5_000
+    await sandbox.rm("/workspace/many", recursive=True)
+    await alive(sandbox)
+
+
+async def test_what_covers_the_hosts_names_stays(sandbox: Sandbox) -> None:
+    """From outside the kernel would let a directory go that is a mount point inside."""
+    for path in ("/proc", "/proc/sys", "/proc/keys", "/dev/pts"):
+        with pytest.raises(AccessDenied):
+            await sandbox.files.rename(path, "/workspace/away")
+        with pytest.raises(AccessDenied):
+            await sandbox.rm(path, recursive=True)
+    shown = await sandbox.exec("cat /proc/sys/kernel/hostname; ls -d /dev/pts; cat /proc/keys")
+    assert shown.stdout.split() == ["attacker", "/dev/pts"]
+    assert (await sandbox.exec("echo x > /proc/sys/kernel/hostname")).exit_code != 0

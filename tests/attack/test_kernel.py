@@ -1,0 +1,246 @@
+"""Ways to the host's kernel and its processes: calls, capabilities, settings, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from attack.inside import alive, first_process, run
+from smokebox.errors import SandboxGone
+
+if TYPE_CHECKING:
+    from smokebox.engine.sandbox import Sandbox
+
+CAPABILITIES = 0x404FB  # The nine of docs/isolation.md.
+
+
+async def test_root_has_the_nine_capabilities_and_no_way_to_more(sandbox: Sandbox) -> None:
+    found = await run(
+        sandbox,
+        r"""
+status = dict(line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line)
+header = struct.pack("=Ii", 0x20080522, 0)
+everything = struct.pack("=6I", *[0xFFFFFFFF] * 6)
+raised = [ask("capset", header, everything), ask("prctl", 47, 2, 21, 0, 0), ask("prctl", 38, 0, 0, 0, 0)]
+tell([status[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")] + raised)
+""",
+    )
+    sets = [int(mask, 16) for mask in found[:5]]
+    assert sets == [CAPABILITIES, CAPABILITIES, CAPABILITIES, 0, 0]
+    assert set(found[5:]) <= {"EPERM", "EINVAL"}
+
+
+async def test_every_process_is_filtered_and_gains_nothing(sandbox: Sandbox, tier: str) -> None:
+    statuses = await run(
+        sandbox,
+        r"""
+found = {}
+for pid in pids():
+    lines = read(f"/proc/{pid}/status").splitlines()
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    found[pid] = [fields.get("NoNewPrivs"), fields.get("Seccomp"), int(fields["CapEff"], 16)]
+tell(found)
+""",
+    )
+    assert len(statuses) >= 3
+    for no_new_privileges, seccomp, capabilities in statuses.values():
+        assert capabilities & ~CAPABILITIES == 0
+        # gVisor's own kernel has neither for its processes: it is what is filtered.
+        if tier == "namespaces":
+            assert (no_new_privileges, seccomp) == ("1", "2")
+
+
+@pytest.mark.parametrize("user", [None, "nobody"])
+async def test_calls_that_reach_beyond_a_sandbox_are_refused(
+    sandbox: Sandbox, user: str | None
+) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("an engine without root has one user id to give")
+    answers = await run(
+        sandbox,
+        r"""
+path = b"/workspace/nothing"
+calls = dict(
+    reboot=(0xFEE1DEAD, 672274793, 0xCDEF0123, 0), kexec_load=(0, 0, 0, 0),
+    kexec_file_load=(-1, -1, 0, None, 0), init_module=(path, 1, b""), finit_module=(0, b"", 0),
+    delete_module=(b"loop", 0), bpf=(0, bytes(128), 128), perf_event_open=(bytes(128), 0, -1, -1, 0),
+    userfaultfd=(0,), io_uring_setup=(8, bytes(120)), keyctl=(0, -3, 1), add_key=(b"user", b"x", b"y", 1, -3),
+    request_key=(b"user", b"x", None, 0), swapon=(path, 0), swapoff=(path,), acct=(path,),
+    quotactl=(0x800002 << 8, b"/dev/vda", 0, None), settimeofday=(bytes(16), None),
+    clock_settime=(0, bytes(16)), sethostname=(b"harm", 4), setdomainname=(b"harm", 4),
+    syslog=(3, bytes(4096), 4096), vhangup=(), unshare=(0x7E020000,), setns=(0, 0),
+    fanotify_init=(0, 0), lookup_dcookie=(0, bytes(8), 8), move_pages=(1, 0, None, None, None, 0),
+    kcmp=(1, 1, 0, 0, 0), mount=(b"x", b"/tmp", b"tmpfs", 0, None), umount2=(b"/proc", 2),
+    open_by_handle_at=(-100, bytes(16), 0), personality=(0x0400000,), chroot=(b"/",),
+)
+if os.getuid() == 0:
+    del calls["chroot"]
+tell({name: ask(name, *args) for name, args in calls.items() if name in NUMBERS})
+""",
+        user=user,
+    )
+    refused = {"EPERM", "ENOSYS", "EACCES"}
+    assert {name: said for name, said in answers.items() if said not in refused} == {}
+
+
+async def test_no_namespace_can_be_made_to_regain_capabilities(sandbox: Sandbox) -> None:
+    answers = await run(
+        sandbox,
+        r"""
+answers = []
+for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x8000000, 0x4000000, 0x2000000, 0x80):
+    answers.append(ask("unshare", flag))
+    if flag != 0x80:
+        answers.append(ask("clone", flag | 17, 0, 0, 0, 0))
+        answers.append(ask("clone", flag | 17 | 1 << 40, 0, 0, 0, 0))
+    answers.append(ask("clone3", struct.pack("=11Q", flag, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0), 88))
+for name in os.listdir("/proc/self/ns"):
+    fd = os.open(f"/proc/self/ns/{name}", os.O_RDONLY)
+    answers.append(ask("setns", fd, 0))
+    # NS_GET_USERNS and NS_GET_PARENT: the namespaces above.
+    answers.append(ask("ioctl", fd, 0xB702, 0) if name in ("user", "pid") else "EPERM")
+    answers.append(ask("ioctl", fd, 0xB701, 0) if name == "user" else "EPERM")
+answers.append(ask("setns", os.pidfd_open(1), 0x10000000))
+tell(answers)
+""",
+    )
+    assert set(answers) <= {"EPERM", "ENOSYS", "EINVAL", "ENOTTY"}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="these doors are of x86-64")
+@pytest.mark.parametrize(
+    "code", [bytes.fromhex("b81a000000cd80c3"), bytes.fromhex("b814000040 0f05 c3")]
+)
+async def test_no_call_goes_by_another_door(sandbox: Sandbox, tier: str, code: bytes) -> None:
+    """`int 0x80` with ptrace's number, and one of x32: a filter by 64-bit numbers would not see."""
+    result = await sandbox.exec(
+        [
+            "python3",
+            "-c",
+            "import ctypes, mmap, sys\n"
+            "page = mmap.mmap(-1, 4096, prot=7)\n"
+            "page.write(bytes.fromhex(sys.argv[1]))\n"
+            "at = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+            "print(ctypes.CFUNCTYPE(ctypes.c_long)(at)())",
+            code.hex(),
+        ],
+        timeout=10,
+    )
+    assert result.exit_code > 128 or int(result.stdout) < 0
+
+
+async def test_settings_of_the_kernel_are_read_only(sandbox: Sandbox) -> None:
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    answers = await run(
+        sandbox,
+        r"""
+answers = {}
+names = ["/proc/sysrq-trigger", "/proc/1/oom_score_adj", "/proc/self/uid_map", "/proc/self/gid_map",
+         "/proc/irq/default_smp_affinity", "/proc/self/timens_offsets", "/proc/mtrr"]
+for folder, _, files in os.walk("/proc/sys"):
+    names += (os.path.join(folder, name) for name in files)
+for name in names:
+    try:
+        text = read(name)
+    except OSError:
+        text = "1"
+    if os.path.exists(name):
+        answers[name] = attempt(write, name, text)
+written = {name for name, answer in answers.items() if answer == "done"}
+for name in sorted(written):
+    write(name, "-1000\n" if "oom" in name else "1\n")
+tell([len(answers), sorted(written)])
+""",
+    )
+    assert answers[0] > 20
+    assert set(answers[1]) <= {"/proc/sysrq-trigger"}  # /dev/null, where it is covered.
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+
+
+async def test_files_that_tell_of_the_host_are_empty_or_closed(sandbox: Sandbox) -> None:
+    found = await run(
+        sandbox,
+        r"""
+def size(path):
+    try:
+        with open(path, "rb") as file:
+            return len(file.read(1 << 16))
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+names = ("kcore", "kmsg", "keys", "timer_list", "sched_debug", "latency_stats", "interrupts",
+         "vmallocinfo", "slabinfo", "pagetypeinfo", "kpagecount", "kpageflags", "sysrq-trigger")
+symbols = [line.split()[0] for line in read("/proc/kallsyms").splitlines()] if os.path.exists("/proc/kallsyms") else []
+tell([{name: size(f"/proc/{name}") for name in names}, sorted(set(symbols)), os.path.exists("/sys/kernel"),
+      os.path.exists("/sys/fs/cgroup"), os.path.exists("/sys/firmware")])
+""",
+    )
+    closed = {0, "EACCES", "EPERM", "ENOENT", "EIO", "EINVAL"}
+    assert {name: said for name, said in found[0].items() if said not in closed} == {}
+    assert set("".join(found[1])) <= {"0"}
+    assert found[2:] == [False, False, False]
+
+
+async def test_signals_reach_the_sandbox_and_nobody_else(
+    sandbox: Sandbox, neighbour: Sandbox
+) -> None:
+    theirs = await first_process(neighbour)
+    for command in (
+        "trap '' TERM INT HUP; kill -TERM -1; kill -HUP 1; kill -INT 1; kill -USR1 1",
+        f"kill -9 {theirs} {os.getpid()} {os.getppid()}; kill -9 -{os.getpgrp()}",
+        "kill -KILL 1; kill -STOP 1; kill -SEGV 1; kill -ABRT 1",
+    ):
+        # Whoever kills the parent of his own command is told so.
+        with contextlib.suppress(SandboxGone):
+            await sandbox.exec(command + "; true", timeout=10)
+    await alive(sandbox)
+    await alive(neighbour)
+    assert (await sandbox.info() or pytest.fail()).generation == 1
+
+
+async def test_no_pid_of_the_host_means_anything_inside(sandbox: Sandbox) -> None:
+    answers = await run(
+        sandbox,
+        r"""
+host = [int(word) for word in sys.argv[1:]]
+known = set(pids())
+tell([attempt(os.kill, pid, 0) for pid in host if pid not in known]
+     + [attempt(os.pidfd_open, pid) for pid in host if pid not in known]
+     + [ask("ptrace", 16, pid, 0, 0) for pid in host if pid not in known]
+     + [os.getppid() in known])
+""",
+        *(str(pid) for pid in (os.getpid(), os.getppid(), 2, await first_process(sandbox))),
+    )
+    assert set(answers[:-1]) <= {"ESRCH"}
+    assert answers[-1] is True
+
+
+async def test_nothing_inside_outlives_the_sandbox(sandbox: Sandbox) -> None:
+    """By a double fork, a session of its own, every signal ignored, and death signals off."""
+    await sandbox.exec(
+        "for i in 1 2 3; do (trap '' TERM INT HUP QUIT; setsid sh -c 'trap \"\" TERM HUP;"
+        " setsid sleep 987654 & sleep 987654' >/dev/null 2>&1 &); done"
+    )
+    await sandbox.destroy()
+    until = time.monotonic() + 5
+    while _running("987654") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _running("987654") == []
+
+
+def _running(word: str) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                line = Path(f"/proc/{name}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"\0" + word.encode() in line:
+                found.append(int(name))
+    return found
