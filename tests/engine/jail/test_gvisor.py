@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -430,30 +431,33 @@ async def test_a_runsc_that_fails_has_the_last_word(
 
 @as_root
 @pytest.mark.timeout(300)
-def test_the_same_as_an_ordinary_user(tmp_path: Path) -> None:
-    if not shutil.which("setpriv") or not os.path.exists("/usr/bin/python3"):
-        pytest.skip("becoming an ordinary user takes setpriv, and a python that all can run")
-    site = Path(pytest.__file__).parents[1]
-    source = Path(smokebox.__file__).parents[1]
-    who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    command = ["/usr/bin/python3", "-m", "pytest", "-p", "no:cacheprovider", __file__]
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        directory.chmod(0o755)
-    tmp_path.chmod(0o777)
-    done = subprocess.run(
-        [*who, *command, f"--basetemp={tmp_path}/again", "-k", AGAIN],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{source}:{site}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        cwd=source.parent,
-        capture_output=True,
-        text=True,
-    )
-    if "No module named" in done.stderr or "PermissionError" in done.stderr:
-        pytest.skip("an ordinary user cannot read the tests here")
-    assert done.returncode == 0, done.stdout[-4000:]
+def test_the_same_as_an_ordinary_user() -> None:
+    if not shutil.which("setpriv"):
+        pytest.skip("becoming an ordinary user takes setpriv")
+    site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
+    who = [
+        "setpriv",
+        f"--reuid={NOBODY}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+        "/usr/bin/python3",
+    ]
+    variables = {"PYTHONPATH": f"{source}:{site}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environ = {name: os.environ[name] for name in ("PATH", RUNSC) if name in os.environ}
+    # Where pytest keeps its folders, others cannot go.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        options = ["-p", "no:cacheprovider", f"--basetemp={folder}/again", "-k", AGAIN, "-x"]
+        done = subprocess.run(
+            [*who, "-m", "pytest", *options, __file__],
+            env={**environ, **variables},
+            cwd=source.parent,
+            capture_output=True,
+            text=True,
+        )
+    if "No module named pytest" in done.stderr:
+        pytest.skip("the python that an ordinary user can run here has no pytest")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
 def make_and_die(home: Path, copies: Path, *, entered: bool) -> dict[str, Any]:
