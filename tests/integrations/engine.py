@@ -26,12 +26,21 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A host in a directory of its own, on a loop of its own."""
+    """A host in a directory of its own, on a loop of its own.
+
+    The process that makes its sandboxes runs from the beginning, so that no test is blamed
+    for it: ask for the engine in a fixture of the session.
+    """
 
     def __init__(self) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="smokebox-tests-")
         self._loop = BackgroundLoop()
-        self._host = self._loop.run(Host.open(self._home.name, pool=0))
+        self._host = self._loop.run(self._open())
+
+    async def _open(self) -> Host:
+        host = await Host.open(self._home.name, pool=0)
+        await (await host.create()).destroy()
+        return host
 
     def sandbox(self) -> LinuxSandbox:
         """A sandbox that was never there."""

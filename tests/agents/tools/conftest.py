@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agents.tools.workspace import Workspace
+from integrations.engine import close_engine, engine
 from smokebox import bucket, local, virtual
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from smokebox import SandboxApi
@@ -26,15 +27,33 @@ async def opened(name: str, folder: Path) -> AsyncIterator[SandboxApi]:
     elif name == "virtual":
         async with virtual() as memory:
             yield memory
+    elif name == "linux":
+        async with aclosing(engine().sandbox()) as jail:
+            yield jail
     else:
         async with bucket("memory:///") as store:
             yield store
 
 
-@pytest.fixture(params=["local", "virtual", "bucket"])
-async def work(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
-    """The tools over one sandbox after the other."""
-    async with opened(request.param, tmp_path) as sandbox:
+@pytest.fixture(scope="session", autouse=True)
+def _engine_ends() -> Iterator[None]:
+    yield
+    close_engine()
+
+
+@pytest.fixture(scope="session", params=["local", "virtual", "bucket", "linux"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """One sandbox after the other, by name."""
+    name: str = request.param
+    if name == "linux":
+        engine()
+    return name
+
+
+@pytest.fixture
+async def work(kind: str, tmp_path: Path) -> AsyncIterator[Workspace]:
+    """The tools over each sandbox."""
+    async with opened(kind, tmp_path) as sandbox:
         yield Workspace(sandbox, outputs=str(tmp_path / ".outputs"))
 
 
