@@ -11,7 +11,6 @@ import pytest_asyncio
 
 from attack.inside import Canary
 from smokebox.engine.host import Host
-from smokebox.engine.sandbox import Sandbox
 from smokebox.errors import IsolationUnavailable
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.engine.jail.api import Tier
+    from smokebox.engine.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

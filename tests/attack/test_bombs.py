@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from attack.inside import PRELUDE, alive, first_process, run
+from attack.inside import PRELUDE, alive, first_process, meanwhile, run
 from smokebox.engine.limits import MIB, Limits
 from smokebox.errors import SandboxGone, SmokeboxError
 
@@ -148,6 +148,35 @@ async def test_descriptors(bomb: Sandbox, neighbour: Sandbox) -> None:
     await alive(neighbour)
 
 
+async def test_watches_that_the_kernel_counts_for_the_host(
+    bomb: Sandbox, neighbour: Sandbox
+) -> None:
+    """It counts them for who made the sandbox too, and 128 is all that most hosts give a user."""
+    async with meanwhile(bomb, "while libc.inotify_init1(0) != -1:\n    pass\ntime.sleep(1000)"):
+        await asyncio.sleep(0.3)
+        process = await neighbour.start_process(["true"])
+        assert await process.wait_for_exit(10) == 0
+        stream = await neighbour.files.watch("/workspace")
+        await stream.aclose()
+
+
+async def test_descriptors_in_flight(bomb: Sandbox, neighbour: Sandbox) -> None:
+    """They count for the user: beyond his limit of open files, nobody of his can send any."""
+    code = """
+kept = []
+try:
+    while True:
+        kept.append(socket.socketpair())
+        for _ in range(20):
+            socket.send_fds(kept[-1][0], [b"x"], [0] * 250)
+except OSError:
+    time.sleep(1000)
+"""
+    async with meanwhile(bomb, code):
+        await asyncio.sleep(0.5)
+        await alive(neighbour)
+
+
 async def test_one_file_that_fills_the_disk(bomb: Sandbox) -> None:
     said = await explode(bomb, "dd if=/dev/zero of=/workspace/big bs=1M count=500", seconds=10)
     assert "exit 153" in said or "disk" in said, said
@@ -157,7 +186,7 @@ async def test_one_file_that_fills_the_disk(bomb: Sandbox) -> None:
 async def test_many_files_that_fill_the_disk(bomb: Sandbox, neighbour: Sandbox) -> None:
     said = await explode(
         bomb,
-        "for i in $(seq 60); do head -c 8M /dev/zero > /workspace/f$i; sleep 0.05; done; sleep 1000",
+        "for i in $(seq 60); do head -c 8M /dev/zero > /workspace/f$i; sleep 0.05; done; sleep 99",
         seconds=14,
     )
     assert "disk" in said, said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import tarfile
@@ -234,6 +235,29 @@ async def test_a_huge_file_does_not_come_into_memory(sandbox: Sandbox) -> None:
         await sandbox.read_bytes("/workspace/huge")
     with pytest.raises(SmokeboxError):
         await sandbox.exec("id", user="nobody")
+
+
+async def test_a_file_that_grows_under_the_reader_has_an_end(sandbox: Sandbox) -> None:
+    grow = """
+file = open("/workspace/grows", "wb", 0)
+while True:
+    file.write(b"x" * (1 << 20))
+    if file.tell() > 100 << 20:
+        file.truncate(0)
+        file.seek(0)
+"""
+    async with asyncio.timeout(18), contextlib.AsyncExitStack() as stack:
+        await sandbox.exec(["touch", "/workspace/grows"])
+        await stack.enter_async_context(meanwhile(sandbox, grow))
+        for _ in for_seconds(SECONDS):
+            with contextlib.suppress(SmokeboxError):
+                await sandbox.read_bytes("/workspace/grows")
+            with contextlib.suppress(SmokeboxError):
+                async for _ in sandbox.files.download_tar("/workspace"):
+                    pass
+            with contextlib.suppress(SmokeboxError):
+                await sandbox.files.copy("/workspace/grows", "/tmp/copy")
+    await alive(sandbox)
 
 
 async def test_a_listing_of_very_many_names_is_bounded(sandbox: Sandbox) -> None:

@@ -82,7 +82,8 @@ for pid in pids():
         answers[f"{pid} PTRACE_SEIZE"] = ask("ptrace", 0x4206, pid, 0, 0)
         buffer = ctypes.create_string_buffer(8)
         here = struct.pack("PN", ctypes.addressof(buffer), 8)
-        answers[f"{pid} read"] = ask("process_vm_readv", pid, here, 1, struct.pack("PN", 4096, 8), 1, 0)
+        there = struct.pack("PN", 4096, 8)
+        answers[f"{pid} read"] = ask("process_vm_readv", pid, here, 1, there, 1, 0)
         answers[f"{pid} pidfd_getfd"] = ask("pidfd_getfd", os.pidfd_open(pid), 3, 0)
 tell(answers)
 """,
@@ -168,7 +169,7 @@ answers = [
     ask("mount", None, b"/run/smokebox", None, BIND | REMOUNT, None),
     ask("mount", None, b"/proc/sys", None, BIND | REMOUNT, None),
     ask("mount", b"/proc/sys", b"/tmp/place", None, MOVE, None),
-    *(ask("umount2", path, DETACH) for path in (b"/", b"/proc/keys", b"/proc/sys", b"/usr", b"/dev")),
+    *(ask("umount2", path, DETACH) for path in (b"/", b"/proc/keys", b"/proc/sys", b"/usr")),
     ask("pivot_root", b"/tmp", b"/tmp/place"),
     ask("open_tree", -100, b"/", 1),
     ask("fsopen", b"proc", 0),
@@ -242,9 +243,53 @@ async def test_layers_of_the_image_are_the_sandboxs_own_to_ruin(
     assert (await neighbour.exec(["stat", "-c", "%u", "/etc/passwd"])).stdout == "0\n"
 
 
+async def test_the_engines_directory_is_read_only(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.create_session()
+    answers = await run(
+        sandbox,
+        """
+where = "/run/smokebox"
+names = [f"{where}/{name}" for name in os.listdir(where)] if os.access(where, os.R_OK) else []
+answers = [attempt(write, f"{where}/made", ""), attempt(os.mkdir, f"{where}/made"),
+           attempt(os.chmod, where, 0o777), attempt(os.chown, where, 0, 0),
+           attempt(os.symlink, "/", f"{where}/link"), attempt(os.rename, where, "/run/away"),
+           attempt(os.link, "/etc/passwd", f"{where}/hard"), attempt(os.rmdir, where)]
+for name in names:
+    answers += [attempt(os.rename, name, f"{name}.away"), attempt(os.chmod, name, 0o777),
+                attempt(os.utime, name, (0, 0)), attempt(os.setxattr, name, "user.x", b"y")]
+tell(answers)
+""",
+    )
+    assert set(answers) <= {"EROFS", "EBUSY", "EPERM", "EXDEV", "EACCES", "EEXIST"}
+    assert not list(tmp_path.glob("home/boxes/*/run/io/made"))
+
+
+async def test_marks_of_the_overlay_cannot_be_forged(sandbox: Sandbox, canary: Canary) -> None:
+    """Attributes by which an overlay finds what lies below, set from above and read anew."""
+    answers = await run(
+        sandbox,
+        """
+os.mkdir("/workspace/d")
+answers = []
+for space in ("user", "trusted"):
+    for name, value in (("redirect", sys.argv[1].encode()), ("opaque", b"y"), ("metacopy", b""),
+                        ("origin", bytes(29)), ("whiteout", b""), ("data", sys.argv[1].encode())):
+        answers.append(attempt(os.setxattr, "/workspace/d", f"{space}.overlay.{name}", value))
+answers.append(attempt(os.mknod, "/workspace/white", 0o20000, os.makedev(0, 0)))
+tell(answers)
+""",
+        str(canary.folder),
+    )
+    assert len(answers) == 13
+    await sandbox.sleep()
+    assert (await sandbox.exec("ls -A /workspace/d")).stdout == ""
+    assert "secret" not in (await sandbox.exec("find /workspace /etc /run /tmp -name secret")).stdout
+    assert canary.unharmed
+
+
 async def test_setuid_programs_give_nothing(sandbox: Sandbox) -> None:
     made = await sandbox.exec(
-        "cp /usr/bin/id /workspace/own-id && chmod 4755 /workspace/own-id && ls -l /workspace/own-id"
+        "cp /usr/bin/id /workspace/own-id; chmod 4755 /workspace/own-id; ls -l /workspace/own-id"
     )
     assert made.stdout.startswith("-rws"), made.stderr
     for user in ("nobody", None):

@@ -23,10 +23,12 @@ async def test_root_has_the_nine_capabilities_and_no_way_to_more(sandbox: Sandbo
     found = await run(
         sandbox,
         r"""
-status = dict(line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line)
+lines = read("/proc/self/status").splitlines()
+status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 header = struct.pack("=Ii", 0x20080522, 0)
 everything = struct.pack("=6I", *[0xFFFFFFFF] * 6)
-raised = [ask("capset", header, everything), ask("prctl", 47, 2, 21, 0, 0), ask("prctl", 38, 0, 0, 0, 0)]
+raised = [ask("capset", header, everything)]
+raised += [ask("prctl", 47, 2, 21, 0, 0), ask("prctl", 38, 0, 0, 0, 0)]
 tell([status[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")] + raised)
 """,
     )
@@ -68,8 +70,9 @@ path = b"/workspace/nothing"
 calls = dict(
     reboot=(0xFEE1DEAD, 672274793, 0xCDEF0123, 0), kexec_load=(0, 0, 0, 0),
     kexec_file_load=(-1, -1, 0, None, 0), init_module=(path, 1, b""), finit_module=(0, b"", 0),
-    delete_module=(b"loop", 0), bpf=(0, bytes(128), 128), perf_event_open=(bytes(128), 0, -1, -1, 0),
-    userfaultfd=(0,), io_uring_setup=(8, bytes(120)), keyctl=(0, -3, 1), add_key=(b"user", b"x", b"y", 1, -3),
+    delete_module=(b"loop", 0), bpf=(0, bytes(128), 128),
+    perf_event_open=(bytes(128), 0, -1, -1, 0), userfaultfd=(0,),
+    io_uring_setup=(8, bytes(120)), keyctl=(0, -3, 1), add_key=(b"user", b"x", b"y", 1, -3),
     request_key=(b"user", b"x", None, 0), swapon=(path, 0), swapoff=(path,), acct=(path,),
     quotactl=(0x800002 << 8, b"/dev/vda", 0, None), settimeofday=(bytes(16), None),
     clock_settime=(0, bytes(16)), sethostname=(b"harm", 4), setdomainname=(b"harm", 4),
@@ -175,9 +178,10 @@ def size(path):
 
 names = ("kcore", "kmsg", "keys", "timer_list", "sched_debug", "latency_stats", "interrupts",
          "vmallocinfo", "slabinfo", "pagetypeinfo", "kpagecount", "kpageflags", "sysrq-trigger")
-symbols = [line.split()[0] for line in read("/proc/kallsyms").splitlines()] if os.path.exists("/proc/kallsyms") else []
-tell([{name: size(f"/proc/{name}") for name in names}, sorted(set(symbols)), os.path.exists("/sys/kernel"),
-      os.path.exists("/sys/fs/cgroup"), os.path.exists("/sys/firmware")])
+table = read("/proc/kallsyms") if os.path.exists("/proc/kallsyms") else ""
+symbols = {line.split()[0] for line in table.splitlines()}
+places = [os.path.exists(f"/sys/{name}") for name in ("kernel", "fs/cgroup", "firmware")]
+tell([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *places])
 """,
     )
     closed = {0, "EACCES", "EPERM", "ENOENT", "EIO", "EINVAL"}

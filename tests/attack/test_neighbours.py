@@ -42,7 +42,8 @@ if not isinstance(ask("mq_open", b"left-here", os.O_RDWR, 0, None), str): found.
 if attempt(socket.create_connection, ("127.0.0.1", 45671), 2) == "done": found.append("tcp")
 if attempt(socket.socket(socket.AF_UNIX).connect, "\0left-here") == "done": found.append("abstract")
 for name in ("tcp", "unix"):
-    if os.path.exists(f"/proc/net/{name}") and ("left-here" in read(f"/proc/net/{name}") or ":B267" in read(f"/proc/net/{name}")):
+    table = read(f"/proc/net/{name}") if os.path.exists(f"/proc/net/{name}") else ""
+    if "left-here" in table or ":B267" in table:
         found.append(f"/proc/net/{name}")
 for pid in pids():
     if b"left-here" in open(f"/proc/{pid}/cmdline", "rb").read() and pid != os.getpid():
@@ -109,7 +110,8 @@ async def test_ids_that_a_sandbox_was_not_given_cannot_be_taken(sandbox: Sandbox
         r"""
 write("/workspace/file", "")
 first = int(sys.argv[1])
-tell([attempt(os.setuid, first), attempt(os.setgid, first), attempt(os.chown, "/workspace/file", first, 0),
+tell([attempt(os.setuid, first), attempt(os.setgid, first),
+      attempt(os.chown, "/workspace/file", first, 0),
       attempt(os.chown, "/workspace/file", 0x50000000, 0), ask("setfsuid", first) == 0])
 """,
         str(count),

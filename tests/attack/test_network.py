@@ -93,7 +93,8 @@ async def test_strange_sockets_are_refused(sandbox: Sandbox) -> None:
         sandbox,
         r"""
 families = dict(PACKET=17, VSOCK=40, ALG=38, XDP=44, BLUETOOTH=31, TIPC=30, CAN=29, RDS=21, KEY=15,
-                PPPOX=24, NFC=39, KCM=41, QIPCRTR=42, SMC=43, RXRPC=33, X25=9, AX25=3, IPX=4, LLC=26)
+                PPPOX=24, NFC=39, KCM=41, QIPCRTR=42, SMC=43, RXRPC=33, X25=9, AX25=3,
+                IPX=4, LLC=26)
 answers = {}
 for name, family in families.items():
     for kind in (1, 2, 3, 5, 10):
@@ -127,12 +128,11 @@ def netlink(kind, body, flags=0x605):
     except OSError as error:
         return errno.errorcode.get(error.errno, "timeout")
 
-interface = struct.pack("=HHI", 10, 3, 0) + b"up0\0\0\0"
 kind = struct.pack("=HH", 4 + 12, 18) + struct.pack("=HH", 10, 1) + b"dummy\0\0\0"
 answers = {
     "link": netlink(16, struct.pack("=BxHiII", 0, 0, 0, 0, 0) + kind),
-    "address": netlink(20, struct.pack("=BBBBI", 2, 24, 0, 0, 1) + struct.pack("=HH", 8, 2) + bytes([10, 0, 0, 2])),
-    "route": netlink(24, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack("=HHI", 8, 4, 1)),
+    "address": netlink(20, struct.pack("=BBBBIHH4B", 2, 24, 0, 0, 1, 8, 2, 10, 0, 0, 2)),
+    "route": netlink(24, struct.pack("=8BIHHI", 2, 0, 0, 0, 254, 3, 0, 1, 0, 8, 4, 1)),
     "down": netlink(16, struct.pack("=BxHiII", 0, 0, 1, 0, 1), 5),
 }
 import fcntl

@@ -57,6 +57,7 @@ _HIDDEN_FILES = (
 _HIDDEN_DIRECTORIES = ("acpi", "asound", "scsi")
 _READ_ONLY = ("bus", "fs", "irq", "sys")
 _TTY_GROUP = 5
+_FEWEST_WATCHES = 16
 _SHARED_MEMORY = "mode=1777,size=64m"
 
 
@@ -254,10 +255,21 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
         os.symlink(target, f"{dev}/{name}")
 
 
+def share_watches(settings: str) -> None:
+    """Leave others some of what the kernel counts by who made the sandbox, not by sandbox."""
+    with contextlib.suppress(FileNotFoundError):
+        for kind in ("instances", "watches"):
+            with open(f"{settings}/fs/inotify/max_user_{kind}") as host:
+                share = max(_FEWEST_WATCHES, int(host.read()) // 4)
+            with open(f"{settings}/user/max_inotify_{kind}", "w") as own:
+                own.write(str(share))
+
+
 def mount_proc(proc: str, null: str) -> None:
     """A /proc of this pid namespace, without what speaks of the host or to it."""
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", proc, "proc", flags)
+    share_watches(f"{proc}/sys")
     for name in _HIDDEN_FILES:
         if os.path.lexists(f"{proc}/{name}"):
             linux.mount(null, f"{proc}/{name}", None, linux.MS_BIND)
