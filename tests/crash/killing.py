@@ -15,9 +15,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from engine.traces import settled, traces
+from engine.traces import processes, settled, traces
 
 if TYPE_CHECKING:
     import random
@@ -51,13 +51,17 @@ class Place:
 
 @contextlib.contextmanager
 def new_place(*, ordinary: bool) -> Iterator[Place]:
-    """A fresh state directory in a short path of its own, removed at the end."""
+    """A fresh state directory in a short path of its own, gone at the end with all of it."""
     base = tempfile.mkdtemp(prefix="smokebox-crash-")
     try:
         if ordinary:
             os.chown(base, NOBODY, NOBODY)
         yield Place(home=f"{base}/home", layers=f"{base}/layers", ordinary=ordinary)
     finally:
+        # After a failure sandboxes run on, as they should.
+        for pid in list(processes(f"{base}/home")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -107,8 +111,14 @@ class Engine:
         if code := self._process.wait():
             self.ledger.violations.append(f"the engine ended with {code}")
 
-    def close(self) -> None:
-        """Take note of what went wrong in it."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See that it is gone, and take note of what went wrong in it."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
         if text := os.pread(self._errors, 1 << 16, 0).decode():
             self.ledger.violations.append(text)
         os.close(self._errors)
@@ -160,7 +170,7 @@ def leftovers(place: Place) -> list[str]:
 
 def still_there(pids: list[int], name: str) -> list[str]:
     """Those of these processes that have not ended after a moment."""
-    return settled(lambda: [str(pid) for pid in pids if comm(pid) == name])
+    return settled(lambda: [f"{name} {pid} is left" for pid in pids if comm(pid) == name])
 
 
 def comm(pid: int) -> str:

@@ -40,24 +40,25 @@ def crash(place: Place, seed: int, rounds: int) -> None:
     chance, ledger = random.Random(seed), Ledger()
     pool = str(chance.choice((0, 0, 2)))
     for n in range(rounds):
-        engine = Engine(place, ledger, str(n + 1), pool)
-        in_start = chance.random() < 0.25
-        if in_start:
-            engine.listen(chance.uniform(0.1, 0.6))
-        elif not engine.listen(PATIENCE, until_looked=True) or not engine.looked:
-            ledger.violations.append("the engine did not come up")
-        else:
-            engine.listen(chance.choice((0.1, 0.7, 1.5)) * chance.random())
-        helpers = engine.kill()
-        engine.close()
-        left = still_there(helpers, "smokebox-zygote")
-        assert not left, f"seed {seed}, round {n}: zygotes {left} outlive their engine"
+        with Engine(place, ledger, str(n + 1), pool) as engine:
+            live(engine, chance)
+            helpers = engine.kill()
+        ledger.violations += still_there(helpers, "smokebox-zygote")
         assert not ledger.violations, f"seed {seed}, round {n}:\n" + "\n".join(ledger.violations)
         if chance.random() < 0.15:
             kill_an_agent(place, ledger, chance)
-    last = Engine(place, ledger, "0", "0", "finish")
-    last.finish()
-    last.close()
+    with Engine(place, ledger, "0", "0", "finish") as engine:
+        engine.finish()
     ledger.violations += leftovers(place)
     assert not ledger.violations, f"seed {seed}, at the end:\n" + "\n".join(ledger.violations)
     assert ledger.steps, f"seed {seed}: no engine lived long enough to do anything"
+
+
+def live(engine: Engine, chance: random.Random) -> None:
+    """Let an engine be, for a moment of its start or of its work."""
+    if chance.random() < 0.25:
+        engine.listen(chance.uniform(0.1, 0.6))
+    elif engine.listen(PATIENCE, until_looked=True) and engine.looked:
+        engine.listen(chance.choice((0.1, 0.7, 1.5)) * chance.random())
+    else:
+        engine.ledger.violations.append("the engine did not come up")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from pathlib import Path
@@ -77,6 +78,23 @@ async def test_many_first_calls_start_one_sandbox(host: Host) -> None:
 
 async def test_every_handle_of_an_id_is_the_same(host: Host) -> None:
     assert host.sandbox("same") is host.sandbox("same")
+
+
+async def test_what_nobody_holds_takes_no_memory_and_what_was_asked_for_is_kept(
+    host: Host,
+) -> None:
+    for n in range(20):
+        await host.sandbox(f"gone-{n}", cwd="/srv").wake()
+        await host.sandbox(f"gone-{n}").destroy()
+    await host.sandbox("asleep", cwd="/srv", labels={"a": "b"}).wake()
+    await host.sandbox("asleep").sleep()
+    await host.sandbox("awake").start_process("sleep 100", process_id="p")
+    host.sandbox("asked", env={"A": "1"})
+    gc.collect()
+    assert set(host._sandboxes) == {"awake", "asked"}
+    assert host.sandbox("asleep").cwd == "/srv"
+    assert (await host.sandbox("asked").exec("echo $A")).stdout == "1\n"
+    assert (await host.sandbox("awake").processes.get("p")).running
 
 
 async def test_files_outlive_sleep_and_runs_are_counted(host: Host) -> None:
@@ -400,6 +418,11 @@ async def test_a_disk_bomb_ends_the_run_and_says_why(host: Host) -> None:
     info = await sandbox.info()
     assert info is not None
     assert "of disk" in (info.stop_reason or "")
+    # Until its files are fewer, the next run would end the same way.
+    await sandbox.rm("bomb")
+    [agent] = agents(host)
+    os.kill(agent, signal.SIGKILL)
+    assert (await asleep(sandbox)).stop_reason == "its first process was killed"
 
 
 async def test_a_missing_file_of_a_woken_sandbox_is_only_that(host: Host) -> None:

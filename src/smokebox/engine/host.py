@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from typing import TYPE_CHECKING, Self, Unpack
+from weakref import WeakValueDictionary
 
 from smokebox.engine.guard import Guard
 from smokebox.engine.home import Home, open_home
@@ -21,7 +23,7 @@ from smokebox.engine.record import Record
 from smokebox.engine.sandbox import DEFAULT_CWD, Sandbox, SandboxInfo, info_of
 from smokebox.engine.workers import Workers
 from smokebox.engine.workshop import Workshop, tag_of
-from smokebox.errors import SandboxGone
+from smokebox.errors import SandboxGone, SmokeboxError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 POOL_SIZE = 2
 _ADOPT_AT_ONCE = 32
+
+_log = logging.getLogger("smokebox.engine")
 
 
 class Host:
@@ -44,9 +48,9 @@ class Host:
     def __init__(self, shop: Workshop, guard: Guard) -> None:
         self._shop = shop
         self._guard = guard
-        self._sandboxes: dict[str, Sandbox] = {}
-        # Of sandboxes that nobody has asked for yet, if it is not the usual one.
-        self._cwds: dict[str, str] = {}
+        # Those that run are held by the guard, the rest by whoever has a handle.
+        self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
+        self._asked: set[Sandbox] = set()
         self._closed = False
 
     @classmethod
@@ -95,7 +99,9 @@ class Host:
         self._check_open()
         asked = parse_options("Host.sandbox()", options)
         sandbox = self._owner(check_id(id))
-        sandbox.ask(asked)
+        if not asked.empty:
+            sandbox.ask(asked)
+            self._asked = {one for one in self._asked if one.life.asked} | {sandbox}
         return sandbox
 
     async def create(self, id: str | None = None, **options: Unpack[SandboxOptions]) -> Sandbox:
@@ -156,14 +162,16 @@ class Host:
             task.result()
 
     def _owner(self, id: str) -> Sandbox:
-        if id not in self._sandboxes:
-            self._sandboxes[id] = Sandbox(id, self._shop, cwd=self._cwds.pop(id, DEFAULT_CWD))
-        return self._sandboxes[id]
+        sandbox = self._sandboxes.get(id)
+        if sandbox is None:
+            sandbox = self._sandboxes[id] = Sandbox(id, self._shop)
+        return sandbox
 
     async def _take_over(self) -> None:
         """Adopt what runs, finish what was being destroyed, and sweep up what nobody knows."""
         rows = await self._shop.record.sandboxes()
-        self._cwds = {row.id: row.settings.cwd for row in rows if row.settings.cwd != DEFAULT_CWD}
+        cwds = {row.id: row.settings.cwd for row in rows}
+        self._shop.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
         active = await self._shop.record.all_active()
         turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
         adopting = [asyncio.create_task(self._adopt(row.id, turns)) for row in active]
@@ -171,7 +179,7 @@ class Host:
             await asyncio.wait(adopting)
         for task in adopting:
             task.result()
-        running = {run.jail.state.key for one in self._sandboxes.values() if (run := one.life.run)}
+        running = {row.key for row in await self._shop.record.all_active()}
         await asyncio.to_thread(detect().sweep, running, prefix=f"{self._shop.tag}-")
         known = {row.key for row in await self._shop.record.sandboxes()}
         for key in await asyncio.to_thread(os.listdir, self._shop.home.boxes):
@@ -180,7 +188,11 @@ class Host:
 
     async def _adopt(self, id: str, turns: asyncio.Semaphore) -> None:
         async with turns:
-            await self._owner(id).life.adopt()
+            try:
+                await self._owner(id).life.adopt()
+            except (SmokeboxError, OSError) as error:
+                # Such as one of a tier that is not installed any more: the others go on.
+                _log.warning("sandbox %s was not taken over: %s", id, error)
 
     def _check_open(self) -> None:
         if self._closed:

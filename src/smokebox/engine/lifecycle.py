@@ -87,13 +87,17 @@ class Lifecycle:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._destroying: asyncio.Task[None] | None = None
-        self._reason: str | None = None
         self._closed = False
 
     @property
     def run(self) -> Run | None:
         """The run that is, while the sandbox is awake."""
         return self._run if self._run is not None and self._run.jail.alive else None
+
+    @property
+    def asked(self) -> bool:
+        """Whether something was asked for that its next call will see to."""
+        return not self._asked.empty
 
     def ask(self, options: Options) -> None:
         """Have the sandbox be so from its next call on. Not a call itself."""
@@ -124,7 +128,7 @@ class Lifecycle:
         except SandboxGone as error:
             if run is None or not await self._has_ended(run.jail):
                 raise
-            raise run.gone(await self._why(run)) from error
+            raise run.gone(await asyncio.shield(self._keep(self._why(run)))) from error
         finally:
             if pulse is not None:
                 pulse.cancel()
@@ -142,9 +146,9 @@ class Lifecycle:
         await asyncio.shield(self._keep(self._sleep(reason)))
 
     def stop(self, reason: str) -> None:
-        """End the run for a fault of its own, such as too much of the disk."""
-        self._reason = reason
-        self._keep(self._sleep(reason))
+        """End the run that is for a fault of its own, such as too much of the disk."""
+        if self._run is not None:
+            self._keep(self._stop(self._run.jail, reason))
 
     async def destroy(self) -> None:
         """Remove every trace. Calls at the same time are one."""
@@ -220,6 +224,11 @@ class Lifecycle:
     async def _sleep(self, reason: str) -> None:
         async with self._lock:
             if self._run is not None:
+                await self._end(reason)
+
+    async def _stop(self, jail: Jail, reason: str) -> None:
+        async with self._lock:
+            if self._run is not None and self._run.jail is jail:
                 await self._end(reason)
 
     async def _change(self) -> None:
@@ -428,9 +437,6 @@ class Lifecycle:
                 await self._end(await self._why_dead(run.jail))
 
     async def _why_dead(self, jail: Jail) -> str:
-        reason, self._reason = self._reason, None
-        if reason is not None:
-            return reason
         with contextlib.suppress(SmokeboxError, OSError):
             if (await jail.stats()).oom_kills:
                 return "it ran out of memory"
@@ -440,7 +446,7 @@ class Lifecycle:
         """Why a run has ended, once its end is written down."""
         async with self._lock:
             if self._run is not None and self._run.jail is run.jail:
-                await asyncio.shield(self._keep(self._end(await self._why_dead(run.jail))))
+                await self._end(await self._why_dead(run.jail))
             if self._row is None:
                 return DESTROYED
             return self._row.stop_reason or STOPPED

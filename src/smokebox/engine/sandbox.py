@@ -93,17 +93,16 @@ def info_of(row: SandboxRow) -> SandboxInfo:
 class Sandbox:
     """One sandbox of a host. Made by `Host.sandbox`; every handle of an id is the same one."""
 
-    def __init__(self, id: str, shop: Workshop, *, cwd: str = DEFAULT_CWD) -> None:
+    def __init__(self, id: str, shop: Workshop) -> None:
         self.id = id
         self._shop = shop
-        self._cwd = cwd
         self._life = Lifecycle(id, shop, self._renew)
         self._furnish()
 
     @property
     def cwd(self) -> str:
         """The absolute directory where relative paths and commands start."""
-        return self._cwd
+        return self._shop.cwds.get(self.id, DEFAULT_CWD)
 
     @property
     def life(self) -> Lifecycle:
@@ -113,7 +112,7 @@ class Sandbox:
     def ask(self, options: Options) -> None:
         """Have it be so from its next call on."""
         if options.cwd is not None:
-            self._cwd = self.files.cwd = options.cwd
+            self._shop.cwds[self.id] = self.files.cwd = options.cwd
         self._life.ask(options)
 
     def resolve_path(self, path: str) -> str:
@@ -314,12 +313,12 @@ class Sandbox:
 
     def _renew(self) -> None:
         """Be as a sandbox that was never there."""
-        self._cwd = DEFAULT_CWD
+        self._shop.cwds.pop(self.id, None)
         self._furnish()
 
     def _furnish(self) -> None:
         life, record = self._life, self._shop.record
-        self.files = Files(self._root, workers=self._shop.workers, cwd=self._cwd)
+        self.files = Files(self._root, workers=self._shop.workers, cwd=self.cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         files, processes, sessions = self.files, self.processes, self.sessions

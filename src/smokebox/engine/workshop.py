@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import usage
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """The state directory and what works in it. `tier` is the one for who asks for none."""
+    """The state directory and what works in it. `tier` is the one for who asks for none.
+
+    `cwds` has the directory of each sandbox, by id, that does not begin in the usual one.
+    """
 
     home: Home
     record: Record
@@ -41,6 +44,7 @@ class Workshop:
     guard: Guard
     pool: Pool
     tag: str
+    cwds: dict[str, str] = field(default_factory=dict)
 
     def jailer(self, tier: str) -> Jailer:
         """Who makes jails of that tier here; raises `IsolationUnavailable`."""
