@@ -118,6 +118,7 @@ class Ledger:
             f"{id} session: {saw['remembered']!r}",
             box.remembered,
         )
+        self.expect(not saw["hanging"], f"{id}: a command outlived its engine", saw["alive"])
         for name in {*box.processes, *saw["processes"]}:
             self.check_process(id, name, box.processes.get(name), saw)
         if len(self.violations) > before:

@@ -7,6 +7,7 @@ does. With `finish` it only tells, destroys everything and closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING
 from smokebox.engine.host import Host
 from smokebox.engine.jail.cgroups import detect
 from smokebox.engine.workshop import tag_of
-from smokebox.errors import NotFound
+from smokebox.errors import NotFound, SandboxGone
 
 if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
+    from smokebox.sandbox.api import ExecStream
 
 BOXES = ("box-0", "box-1", "box-2", "box-3")
 SESSION = "memory"
 MOST_PROCESSES = 3
+HANG = "sleep 123456"
 # Counts without a fork, and without an end.
 COUNT = "exec 9<> <(:); i=0; while :; do echo $i; i=$((i+1)); read -t 0.03 -u 9; done"
 
@@ -45,6 +48,7 @@ class Worker:
         self.chance = chance
         self.serial = started
         self.running: list[str] = []
+        self.hanging: list[ExecStream] = []
 
     async def work(self) -> None:
         """Work until killed."""
@@ -55,6 +59,7 @@ class Worker:
             self.label: 10,
             self.start_process: 15,
             self.end_process: 8,
+            self.hang: 6,
             self.sleep: 6,
             self.destroy: 6,
         }
@@ -119,17 +124,31 @@ class Worker:
         assert await (await sandbox.processes.get(name)).wait_for_exit() == 137
         self.did()
 
+    async def hang(self, sandbox: Sandbox, serial: str) -> None:
+        self.will("hang")
+        stream = sandbox.exec_stream(f"echo on; exec {HANG}")
+        assert (await anext(aiter(stream))).data == "on\n"
+        self.hanging.append(stream)
+        self.did()
+
     async def sleep(self, sandbox: Sandbox, serial: str) -> None:
         self.will("sleep")
         await sandbox.sleep()
         self.did()
-        self.running.clear()
+        await self.forget()
 
     async def destroy(self, sandbox: Sandbox, serial: str) -> None:
         self.will("destroy")
         await sandbox.destroy()
         self.did()
+        await self.forget()
+
+    async def forget(self) -> None:
+        """Nothing runs any more."""
         self.running.clear()
+        while self.hanging:
+            with contextlib.suppress(SandboxGone):
+                await self.hanging.pop().aclose()
 
 
 async def look(host: Host, id: str) -> list[str]:
@@ -156,6 +175,7 @@ async def look(host: Host, id: str) -> list[str]:
     except NotFound:
         remembered = ""
     alive = await sandbox.exec("cd /proc; echo [0-9]*")
+    commands = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
     tell(
         saw=id,
         generation=info.generation,
@@ -165,6 +185,7 @@ async def look(host: Host, id: str) -> list[str]:
         files=files,
         remembered=remembered,
         alive=[int(word) for word in alive.stdout.split()],
+        hanging=HANG in commands.stdout,
     )
     return [name for name, process in processes.items() if process["status"] == "running"]
 
