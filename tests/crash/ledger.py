@@ -50,6 +50,9 @@ class Ledger:
                 self.apply(id, self.under_way.pop(id), pid=pid, surely=True)
             case {"saw": id}:
                 self.check(id, words)
+            case {"closing": True, "detach": False}:
+                for id in self.boxes:
+                    self.apply(id, ["sleep"], surely=False)
             case {"boxes": _}:
                 self.check_host(words)
             case {"looked": ids}:

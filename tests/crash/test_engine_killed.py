@@ -40,14 +40,14 @@ def crash(place: Place, seed: int, rounds: int) -> None:
     chance, ledger = random.Random(seed), Ledger()
     pool = str(chance.choice((0, 0, 2)))
     for n in range(rounds):
-        with Engine(place, ledger, str(n + 1), pool) as engine:
+        with Engine(place, ledger, pool, str(seed), str(n + 1)) as engine:
             live(engine, chance)
             helpers = engine.kill()
         ledger.violations += still_there(helpers, "smokebox-zygote")
         assert not ledger.violations, f"seed {seed}, round {n}:\n" + "\n".join(ledger.violations)
         if chance.random() < 0.15:
             kill_an_agent(place, ledger, chance)
-    with Engine(place, ledger, "0", "0", "finish") as engine:
+    with Engine(place, ledger, pool, str(seed), "0", "finish") as engine:
         engine.finish()
     ledger.violations += leftovers(place)
     assert not ledger.violations, f"seed {seed}, at the end:\n" + "\n".join(ledger.violations)

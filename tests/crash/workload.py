@@ -1,7 +1,8 @@
-"""An engine under load, to be killed: `workload.py HOME LAYERS SEED POOL [finish]`.
+"""An engine under load, to be killed: `workload.py HOME LAYERS POOL SEED ROUND [finish]`.
 
 It tells what it finds, then works at random and says before and after each step what it
-does. With `finish` it only tells, destroys everything and closes.
+does; sometimes it breaks off and closes. With `finish` it only tells, destroys everything
+and closes.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def survey(home: str) -> None:
     )
 
 
-async def main(home: str, layers: str, seed: str, pool: str, *finish: str) -> None:
+async def main(home: str, layers: str, pool: str, seed: str, number: str, *finish: str) -> None:
     tell(began=os.getpid())
     host = await Host.open(home, images=layers, pool=int(pool))
     survey(home)
@@ -222,12 +223,26 @@ async def main(home: str, layers: str, seed: str, pool: str, *finish: str) -> No
             await host.sandbox(id).destroy()
         await host.aclose()
         return
-    chance = random.Random(seed)
-    async with asyncio.TaskGroup() as group:
-        for id in BOXES:
-            worker = Worker(host, id, random.Random(chance.random()), int(seed) * 10_000)
-            worker.running = found.get(id, [])
-            group.create_task(worker.work())
+    chance = random.Random(f"{seed}-{number}")
+    work = []
+    for id in BOXES:
+        worker = Worker(host, id, random.Random(chance.random()), int(number) * 10_000)
+        worker.running = found.get(id, [])
+        work.append(asyncio.create_task(worker.work()))
+    patience = chance.choice((None, None, chance.random()))
+    ended, _ = await asyncio.wait(work, timeout=patience, return_when=asyncio.FIRST_EXCEPTION)
+    for task in ended:
+        task.result()
+    await close(host, work, detach=chance.random() < 0.5)
+
+
+async def close(host: Host, work: list[asyncio.Task[None]], *, detach: bool) -> None:
+    """Break everything off and close, as upon a signal."""
+    tell(closing=True, detach=detach)
+    for task in work:
+        task.cancel()
+    await asyncio.wait(work)
+    await host.aclose(detach=detach)
 
 
 if __name__ == "__main__":
