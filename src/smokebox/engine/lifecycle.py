@@ -14,22 +14,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from smokebox.engine import starting
 from smokebox.engine.jail import errands
-from smokebox.engine.jail.cell import IO
-from smokebox.engine.options import DEFAULT_IMAGE, Options
-from smokebox.engine.record_rows import SandboxRow, delete, put, update
-from smokebox.engine.rooted import Rooted
-from smokebox.engine.run import Run
-from smokebox.engine.steps import Desk
+from smokebox.engine.options import Options
+from smokebox.engine.record_rows import SandboxRow, delete, update
 from smokebox.errors import SandboxGone, SmokeboxError
-from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.sandbox.spill import SpillFolder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
-    from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail, Owner
+    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.run import Run
     from smokebox.engine.workshop import Workshop
 
 T = TypeVar("T")
@@ -166,13 +161,13 @@ class Lifecycle:
             await self.destroy()
             return
         async with self._lock:
-            jail = await self._find(row)
+            jail = await starting.find(self._shop, row)
             if jail is None:
                 await self._over(row, CRASHED)
                 return
             try:
                 image = await self._shop.images.get(row.image)
-                self._run = await self._as_run(row, jail, image)
+                self._run = await starting.as_run(self._shop, row, jail, image)
                 for part in self.parts:
                     if part.adopt is not None:
                         await part.adopt(self._run)
@@ -259,80 +254,14 @@ class Lifecycle:
             self._arm()
 
     async def _start(self) -> Run:
-        """Make a run, of what is in the record or else of what was asked for so far."""
         asked, self._asked = self._asked, Options()
         try:
-            return await self._make(asked)
+            started = await starting.start(self._shop, self.id, self._row, asked)
         except BaseException:
             self._asked = self._asked.over(asked)
             raise
-
-    async def _make(self, asked: Options) -> Run:
-        shop, row = self._shop, self._row
-        image = await shop.images.get((row.image if row else asked.image) or DEFAULT_IMAGE)
-        jailer = shop.jailer((row.tier if row else asked.tier) or shop.tier)
-        ready = shop.pool.take(jailer, image) if row is None else None
-        if row is None:
-            key = ready.spec.key if ready is not None else shop.key()
-            row = asked.row(self.id, key=key, digest=image.digest, tier=jailer.tier)
-        jail = ready.jail if ready is not None else None
-        try:
-            if jail is None:
-                jail = await jailer.make(shop.spec(row.key, image, row.limits))
-            awake = replace(
-                row,
-                status="active",
-                generation=row.generation + 1,
-                jail=jail.state,
-                last_active_at=time.time(),
-                stop_reason=None,
-            )
-            await shop.record.write(put(awake))
-            await jail.enter(self.id, row.limits)
-            run = await self._as_run(awake, jail, image)
-        except BaseException as error:
-            await self._undo(jail, row)
-            if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
-                raise from_os_error(error, error.filename or shop.home.path) from error
-            raise
-        self._row = awake
-        return run
-
-    async def _undo(self, jail: Jail | None, row: SandboxRow) -> None:
-        """Leave nothing of a start that failed; a sandbox that was there stays as it was."""
-        change = update(replace(row, status="idle", jail=None))
-        if jail is not None:
-            await jail.kill()
-        if self._row is None:
-            await self._shop.remove(row.key)
-            change = delete(SandboxRow, self.id)
-        # A record that cannot be written says that it runs: whoever looks finds it dead.
-        with contextlib.suppress(SmokeboxError):
-            await self._shop.record.write(change)
-
-    async def _as_run(self, row: SandboxRow, jail: Jail, image: Image) -> Run:
-        async def root() -> tuple[int, Owner]:
-            if not jail.alive:
-                raise SandboxGone(f"sandbox {self.id} stopped.", reason="jail ended")
-            return jail.root, jail.owner
-
-        desk = Desk(root, self._shop.workers)
-        directory = self._shop.home.box(row.key)
-        shell = await desk.run(_prepare, row.settings.cwd)
-        return Run(
-            id=self.id,
-            jail=jail,
-            generation=row.generation,
-            directory=directory,
-            image=image,
-            env={**image.env, **row.env},
-            cwd=row.settings.cwd,
-            default_user=row.settings.user,
-            shell=shell,
-            limits=row.limits,
-            spills=SpillFolder(parent=f"{directory}/run/io", seen_at=IO),
-            read=lambda path: desk.run(Rooted.read, path),
-        )
+        self._row = started.row
+        return started.run
 
     async def _end(self, reason: str) -> None:
         """End the run: kill it, tell its parts, write that down. The lock is held."""
@@ -384,20 +313,12 @@ class Lifecycle:
         await self._shop.record.write(update(self._row))
         if self._run is not None:
             await self._end(DESTROYED)
-        elif (jail := await self._find(row)) is not None:
+        elif (jail := await starting.find(self._shop, row)) is not None:
             await jail.kill()
         await self._shop.remove(row.key)
         await self._shop.record.write(delete(SandboxRow, self.id))
         self._row = None
         self._on_destroyed()
-
-    async def _find(self, row: SandboxRow) -> Jail | None:
-        """The jail that the record says runs, if it does."""
-        if row.jail is None:
-            return None
-        # Without its layers, which may be gone from the store by now.
-        spec = self._shop.spec(row.key, None, row.limits)
-        return await self._shop.jailer(row.tier).adopt(spec, row.jail)
 
     async def _has_ended(self, jail: Jail) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -489,9 +410,3 @@ class Lifecycle:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.debug("sandbox %s: a step failed: %s", self.id, error)
-
-
-def _prepare(rooted: Rooted, cwd: str) -> str:
-    """Make sure of the directory that commands start in; the shell that they start with."""
-    rooted.make_directory(cwd, recursive=True)
-    return "/bin/bash" if rooted.exists("/bin/bash") else "/bin/sh"
