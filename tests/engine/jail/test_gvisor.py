@@ -338,6 +338,28 @@ async def test_a_sandbox_that_stops_its_first_process_can_be_killed(box: GvisorB
     assert await box.tell("echo works") == "works\n"
 
 
+FLEE = """
+import os, subprocess, time
+child = subprocess.Popen(["setsid", "sleep", "1008"])
+for pid in (1, os.getppid()):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            with open(f"/proc/{pid}/fd/{fd}/cgroup.procs", "w") as file:
+                file.write(str(child.pid))
+        except OSError:
+            pass
+time.sleep(1009)
+"""
+
+
+async def test_who_leaves_the_group_of_its_minder_ends_with_the_command(box: GvisorBox) -> None:
+    """The cgroups are hidden, but the agent holds them open."""
+    result = await box.exec(["python3", "-c", FLEE], timeout=1)
+    assert result.timed_out
+    await eventually(lambda: sleeps_no_more(box, "1008"))
+    assert await box.tell("echo works") == "works\n"
+
+
 async def test_who_kills_the_minder_does_not_free_the_command(box: GvisorBox) -> None:
     with pytest.raises(SandboxGone):
         await box.exec("(setsid sleep 1006 &); kill -9 $PPID; sleep 1006")

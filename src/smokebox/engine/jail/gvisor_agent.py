@@ -9,6 +9,7 @@ in `python -I -S`, and imports little: each module costs time at every start.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -33,6 +34,10 @@ _CGROUPS = "/sys/fs/cgroup"
 _HIERARCHY = "memory"
 # How soon it is looked whether the last orphan of a command has ended, and how rarely.
 _FIRST_LOOK, _RAREST_LOOK = 0.02, 1.0
+# How often those who fled are looked for again, while there are others each time.
+_SWEEPS = 100
+# Linux's MAX_ARG_STRLEN.
+_LONGEST_WORD = 1 << 17
 _MESSAGE_SIZE = 1 << 16
 
 
@@ -75,6 +80,13 @@ class Groups:
             time.sleep(0.002)
         with contextlib.suppress(OSError):
             os.rmdir(_name(pid), dir_fd=self.directory)
+
+    def strays(self, minders: Collection[int]) -> set[int]:
+        """Who has left the group of a minder: root inside can reach the cgroups through us."""
+        found = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, *minders}
+        for minder in minders if found else ():
+            found -= self.members(minder)
+        return found
 
     def open(self, path: str, flags: int) -> int:
         return os.open(path, flags, dir_fd=self.directory)
@@ -125,12 +137,28 @@ class GvisorAgent(Agent):
     def part_with(self, minder: int, status: int) -> None:
         """Clear up after a minder that has ended, however it did."""
         self.groups.clear(minder)
+        self.sweep()
+        if not self.idle:
+            self.fork()
+
+    def sweep(self) -> None:
+        """Kill what no minder has."""
+        killed: set[int] = set()
+        for _ in range(_SWEEPS):
+            strays = self.groups.strays(self.minders) - killed
+            if not strays:
+                return
+            for pid in strays:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            killed |= strays
 
 
 class GvisorMinder(JailMinder):
     """A minder that is not told when an orphan ends, and looks."""
 
     subreaper = False
+    forced = False
 
     def __init__(
         self,
@@ -151,6 +179,26 @@ class GvisorMinder(JailMinder):
             with contextlib.suppress(OSError):
                 found[pid] = os.getpgid(pid)
         return found
+
+    def run(self) -> bool:
+        """As any minder does; who had to use force ends, for the agent to see to the rest."""
+        return super().run() and not self.forced
+
+    def watch(self) -> int:
+        """Wait for the leader's exit, or bring the tree down; how it came, as flags."""
+        flags = super().watch()
+        self.forced = flags != 0
+        return flags
+
+    def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
+        """Start a program; a word that is too long for any kernel has another number here."""
+        try:
+            return super().spawn(argv, env, fds)
+        except OSError as error:
+            longest = max(map(len, [*argv[1:], *env]), default=0)
+            if error.errno == errno.ENAMETOOLONG and longest >= _LONGEST_WORD:
+                raise OSError(errno.E2BIG, os.strerror(errno.E2BIG)) from error
+            raise
 
     def reap(self) -> None:
         """Take the ends of children, and see whether anything is left."""

@@ -39,6 +39,8 @@ _RUNSC, _ROOT, _PRIVATE = "runsc", "merged", "private"
 _LOG = f"/{_PRIVATE}/log"
 _LOG_END = 4096
 _MOST_FILES = 1 << 20
+_INSIDE = ("proc", "dev", "sys")
+_BARE = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 _DEVICES = ("null", "zero", "random", "urandom")
 _CAPABILITY_NAMES = {
     linux.CAP_CHOWN: "CAP_CHOWN",
@@ -96,7 +98,10 @@ class Porter(Cell):
         self.mount_root(trees)
         self.stage = "pipes"
         quiet = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
-        make_way(os.path.dirname(IO[1:]), IO[1:])
+        make_way(os.path.dirname(IO[1:]), IO[1:], *_INSIDE)
+        # What is there inside is not there outside, and cannot be written to.
+        for name in _INSIDE:
+            linux.mount("tmpfs", name, "tmpfs", _BARE | linux.MS_RDONLY, "size=0")
         if os.path.islink("tmp") or not os.path.isdir("tmp"):
             make_way("tmp")
             os.chmod("tmp", 0o1777)
@@ -124,7 +129,7 @@ class Porter(Cell):
         for name in _DEVICES:
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
             linux.mount(f"/dev/{name}", f"dev/{name}", None, linux.MS_BIND)
-        linux.mount("proc", "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+        linux.mount("proc", "proc", "proc", _BARE)
         argv = self.request.words["argv"]
         assert isinstance(argv, list)
         with open(f"{_PRIVATE}/bundle/config.json", "w") as file:
