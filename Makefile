@@ -10,7 +10,7 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help start test soak check format bench clean
+.PHONY: help start test soak check format bench clean gvisor
 
 help:
 	@echo "make start   install, show what Smokebox does, and open a shell to try it in"
@@ -24,7 +24,7 @@ help:
 start: $(VENV)/.installed
 	@$(BIN)/smokebox demo
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev gvisor
 	@$(BIN)/python -m pytest
 
 soak: $(VENV)/.installed-dev
@@ -35,6 +35,15 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# Debian's gVisor, where we may install it; without it the tests of that tier are skipped.
+gvisor:
+	@command -v "$${SMOKEBOX_RUNSC:-runsc}" >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		{ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq runsc || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq runsc; }; } \
+		>/dev/null 2>&1; } || \
+		echo "smokebox: no gVisor here: its tests are skipped; as root: apt-get install -y runsc"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
