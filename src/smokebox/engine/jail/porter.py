@@ -39,7 +39,6 @@ _RUNSC, _ROOT, _PRIVATE = "runsc", "merged", "private"
 _LOG = f"/{_PRIVATE}/log"
 _LOG_END = 4096
 _MOST_FILES = 1 << 20
-_INSIDE = ("proc", "dev", "sys")
 _BARE = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 _DEVICES = ("null", "zero", "random", "urandom")
 _CAPABILITY_NAMES = {
@@ -98,10 +97,12 @@ class Porter(Cell):
         self.mount_root(trees)
         self.stage = "pipes"
         quiet = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
-        make_way(os.path.dirname(IO[1:]), IO[1:], *_INSIDE)
+        make_way(os.path.dirname(IO[1:]), IO[1:], "proc", "sys", "dev")
         # What is there inside is not there outside, and cannot be written to.
-        for name in _INSIDE:
+        for name in ("proc", "sys"):
             linux.mount("tmpfs", name, "tmpfs", _BARE | linux.MS_RDONLY, "size=0")
+        linux.mount("tmpfs", "dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k")
+        _bring_devices("dev")
         if os.path.islink("tmp") or not os.path.isdir("tmp"):
             make_way("tmp")
             os.chmod("tmp", 0o1777)
@@ -126,9 +127,7 @@ class Porter(Cell):
         """What runsc wants to find where it runs."""
         for name in ("proc", "dev", "tmp", _PRIVATE, f"{_PRIVATE}/state", f"{_PRIVATE}/bundle"):
             os.mkdir(name, 0o700 if name == _PRIVATE else 0o755)
-        for name in _DEVICES:
-            os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-            linux.mount(f"/dev/{name}", f"dev/{name}", None, linux.MS_BIND)
+        _bring_devices("dev")
         linux.mount("proc", "proc", "proc", _BARE)
         argv = self.request.words["argv"]
         assert isinstance(argv, list)
@@ -306,6 +305,12 @@ def _command() -> list[str]:
         f"/{_PRIVATE}/bundle",
         _NAME,
     ]
+
+
+def _bring_devices(place: str) -> None:
+    for name in _DEVICES:
+        os.close(os.open(f"{place}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        linux.mount(f"/dev/{name}", f"{place}/{name}", None, linux.MS_BIND)
 
 
 def _attach(tree: int, target: str, attributes: int) -> None:
