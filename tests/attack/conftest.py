@@ -27,7 +27,21 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("images")
 
 
-@pytest.fixture(params=["namespaces", "gvisor"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try a module's attacks on the tiers that it names, which is the default one if none."""
+    if "tier" in metafunc.fixturenames:
+        tiers = getattr(metafunc.module, "TIERS", ("namespaces",))
+        if "kernel_of_the_host" in metafunc.fixturenames:
+            tiers = ("namespaces",)
+        metafunc.parametrize("tier", tiers, indirect=True)
+
+
+@pytest.fixture
+def kernel_of_the_host() -> None:
+    """For what the host's kernel must refuse. gVisor's may grant it, of what is its own."""
+
+
+@pytest.fixture
 def tier(request: pytest.FixtureRequest) -> Tier:
     """What isolates."""
     if request.param == "gvisor" and shutil.which("runsc") is None:

@@ -32,6 +32,7 @@ async def test_killing_ones_own_minder_is_an_error_and_no_more(
     assert left.stdout == "0\n"
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_stopping_ones_own_minder_ends_with_the_timeout(sandbox: Sandbox) -> None:
     async with asyncio.timeout(18):
         with contextlib.suppress(SandboxGone):
@@ -59,6 +60,7 @@ async def test_killing_everything_again_and_again(sandbox: Sandbox, neighbour: S
     await alive(neighbour)
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_the_first_process_cannot_be_stopped_or_debugged(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,
@@ -97,6 +99,7 @@ tell("set")
         await alive(sandbox)
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_there_is_no_way_to_the_control_sockets(sandbox: Sandbox) -> None:
     """A forged end of a command would come by one: they are in no directory and no table."""
     answers = await run(
@@ -135,6 +138,7 @@ async def test_a_background_process_that_keeps_the_pipes_does_not_keep_the_call(
     assert result.stdout == "done\n"
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_nothing_survives_its_timeout(sandbox: Sandbox) -> None:
     """By forks in a loop, each in a session of its own, faster than a list can be read."""
     code = r"""

@@ -78,7 +78,7 @@ def python(code: str) -> list[str]:
 
 
 async def test_forks(bomb: Sandbox, neighbour: Sandbox) -> None:
-    going = asyncio.create_task(explode(bomb, "f() { f | f & }; f; sleep 1000"))
+    going = asyncio.create_task(explode(bomb, "f() { f | f & }; f; sleep 1000", seconds=1))
     await asyncio.sleep(0.5)
     await alive(neighbour)
     await going

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.sandbox import Sandbox
 
+TIERS = ("namespaces", "gvisor")
 MARK = f"canary-{uuid.uuid4().hex}"
 # Everything that can be read, but for programs and for what the kernel makes up of itself.
 SEARCH = r"""
@@ -56,9 +57,9 @@ for folder, folders, names in os.walk("/"):
         look(folder, name.encode())
         peek(f"{folder}/{name}")
 for name in ("environ", "cmdline", "mountinfo", "mounts", "cgroup", "maps", "status", "limits"):
-    data = open(f"/proc/self/{name}", "rb").read()
-    if name == "cmdline":
+    if name == "cmdline" or not os.path.exists(f"/proc/self/{name}"):
         continue
+    data = open(f"/proc/self/{name}", "rb").read()
     if name in ("mountinfo", "mounts"):
         # Known: where the state directory is.
         data = b"\n".join(line for line in data.splitlines() if b" /run/smokebox " not in line)

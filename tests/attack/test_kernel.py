@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CAPABILITIES = 0x404FB  # The nine of docs/isolation.md.
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_root_has_the_nine_capabilities_and_no_way_to_more(sandbox: Sandbox) -> None:
     found = await run(
         sandbox,
@@ -58,6 +59,7 @@ tell(found)
 
 
 @pytest.mark.parametrize("user", [None, "nobody"])
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_calls_that_reach_beyond_a_sandbox_are_refused(
     sandbox: Sandbox, user: str | None
 ) -> None:
@@ -91,6 +93,7 @@ tell({name: ask(name, *args) for name, args in calls.items() if name in NUMBERS}
     assert {name: said for name, said in answers.items() if said not in refused} == {}
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_no_namespace_can_be_made_to_regain_capabilities(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,
@@ -137,6 +140,7 @@ async def test_no_call_goes_by_another_door(sandbox: Sandbox, tier: str, code: b
     assert result.exit_code > 128 or int(result.stdout) < 0
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_settings_of_the_kernel_are_read_only(sandbox: Sandbox) -> None:
     before = Path("/proc/sys/kernel/core_pattern").read_text()
     answers = await run(
@@ -165,6 +169,7 @@ tell([len(answers), sorted(written)])
     assert Path("/proc/sys/kernel/core_pattern").read_text() == before
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_files_that_tell_of_the_host_are_empty_or_closed(sandbox: Sandbox) -> None:
     found = await run(
         sandbox,
@@ -190,6 +195,7 @@ tell([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *places]
     assert found[2:] == [False, False, False]
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_signals_reach_the_sandbox_and_nobody_else(
     sandbox: Sandbox, neighbour: Sandbox
 ) -> None:
@@ -207,6 +213,7 @@ async def test_signals_reach_the_sandbox_and_nobody_else(
     assert (await sandbox.info() or pytest.fail()).generation == 1
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_no_pid_of_the_host_means_anything_inside(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,

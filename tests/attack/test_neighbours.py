@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
+TIERS = ("namespaces", "gvisor")
 # Leaves something of every kind that could be shared, and stays.
 OCCUPY = r"""
 import mmap
@@ -103,6 +104,7 @@ async def test_each_has_ids_of_its_own(sandbox: Sandbox, neighbour: Sandbox) -> 
         assert {int(uid) for uid in uids} == {owner.uid}
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_ids_that_a_sandbox_was_not_given_cannot_be_taken(sandbox: Sandbox) -> None:
     count = 65536 if os.geteuid() == 0 else 1
     answers = await run(
@@ -126,6 +128,7 @@ async def test_names_and_clocks_are_ones_own(sandbox: Sandbox, neighbour: Sandbo
     assert os.uname().nodename not in ("attacker", "neighbour", "harm")
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_keys_are_nobodys(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,
