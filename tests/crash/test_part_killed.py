@@ -281,6 +281,22 @@ async def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(
         assert traces(host.home) == []
 
 
+async def test_a_sandbox_that_filled_the_disk_can_be_destroyed(tiny: Path, layers: Path) -> None:
+    async with await Host.open(tiny, images=layers, pool=0) as host:
+        kept = await host.create("kept")
+        greedy = await host.create("greedy")
+        await greedy.start_process("sleep 100")
+        # Its run may be ended for that.
+        with contextlib.suppress(SandboxGone):
+            await greedy.exec("for n in {1..100}; do cat /dev/zero >bomb-$n; done")
+        with contextlib.suppress(OSError), (tiny / "fill").open("wb", buffering=0) as fill:
+            while True:
+                fill.write(b"x")
+        await greedy.destroy()
+        assert [one.id for one in await host.list()] == ["kept"]
+        assert (await kept.exec("echo fine")).stdout == "fine\n"
+
+
 WRITER = """
     import asyncio, sys
     from smokebox.engine.record import Record

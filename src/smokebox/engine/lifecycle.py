@@ -18,7 +18,7 @@ from smokebox.engine import starting
 from smokebox.engine.jail import errands
 from smokebox.engine.options import Options
 from smokebox.engine.record_rows import SandboxRow, delete, update
-from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.errors import SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -296,8 +296,9 @@ class Lifecycle:
             await part.ended(reason)
         if row.settings.ephemeral:
             await self._shop.remove(row.key)
-        # Last: of what is idle nobody sees to the rest after a crash.
-        await self._shop.record.write(update(self._row))
+        if row.status != "destroying":
+            # Last: of what is idle nobody sees to the rest after a crash.
+            await self._shop.record.write(update(self._row))
 
     async def _destroy(self) -> None:
         async with self._lock:
@@ -310,7 +311,9 @@ class Lifecycle:
     async def _remove(self, row: SandboxRow) -> None:
         """Remove what is there; once begun, nothing but the rest of it can follow."""
         self._row = replace(row, status="destroying")
-        await self._shop.record.write(update(self._row))
+        # On a full disk, what is destroyed makes room for the record of that.
+        with contextlib.suppress(StorageFull):
+            await self._shop.record.write(update(self._row))
         if self._run is not None:
             await self._end(DESTROYED)
         elif (jail := await starting.find(self._shop, row)) is not None:

@@ -21,7 +21,14 @@ from smokebox.engine.logs import SUFFIXES
 from smokebox.engine.names import check_process_id
 from smokebox.engine.record_rows import ProcessRow, delete, put, update
 from smokebox.engine.signals import check_grace, check_signal
-from smokebox.errors import Conflict, InvalidOption, NotFound, SandboxGone, SmokeboxError
+from smokebox.errors import (
+    Conflict,
+    InvalidOption,
+    NotFound,
+    SandboxGone,
+    SmokeboxError,
+    StorageFull,
+)
 from smokebox.sandbox.options import check_timeout
 
 if TYPE_CHECKING:
@@ -261,7 +268,8 @@ class Processes:
             # It never began: the engine ended between the row and the process.
             await self._forget([process])
             return
-        with contextlib.suppress(SandboxGone, NotFound):
+        # On a full disk too: the next engine finds out by itself that it has ended.
+        with contextlib.suppress(SandboxGone, NotFound, StorageFull):
             await self._record.write(update(process.row))
 
     async def _make_room(self) -> None:
