@@ -28,6 +28,7 @@ from smokebox.engine.jail.cloned import start_time
 from smokebox.engine.jail.gvisor import RUNSC, GvisorJailer
 from smokebox.engine.jail.interpreter import Interpreter, provide
 from smokebox.engine.limits import Limits
+from smokebox.engine.sessions import Sessions
 from smokebox.errors import IsolationUnavailable, PathNotFound, SandboxGone, Unsupported
 from smokebox.sandbox.keeper import descendants
 
@@ -45,7 +46,7 @@ NOBODY = 65534
 # What is another matter where there is one id, and there are no cgroups.
 AGAIN = (
     "exit_codes or timeout or both_sides or next_run or pipes_of or lasting or killed_leaves"
-    " or leaves_nothing or one_id or without_cgroups or stats or fork_bomb"
+    " or leaves_nothing or one_id or without_cgroups or stats or fork_bomb or session"
 )
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="other users and cgroups need root")
@@ -272,6 +273,17 @@ async def test_a_lasting_process_outlives_the_engine(box: GvisorBox) -> None:
     await found.write_stdin("\n")
     assert await found.wait_for_exit(10) == 5
     assert (await found.logs()).stdout == "one\ntwo\n"
+
+
+async def test_a_session_keeps_its_state_and_its_commands_end_alone(box: GvisorBox) -> None:
+    sessions = Sessions(id="box", record=box.record, use=box.use)
+    session = await sessions.create("s")
+    await session.exec("cd /tmp; X=1; setsid sleep 1010 >/dev/null 2>&1 &")
+    assert (await session.exec("setsid sleep 1011 & sleep 1011", timeout=0.5)).timed_out
+    assert (await session.exec("echo $PWD $X")).stdout == "/tmp 1\n"
+    assert (await running(box, "1010"), await running(box, "1011")) == (1, 0)
+    await sessions.delete("s")
+    assert await running(box, "1010") == 0
 
 
 async def test_an_engine_that_was_killed_leaves_a_jail_for_the_next(
