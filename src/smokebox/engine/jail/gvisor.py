@@ -98,8 +98,7 @@ class GvisorJailer(CloningJailer):
     async def order(self, spec: JailSpec, stack: contextlib.ExitStack) -> Order:
         """Have the porter be made, with the two programs that it needs."""
         runsc = find_runsc()
-        interpreter = await self._interpreter()
-        held = interpreter.hold()
+        interpreter, held = await self._interpreter()
         stack.callback(os.close, held)
         os.makedirs(f"{spec.directory}/run/io/{INTERPRETER}", exist_ok=True)
         return Order(
@@ -128,10 +127,12 @@ class GvisorJailer(CloningJailer):
             tier=self.tier,
         )
 
-    async def _interpreter(self) -> Interpreter:
+    async def _interpreter(self) -> tuple[Interpreter, int]:
+        """The copy, and a descriptor that keeps it there."""
         async with self._copying:
             try:
-                return await asyncio.to_thread(provide, self._folder)
+                interpreter = await asyncio.to_thread(provide, self._folder)
+                return interpreter, interpreter.hold()
             except OSError as error:
                 raise IsolationUnavailable(
                     f"a gVisor sandbox cannot be given an interpreter: {error}.",

@@ -45,7 +45,7 @@ main()
 # What errors and signals import when they come, and not before.
 _LATER = ("__future__", "collections.abc", "encodings.ascii", "encodings.latin_1", "traceback")
 _ENV = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_ARGV = "argv.json"
+_ARGV, _LOCK = "argv.json", "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +75,16 @@ def provide(folder: str) -> Interpreter:
     with contextlib.suppress(FileNotFoundError):
         return _read(path)
     os.makedirs(folder, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place:
-        made = f"{place}/copy"
-        _make(made)
-        os.rename(made, path)
-    _remove_others(path)
+    # Engines may share the folder; one of them makes the copy.
+    with open(os.path.join(folder, _LOCK), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            return _read(path)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place:
+            made = f"{place}/copy"
+            _make(made)
+            os.rename(made, path)
+        _remove_others(path)
     return _read(path)
 
 
@@ -113,7 +118,7 @@ def _make(place: str) -> None:
 def _remove_others(path: str) -> None:
     """Remove copies of former versions that no sandbox uses any more."""
     for other in Path(path).parent.iterdir():
-        if other != Path(path) and not _is_held(other):
+        if other != Path(path) and other.is_dir() and not _is_held(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
