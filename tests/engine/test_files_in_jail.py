@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from smokebox.engine.host import Host
     from smokebox.engine.jail.api import Jail, Owner
 
 
@@ -129,3 +130,14 @@ async def test_the_kernel_is_not_written_to(inside: Inside) -> None:
             await inside.files.append_file(path, "x")
     await inside.files.write_file("/dev/null", "gone")
     assert (await inside.files.stat("/dev/null")).type == "other"
+
+
+async def test_what_is_mounted_cannot_be_taken_away(host: Host) -> None:
+    """To remove a mount point from outside would take it from the sandbox."""
+    sandbox = host.sandbox("mounts")
+    for path in ("/dev", "/proc", "/usr", "/run/smokebox"):
+        with pytest.raises(AccessDenied, match="belongs to the sandbox itself"):
+            await sandbox.rm(path, recursive=True)
+        with pytest.raises(AccessDenied, match="belongs to the sandbox itself"):
+            await sandbox.files.rename(path, "/workspace/stolen")
+    assert (await sandbox.exec("echo steady > /dev/null && ls /usr/bin/env")).success

@@ -35,7 +35,8 @@ class Guard:
         key = run.jail.state.key
         self._lives[key], self._runs[key] = life, run
         fresh = run.generation == 1 and self._disk.used(key) is None
-        self._disk.watch(key, run.directory, run.limits.disk, fresh=fresh)
+        # What the sandbox wrote: its logs and spilled output are bounded by themselves.
+        self._disk.watch(key, f"{run.directory}/data", run.limits.disk, fresh=fresh)
 
     def forget(self, run: Run) -> None:
         """Watch a run no longer."""

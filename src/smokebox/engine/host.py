@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
@@ -68,6 +69,7 @@ class Host:
         isolates a sandbox that asks for nothing else, `pool` how many are made ahead, and
         `images` where layers are kept, by default in the state directory.
         """
+        raise_open_files()
         place = await asyncio.to_thread(open_home, home)
         try:
             record = await Record.open(place.record)
@@ -181,6 +183,8 @@ class Host:
             task.result()
         running = {row.key for row in await self._shop.record.all_active()}
         await asyncio.to_thread(detect().sweep, running, prefix=f"{self._shop.tag}-")
+        # And what engines left empty whose state directory is no more.
+        await asyncio.to_thread(detect().sweep, running)
         known = {row.key for row in await self._shop.record.sandboxes()}
         for key in await asyncio.to_thread(os.listdir, self._shop.home.boxes):
             if key not in known:
@@ -227,3 +231,10 @@ def _workshop(
         tag=tag,
     )
     return shop
+
+
+def raise_open_files() -> None:
+    """Let this process have as many descriptors as it may: a sandbox that runs takes a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

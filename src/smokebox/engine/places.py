@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import posixpath
+import stat as stat_bits
 from typing import TYPE_CHECKING, NamedTuple
 
 from smokebox.engine.opening import (
@@ -143,3 +144,16 @@ def _closing_on_error(fd: int) -> Iterator[None]:
     except BaseException:
         os.close(fd)
         raise
+
+
+def refuse_mount(place: Place, found: os.stat_result, path: str) -> None:
+    """Raise for a directory that something is mounted on, given what `lstat` found there.
+
+    In here it is like any other: to take it away would take the mount from the sandbox.
+    """
+    if stat_bits.S_ISDIR(found.st_mode) and found.st_dev != os.fstat(place.parent).st_dev:
+        raise AccessDenied(
+            path,
+            f"{path} belongs to the sandbox itself and stays where it is.",
+            hint="Name what is in it.",
+        )

@@ -24,7 +24,7 @@ from smokebox.engine.opening import (
     open_regular,
     refuse_kernel,
 )
-from smokebox.engine.places import DIRECTORY_MODE, Place, Places
+from smokebox.engine.places import DIRECTORY_MODE, Place, Places, refuse_mount
 from smokebox.engine.replacing import FILE_MODE, Device, Replacement, Sink, write_all
 from smokebox.engine.trees import existing, names_in, remove_tree
 from smokebox.engine.workers import checkpoint
@@ -193,6 +193,7 @@ class Rooted(Places):
                 if is_directory and not recursive:
                     raise PathIsDirectory(path, hint="Pass recursive=True to remove it.")
                 if is_directory:
+                    refuse_mount(place, found, path)
                     remove_tree(place.parent, place.name, path)
                 else:
                     os.unlink(place.name, dir_fd=place.parent)

@@ -18,6 +18,7 @@ from smokebox.engine.opening import (
     open_regular,
     refuse_kernel,
 )
+from smokebox.engine.places import refuse_mount
 from smokebox.engine.replacing import temporary_name
 from smokebox.engine.trees import (
     copy_file,
@@ -40,7 +41,8 @@ def rename(files: Rooted, source: str, target: str) -> None:
     Between filesystems, and for a directory of the image, it is copied and then removed.
     """
     with naming(source), files.place(source) as old:
-        os.stat(old.name, dir_fd=old.parent, follow_symlinks=False)
+        found = os.stat(old.name, dir_fd=old.parent, follow_symlinks=False)
+        refuse_mount(old, found, source)
         with naming(target), files.place(target) as new:
             try:
                 os.rename(old.name, new.name, src_dir_fd=old.parent, dst_dir_fd=new.parent)

@@ -95,7 +95,7 @@ class Zygote:
                 executable=f"/proc/self/fd/{interpreter.fileno()}",
                 pass_fds=[theirs.fileno(), interpreter.fileno()],
                 cwd="/",
-                env={name: value for name, value in os.environ.items() if name in _ENV},
+                env=_environment(),
                 start_new_session=True,
             )
         self._control = ours
@@ -163,6 +163,13 @@ def _sealed_copy(path: str) -> int:
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
     fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
     return copy
+
+
+def _environment() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name in _ENV}
+    # Interpreters that can be moved find their library beside themselves, and a copy has none.
+    paths = (os.path.join(sys.base_prefix, "lib"), env.get("LD_LIBRARY_PATH"))
+    return {**env, "LD_LIBRARY_PATH": ":".join(filter(None, paths))}
 
 
 def _source() -> str:
