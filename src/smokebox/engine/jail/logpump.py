@@ -38,10 +38,7 @@ class LogPump:
         self.lost: dict[int, int] = {}
         self.writers: list[int] = []
         for log in logs:
-            read, write = os.pipe2(os.O_CLOEXEC)
-            # Whoever the program runs as may open /dev/stdout by that name.
-            with contextlib.suppress(OSError):
-                os.fchown(read, uid, gid)
+            read, write = _pipe_of(uid, gid)
             os.set_blocking(read, False)
             self.logs[read] = log
             self.starts[read] = 0
@@ -88,6 +85,20 @@ class LogPump:
         if count:
             self.lost[read] = self.lost.get(read, 0) + count
         return count
+
+
+def _pipe_of(uid: int, gid: int) -> tuple[int, int]:
+    """A pipe that whoever the program runs as may open by a name, such as /dev/stdout."""
+    # Not by fchown, which gVisor has not had for pipes for long.
+    if uid or gid:
+        os.setegid(gid)
+        os.seteuid(uid)
+    try:
+        return os.pipe2(os.O_CLOEXEC)
+    finally:
+        if uid or gid:
+            os.seteuid(0)
+            os.setegid(0)
 
 
 def _forget(log: int, size: int) -> int:
