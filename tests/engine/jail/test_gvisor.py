@@ -306,6 +306,8 @@ async def test_a_jail_that_was_not_entered_dies_with_its_engine(
     lay_skeleton(tmp_path)
     state = await asyncio.to_thread(make_and_die, tmp_path, copies, entered=False)
     await eventually(lambda: is_gone(state["pid"]))
+    # As the next engine would.
+    detect().adopt(state["key"], state["pid"]).remove()
 
 
 async def test_killing_it_leaves_nothing(bare: GvisorBox, tmp_path: Path) -> None:
