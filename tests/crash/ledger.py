@@ -35,6 +35,7 @@ class Ledger:
         self.boxes: dict[str, Box] = {}
         self.under_way: dict[str, list[str]] = {}
         self.violations: list[str] = []
+        self.closing = False
         self.steps = 0
 
     def box(self, id: str) -> Box:
@@ -50,8 +51,9 @@ class Ledger:
                 self.apply(id, self.under_way.pop(id), pid=pid, surely=True)
             case {"saw": id}:
                 self.check(id, words)
-            case {"closing": True, "detach": False}:
-                for id in self.boxes:
+            case {"closing": True, "detach": detach}:
+                self.closing = True
+                for id in self.boxes if not detach else ():
                     self.apply(id, ["sleep"], surely=False)
             case {"boxes": _}:
                 self.check_host(words)
@@ -62,7 +64,11 @@ class Ledger:
         """The engine was killed: what was under way is done or not, or half."""
         for id, step in self.under_way.items():
             self.apply(id, step, surely=False)
+            if self.closing and step[0] == "start":
+                # It was broken off: perhaps killed already, and not yet forgotten.
+                self.box(id).processes[step[1]].may.add("killed")
         self.under_way.clear()
+        self.closing = False
 
     def agent_killed(self, id: str) -> None:
         """The first process of a sandbox was killed from outside, and all with it."""
