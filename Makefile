@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Most tests wait for something, so more of them than there are cores.
+PARALLEL := -n 4 --dist worksteal
 # Prints the requirements of the development groups named in argv, with every extra, for pip.
 REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
 	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
@@ -25,7 +27,7 @@ start: $(VENV)/.installed
 	@$(BIN)/smokebox demo
 
 test: $(VENV)/.installed-dev gvisor
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
@@ -34,7 +36,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # Debian's gVisor, where we may install it; without it the tests of that tier are skipped.
 gvisor:

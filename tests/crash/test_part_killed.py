@@ -299,8 +299,8 @@ async def test_a_sandbox_that_filled_the_disk_can_be_destroyed(tiny: Path, layer
 
 WRITER = """
     import asyncio, sys
-    from smokebox.engine.record import Record
-    from smokebox.engine.record_rows import SandboxRow, put
+    from smokebox.engine.record.record import Record
+    from smokebox.engine.record.rows import SandboxRow, put
 
     async def main():
         record = await Record.open(sys.argv[1])

@@ -15,9 +15,9 @@ from smokebox.engine.images.image import Image, Layer
 from smokebox.engine.jail.api import JailSpec, JailState
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
-from smokebox.engine.processes import Processes
-from smokebox.engine.record import Record
-from smokebox.engine.record_rows import ProcessRow, SandboxRow, put
+from smokebox.engine.processes.processes import Processes
+from smokebox.engine.record.record import Record
+from smokebox.engine.record.rows import ProcessRow, SandboxRow, put
 from smokebox.engine.run import Run
 from smokebox.errors import PathNotFound
 from smokebox.sandbox.spill import SpillFolder

@@ -16,10 +16,10 @@ from smokebox.engine.images.image import Image, Layer
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
-from smokebox.engine.record import Record
-from smokebox.engine.record_rows import SandboxRow, put
+from smokebox.engine.record.record import Record
+from smokebox.engine.record.rows import SandboxRow, put
 from smokebox.engine.run import Run
-from smokebox.engine.sessions import Sessions
+from smokebox.engine.sessions.sessions import Sessions
 from smokebox.errors import PathNotFound
 from smokebox.sandbox.spill import SpillFolder
 

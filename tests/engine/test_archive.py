@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.files import Files
+from smokebox.engine.files.files import Files
 from smokebox.engine.jail.api import Owner
 from smokebox.engine.workers import Workers
 from smokebox.errors import AccessDenied, LimitReached, PathError, SmokeboxError, Unsupported
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from smokebox.engine.archive import Extracted
+    from smokebox.engine.files.archive import Extracted
 
 FIRST = 0x50000000
 SECRET = "the host's own"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smokebox.engine.credentials import acting_as, own_umask
+from smokebox.engine.files.credentials import acting_as, own_umask
 from smokebox.engine.jail.api import Owner
 
 FIRST = 0x50000000

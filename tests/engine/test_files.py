@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.engine.files import Files
+from smokebox.engine.files.files import Files
+from smokebox.engine.files.rooted import MAX_READ
 from smokebox.engine.jail.api import Owner
-from smokebox.engine.rooted import MAX_READ
 from smokebox.engine.workers import Job, Workers, checkpoint
 from smokebox.errors import (
     FileTooLarge,

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, open_box
-from smokebox.engine.inbox import watch_log
 from smokebox.engine.jail.logpump import KEEP, STEP, LogPump
 from smokebox.engine.limits import Limits
-from smokebox.engine.logs import MOST_TEXT, Log, LogChunk, start_of, tail
+from smokebox.engine.processes.inbox import watch_log
+from smokebox.engine.processes.logs import MOST_TEXT, Log, LogChunk, start_of, tail
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.lasting import LastingProcess
+    from smokebox.engine.processes.lasting import LastingProcess
     from smokebox.types import Stream
 
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, commands, eventually, files, open_box, rows
-from smokebox.engine.endings import is_held
 from smokebox.engine.jail.api import JailState
-from smokebox.engine.record_rows import ProcessRow, put
+from smokebox.engine.processes.endings import is_held
+from smokebox.engine.record.rows import ProcessRow, put
 from smokebox.errors import SandboxGone, SandboxRestarted
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, commands, eventually, files, open_box, rows
-from smokebox.engine import processes as processes_module
-from smokebox.engine.endings import Exit, Told, parse
 from smokebox.engine.jail import agent
 from smokebox.engine.limits import ProcessLimits
+from smokebox.engine.processes import processes as processes_module
+from smokebox.engine.processes.endings import Exit, Told, parse
 from smokebox.errors import (
     AccessDenied,
     Conflict,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, open_box
-from smokebox.engine import readiness
-from smokebox.engine.logs import LogChunk
-from smokebox.engine.readiness import LONGEST_LINE, Scanner
+from smokebox.engine.processes import readiness
+from smokebox.engine.processes.logs import LogChunk
+from smokebox.engine.processes.readiness import LONGEST_LINE, Scanner
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded
 
 if TYPE_CHECKING:

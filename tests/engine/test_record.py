@@ -19,8 +19,8 @@ import pytest_asyncio
 
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.limits import Limits
-from smokebox.engine.record import Record
-from smokebox.engine.record_rows import (
+from smokebox.engine.record.record import Record
+from smokebox.engine.record.rows import (
     TABLES,
     PortRow,
     ProcessRow,
@@ -34,7 +34,7 @@ from smokebox.engine.record_rows import (
     put,
     update,
 )
-from smokebox.engine.record_schema import MIGRATIONS, open_record
+from smokebox.engine.record.schema import MIGRATIONS, open_record
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathError, SandboxGone, Unsupported
 
 if TYPE_CHECKING:
@@ -309,8 +309,8 @@ async def test_closing_commits_what_was_asked_for_and_can_be_repeated(path: str)
 
 WRITER = """
 import asyncio, sys
-from smokebox.engine.record import Record
-from smokebox.engine.record_rows import SandboxRow, put
+from smokebox.engine.record.record import Record
+from smokebox.engine.record.rows import SandboxRow, put
 
 async def write(record, worker):
     for n in range(100_000):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine import listing, transfers
+from smokebox.engine.files import listing, transfers
+from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.jail.api import Owner
-from smokebox.engine.rooted import Rooted
 from smokebox.errors import (
     AccessDenied,
     FileTooLarge,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.session_box import Box, eventually, open_box, processes
-from smokebox.engine import session_command
-from smokebox.engine.record_rows import SessionRow, put
-from smokebox.engine.session_driver import State
+from smokebox.engine.record.rows import SessionRow, put
+from smokebox.engine.sessions import command as session_command
+from smokebox.engine.sessions.driver import State
 from smokebox.errors import (
     AccessDenied,
     InvalidOption,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.sessions import Session
+    from smokebox.engine.sessions.sessions import Session
 
 
 @pytest.fixture

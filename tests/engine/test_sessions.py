@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.session_box import Box, eventually, open_box, processes
-from smokebox.engine.record_rows import SessionRow
+from smokebox.engine.record.rows import SessionRow
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.sessions import Session
+    from smokebox.engine.sessions.sessions import Session
 
 
 @pytest.fixture

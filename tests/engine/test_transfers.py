@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine import transfers
+from smokebox.engine.files import transfers
+from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.jail.api import Owner
-from smokebox.engine.rooted import Rooted
 from smokebox.errors import (
     PathError,
     PathIsDirectory,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.engine import inotify, watch, watches
-from smokebox.engine.files import Files
+from smokebox.engine import inotify
+from smokebox.engine.files import watch, watches
+from smokebox.engine.files.files import Files
+from smokebox.engine.files.patterns import Patterns
 from smokebox.engine.jail.api import Owner
-from smokebox.engine.patterns import Patterns
 from smokebox.engine.workers import Workers
 from smokebox.errors import (
     InvalidOption,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.watches import WatchEvent, WatchStream
+    from smokebox.engine.files.watches import WatchEvent, WatchStream
 
 ME = Owner(uid=os.geteuid(), gid=os.getegid(), count=1)
 

@@ -20,7 +20,7 @@ from smokebox.engine.limits import Limits
 from smokebox.engine.names import check_id, check_labels, random_id
 from smokebox.engine.options import SandboxOptions, parse_options
 from smokebox.engine.pool import Pool
-from smokebox.engine.record import Record
+from smokebox.engine.record.record import Record
 from smokebox.engine.sandbox import DEFAULT_CWD, Sandbox, SandboxInfo, info_of
 from smokebox.engine.workers import Workers
 from smokebox.engine.workshop import Workshop, tag_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from smokebox.engine.jail.api import Jailer, Tier
-    from smokebox.engine.record_rows import SandboxStatus
+    from smokebox.engine.record.rows import SandboxStatus
 
 POOL_SIZE = 2
 _ADOPT_AT_ONCE = 32

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from smokebox.engine import starting
 from smokebox.engine.jail import errands
 from smokebox.engine.options import Options
-from smokebox.engine.record_rows import SandboxRow, delete, update
+from smokebox.engine.record.rows import SandboxRow, delete, update
 from smokebox.errors import SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ SILENT = "its agent does not answer"
 
 # After so long a call makes sure that it is being served at all.
 PULSE_SECONDS = 10.0
+# And so many times it may get no answer: a sandbox with little cpu is slow, and not stuck.
+PULSES = 3
 # What the parts of a sandbox may take to put things in order before it sleeps.
 SETTLE_SECONDS = 2.0
 # The kernel tells of a jail's end after that of the last process in it.
@@ -338,11 +340,14 @@ class Lifecycle:
         Connections are served in their order, so an answer to this one says that all calls
         before it are being served.
         """
-        try:
-            await errands.send_signal(jail, _NOBODY, 0, tree=False)
-        except SandboxGone:
-            if jail.alive and self._run is not None and self._run.jail is jail:
-                self.stop(SILENT)
+        for _ in range(PULSES):
+            try:
+                await errands.send_signal(jail, _NOBODY, 0, tree=False)
+                return
+            except SandboxGone:
+                if not jail.alive or self._run is None or self._run.jail is not jail:
+                    return
+        self.stop(SILENT)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from smokebox.engine import commands
-from smokebox.engine.files import Files
+from smokebox.engine.files.files import Files
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
-from smokebox.engine.processes import Processes
-from smokebox.engine.sessions import Session, Sessions
+from smokebox.engine.processes.processes import Processes
+from smokebox.engine.sessions.sessions import Session, Sessions
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.output import MAX_OUTPUT
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from smokebox.engine.jail.api import Enforcement, Owner
-    from smokebox.engine.lasting import LastingProcess
     from smokebox.engine.limits import Limits, ProcessLimits
     from smokebox.engine.options import Options
-    from smokebox.engine.record_rows import SandboxRow, SandboxStatus
+    from smokebox.engine.processes.lasting import LastingProcess
+    from smokebox.engine.record.rows import SandboxRow, SandboxStatus
     from smokebox.engine.run import Command
     from smokebox.engine.workshop import Workshop
 

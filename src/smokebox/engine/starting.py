@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from smokebox.engine.files.rooted import Rooted
+from smokebox.engine.files.steps import Desk
 from smokebox.engine.jail.cell import IO
 from smokebox.engine.options import DEFAULT_IMAGE
-from smokebox.engine.record_rows import SandboxRow, delete, put, update
-from smokebox.engine.rooted import Rooted
+from smokebox.engine.record.rows import SandboxRow, delete, put, update
 from smokebox.engine.run import Run
-from smokebox.engine.steps import Desk
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.spill import SpillFolder

@@ -13,7 +13,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from smokebox.engine.credentials import own_umask
+from smokebox.engine.files.credentials import own_umask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import usage
+from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.names import random_key
-from smokebox.engine.trees import remove_tree
 from smokebox.errors import IsolationUnavailable, PathNotFound
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.api import Jailer, Tier
     from smokebox.engine.limits import Limits
     from smokebox.engine.pool import Pool
-    from smokebox.engine.record import Record
+    from smokebox.engine.record.record import Record
     from smokebox.engine.workers import Workers
 
 

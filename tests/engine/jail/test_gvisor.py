@@ -28,7 +28,7 @@ from smokebox.engine.jail.cloned import start_time
 from smokebox.engine.jail.gvisor import RUNSC, GvisorJailer
 from smokebox.engine.jail.interpreter import Interpreter, provide
 from smokebox.engine.limits import Limits
-from smokebox.engine.sessions import Sessions
+from smokebox.engine.sessions.sessions import Sessions
 from smokebox.errors import IsolationUnavailable, PathNotFound, SandboxGone, Unsupported
 from smokebox.sandbox.keeper import descendants
 

@@ -97,7 +97,7 @@ async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: Clone
     exe = f"/proc/{jail.state.pid}/exe"
     if os.geteuid() == 0:
         assert os.readlink(exe).startswith("/memfd:smokebox")
-        with pytest.raises(OSError, match="busy|permitted"):
+        with pytest.raises(OSError, match=r"busy|permitted"):
             os.open(exe, os.O_WRONLY)
     assert await run(jail, "sh", "-c", "readlink /proc/1/exe; true") == ""
 

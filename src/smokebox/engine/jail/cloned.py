@@ -278,6 +278,7 @@ class CloningJailer(abc.ABC):
                 first_uid=held.owner.uid,
                 uids=held.owner.count,
                 enforcement=self._hierarchy.enforcement,
+                extra={"boot": boot_id()},
             )
             jail = self.kind(
                 state,
@@ -297,7 +298,7 @@ class CloningJailer(abc.ABC):
             pidfd = os.pidfd_open(state.pid)
         except OSError:
             return None
-        if start_time(state.pid) != state.started:
+        if start_time(state.pid) != state.started or state.extra.get("boot") != boot_id():
             os.close(pidfd)
             return None
         try:
@@ -369,6 +370,12 @@ def kill_now(born: Born) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(born.pidfd, signal.SIGKILL)
     os.close(born.pidfd)
+
+
+def boot_id() -> str:
+    """Which start of the machine this is: pids and ticks begin again with each."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def start_time(pid: int) -> int:

@@ -11,8 +11,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from smokebox.engine.credentials import acting_as
-from smokebox.engine.rooted import Rooted
+from smokebox.engine.files.credentials import acting_as
+from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.workers import PATIENCE, Job, Stopped, Workers
 from smokebox.errors import SandboxGone
 

@@ -14,7 +14,7 @@ import stat as stat_bits
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.opening import (
+from smokebox.engine.files.opening import (
     LIST,
     SEARCH,
     closing,
@@ -23,10 +23,10 @@ from smokebox.engine.opening import (
     open_child,
     refuse_kernel,
 )
-from smokebox.engine.places import DIRECTORY_MODE
-from smokebox.engine.replacing import Replacement, temporary_name
-from smokebox.engine.tarstream import BrokenTar, Inflater, Source, next_member, padded
-from smokebox.engine.trees import existing
+from smokebox.engine.files.places import DIRECTORY_MODE
+from smokebox.engine.files.replacing import Replacement, temporary_name
+from smokebox.engine.files.tarstream import BrokenTar, Inflater, Source, next_member, padded
+from smokebox.engine.files.trees import existing
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import (
     AccessDenied,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import tarfile
     from collections.abc import Callable, Generator, Iterator
 
-    from smokebox.engine.rooted import Rooted
+    from smokebox.engine.files.rooted import Rooted
 
 PIECE = 256 << 10
 MAX_DIRECTORIES = 100_000

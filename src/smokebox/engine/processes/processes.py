@@ -14,13 +14,13 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine import endings, launching
-from smokebox.engine.lasting import GRACE_SECONDS, LastingProcess
-from smokebox.engine.launching import EXIT
-from smokebox.engine.logs import SUFFIXES
 from smokebox.engine.names import check_process_id
-from smokebox.engine.record_rows import ProcessRow, delete, put, update
-from smokebox.engine.signals import check_grace, check_signal
+from smokebox.engine.processes import endings, launching
+from smokebox.engine.processes.lasting import GRACE_SECONDS, LastingProcess
+from smokebox.engine.processes.launching import EXIT
+from smokebox.engine.processes.logs import SUFFIXES
+from smokebox.engine.processes.signals import check_grace, check_signal
+from smokebox.engine.record.rows import ProcessRow, delete, put, update
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.limits import ProcessLimits
-    from smokebox.engine.record import Record
+    from smokebox.engine.record.record import Record
     from smokebox.engine.run import Command, Program, Run
 
 # What is kept of processes that have ended: so many, and so many bytes of their logs.

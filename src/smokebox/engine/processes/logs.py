@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.inbox import Watch, watch_log
 from smokebox.engine.jail.logpump import KEEP
+from smokebox.engine.processes.inbox import Watch, watch_log
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import termios
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail.cell import IO
-from smokebox.engine.session_driver import COMMAND, DUMP, REPORTS, SCRIPT, Driver
+from smokebox.engine.sessions.driver import COMMAND, DUMP, REPORTS, SCRIPT, Driver
 
 if TYPE_CHECKING:
     from smokebox.types import Stream

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, get_args
 
 from smokebox.engine.jail import errands
-from smokebox.engine.logs import LogReader, start_of
 from smokebox.engine.names import check_port
+from smokebox.engine.processes.logs import LogReader, start_of
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     import socket
 
     from smokebox.engine.jail.api import Jail
-    from smokebox.engine.logs import Log, LogChunk
+    from smokebox.engine.processes.logs import Log, LogChunk
     from smokebox.types import Stream
 
 PortMode = Literal["http", "tcp"]

@@ -8,9 +8,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine import session_driver as driver
 from smokebox.engine.jail import minded_shell
-from smokebox.engine.session_shell import LOOK_SECONDS, Unread
+from smokebox.engine.sessions import driver
+from smokebox.engine.sessions.shell import LOOK_SECONDS, Unread
 from smokebox.errors import SandboxGone
 from smokebox.sandbox.lifeline import ANSWER_SECONDS
 from smokebox.sandbox.pipes import Pipes
@@ -19,8 +19,8 @@ from smokebox.sandbox.process import TERMINATE_SECONDS, Exit, cannot_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.engine.session_order import Order
-    from smokebox.engine.session_shell import Shell
+    from smokebox.engine.sessions.order import Order
+    from smokebox.engine.sessions.shell import Shell
     from smokebox.sandbox.pipes import Chunk
 
 # How long an interrupted shell may take to tell its state.

@@ -10,12 +10,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.record_schema import fault
+from smokebox.engine.record.schema import fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smokebox.engine.record_rows import Change
+    from smokebox.engine.record.rows import Change
 
 # Few enough that the first of them is soon answered.
 LARGEST_BATCH = 1000

@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_session_name, check_user, random_id
-from smokebox.engine.record_rows import SessionRow, delete, put
-from smokebox.engine.session import Session
-from smokebox.engine.session_folder import sweep
+from smokebox.engine.record.rows import SessionRow, delete, put
+from smokebox.engine.sessions.folder import sweep
+from smokebox.engine.sessions.session import Session
 from smokebox.errors import Conflict, NotFound
 from smokebox.sandbox.options import check_env
 from smokebox.sandbox.output import MAX_OUTPUT
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.record import Record
+    from smokebox.engine.record.record import Record
     from smokebox.engine.run import Run
 
 __all__ = ["Session", "Sessions"]

@@ -8,9 +8,9 @@ import stat as stat_bits
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.opening import LIST, closing, naming
-from smokebox.engine.rooted import file_info
-from smokebox.engine.trees import walk
+from smokebox.engine.files.opening import LIST, closing, naming
+from smokebox.engine.files.rooted import file_info
+from smokebox.engine.files.trees import walk
 from smokebox.errors import LimitReached
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.hostfiles import shown
@@ -18,7 +18,7 @@ from smokebox.sandbox.hostfiles import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smokebox.engine.rooted import Rooted
+    from smokebox.engine.files.rooted import Rooted
     from smokebox.sandbox.globbing import Found
     from smokebox.types import FileInfo
 

@@ -13,7 +13,7 @@ import os
 import stat as stat_bits
 from typing import TYPE_CHECKING
 
-from smokebox.engine.opening import (
+from smokebox.engine.files.opening import (
     LIST,
     check_regular,
     closing,
@@ -24,9 +24,9 @@ from smokebox.engine.opening import (
     open_regular,
     refuse_kernel,
 )
-from smokebox.engine.places import DIRECTORY_MODE, Place, Places, refuse_mount
-from smokebox.engine.replacing import FILE_MODE, Device, Replacement, Sink, write_all
-from smokebox.engine.trees import existing, names_in, remove_tree
+from smokebox.engine.files.places import DIRECTORY_MODE, Place, Places, refuse_mount
+from smokebox.engine.files.replacing import FILE_MODE, Device, Replacement, Sink, write_all
+from smokebox.engine.files.trees import existing, names_in, remove_tree
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import (
     AccessDenied,

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from smokebox.engine.watch import MAX_CHANGES, Change, Kind, Observer
+from smokebox.engine.files.watch import MAX_CHANGES, Change, Kind, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
 from smokebox.sandbox.hostfiles import shown
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from smokebox.engine.steps import Desk, Steps
+    from smokebox.engine.files.steps import Desk, Steps
 
 EXCLUDED = (".git", "node_modules", ".DS_Store")
 LINGER = 60.0

@@ -10,17 +10,24 @@ import tarfile
 import zlib
 from typing import TYPE_CHECKING
 
-from smokebox.engine.opening import READ, check_regular, closing, naming, open_child, refuse_kernel
-from smokebox.engine.patterns import Patterns
-from smokebox.engine.tarstream import padded
-from smokebox.engine.trees import walk
+from smokebox.engine.files.opening import (
+    READ,
+    check_regular,
+    closing,
+    naming,
+    open_child,
+    refuse_kernel,
+)
+from smokebox.engine.files.patterns import Patterns
+from smokebox.engine.files.tarstream import padded
+from smokebox.engine.files.trees import walk
 from smokebox.errors import PathError
 from smokebox.sandbox.hostfiles import shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from smokebox.engine.rooted import Rooted
+    from smokebox.engine.files.rooted import Rooted
 
 PIECE = 256 << 10
 MAX_REMEMBERED = 100_000

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.record_rows import update
+from smokebox.engine.record.rows import update
 from smokebox.engine.run import CannotStart
-from smokebox.engine.session_command import Command
-from smokebox.engine.session_driver import State
-from smokebox.engine.session_order import Order, order_of, order_to_export
-from smokebox.engine.session_shell import (
+from smokebox.engine.sessions.command import Command
+from smokebox.engine.sessions.driver import State
+from smokebox.engine.sessions.order import Order, order_of, order_to_export
+from smokebox.engine.sessions.shell import (
     LARGEST_STATE,
     SHELL_OPTIONS,
     Shell,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.record import Record
-    from smokebox.engine.record_rows import SessionRow
+    from smokebox.engine.record.record import Record
+    from smokebox.engine.record.rows import SessionRow
     from smokebox.engine.run import Program, Run
 
 _log = logging.getLogger("smokebox.sessions")

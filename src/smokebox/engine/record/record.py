@@ -1,7 +1,7 @@
 """The durable record: what is known of every sandbox, in one SQLite file.
 
-Rows and the changes to them are in `record_rows`, the writer in `record_writer`, the file
-itself in `record_schema`.
+Rows and the changes to them are in `rows`, the writer in `writer`, the file
+itself in `schema`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.record_rows import SandboxRow, load, table, where
-from smokebox.engine.record_schema import connect, fault, open_record
-from smokebox.engine.record_writer import Writer
+from smokebox.engine.record.rows import SandboxRow, load, table, where
+from smokebox.engine.record.schema import connect, fault, open_record
+from smokebox.engine.record.writer import Writer
 from smokebox.errors import SandboxGone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from smokebox.engine.record_rows import Change, R, SandboxStatus, Value
+    from smokebox.engine.record.rows import Change, R, SandboxStatus, Value
 
 
 class Record:

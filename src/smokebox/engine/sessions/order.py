@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.session_driver import assignments, pack_fields
+from smokebox.engine.sessions.driver import assignments, pack_fields
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.options import check_env, check_timeout
 from smokebox.sandbox.paths import check_path

@@ -9,7 +9,7 @@ import posixpath
 import stat as stat_bits
 from typing import TYPE_CHECKING, NamedTuple
 
-from smokebox.engine.opening import (
+from smokebox.engine.files.opening import (
     IN_ROOT,
     SEARCH,
     closing,

@@ -10,7 +10,7 @@ import secrets
 import stat as stat_bits
 from typing import TYPE_CHECKING, Protocol
 
-from smokebox.engine.opening import open_child
+from smokebox.engine.files.opening import open_child
 from smokebox.engine.workers import checkpoint
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import os
 import stat as stat_bits
 from typing import TYPE_CHECKING, NamedTuple
 
-from smokebox.engine.opening import (
+from smokebox.engine.files.opening import (
     LIST,
     READ,
     SEARCH,
@@ -25,7 +25,7 @@ from smokebox.engine.opening import (
     open_child,
     refuse_kernel,
 )
-from smokebox.engine.replacing import Replacement, copy_content, keep_owner, temporary_name
+from smokebox.engine.files.replacing import Replacement, copy_content, keep_owner, temporary_name
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import DirectoryNotEmpty, LimitReached
 

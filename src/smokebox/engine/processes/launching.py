@@ -10,16 +10,16 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from smokebox.engine import endings
 from smokebox.engine.jail import agent, errands
-from smokebox.engine.logs import SUFFIXES
+from smokebox.engine.processes import endings
+from smokebox.engine.processes.logs import SUFFIXES
 from smokebox.engine.run import CannotStart
 from smokebox.errors import AccessDenied, PathNotFound, SandboxGone, SmokeboxError
 from smokebox.sandbox import keeper
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 
 if TYPE_CHECKING:
-    from smokebox.engine.endings import Told
+    from smokebox.engine.processes.endings import Told
     from smokebox.engine.run import Program, Run
 
 EXIT, STDIN = ".exit", ".in"

@@ -8,17 +8,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine import endings
-from smokebox.engine.endings import KILLED, Exit
-from smokebox.engine.faults import run_ended
-from smokebox.engine.inbox import CLOSE_WRITE, Watch, watch_end
+from smokebox.engine.processes import endings
+from smokebox.engine.processes.endings import KILLED, Exit
+from smokebox.engine.processes.faults import run_ended
+from smokebox.engine.processes.inbox import CLOSE_WRITE, Watch, watch_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.engine.endings import Told
-    from smokebox.engine.logs import Log
-    from smokebox.engine.record_rows import ProcessRow, ProcessStatus
+    from smokebox.engine.processes.endings import Told
+    from smokebox.engine.processes.logs import Log
+    from smokebox.engine.record.rows import ProcessRow, ProcessStatus
     from smokebox.engine.run import Run
     from smokebox.errors import SandboxGone
 

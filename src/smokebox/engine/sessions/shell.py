@@ -14,10 +14,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine import session_driver as driver
 from smokebox.engine.jail import agent, minded_shell
-from smokebox.engine.session_driver import State, pack_fields
-from smokebox.engine.session_folder import Folder
+from smokebox.engine.sessions import driver
+from smokebox.engine.sessions.driver import State, pack_fields
+from smokebox.engine.sessions.folder import Folder
 from smokebox.errors import (
     AccessDenied,
     PathNotDirectory,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.engine.run import Program, Run
-    from smokebox.engine.session_order import Order
+    from smokebox.engine.sessions.order import Order
     from smokebox.errors import PathError
 
 # The script that bash reads is the pipe of that name in the directory where it starts.

@@ -9,7 +9,7 @@ import posixpath
 import stat as stat_bits
 from typing import TYPE_CHECKING
 
-from smokebox.engine.opening import (
+from smokebox.engine.files.opening import (
     LIST,
     closing,
     naming,
@@ -18,9 +18,9 @@ from smokebox.engine.opening import (
     open_regular,
     refuse_kernel,
 )
-from smokebox.engine.places import refuse_mount
-from smokebox.engine.replacing import temporary_name
-from smokebox.engine.trees import (
+from smokebox.engine.files.places import refuse_mount
+from smokebox.engine.files.replacing import temporary_name
+from smokebox.engine.files.trees import (
     copy_file,
     copy_link,
     copy_open_file,
@@ -31,8 +31,8 @@ from smokebox.engine.trees import (
 from smokebox.errors import PathError, PathIsDirectory, PathNotDirectory, PathNotFound
 
 if TYPE_CHECKING:
-    from smokebox.engine.places import Place
-    from smokebox.engine.rooted import Rooted
+    from smokebox.engine.files.places import Place
+    from smokebox.engine.files.rooted import Rooted
 
 
 def rename(files: Rooted, source: str, target: str) -> None:

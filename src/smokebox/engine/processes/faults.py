@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.engine.logs import tail
+from smokebox.engine.processes.logs import tail
 from smokebox.errors import (
     DeadlineExceeded,
     ProcessEnded,
@@ -14,8 +14,8 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from smokebox.engine.logs import Log
-    from smokebox.engine.record_rows import ProcessRow
+    from smokebox.engine.processes.logs import Log
+    from smokebox.engine.record.rows import ProcessRow
 
 _LAST_BYTES = 2048
 _LAST_LINES = 5

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from smokebox.engine import inotify
+from smokebox.engine.files.opening import LIST, SEARCH, closing, naming, of_kernel, open_beneath
+from smokebox.engine.files.patterns import Patterns
+from smokebox.engine.files.replacing import TEMPORARY
 from smokebox.engine.inotify import Inotify
-from smokebox.engine.opening import LIST, SEARCH, closing, naming, of_kernel, open_beneath
-from smokebox.engine.patterns import Patterns
-from smokebox.engine.replacing import TEMPORARY
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import LimitReached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from smokebox.engine.files.rooted import Rooted
     from smokebox.engine.inotify import Event
-    from smokebox.engine.rooted import Rooted
 
 Kind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 

@@ -7,14 +7,19 @@ import contextlib
 import signal as signals
 from typing import TYPE_CHECKING
 
-from smokebox.engine import faults
 from smokebox.engine.jail import errands
-from smokebox.engine.launching import EXIT, STDIN, signal_minder
-from smokebox.engine.lifetime import Lifetime
-from smokebox.engine.logs import Log, read_logs, start_of
-from smokebox.engine.readiness import check_for_port, check_pattern, find_line, until_ready
-from smokebox.engine.signals import check_grace, check_signal
-from smokebox.engine.stdin import Stdin
+from smokebox.engine.processes import faults
+from smokebox.engine.processes.launching import EXIT, STDIN, signal_minder
+from smokebox.engine.processes.lifetime import Lifetime
+from smokebox.engine.processes.logs import Log, read_logs, start_of
+from smokebox.engine.processes.readiness import (
+    check_for_port,
+    check_pattern,
+    find_line,
+    until_ready,
+)
+from smokebox.engine.processes.signals import check_grace, check_signal
+from smokebox.engine.processes.stdin import Stdin
 from smokebox.errors import ServiceUnavailable
 from smokebox.sandbox.options import check_timeout
 
@@ -23,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.logs import LogChunk, ProcessLogs
-    from smokebox.engine.readiness import LogMatch, PortMode, Status
-    from smokebox.engine.record_rows import ProcessRow, ProcessStatus
+    from smokebox.engine.processes.logs import LogChunk, ProcessLogs
+    from smokebox.engine.processes.readiness import LogMatch, PortMode, Status
+    from smokebox.engine.record.rows import ProcessRow, ProcessStatus
     from smokebox.engine.run import Run
     from smokebox.errors import ProcessEnded, SandboxGone
 

@@ -1,0 +1,1 @@
+"""Long-running processes of a sandbox, and their logs."""

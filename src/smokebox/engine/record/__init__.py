@@ -1,0 +1,1 @@
+"""The durable record of what sandboxes there are."""

@@ -1,0 +1,1 @@
+"""Shells that remember from one command to the next."""
