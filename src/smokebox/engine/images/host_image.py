@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 import stat
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ _WATCHED = (
 )
 
 
+# A burst of sandboxes looks at the host once.
+LOOK_SECONDS = 1.0
+
+
 class HostImage:
     """The host's /usr below a skeleton: no home, configuration or secret of the host is in it.
 
@@ -56,10 +61,14 @@ class HostImage:
         self._shelf = shelf
         self._host = host
         self._usr_local = usr_local
+        self._looked: tuple[float, str] = (float("-inf"), "")
 
     async def get(self, name: str) -> Image:
-        """The image of this host as it is at this moment."""
-        digest = self._digest()
+        """The image of this host as it is at this moment, give or take a second."""
+        at, digest = self._looked
+        if time.monotonic() - at > LOOK_SECONDS:
+            digest = self._digest()
+            self._looked = time.monotonic(), digest
         kept = self._shelf.find(digest)
         if kept is None:
             kept = await asyncio.to_thread(self._shelf.keep, digest, self._make)
