@@ -93,13 +93,15 @@ async def creation(table: Table, home: Path, options: argparse.Namespace) -> Non
         async with await Host.open(home, pool=pool, tier=options.tier) as host:
             boxes = Sandboxes(host)
             await boxes.create()
-            ours, theirs = [], []
+            ours: list[float] = []
+            theirs: list[float] = []
+            jobs: list[tuple[Work, list[float]]] = [(boxes.create, ours), (bare, theirs)]
             for _ in range(options.repeats // 2):
-                for work, into in ((boxes.create, ours), (bare, theirs)):
+                for job, into in jobs:
                     # The pool fills meanwhile. What wakes an idle machine takes longer, so
                     # both do.
                     await asyncio.sleep(0.15 if pool else 0)
-                    ((seconds,),) = await in_turns(work, repeats=1)
+                    ((seconds,),) = await in_turns(job, repeats=1)
                     into.append(seconds)
             table.line(name, ours, to="bare", other=theirs)
             if not pool:

@@ -25,7 +25,7 @@ from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.cloned import ClonedJail, start_time
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
-from smokebox.errors import IsolationUnavailable, SandboxGone
+from smokebox.errors import IsolationUnavailable, SandboxGone, SmokeboxError
 from smokebox.sandbox.process import Process
 
 MakeSpec: TypeAlias = Callable[[str], JailSpec]
@@ -271,6 +271,26 @@ async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
     assert len(descriptors()) <= len(before) + 1
 
 
+async def test_a_jail_that_dies_while_it_is_built_is_noticed_at_once(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+) -> None:
+    process = jailer._zygote._process
+    assert process is not None
+    before = children(process.pid)
+    making = asyncio.create_task(jailer.make(spec("dies")))
+    async with asyncio.timeout(10):
+        while not (born := children(process.pid) - before):
+            await asyncio.sleep(0)
+        os.kill(born.pop(), signal.SIGKILL)
+        try:
+            made = await making
+        except SmokeboxError:
+            return
+        # It was quicker.
+        await made.wait()
+        await made.kill()
+
+
 async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     async def one(number: int) -> str:
         jail = await jailer.make(spec(f"n{number}"))
@@ -313,6 +333,10 @@ async def test_a_zygote_that_was_killed_is_replaced(
     assert await run(other, "hostname") == "after\n"
     assert await run(jail, "hostname") == "box-a\n"
     await other.kill()
+
+
+def children(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def descriptors() -> list[str]:

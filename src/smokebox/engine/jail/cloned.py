@@ -260,6 +260,8 @@ class CloningJailer(abc.ABC):
             try:
                 born = await self._zygote.make(words, fds)
                 on_failure.callback(kill_now, born)
+                # The child has its own of all: with ours open, its end would not be heard.
+                always.close()
                 root = await self._build(born, setup, cgroup)
                 on_failure.callback(os.close, root)
                 await self.furnish(setup)
