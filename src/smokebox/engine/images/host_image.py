@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import time
 import stat
+import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images import public, usr_mask
