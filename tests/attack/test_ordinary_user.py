@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import smokebox
+from ordinary import NOBODY, as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOBODY = 65534
 INSIDE = "SMOKEBOX_ATTACKED_AS_A_USER"
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+AS_NOBODY = as_nobody()
 
 
 @pytest.fixture

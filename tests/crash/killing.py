@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from engine.traces import processes, settled, traces
+from ordinary import NOBODY, as_nobody
 
 if TYPE_CHECKING:
     import random
@@ -29,7 +30,6 @@ SOURCE = Path(__file__).parents[2] / "src"
 WORKLOAD = Path(__file__).with_name("workload.py")
 # For an engine that hangs.
 PATIENCE = 30.0
-NOBODY = 65534
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,7 @@ class Place:
         if not self.ordinary:
             return [sys.executable, "-W", "error", *words]
         # The interpreter of a virtualenv may be where others cannot reach.
-        who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-        return [*who, "/usr/bin/python3", *words]
+        return [*as_nobody(), "/usr/bin/python3", *words]
 
 
 @contextlib.contextmanager
@@ -145,6 +144,9 @@ def zygotes(engine: int) -> list[int]:
 
 def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
     """Kill the first process of a sandbox that runs without an engine."""
+    if not os.path.exists(f"{place.home}/record.db"):
+        # No engine has come so far.
+        return
     with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
         rows = record.execute(
             "SELECT id, jail FROM sandboxes WHERE status = 'active' ORDER BY id"

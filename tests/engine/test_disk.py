@@ -99,7 +99,7 @@ def test_depth_costs_neither_stack_nor_descriptors(abyss: Path) -> None:
     assert found.inodes == 10_002
     assert found.bytes == du(abyss)
     assert max(seen) < 100
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 SHUFFLE = """
@@ -132,7 +132,7 @@ def test_a_tree_that_is_torn_about_is_measured_and_never_left(tmp_path: Path) ->
         shuffling.kill()
     # /usr has a hundred times as many.
     assert all(3 * MIB < each.bytes < 8 * MIB and each.inodes < 1000 for each in found)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_files_that_vanish_are_not_missed(tmp_path: Path) -> None:

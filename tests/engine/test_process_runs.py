@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, commands, eventually, files, open_box, rows
+from ordinary import as_nobody
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.processes.endings import is_held
 from smokebox.engine.record.rows import ProcessRow, put
@@ -251,7 +252,7 @@ def test_another_engine_takes_over_from_one_that_was_killed(who: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be both kinds of user")
     uid = pwd.getpwnam(who).pw_uid
-    drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
+    drop = as_nobody() if uid else []
     home = tempfile.mkdtemp(dir="/tmp", prefix="smokebox-crash-")
     os.chown(home, uid, uid)
     python = [*drop, "/usr/bin/python3" if uid else sys.executable, "-c"]

@@ -449,7 +449,7 @@ async def test_cancelling_kills_the_command_at_once(box: Box, session: Session) 
 async def test_leaving_a_stream_kills_the_command(box: Box, session: Session) -> None:
     async with session.exec_stream("echo one; sleep 1007") as stream:
         assert (await anext(stream)).data == "one\n"
-    assert "sleep 1007" not in processes(box)
+    await eventually(lambda: "sleep 1007" not in processes(box))
     assert await out(session, "echo on") == "on\n"
 
 

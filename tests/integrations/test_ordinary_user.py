@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ordinary import NOBODY, as_nobody
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-NOBODY = 65534
-AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+AS_NOBODY = as_nobody()
 VERSION = "import sys; print(sys.version_info[:2])"
 PATHS = os.pathsep.join([sysconfig.get_path("purelib"), str(ROOT / "src")])
 SUITES = ["test_deepagents.py", "test_inspect.py", "test_pydantic_ai.py"]

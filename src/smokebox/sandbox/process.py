@@ -136,6 +136,8 @@ class Process:
                 if timeout is not None and timeout < _FAR:
                     process._until = time.monotonic() + timeout + _MARGIN
                 sent = socket.send_fds(control, [request], [source, out, err, *besides])
+            except ConnectionError as error:
+                raise _minder_killed() from error
             except OSError as error:
                 raise cannot_start(error) from error
             # A minder that ends before it has read everything says why, and `read` hears it.
@@ -182,11 +184,7 @@ class Process:
         except ConnectionError:
             message = b""
         if len(message) < keeper.MESSAGE.size:
-            raise SandboxGone(
-                "the command's minder was killed, and the command with it.",
-                hint="Run the command again, without killing its parent.",
-                reason="minder killed",
-            )
+            raise _minder_killed()
         kind, flags, value = keeper.MESSAGE.unpack(message)
         if kind == keeper.FAILED:
             raise self._explain(flags, value)
@@ -241,6 +239,14 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int
     theirs.callback(os.close, write)
     os.set_blocking(read, False)
     return read, write
+
+
+def _minder_killed() -> SandboxGone:
+    return SandboxGone(
+        "the command's minder was killed, and the command with it.",
+        hint="Run the command again, without killing its parent.",
+        reason="minder killed",
+    )
 
 
 def _source(data: bytes | None, theirs: contextlib.ExitStack) -> int:

@@ -20,6 +20,7 @@ import pytest_asyncio
 
 import smokebox
 from engine.lasting_box import Box, lay_skeleton
+from ordinary import NOBODY, as_nobody
 from smokebox.engine import commands
 from smokebox.engine.jail import errands, kernfs
 from smokebox.engine.jail.api import JailState
@@ -42,7 +43,6 @@ pytestmark = pytest.mark.skipif(
     reason="gVisor is not installed: apt-get install -y runsc",
 )
 
-NOBODY = 65534
 # What is another matter where there is one id, and there are no cgroups.
 AGAIN = (
     "exit_codes or timeout or both_sides or next_run or pipes_of or lasting or killed_leaves"
@@ -471,13 +471,7 @@ def test_the_same_as_an_ordinary_user() -> None:
     if not shutil.which("setpriv"):
         pytest.skip("becoming an ordinary user takes setpriv")
     site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
-    who = [
-        "setpriv",
-        f"--reuid={NOBODY}",
-        f"--regid={NOBODY}",
-        "--clear-groups",
-        "/usr/bin/python3",
-    ]
+    who = [*as_nobody(), "/usr/bin/python3"]
     variables = {"PYTHONPATH": f"{source}:{site}", "PYTHONDONTWRITEBYTECODE": "1"}
     environ = {name: os.environ[name] for name in ("PATH", RUNSC) if name in os.environ}
     # Where pytest keeps its folders, others cannot go.
