@@ -31,7 +31,7 @@ test: $(VENV)/.installed-dev gvisor
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
-	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py tests/attack
+	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -30,9 +30,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Try a module's attacks on the tiers that it names, which is the default one if none."""
     if "tier" in metafunc.fixturenames:
-        # The others pass on gVisor too, and take minutes there.
-        most = ("namespaces", "gvisor") if "SMOKEBOX_SOAK" in os.environ else ("namespaces",)
-        tiers = getattr(metafunc.module, "TIERS", most)
+        tiers = getattr(metafunc.module, "TIERS", ("namespaces",))
         if "kernel_of_the_host" in metafunc.fixturenames:
             tiers = ("namespaces",)
         metafunc.parametrize("tier", tiers, indirect=True)
