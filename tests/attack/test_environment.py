@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from smokebox.engine.sandbox import Sandbox
 
-TIERS = ("namespaces", "gvisor")
 MARK = f"canary-{uuid.uuid4().hex}"
 # Everything that can be read, but for programs and for what the kernel makes up of itself.
 SEARCH = r"""

@@ -214,6 +214,7 @@ async def test_what_the_kernel_makes_up_is_not_read_for_the_sandbox(
                 await sandbox.files.append_file(name, "harm")
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_a_pipe_does_not_hold_a_call(sandbox: Sandbox) -> None:
     await sandbox.exec("mkfifo /workspace/pipe; rm -f /etc/passwd /etc/group; mkfifo /etc/passwd")
     for call in (
@@ -228,9 +229,7 @@ async def test_a_pipe_does_not_hold_a_call(sandbox: Sandbox) -> None:
 
 
 async def test_a_huge_file_does_not_come_into_memory(sandbox: Sandbox) -> None:
-    await sandbox.exec(
-        "truncate -s 7G /workspace/huge; cp --sparse=always /workspace/huge /etc/passwd"
-    )
+    await sandbox.exec("rm /etc/passwd; truncate -s 7G /workspace/huge /etc/passwd")
     with pytest.raises(FileTooLarge):
         await sandbox.read_bytes("/workspace/huge")
     with pytest.raises(SmokeboxError):
@@ -278,6 +277,7 @@ tell("made")
     await alive(sandbox)
 
 
+@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_what_covers_the_hosts_names_stays(sandbox: Sandbox) -> None:
     """From outside the kernel would let a directory go that is a mount point inside."""
     for path in ("/proc", "/proc/sys", "/proc/keys", "/dev/pts"):

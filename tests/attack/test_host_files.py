@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
-TIERS = ("namespaces", "gvisor")
 # What a program does that finds itself run by a file of the host's.
 HARM = """
 import os

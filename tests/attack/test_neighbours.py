@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
-TIERS = ("namespaces", "gvisor")
 # Leaves something of every kind that could be shared, and stays.
 OCCUPY = r"""
 import mmap

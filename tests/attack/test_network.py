@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
 
 
-TIERS = ("namespaces", "gvisor")
-
-
 @pytest.fixture
 def service() -> Iterator[int]:
     """A server of the host's on every address that it has; its port."""
