@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import os
 import stat as stat_bits
 from typing import TYPE_CHECKING
 
+from smokebox.engine.jail import linux
+from smokebox.engine.jail.linux import openat2
 from smokebox.errors import AccessDenied, PathError, PathIsDirectory, SmokeboxError
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-NO_MAGICLINKS, NO_SYMLINKS, BENEATH, IN_ROOT = 2, 4, 8, 16
+IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
+BENEATH = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
 SEARCH = os.O_PATH | os.O_DIRECTORY
 LIST = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK, opening a FIFO waits for its other end, and a leased file for its holder.
@@ -29,8 +31,6 @@ READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 HOP = 4_000
 DEEPEST = 16 * HOP
 
-_OPENAT2 = 437
-_TRIES = 1_000
 # null, zero, full, random and urandom: what every program may write to.
 _HARMLESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
 _KERNEL_FILESYSTEMS = {
@@ -56,45 +56,9 @@ _KERNEL_FILESYSTEMS = {
 }
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("flags", "mode", "resolve"))
-
-
 _libc = ctypes.CDLL(None, use_errno=True)
-_openat2 = _libc["syscall"]
-_openat2.argtypes = (
-    ctypes.c_long,
-    ctypes.c_long,
-    ctypes.c_char_p,
-    ctypes.POINTER(_OpenHow),
-    ctypes.c_size_t,
-)
-_openat2.restype = ctypes.c_long
 _fstatfs = _libc["fstatfs"]
 _fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
-
-
-@functools.lru_cache(maxsize=64)
-def _how(flags: int, mode: int, resolve: int) -> _OpenHow:
-    return _OpenHow(flags | os.O_CLOEXEC, mode, resolve | NO_MAGICLINKS)
-
-
-def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:
-    """A descriptor of `path` seen from `directory`, close-on-exec.
-
-    The kernel answers EAGAIN where something was renamed while it climbed a `..`, and for a
-    leased file. Both are tried again, but not for ever: a sandbox can keep either up.
-    """
-    how = _how(flags, mode, resolve)
-    name = os.fsencode(path)
-    for _ in range(_TRIES):
-        fd: int = _openat2(_OPENAT2, directory, name, how, ctypes.sizeof(_OpenHow))
-        if fd >= 0:
-            return fd
-        number = ctypes.get_errno()
-        if number not in (errno.EAGAIN, errno.EINTR):
-            break
-    raise OSError(number, os.strerror(number), path)
 
 
 def open_beneath(top: int, path: str, flags: int) -> int:
@@ -120,7 +84,7 @@ def open_beneath(top: int, path: str, flags: int) -> int:
 
 
 def _step(fd: int, path: bytes, flags: int) -> int:
-    below = openat2(fd, os.fsdecode(path), flags, resolve=BENEATH | NO_SYMLINKS)
+    below = openat2(fd, path, flags, resolve=BENEATH)
     os.close(fd)
     return below
 

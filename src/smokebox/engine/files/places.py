@@ -14,9 +14,9 @@ from smokebox.engine.files.opening import (
     SEARCH,
     closing,
     open_child,
-    openat2,
     refuse_kernel,
 )
+from smokebox.engine.jail.linux import openat2
 from smokebox.errors import AccessDenied
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import socket
 import struct
@@ -25,10 +26,9 @@ MNT_DETACH = 2
 
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 1, 2, 4, 8, 0x100000
 
-RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 1, 2, 4
-RESOLVE_BENEATH, RESOLVE_IN_ROOT = 8, 16
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
 
-CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_FSETID = 0, 1, 2, 3, 4
+CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID = 0, 1, 3, 4
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_NET_BIND_SERVICE = 5, 6, 7, 10
 CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 
@@ -40,6 +40,7 @@ _CLONE_PIDFD, _CLONE_INTO_CGROUP, _SIGCHLD = 0x1000, 0x200000000, 17
 _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 15, 24, 38
 _CAPABILITY_VERSION = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_OPEN_TRIES = 1_000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -81,6 +82,23 @@ class _OpenHow(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
 
 
+# A function of its own, whose types are told once: every file of a sandbox is opened by it.
+_openat2 = _libc["syscall"]
+_openat2.argtypes = (
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_char_p,
+    ctypes.POINTER(_OpenHow),
+    ctypes.c_size_t,
+)
+_openat2.restype = ctypes.c_long
+
+
+@functools.lru_cache(maxsize=64)
+def _open_how(flags: int, mode: int, resolve: int) -> _OpenHow:
+    return _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+
+
 class Cloned:
     """What `clone3` gives: in the child `pid` is 0, in the parent `pidfd` holds the child."""
 
@@ -110,11 +128,6 @@ def clone3(namespaces: int, *, cgroup: int | None = None) -> Cloned:
 def unshare(namespaces: int) -> None:
     """Leave the namespaces that are named for fresh ones."""
     _checked(_libc.unshare(namespaces), "unshare")
-
-
-def setns(fd: int, namespaces: int = 0) -> None:
-    """Join the namespace behind a descriptor."""
-    _checked(_libc.setns(fd, namespaces), "setns")
 
 
 def mount(
@@ -163,20 +176,22 @@ def mount_setattr(tree: int, attributes: int, *, userns: int | None = None) -> N
     _checked(result, "mount_setattr")
 
 
-def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, resolve: int = 0) -> int:
-    """Open `path` below a directory, under the rules of `resolve`. Always close-on-exec.
+def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, *, resolve: int) -> int:
+    """Open `path` seen from a directory, under the rules of `resolve`. Always close-on-exec.
 
-    A rename under way makes RESOLVE_IN_ROOT answer EAGAIN; it is asked again.
+    The kernel answers EAGAIN where something was renamed while it climbed a `..`, and for a
+    leased file. Both are tried again, but not for ever: a sandbox can keep either up.
     """
-    how = _OpenHow(flags=flags | os.O_CLOEXEC, mode=mode, resolve=resolve)
+    how = _open_how(flags, mode, resolve)
     name = os.fsencode(path)
-    while True:
-        fd = _libc.syscall(_SYS_OPENAT2, directory, name, ctypes.byref(how), ctypes.sizeof(how))
+    for _ in range(_OPEN_TRIES):
+        fd: int = _openat2(_SYS_OPENAT2, directory, name, how, ctypes.sizeof(_OpenHow))
         if fd >= 0:
-            return int(fd)
+            return fd
         number = ctypes.get_errno()
         if number not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(number, os.strerror(number), os.fsdecode(name))
+            break
+    raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
 def sethostname(name: str) -> None:
