@@ -32,7 +32,6 @@ class JailSpec:
     directory: str
     layers: tuple[Layer, ...]
     limits: Limits
-    hostname: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
