@@ -87,7 +87,7 @@ def info(path: str, *, follow_symlinks: bool = True) -> FileInfo:
     found = os.stat(path) if is_symlink and follow_symlinks else own
     return FileInfo(
         path=path,
-        type=_kind(found.st_mode),
+        type=kind_of(found.st_mode),
         is_symlink=is_symlink,
         size=found.st_size,
         mtime=found.st_mtime,
@@ -159,6 +159,15 @@ def shown(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
+def kind_of(mode: int) -> FileType:
+    """What a mode says of a file."""
+    if stat_bits.S_ISREG(mode):
+        return "file"
+    if stat_bits.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat_bits.S_ISLNK(mode) else "other"
+
+
 def _leads_to(entry: os.DirEntry[str]) -> FileType:
     with contextlib.suppress(OSError):
         if entry.is_dir():
@@ -166,16 +175,8 @@ def _leads_to(entry: os.DirEntry[str]) -> FileType:
         if entry.is_file():
             return "file"
         # Neither, or a link that leads nowhere, for which is_dir and is_file are silent.
-        return _kind(entry.stat().st_mode)
+        return kind_of(entry.stat().st_mode)
     return "symlink" if entry.is_symlink() else "other"
-
-
-def _kind(mode: int) -> FileType:
-    if stat_bits.S_ISREG(mode):
-        return "file"
-    if stat_bits.S_ISDIR(mode):
-        return "directory"
-    return "symlink" if stat_bits.S_ISLNK(mode) else "other"
 
 
 def _not_regular(path: str, mode: int) -> PathError:

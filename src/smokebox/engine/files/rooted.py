@@ -36,8 +36,8 @@ from smokebox.errors import (
     Unsupported,
 )
 from smokebox.sandbox.globbing import Found
-from smokebox.sandbox.hostfiles import shown
-from smokebox.types import FileInfo, FileType
+from smokebox.sandbox.hostfiles import kind_of, shown
+from smokebox.types import FileInfo
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -275,15 +275,6 @@ def _check_size(path: str, size: int, limit: int) -> int:
             limit=limit,
         )
     return size
-
-
-def kind_of(mode: int) -> FileType:
-    """What a mode says of a file."""
-    if stat_bits.S_ISREG(mode):
-        return "file"
-    if stat_bits.S_ISDIR(mode):
-        return "directory"
-    return "symlink" if stat_bits.S_ISLNK(mode) else "other"
 
 
 def file_info(path: str, found: os.stat_result, is_symlink: bool) -> FileInfo:
