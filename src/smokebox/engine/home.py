@@ -9,13 +9,10 @@ import shlex
 import stat
 import time
 import weakref
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from smokebox.errors import AccessDenied, Conflict, InvalidOption, PathError, PathNotDirectory
 from smokebox.sandbox.filesystems.filesystem import from_os_error
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 # How long a killed owner's children may take to let go of the lock.
 DEAD_OWNER_SECONDS = 2.0
@@ -92,12 +89,7 @@ class Home:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -28,7 +28,6 @@ from smokebox.errors import SandboxGone, SmokeboxError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from smokebox.engine.jail.api import Jailer, Tier
     from smokebox.engine.record.rows import SandboxStatus
@@ -147,12 +146,7 @@ class Host:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _close_all(self, *, detach: bool) -> None:

@@ -25,7 +25,6 @@ from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
-    from types import TracebackType
 
     from smokebox.engine.jail.api import Enforcement, Owner
     from smokebox.engine.limits import Limits, ProcessLimits
@@ -303,12 +302,7 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _renew(self) -> None:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from smokebox.errors import IsolationUnavailable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from smokebox.engine.jail.api import Owner
 
 _CLONE_FS = 0x200
@@ -94,12 +92,7 @@ class acting_as:
             self._leave()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.geteuid() == 0:
             self._leave()
 

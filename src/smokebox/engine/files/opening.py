@@ -20,7 +20,6 @@ from smokebox.sandbox.filesystems.filesystem import from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
 BENEATH = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
@@ -168,11 +167,6 @@ class naming:
     def __enter__(self) -> None:
         return
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
             raise from_os_error(error, self._path) from error

@@ -8,13 +8,10 @@ import os
 import re
 import secrets
 import stat as stat_bits
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from smokebox.engine.files.opening import open_child
 from smokebox.engine.workers import checkpoint
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 FILE_MODE = 0o644
 PIECE = 4 << 20
@@ -68,12 +65,7 @@ class Replacement:
     def __enter__(self) -> Replacement:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         try:
             if error is None:
                 self._take_place()

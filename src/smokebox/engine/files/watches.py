@@ -15,8 +15,6 @@ from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxEr
 from smokebox.sandbox.hostfiles import shown
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from smokebox.engine.files.steps import Desk, Steps
 
 EXCLUDED = (".git", "node_modules", ".DS_Store")
@@ -106,12 +104,7 @@ class WatchStream(AsyncIterator[WatchEvent]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

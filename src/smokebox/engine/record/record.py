@@ -18,7 +18,6 @@ from smokebox.errors import SandboxGone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from smokebox.engine.record.rows import Change, R, SandboxStatus, Value
 
@@ -106,12 +105,7 @@ class Record:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _select(self, kind: type[R], condition: str, *values: Value) -> list[R]:
