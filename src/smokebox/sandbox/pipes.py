@@ -127,21 +127,23 @@ class Pipes:
 
     async def _wait(self, until: float | None) -> None:
         if self._limit is not None:
-            self.over = not await self._readable(DRAIN_SILENCE)
-        elif not await self._readable(until and max(0.0, until - time.monotonic())):
+            self.over = not await readable(self._epoll.fileno(), DRAIN_SILENCE)
+        elif not await readable(self._epoll.fileno(), until and max(0.0, until - time.monotonic())):
             raise TimeoutError
 
-    async def _readable(self, timeout: float | None) -> bool:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        loop.add_reader(self._epoll.fileno(), _settle, future, True)
-        timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
-        try:
-            return await future
-        finally:
-            loop.remove_reader(self._epoll.fileno())
-            if timer is not None:
-                timer.cancel()
+
+async def readable(fd: int, timeout: float | None = None) -> bool:
+    """Wait until a descriptor can be read; False when `timeout` seconds have passed."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[bool] = loop.create_future()
+    loop.add_reader(fd, _settle, future, True)
+    timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
+    try:
+        return await future
+    finally:
+        loop.remove_reader(fd)
+        if timer is not None:
+            timer.cancel()
 
 
 def _settle(future: asyncio.Future[bool], value: bool) -> None:

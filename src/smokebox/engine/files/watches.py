@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from smokebox.engine.files.watch import MAX_CHANGES, Change, Kind, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
 from smokebox.sandbox.hostfiles import shown
+from smokebox.sandbox.pipes import readable
 
 if TYPE_CHECKING:
     from smokebox.engine.files.steps import Desk, Steps
@@ -153,7 +154,7 @@ class _Watch:
     async def _pump(self, steps: Steps[list[Change], None]) -> None:
         try:
             while not self.observer.ended:
-                await _readable(self.observer.fileno)
+                await readable(self.observer.fileno)
                 changes = await steps.next()
                 self._note(changes or [])
                 await asyncio.sleep(PAUSE)
@@ -290,13 +291,3 @@ def _parse(cursor: str | None) -> tuple[str, int]:
             value=cursor,
         )
     return name, int(position)
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)

@@ -26,6 +26,7 @@ from smokebox.engine.jail.cgroups import Cgroup, detect, rlimits_for
 from smokebox.engine.jail.zygotes import Born, Zygote, unavailable
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError
 from smokebox.sandbox.keeper import receive_fds
+from smokebox.sandbox.pipes import readable
 
 if TYPE_CHECKING:
     from smokebox.engine.limits import Limits
@@ -348,16 +349,8 @@ class CloningJailer(abc.ABC):
 
 async def hear(setup: socket.socket) -> tuple[dict[str, object], list[int]]:
     """What the child says of its set-up; raises OSError with what stopped it."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(setup, lambda: None if readable.done() else readable.set_result(None))
-    try:
-        async with asyncio.timeout(BUILD_SECONDS):
-            await readable
-    except TimeoutError:
-        raise OSError(errno.ETIMEDOUT, "the jail took too long to build") from None
-    finally:
-        loop.remove_reader(setup)
+    if not await readable(setup.fileno(), BUILD_SECONDS):
+        raise OSError(errno.ETIMEDOUT, "the jail took too long to build")
     message, fds = receive_fds(setup, MESSAGE_SIZE, 1)
     if not message:
         raise OSError(errno.ESRCH, "the jail ended while it was built")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from smokebox.engine.jail import agent
 from smokebox.errors import SandboxGone
 from smokebox.sandbox.keeper import FAILED, LENGTH, MESSAGE, receive_fds
+from smokebox.sandbox.pipes import readable
 
 if TYPE_CHECKING:
     from smokebox.engine.jail.api import Jail
@@ -59,7 +60,7 @@ async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
         async with asyncio.timeout(ANSWER_SECONDS):
             with await jail.connect() as control:
                 await loop.sock_sendall(control, LENGTH.pack(len(body)) + body)
-                await _readable(control)
+                await readable(control.fileno())
                 answer, fds = receive_fds(control, MESSAGE.size, 4)
     except (TimeoutError, ConnectionError) as error:
         raise SandboxGone(
@@ -68,16 +69,6 @@ async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
             reason="agent silent",
         ) from error
     return (b"" if answer[:1] == FAILED else answer), fds
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sock, lambda: None if future.done() else future.set_result(None))
-    try:
-        await future
-    finally:
-        loop.remove_reader(sock)
 
 
 def _close(fds: list[int]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -17,6 +17,7 @@ import sys
 
 from smokebox.engine.jail import linux, seccomp
 from smokebox.engine.jail.cell import MESSAGE_SIZE, NAMESPACES, Cell, Request
+from smokebox.engine.jail.kernfs import write
 from smokebox.sandbox.keeper import receive_fds
 
 # What comes with a request: the socket to the engine, the one that the agent listens on, and
@@ -125,10 +126,10 @@ def become(
 def hand_over(pid: int, request: Request, go: socket.socket) -> None:
     """Map the child's ids, and its layers by them, and let it go on."""
     if not request.mapped:
-        _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", f"0 {request.first_uid} {request.uids}")
+        write(f"/proc/{pid}/setgroups", "deny")
+    write(f"/proc/{pid}/uid_map", f"0 {request.first_uid} {request.uids}")
     gid = request.first_uid if request.mapped else os.getegid()
-    _write(f"/proc/{pid}/gid_map", f"0 {gid} {request.uids}")
+    write(f"/proc/{pid}/gid_map", f"0 {gid} {request.uids}")
     trees: list[int] = []
     try:
         if request.mapped:
@@ -156,14 +157,6 @@ def map_layers(pid: int, request: Request) -> list[int]:
     finally:
         os.close(userns)
     return trees
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 if __name__ == "__main__":
