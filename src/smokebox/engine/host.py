@@ -21,7 +21,8 @@ from smokebox.engine.names import check_id, check_labels, random_id
 from smokebox.engine.options import SandboxOptions, parse_options
 from smokebox.engine.pool import Pool
 from smokebox.engine.record.record import Record
-from smokebox.engine.sandbox import DEFAULT_CWD, Sandbox, SandboxInfo, info_of
+from smokebox.engine.record.rows import DEFAULT_CWD
+from smokebox.engine.sandbox import Sandbox, SandboxInfo, info_of
 from smokebox.engine.workers import Workers
 from smokebox.engine.workshop import Workshop, tag_of
 from smokebox.errors import SandboxGone, SmokeboxError

@@ -17,6 +17,7 @@ from smokebox.sandbox.paths import check_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from smokebox.engine.images.image import Image
     from smokebox.engine.jail.api import Tier
 
 T = TypeVar("T")
@@ -61,21 +62,21 @@ class Options:
             user=_or(self.user, now.user),
         )
 
-    def row(self, id: str, *, key: str, digest: str, tier: Tier) -> SandboxRow:
-        """The record of a sandbox that is not there yet."""
+    def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
+        """The record of a sandbox that is not there yet; the image has a say in it."""
         at = time.time()
         return SandboxRow(
             id=id,
             key=key,
             image=self.image or DEFAULT_IMAGE,
-            digest=digest,
+            digest=image.digest,
             tier=tier,
             created_at=at,
             last_active_at=at,
             limits=self.limits or Limits(),
             env=self.env or {},
             labels=self.labels or {},
-            settings=self.settings(Settings()),
+            settings=self.settings(Settings(cwd=image.cwd, user=image.user)),
         )
 
     def change(self, row: SandboxRow) -> SandboxRow:

@@ -17,6 +17,7 @@ from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
 from smokebox.engine.processes.processes import Processes
+from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.sessions import Session, Sessions
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from smokebox.engine.record.rows import SandboxRow, SandboxStatus
     from smokebox.engine.run import Command
     from smokebox.engine.workshop import Workshop
-
-DEFAULT_CWD = "/workspace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,10 @@ class Sandbox:
 
     @property
     def cwd(self) -> str:
-        """The absolute directory where relative paths and commands start."""
+        """The absolute directory where relative paths and commands start.
+
+        One that its image names is known once the sandbox was woken.
+        """
         return self._shop.cwds.get(self.id, DEFAULT_CWD)
 
     @property
@@ -111,7 +113,7 @@ class Sandbox:
     def ask(self, options: Options) -> None:
         """Have it be so from its next call on."""
         if options.cwd is not None:
-            self._shop.cwds[self.id] = self.files.cwd = options.cwd
+            self._shop.cwds[self.id] = options.cwd
         self._life.ask(options)
 
     def resolve_path(self, path: str) -> str:
@@ -312,7 +314,7 @@ class Sandbox:
 
     def _furnish(self) -> None:
         life, record = self._life, self._shop.record
-        self.files = Files(self._root, workers=self._shop.workers, cwd=self.cwd)
+        self.files = Files(self._root, workers=self._shop.workers, cwd=lambda: self.cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         files, processes, sessions = self.files, self.processes, self.sessions

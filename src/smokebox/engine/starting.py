@@ -15,7 +15,7 @@ from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.files.steps import Desk
 from smokebox.engine.jail.cell import IO
 from smokebox.engine.options import DEFAULT_IMAGE
-from smokebox.engine.record.rows import SandboxRow, delete, put, update
+from smokebox.engine.record.rows import DEFAULT_CWD, SandboxRow, delete, put, update
 from smokebox.engine.run import Run
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.sandbox.filesystems.filesystem import from_os_error
@@ -44,17 +44,21 @@ async def start(shop: Workshop, id: str, row: SandboxRow | None, asked: Options)
     known = row is not None
     if row is None:
         key = ready.spec.key if ready is not None else shop.key()
-        row = asked.row(id, key=key, digest=image.digest, tier=jailer.tier)
+        row = asked.row(id, key=key, image=image, tier=jailer.tier)
     jail = ready.jail if ready is not None else None
     try:
         if jail is None:
             jail = await jailer.make(shop.spec(row.key, image, row.limits))
-        return await _enter(shop, row, jail, image)
+        started = await _enter(shop, row, jail, image)
     except BaseException as error:
         await _undo(shop, row, jail, known=known)
         if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
             raise from_os_error(error, error.filename or shop.home.path) from error
         raise
+    if row.settings.cwd != DEFAULT_CWD:
+        # Another may have been asked for meanwhile.
+        shop.cwds.setdefault(id, row.settings.cwd)
+    return started
 
 
 async def find(shop: Workshop, row: SandboxRow) -> Jail | None:

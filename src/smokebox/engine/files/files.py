@@ -34,8 +34,8 @@ class Files:
     """The files of a sandbox.
 
     `root` gives the descriptor and the owner of the sandbox's root, waking it if need be;
-    relative paths start at `cwd`, an absolute directory. Everything raises the classes of
-    `smokebox.errors`.
+    relative paths start at what `cwd` says once it was awake, an absolute directory.
+    Everything raises the classes of `smokebox.errors`.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class Files:
         root: Callable[[], Awaitable[tuple[int, Owner]]],
         *,
         workers: Workers,
-        cwd: str = "/workspace",
+        cwd: Callable[[], str] = lambda: "/workspace",
         max_read: int = MAX_READ,
         linger: float = LINGER,
     ) -> None:
-        self.cwd = cwd
+        self._root = root
+        self._cwd = cwd
+        self._cwd_known = False
         self._max_read = max_read
         self._desk = Desk(root, workers)
         self._watches = Watches(self._desk, linger=linger)
@@ -59,22 +61,23 @@ class Files:
 
     def resolve_path(self, path: str) -> str:
         """The absolute form of `path`, without looking at any file."""
-        return resolve(path, self.cwd)
+        return resolve(path, self._cwd())
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""
-        return decode_file(self.resolve_path(path), await self.read_bytes(path))
+        data = await self.read_bytes(path)
+        return decode_file(self.resolve_path(path), data)
 
     async def read_bytes(self, path: str) -> bytes:
         """The bytes of a file, which `FileTooLarge` refuses over `max_read`."""
-        return await self._desk.run(Rooted.read, self.resolve_path(path), limit=self._max_read)
+        return await self._desk.run(Rooted.read, await self._resolved(path), limit=self._max_read)
 
     async def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
         """A part of a file; what is beyond its end is left out."""
         offset = _count("offset", offset)
         if length is not None:
             length = _count("length", length)
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         return await self._desk.run(Rooted.read_range, where, offset, length, limit=self._max_read)
 
     async def read_stream(
@@ -84,7 +87,7 @@ class Files:
         offset = _count("offset", offset)
         if length is not None:
             length = _count("length", length)
-        steps = await self._desk.open(Rooted.chunks, self.resolve_path(path), offset, length)
+        steps = await self._desk.open(Rooted.chunks, await self._resolved(path), offset, length)
         try:
             while (chunk := await steps.next()) is not None:
                 yield chunk
@@ -94,11 +97,11 @@ class Files:
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Make or replace a file, and its parent directories. All or nothing."""
         content = encode_option("data", data)
-        await self._desk.run(Rooted.write, self.resolve_path(path), content)
+        await self._desk.run(Rooted.write, await self._resolved(path), content)
 
     async def write_stream(self, path: str, chunks: AsyncIterable[bytes]) -> int:
         """As `write_file`, from bytes of any amount as they come. Returns how many."""
-        steps = await self._desk.open(Rooted.write_chunks, self.resolve_path(path))
+        steps = await self._desk.open(Rooted.write_chunks, await self._resolved(path))
         written = 0
         try:
             await steps.next()
@@ -114,60 +117,60 @@ class Files:
     async def append_file(self, path: str, data: str | bytes) -> None:
         """Add to the end of a file, making it and its parents. Not all or nothing."""
         content = encode_option("data", data)
-        await self._desk.run(Rooted.append, self.resolve_path(path), content)
+        await self._desk.run(Rooted.append, await self._resolved(path), content)
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         return await self._desk.run(Rooted.info, where, follow_symlinks=follow_symlinks)
 
     async def readdir(self, path: str) -> list[str]:
         """The names in a directory, dotfiles too, sorted; non-UTF-8 bytes as `\\xNN`."""
-        return await self._desk.run(Rooted.names, self.resolve_path(path))
+        return await self._desk.run(Rooted.names, await self._resolved(path))
 
     async def list_files(
         self, path: str, *, recursive: bool = False, hidden: bool = False
     ) -> list[FileInfo]:
         """What is in a directory, or below it, sorted by path; symlinks as themselves."""
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         return await self._desk.run(listing.list_files, where, recursive=recursive, hidden=hidden)
 
     async def exists(self, path: str) -> bool:
         """Whether `path` leads to something."""
-        return await self._desk.run(Rooted.exists, self.resolve_path(path))
+        return await self._desk.run(Rooted.exists, await self._resolved(path))
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
         """Make a directory; `recursive` makes parents and accepts one that is there."""
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         await self._desk.run(Rooted.make_directory, where, recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
         """Remove a file or a symlink, or with `recursive` a directory. Never the root."""
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         await self._desk.run(Rooted.remove, where, recursive=recursive, force=force)
 
     async def rename(self, source: str, target: str) -> None:
         """Give a file or directory another path, replacing a file or an empty directory."""
-        old, new = self.resolve_path(source), self.resolve_path(target)
+        old, new = await self._resolved(source), await self._resolved(target)
         await self._desk.run(transfers.rename, old, new)
 
     async def move(self, source: str, target: str) -> str:
         """As `rename`, but into a directory that is there, as mv does. Returns where it is."""
-        old, new = self.resolve_path(source), self.resolve_path(target)
+        old, new = await self._resolved(source), await self._resolved(target)
         return await self._desk.run(transfers.move, old, new)
 
     async def copy(self, source: str, target: str, *, recursive: bool = False) -> None:
         """Copy a file, or with `recursive` a directory, with modes; links in it stay links."""
-        old, new = self.resolve_path(source), self.resolve_path(target)
+        old, new = await self._resolved(source), await self._resolved(target)
         await self._desk.run(transfers.copy, old, new, recursive=recursive)
 
     async def symlink(self, target: str, path: str) -> None:
         """Make a symlink at `path` that leads to `target`, which is kept as it is written."""
-        await self._desk.run(Rooted.symlink, check_path(target), self.resolve_path(path))
+        await self._desk.run(Rooted.symlink, check_path(target), await self._resolved(path))
 
     async def readlink(self, path: str) -> str:
         """Where the symlink at `path` leads."""
-        return await self._desk.run(Rooted.readlink, self.resolve_path(path))
+        return await self._desk.run(Rooted.readlink, await self._resolved(path))
 
     async def chmod(self, path: str, mode: int) -> None:
         """Set the permission bits of what a path leads to."""
@@ -178,17 +181,17 @@ class Files:
                 option="mode",
                 value=mode,
             )
-        await self._desk.run(Rooted.chmod, self.resolve_path(path), mode)
+        await self._desk.run(Rooted.chmod, await self._resolved(path), mode)
 
     async def chown(self, path: str, uid: int, gid: int | None = None) -> None:
         """Give a file to a user of the sandbox, and to a group (by default of that number)."""
         uid = _count("uid", uid)
         gid = uid if gid is None else _count("gid", gid)
-        await self._desk.run(Rooted.chown, self.resolve_path(path), uid, gid)
+        await self._desk.run(Rooted.chown, await self._resolved(path), uid, gid)
 
     async def touch(self, path: str, *, mtime: float | None = None) -> None:
         """Set the time of the last change, by default to this moment, making the file."""
-        await self._desk.run(Rooted.touch, self.resolve_path(path), mtime)
+        await self._desk.run(Rooted.touch, await self._resolved(path), mtime)
 
     async def glob(
         self,
@@ -199,14 +202,14 @@ class Files:
         files_only: bool = False,
     ) -> list[str]:
         """Absolute paths that match, sorted. See `SandboxApi.glob`."""
-        start = self.resolve_path(cwd or ".")
+        start = await self._resolved(cwd or ".")
         return await self._desk.run(
             listing.glob, pattern, start, hidden=hidden, files_only=files_only
         )
 
     async def disk_usage(self, path: str = "/") -> DiskUsage:
         """What a file, or a directory with all that is below it, takes of the disk."""
-        return await self._desk.run(listing.disk_usage, self.resolve_path(path))
+        return await self._desk.run(listing.disk_usage, await self._resolved(path))
 
     async def upload_tar(
         self,
@@ -221,7 +224,7 @@ class Files:
         Nothing is written outside of the directory. A failure says in its fields `member`,
         `files` and `bytes` how far it came; what was unpacked until then stays.
         """
-        where = self.resolve_path(path)
+        where = await self._resolved(path)
         result = Extracted()
         steps = await self._desk.open(
             extract, where, result, keep_owner=keep_owner, max_bytes=max_bytes
@@ -244,7 +247,7 @@ class Files:
         symlink is left out, as is what `exclude` matches.
         """
         steps = await self._desk.open(
-            pack, self.resolve_path(path), compress=compress, exclude=tuple(exclude)
+            pack, await self._resolved(path), compress=compress, exclude=tuple(exclude)
         )
         try:
             while (chunk := await steps.next()) is not None:
@@ -266,12 +269,22 @@ class Files:
         It is live when this returns. See `WatchStream`.
         """
         return await self._watches.start(
-            self.resolve_path(path),
+            await self._resolved(path),
             recursive=recursive,
             include=tuple(include),
             exclude=tuple(exclude),
             cursor=cursor,
         )
+
+    async def _resolved(self, path: str) -> str:
+        """The absolute form of `path`, once it is known where relative ones start."""
+        where = self.resolve_path(path)
+        if self._cwd_known or path.startswith("/"):
+            return where
+        # The image of a sandbox may say, and is not looked at before its first run.
+        await self._root()
+        self._cwd_known = True
+        return self.resolve_path(path)
 
     async def release(self) -> None:
         """End every stream, watch and call, so that nothing holds the sandbox's root.

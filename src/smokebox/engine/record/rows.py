@@ -18,6 +18,8 @@ SandboxStatus = Literal["idle", "active", "destroying"]
 ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
 Value: TypeAlias = str | int | float | bytes | None
 
+DEFAULT_CWD = "/workspace"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -26,7 +28,7 @@ class Settings:
     sleep_after: float | None = 600.0
     keep_alive: bool = False
     ephemeral: bool = False
-    cwd: str = "/workspace"
+    cwd: str = DEFAULT_CWD
     user: str = "root"
 
 

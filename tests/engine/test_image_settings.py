@@ -1,0 +1,71 @@
+"""Where a sandbox begins, and as whom, when its image says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.engine.host import Host
+from smokebox.engine.images.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smokebox.engine.images.image import Image, ImageStore
+
+
+class Configured:
+    """A store whose images begin in /srv/app, as nobody."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    async def get(self, name: str) -> Image:
+        return replace(await self._store.get(name), cwd="/srv/app", user="nobody")
+
+
+@pytest.fixture(autouse=True)
+def configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "smokebox.engine.host.open_store", lambda layers: Configured(open_store(layers))
+    )
+
+
+async def test_commands_and_sessions_begin_where_the_image_says(host: Host) -> None:
+    sandbox = host.sandbox("box")
+    assert (await sandbox.exec("pwd; id -un")).stdout == "/srv/app\nnobody\n"
+    session = await sandbox.create_session()
+    assert (await session.exec("pwd; id -un")).stdout == "/srv/app\nnobody\n"
+    assert (sandbox.cwd, sandbox.resolve_path("a")) == ("/srv/app", "/srv/app/a")
+
+
+async def test_the_first_file_is_written_where_the_image_says(host: Host) -> None:
+    sandbox = host.sandbox("box")
+    await sandbox.write_file("a", "1")
+    assert await sandbox.readdir("/srv/app") == ["a"]
+    assert await sandbox.glob("*") == ["/srv/app/a"]
+    assert await sandbox.readdir("/workspace") == []
+
+
+async def test_what_the_caller_asks_for_comes_first(host: Host) -> None:
+    sandbox = host.sandbox("box", cwd="/workspace", user="root")
+    await sandbox.write_file("a", "1")
+    assert (await sandbox.exec("pwd; id -un; ls")).stdout == "/workspace\nroot\na\n"
+    assert sandbox.cwd == "/workspace"
+
+
+async def test_it_is_kept_while_asleep_and_forgotten_once_destroyed(
+    tmp_path: Path, layers: Path
+) -> None:
+    async with await Host.open(tmp_path / "home", pool=0, images=layers) as first:
+        await first.sandbox("box").wake()
+    async with await Host.open(tmp_path / "home", pool=0, images=layers) as second:
+        sandbox = second.sandbox("box")
+        assert sandbox.cwd == "/srv/app"
+        assert (await sandbox.exec("pwd; id -un")).stdout == "/srv/app\nnobody\n"
+        await sandbox.destroy()
+        assert sandbox.cwd == "/workspace"
+        await sandbox.write_file("b", "2")
+        assert await sandbox.exists("/srv/app/b")
