@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import os
@@ -15,16 +14,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.files.files import Files
+from engine.root_files import files_of
 from smokebox.engine.jail.api import Owner
-from smokebox.engine.workers import Workers
 from smokebox.errors import AccessDenied, LimitReached, PathError, SmokeboxError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from smokebox.engine.files.archive import Extracted
+    from smokebox.engine.files.files import Files
+    from smokebox.engine.workers import Workers
 
 FIRST = 0x50000000
 SECRET = "the host's own"
@@ -40,24 +40,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    workers = Workers()
-    yield workers
-    workers.close()
-
-
-def files_of(root: Path, workers: Workers, owner: Owner) -> Files:
-    async def give() -> tuple[int, Owner]:
-        fd = os.open(root, os.O_PATH)
-        asyncio.get_running_loop().call_soon(os.close, fd)
-        return fd, owner
-
-    return Files(give, workers=workers)
-
-
-@pytest.fixture
 def files(root: Path, workers: Workers) -> Files:
-    return files_of(root, workers, Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
+    return files_of(root, workers)
 
 
 async def sent(data: bytes, size: int = 10_000) -> AsyncIterator[bytes]:

@@ -16,7 +16,6 @@ import pytest
 
 from smokebox.engine.files import listing, transfers
 from smokebox.engine.files.rooted import Rooted
-from smokebox.engine.jail.api import Owner
 from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
@@ -41,13 +40,6 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "host" / "secret").write_text(SECRET)
     (tmp_path / "root").mkdir()
     return tmp_path / "root"
-
-
-@pytest.fixture
-def files(root: Path) -> Iterator[Rooted]:
-    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    yield Rooted(fd, Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
-    os.close(fd)
 
 
 @contextlib.contextmanager

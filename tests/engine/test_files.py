@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from engine.root_files import ME, files_of
 from smokebox.engine.files.files import Files
-from smokebox.engine.files.rooted import MAX_READ
 from smokebox.engine.jail.api import Owner
 from smokebox.engine.workers import Job, Workers, checkpoint
 from smokebox.errors import (
@@ -26,11 +26,10 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 FIRST = 0x50000000
-ME = Owner(uid=os.geteuid(), gid=os.getegid(), count=1)
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
@@ -39,24 +38,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as ano
 def root(tmp_path: Path) -> Path:
     (tmp_path / "root" / "workspace").mkdir(parents=True)
     return tmp_path / "root"
-
-
-@pytest.fixture
-def workers() -> Iterator[Workers]:
-    workers = Workers()
-    yield workers
-    workers.close()
-
-
-def files_of(root: Path, workers: Workers, owner: Owner = ME, max_read: int = MAX_READ) -> Files:
-    """Files whose root is opened anew for each call, and closed as soon as it was given."""
-
-    async def give() -> tuple[int, Owner]:
-        fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-        asyncio.get_running_loop().call_soon(os.close, fd)
-        return fd, owner
-
-    return Files(give, workers=workers, max_read=max_read)
 
 
 @pytest_asyncio.fixture

@@ -26,25 +26,11 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FIRST = 0x50000000
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ids to give away")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root").mkdir()
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def files(root: Path) -> Iterator[Rooted]:
-    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    yield Rooted(fd, Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
-    os.close(fd)
 
 
 def nested(top: Path, depth: int) -> None:

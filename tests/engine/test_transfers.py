@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.files import transfers
-from smokebox.engine.files.rooted import Rooted
-from smokebox.engine.jail.api import Owner
 from smokebox.errors import (
     PathError,
     PathIsDirectory,
@@ -23,20 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from smokebox.engine.files.rooted import Rooted
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ids to give away")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root").mkdir()
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def files(root: Path) -> Iterator[Rooted]:
-    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    yield Rooted(fd, Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
-    os.close(fd)
 
 
 class TestTransfers:
