@@ -7,6 +7,9 @@ from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
 FileType = Literal["file", "directory", "symlink", "other"]
+SandboxStatus = Literal["idle", "active", "destroying"]
+ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
+ChangeKind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +106,148 @@ class Capabilities:
         if self.commands is None:
             return f"{place}\nCommands: whatever `command -v` finds."
         return f"{place}\nCommands: {' '.join(sorted(self.commands))}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """What is known of a Linux sandbox without waking it. Times are seconds since the epoch.
+
+    `limits` has every limit by name, None for what is not limited. `stop_reason` says why
+    its last run ended.
+    """
+
+    id: str
+    status: SandboxStatus
+    image: str
+    tier: str
+    limits: dict[str, float | None]
+    enforcement: str | None
+    labels: dict[str, str]
+    generation: int
+    created_at: float
+    last_active_at: float
+    sleep_after: float | None
+    keep_alive: bool
+    ephemeral: bool
+    cwd: str
+    user: str
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStats:
+    """What a sandbox uses; None for what nobody counts, and for what sleeps."""
+
+    cpu_seconds: float | None
+    memory: int | None
+    memory_peak: int | None
+    pids: int | None
+    oom_kills: int | None
+    disk: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A session of a sandbox; `cwd` is empty where it is the sandbox's own."""
+
+    id: str
+    cwd: str
+    user: str
+    created_at: float
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """A long-running process: `exited` by itself, `killed` by a signal, or `lost`.
+
+    `exit_code` is bash's, None while it runs. `generation` is the run of the sandbox.
+    """
+
+    id: str
+    command: str
+    status: ProcessStatus
+    pid: int | None
+    exit_code: int | None
+    started_at: float
+    ended_at: float | None
+    generation: int
+    stdin: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChunk:
+    """A piece of a log. Text, never cut inside a character; `cursor` goes on right after it.
+
+    Where bytes are missing, because the log grew too long before they were read, `dropped`
+    counts them and `data` is a line that says so.
+    """
+
+    stream: Stream
+    data: str
+    cursor: str
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLogs:
+    """What a process has written; of a very long log the end."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMatch:
+    """What `wait_for_log` found: the line, the part of it that fits, and the groups."""
+
+    stream: Stream
+    line: str
+    text: str
+    groups: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """Something that happened to a path.
+
+    `cursor` is where a later watch goes on after it. `resync` means that some events are
+    lost, and that what is remembered of the files should be read again.
+    """
+
+    kind: ChangeKind
+    path: str
+    is_directory: bool
+    time: float
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalInfo:
+    """A terminal of a sandbox; `exit_code` is None while its program runs."""
+
+    id: str
+    command: str
+    cols: int
+    rows: int
+    created_at: float
+    exit_code: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Extracted:
+    """How much of an archive was unpacked."""
+
+    files: int = 0
+    directories: int = 0
+    links: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUsage:
+    """What a tree takes of the disk; a file with several names counts once."""
+
+    bytes: int
+    files: int
+    directories: int

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.files.archive import Extracted
     from smokebox.engine.files.files import Files
     from smokebox.engine.workers import Workers
+    from smokebox.types import Extracted
 
 FIRST = 0x50000000
 SECRET = "the host's own"

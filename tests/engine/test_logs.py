@@ -13,7 +13,7 @@ from engine.lasting_box import Box, open_box
 from smokebox.engine.jail.logpump import KEEP, STEP, LogPump
 from smokebox.engine.limits import Limits
 from smokebox.engine.processes.inbox import watch_log
-from smokebox.engine.processes.logs import MOST_TEXT, Log, LogChunk, start_of, tail
+from smokebox.engine.processes.logs import MOST_TEXT, Log, start_of, tail
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.engine.processes.lasting import LastingProcess
-    from smokebox.types import Stream
+    from smokebox.types import LogChunk, Stream
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from engine.lasting_box import Box, open_box
 from smokebox.engine.processes import readiness
-from smokebox.engine.processes.logs import LogChunk
 from smokebox.engine.processes.readiness import LONGEST_LINE, Scanner
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded
+from smokebox.types import LogChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

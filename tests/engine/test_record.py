@@ -24,10 +24,8 @@ from smokebox.engine.record.rows import (
     TABLES,
     PortRow,
     ProcessRow,
-    ProcessStatus,
     Row,
     SandboxRow,
-    SandboxStatus,
     SessionRow,
     Settings,
     delete,
@@ -36,6 +34,7 @@ from smokebox.engine.record.rows import (
 )
 from smokebox.engine.record.schema import MIGRATIONS, open_record
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathError, SandboxGone, Unsupported
+from smokebox.types import ProcessStatus, SandboxStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.files.watches import WatchEvent, WatchStream
+    from smokebox.engine.files.watches import WatchStream
+    from smokebox.types import WatchEvent
 
 ME = Owner(uid=os.geteuid(), gid=os.getegid(), count=1)
 

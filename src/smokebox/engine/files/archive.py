@@ -11,7 +11,6 @@ import math
 import os
 import posixpath
 import stat as stat_bits
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.files.opening import (
@@ -45,19 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from smokebox.engine.files.rooted import Rooted
+    from smokebox.types import Extracted
 
 PIECE = 256 << 10
 MAX_DIRECTORIES = 100_000
-
-
-@dataclass(slots=True, kw_only=True)
-class Extracted:
-    """How much of an archive was unpacked so far."""
-
-    files: int = 0
-    directories: int = 0
-    links: int = 0
-    bytes: int = 0
 
 
 def extract(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.engine.files import listing, transfers
-from smokebox.engine.files.archive import Extracted, extract
+from smokebox.engine.files.archive import extract
 from smokebox.engine.files.packing import pack
 from smokebox.engine.files.rooted import MAX_READ, Rooted
 from smokebox.engine.files.steps import Desk
@@ -17,11 +17,11 @@ from smokebox.engine.files.watches import EXCLUDED, LINGER, Watches
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.text import decode_file, encode_option
+from smokebox.types import DiskUsage, Extracted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
-    from smokebox.engine.files.listing import DiskUsage
     from smokebox.engine.files.watches import WatchStream
     from smokebox.engine.jail.api import Owner
     from smokebox.engine.workers import Workers

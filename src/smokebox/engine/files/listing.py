@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import stat as stat_bits
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.files.opening import LIST, closing, naming
@@ -14,6 +13,7 @@ from smokebox.engine.files.trees import walk
 from smokebox.errors import LimitReached
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.hostfiles import shown
+from smokebox.types import DiskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 200_000
 MAX_SEEN = 2_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUsage:
-    """What a tree takes of the disk; a file with several names counts once."""
-
-    bytes: int
-    files: int
-    directories: int
 
 
 def list_files(

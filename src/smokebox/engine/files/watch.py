@@ -13,7 +13,7 @@ import posixpath
 import re
 import stat as stat_bits
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from smokebox.engine import inotify
 from smokebox.engine.files.opening import LIST, SEARCH, closing, naming, of_kernel, open_beneath
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from smokebox.engine.files.rooted import Rooted
     from smokebox.engine.inotify import Event
+    from smokebox.types import ChangeKind
 
-Kind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 
 MAX_DIRECTORIES = 20_000
 MAX_CHANGES = 4_096
@@ -46,7 +46,7 @@ _MASK = (
     | inotify.ONLYDIR
     | inotify.EXCL_UNLINK
 )
-_KINDS: dict[int, Kind] = {
+_KINDS: dict[int, ChangeKind] = {
     inotify.CREATE: "create",
     inotify.MODIFY: "modify",
     inotify.DELETE: "delete",
@@ -64,7 +64,7 @@ _NAMELESS = re.compile(r"#\d+")
 class Change:
     """One thing that happened to a path. `resync` says that some may have been missed."""
 
-    kind: Kind
+    kind: ChangeKind
     path: str
     is_directory: bool = False
 
@@ -93,7 +93,7 @@ class Observer:
         self._paths: dict[int, str] = {}
         self._listed: set[tuple[int, str]] = set()
         self._leaving: dict[int, str] = {}
-        self._taking_place: dict[int, Kind] = {}
+        self._taking_place: dict[int, ChangeKind] = {}
         self._changes: list[Change] = []
         self._count = count
         self.ended = False
@@ -197,7 +197,7 @@ class Observer:
         if is_directory and self._recursive:
             self._follow(event, kind, path)
 
-    def _follow(self, event: Event, kind: Kind, path: str) -> None:
+    def _follow(self, event: Event, kind: ChangeKind, path: str) -> None:
         """Keep up with directories that come and go."""
         if kind == "move_from":
             self._leaving[event.cookie] = path
@@ -280,7 +280,7 @@ class Observer:
             self._inotify.remove(watch)
         self._changes = [Change("resync", self._path, True)]
 
-    def _tell(self, kind: Kind, path: str, is_directory: bool) -> None:
+    def _tell(self, kind: ChangeKind, path: str, is_directory: bool) -> None:
         if path and self._include and not self._include.fit(path):
             return
         change = Change(

@@ -7,13 +7,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from smokebox.engine.files.watch import MAX_CHANGES, Change, Kind, Observer
+from smokebox.engine.files.watch import MAX_CHANGES, Change, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
 from smokebox.sandbox.hostfiles import shown
 from smokebox.sandbox.pipes import readable
+from smokebox.types import WatchEvent
 
 if TYPE_CHECKING:
     from smokebox.engine.files.steps import Desk, Steps
@@ -23,21 +23,6 @@ LINGER = 60.0
 MAX_WATCHES = 8
 # Between two looks, so that a burst is read at once and a flood does not take a whole core.
 PAUSE = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchEvent:
-    """Something that happened to a path.
-
-    `cursor` is where a later watch goes on after it. `resync` means that some events are
-    lost, and that what is remembered of the files should be read again.
-    """
-
-    kind: Kind
-    path: str
-    is_directory: bool
-    time: float
-    cursor: str
 
 
 class Options(NamedTuple):

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.processes.logs import LogChunk, ProcessLogs
-    from smokebox.engine.processes.readiness import LogMatch, PortMode, Status
-    from smokebox.engine.record.rows import ProcessRow, ProcessStatus
+    from smokebox.engine.processes.readiness import PortMode, Status
+    from smokebox.engine.record.rows import ProcessRow
     from smokebox.engine.run import Run
     from smokebox.errors import ProcessEnded, SandboxGone
+    from smokebox.types import LogChunk, LogMatch, ProcessLogs, ProcessStatus
 
 GRACE_SECONDS = 5.0
 KILL_SECONDS = 10.0

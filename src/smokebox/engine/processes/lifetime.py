@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from smokebox.engine.processes.endings import Told
     from smokebox.engine.processes.logs import Log
-    from smokebox.engine.record.rows import ProcessRow, ProcessStatus
+    from smokebox.engine.record.rows import ProcessRow
     from smokebox.engine.run import Run
     from smokebox.errors import SandboxGone
+    from smokebox.types import ProcessStatus
 
 # A minder that ends without a word: its whole jail may be ending, of which others know why.
 _LOST_SECONDS = 0.25

@@ -11,12 +11,12 @@ import codecs
 import contextlib
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from smokebox.engine.jail.logpump import KEEP
 from smokebox.engine.processes.inbox import Watch, watch_log
 from smokebox.errors import InvalidOption
+from smokebox.types import LogChunk, ProcessLogs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -30,28 +30,6 @@ MOST_TEXT = 16 << 20
 _READ = 1 << 18
 _CHUNKS_PER_TURN = 4
 _CURSOR = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogChunk:
-    """A piece of a log. Text, never cut inside a character; `cursor` goes on right after it.
-
-    Where bytes are missing, because the log grew too long before they were read, `dropped`
-    counts them and `data` is a line that says so.
-    """
-
-    stream: Stream
-    data: str
-    cursor: str
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLogs:
-    """What a process has written, up to `MOST_TEXT` bytes from the end of each stream."""
-
-    stdout: str
-    stderr: str
 
 
 class Bell:

@@ -16,13 +16,14 @@ from smokebox.engine.jail import errands
 from smokebox.engine.names import check_port
 from smokebox.engine.processes.logs import LogReader, start_of
 from smokebox.errors import InvalidOption
+from smokebox.types import LogMatch
 
 if TYPE_CHECKING:
     import socket
 
     from smokebox.engine.jail.api import Jail
-    from smokebox.engine.processes.logs import Log, LogChunk
-    from smokebox.types import Stream
+    from smokebox.engine.processes.logs import Log
+    from smokebox.types import LogChunk, Stream
 
 PortMode = Literal["http", "tcp"]
 Status: TypeAlias = int | tuple[int, int] | range
@@ -41,16 +42,6 @@ _LONGEST_STATUS_LINE = 1024
 _PATH = re.compile(r"/[!-~]*")
 _DRAIN_SECONDS = 0.2
 _DRAIN_SIZE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogMatch:
-    """What `wait_for_log` found: the line, the part of it that fits, and the groups."""
-
-    stream: Stream
-    line: str
-    text: str
-    groups: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

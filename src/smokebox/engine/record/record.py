@@ -19,7 +19,8 @@ from smokebox.errors import SandboxGone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smokebox.engine.record.rows import Change, R, SandboxStatus, Value
+    from smokebox.engine.record.rows import Change, R, Value
+    from smokebox.types import SandboxStatus
 
 
 class Record:

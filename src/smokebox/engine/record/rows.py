@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.limits import Limits
@@ -14,8 +14,8 @@ from smokebox.errors import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SandboxStatus = Literal["idle", "active", "destroying"]
-ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
+    from smokebox.types import ProcessStatus, SandboxStatus
+
 Value: TypeAlias = str | int | float | bytes | None
 
 DEFAULT_CWD = "/workspace"
