@@ -24,6 +24,9 @@
     ├── Conflict                                      the name, or the place, is taken
     ├── ProcessEnded                                  it ended before what was waited for
     ├── LimitReached                                  the sandbox may not have more
+    ├── RequestTooLarge                               a request that no server would read
+    ├── Unauthorized                                  no key, or one that opens nothing
+    ├── Forbidden                                     a key that does not open this
     ├── IsolationUnavailable                          this host cannot isolate as asked
     ├── BadSnapshot          also ValueError
     └── MissingDependency    also ImportError         an extra that is not installed
@@ -237,6 +240,24 @@ class LimitReached(SmokeboxError):
 
     code = "limit_reached"
     retryable = True
+
+
+class RequestTooLarge(SmokeboxError):
+    """The body of a request is longer than the server takes. Fields: `limit`, in bytes."""
+
+    code = "request_too_large"
+
+
+class Unauthorized(SmokeboxError):
+    """The server wants a key, and got none, or one that it does not know."""
+
+    code = "unauthorized"
+
+
+class Forbidden(SmokeboxError):
+    """The key is known, and not for this. Fields: `key`."""
+
+    code = "forbidden"
 
 
 class IsolationUnavailable(SmokeboxError):

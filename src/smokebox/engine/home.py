@@ -13,6 +13,7 @@ from typing import Self
 
 from smokebox.errors import AccessDenied, Conflict, InvalidOption, PathError, PathNotDirectory
 from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.wire.place import default_home
 
 # How long a killed owner's children may take to let go of the lock.
 DEAD_OWNER_SECONDS = 2.0
@@ -37,17 +38,6 @@ def open_home(path: str | os.PathLike[str] | None = None) -> Home:
     except OSError as error:
         raise _unusable(error, place) from error
     return Home(place, lock)
-
-
-def default_home() -> str:
-    """Where the state directory is when nobody says, as an absolute path."""
-    if told := os.environ.get("SMOKEBOX_HOME"):
-        return os.path.abspath(os.path.expanduser(told))
-    data = os.environ.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(data):
-        # The XDG specification has relative paths ignored.
-        data = os.path.expanduser("~/.local/share")
-    return os.path.join(data, "smokebox")
 
 
 class Home:

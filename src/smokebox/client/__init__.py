@@ -1,0 +1,1 @@
+"""The SDK: Linux sandboxes by id, wherever their server is."""

@@ -1,0 +1,76 @@
+"""Commands that are waited for, whole or as they write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smokebox.errors import (
+    DeadlineExceeded,
+    InvalidOption,
+    LimitReached,
+    PathError,
+    SandboxGone,
+    Unsupported,
+)
+from smokebox.server.call import Call
+from smokebox.server.endpoint import endpoint
+from smokebox.server.events import EventResponse, event
+from smokebox.types import ExecResult
+from smokebox.wire import sse
+from smokebox.wire.requests import Exec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from typing import Any
+
+_ERRORS = (InvalidOption, PathError, SandboxGone, LimitReached, DeadlineExceeded, Unsupported)
+
+
+@endpoint("POST", "/sandboxes/{id}/exec", errors=_ERRORS, slow=True)
+async def run(call: Call, body: Exec) -> ExecResult:
+    """Run a command and wait for it.
+
+    A command that fails is a result. Closing the connection kills the command. After five
+    seconds the answer begins, with blanks, and an error is then told by the body alone.
+    """
+    return await call.sandbox.exec(**options(body))
+
+
+@endpoint("POST", "/sandboxes/{id}/exec/stream", errors=_ERRORS, gives=sse.MEDIA)
+async def stream(call: Call, body: Exec) -> EventResponse:
+    """Run a command and give its output as it is written.
+
+    Events: `output` with a piece of one stream, and last `result`, or `error`. Closing the
+    connection kills the command.
+    """
+    return EventResponse(call, _events(call, body))
+
+
+async def _events(call: Call, body: Exec) -> AsyncGenerator[bytes, None]:
+    async with call.sandbox.exec_stream(**options(body)) as output:
+        async for chunk in output:
+            yield event("output", chunk)
+        yield event("result", output.result)
+
+
+def options(body: Exec) -> dict[str, Any]:
+    """What the engine takes, from a body."""
+    if body.stdin is not None and body.stdin_base64 is not None:
+        raise InvalidOption(
+            "stdin and stdin_base64 exclude each other.",
+            hint="Give one of them.",
+            option="stdin_base64",
+        )
+    return {
+        "command": body.command,
+        "cwd": body.cwd,
+        "env": body.env,
+        "timeout": body.timeout,
+        "stdin": body.stdin if body.stdin_base64 is None else body.stdin_base64,
+        "user": body.user,
+        "limits": body.limits,
+        "session": body.session,
+    }
+
+
+ENDPOINTS = [run, stream]

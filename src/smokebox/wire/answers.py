@@ -1,0 +1,118 @@
+"""What the server answers with, where it is not one of the values of `smokebox.types`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from smokebox.types import (
+    FileInfo,
+    ProcessInfo,
+    SandboxInfo,
+    SessionInfo,
+    TerminalInfo,
+)
+
+
+class Sandboxes(msgspec.Struct):
+    """Sandboxes by id."""
+
+    sandboxes: list[SandboxInfo]
+
+
+class Sessions(msgspec.Struct):
+    """Sessions in the order in which they were made."""
+
+    sessions: list[SessionInfo]
+
+
+class Processes(msgspec.Struct):
+    """Processes in the order in which they were started."""
+
+    processes: list[ProcessInfo]
+
+
+class Terminals(msgspec.Struct):
+    """Terminals in the order in which they were opened."""
+
+    terminals: list[TerminalInfo]
+
+
+class Names(msgspec.Struct):
+    """The names in a directory."""
+
+    names: list[str]
+
+
+class FileList(msgspec.Struct):
+    """What is in a directory."""
+
+    files: list[FileInfo]
+
+
+class Paths(msgspec.Struct):
+    """Paths that match."""
+
+    paths: list[str]
+
+
+class PathAnswer(msgspec.Struct):
+    """Where something is."""
+
+    path: str
+
+
+class Exists(msgspec.Struct):
+    """Whether a path leads to something."""
+
+    exists: bool
+
+
+class Written(msgspec.Struct):
+    """How many bytes were written."""
+
+    bytes: int
+
+
+class Count(msgspec.Struct):
+    """How many there were."""
+
+    count: int
+
+
+class ExitCode(msgspec.Struct):
+    """How a process ended."""
+
+    exit_code: int
+
+
+class KeyInfo(msgspec.Struct, kw_only=True):
+    """An API key, without the secret. Times are seconds since the epoch."""
+
+    id: str
+    name: str
+    prefix: str
+    admin: bool
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+
+
+class Keys(msgspec.Struct):
+    """API keys in the order in which they were made."""
+
+    keys: list[KeyInfo]
+
+
+class NewKey(KeyInfo, kw_only=True):
+    """An API key with its secret, which nobody can read again."""
+
+    key: str
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Whether the server can work."""
+
+    ok: bool
+    version: str
+    sandboxes: int | None = None
+    draining: bool = False

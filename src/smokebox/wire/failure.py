@@ -1,0 +1,105 @@
+"""Errors on the wire: every class of `smokebox.errors` by its code, and its HTTP status."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from smokebox import errors
+from smokebox.errors import PathError, SmokeboxError
+
+# By class; the nearest ancestor that is named here counts.
+STATUS: dict[type[SmokeboxError], int] = {
+    SmokeboxError: 500,
+    errors.InvalidOption: 400,
+    errors.InvalidPath: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.PathError: 400,
+    errors.PathNotFound: 404,
+    errors.PathExists: 409,
+    errors.DirectoryNotEmpty: 409,
+    errors.AccessDenied: 403,
+    errors.FileTooLarge: 413,
+    errors.StorageFull: 507,
+    errors.NotText: 400,
+    errors.Unsupported: 501,
+    errors.BucketNotFound: 404,
+    errors.ServiceUnavailable: 503,
+    errors.DeadlineExceeded: 504,
+    errors.SandboxGone: 410,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.ProcessEnded: 409,
+    errors.RequestTooLarge: 413,
+    errors.LimitReached: 429,
+    errors.IsolationUnavailable: 501,
+    errors.BadSnapshot: 400,
+    errors.MissingDependency: 501,
+}
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """What went wrong, for programs (`code`, `fields`) and for people (`message`, `hint`)."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+    request_id: str = ""
+    path: str | None = None
+    fields: dict[str, Any] = {}
+
+
+class FailureAnswer(msgspec.Struct):
+    """The body of an answer that is an error."""
+
+    error: Failure
+
+
+def status_of(kind: type[SmokeboxError]) -> int:
+    """The HTTP status of a class of errors."""
+    return next(STATUS[parent] for parent in kind.__mro__ if parent in STATUS)
+
+
+def failure_of(error: SmokeboxError, request_id: str = "") -> Failure:
+    """An error as it goes over the wire; what cannot go there of its fields is left out."""
+    return Failure(
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+        retryable=error.retryable,
+        request_id=request_id,
+        path=error.path if isinstance(error, PathError) else None,
+        fields={name: value for name, value in error.fields.items() if _is_plain(value)},
+    )
+
+
+def error_of(failure: Failure) -> SmokeboxError:
+    """The error that went over the wire, as the same class; one nobody knows as the root."""
+    kind = _by_code().get(failure.code, SmokeboxError)
+    fields = dict(failure.fields)
+    if failure.request_id:
+        fields["request_id"] = failure.request_id
+    if issubclass(kind, PathError):
+        return kind(failure.path or "", failure.message, hint=failure.hint, **fields)
+    return kind(failure.message, hint=failure.hint, **fields)
+
+
+@functools.cache
+def _by_code() -> dict[str, type[SmokeboxError]]:
+    found: dict[str, type[SmokeboxError]] = {}
+    waiting: list[type[SmokeboxError]] = [SmokeboxError]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.code, kind)
+        waiting += kind.__subclasses__()
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float, bool))

@@ -1,0 +1,38 @@
+"""A server on the test's own event loop, with real sockets, and a client that is not ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest_asyncio
+
+from smokebox.server.serving import Running, running
+from smokebox.server.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    """A server of one user, on its socket and on the loopback address."""
+    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
+    async with running(settings) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def http(server: Running) -> AsyncIterator[aiohttp.ClientSession]:
+    """Plain HTTP to its unix socket: `http.get("/api/...")`."""
+    connector = aiohttp.UnixConnector(server.socket)
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
+        yield session
+
+
+@pytest_asyncio.fixture
+async def server_url(server: Running) -> str:
+    """Its address on the loopback interface."""
+    assert server.url is not None
+    return server.url
