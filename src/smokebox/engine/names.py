@@ -1,4 +1,4 @@
-"""The names of things: which ids, sessions, processes, ports, users and labels there can be."""
+"""The names of things: ids, sessions, processes, terminals, ports, users and labels."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def check_session_name(name: object) -> str:
 def check_process_id(id: object) -> str:
     """`id` itself, once it can be the id of a process, and so the name of its log files."""
     return _name("process_id", "a process id", id)
+
+
+def check_terminal_id(id: object) -> str:
+    """`id` itself, once it can be the id of a terminal."""
+    return _name("id", "a terminal id", id)
 
 
 def check_port(port: object, *, option: str = "port") -> int:

@@ -19,6 +19,7 @@ from smokebox.engine.limits import parse_process_limits
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.sessions import Session, Sessions
+from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.output import MAX_OUTPUT
@@ -317,7 +318,9 @@ class Sandbox:
         self.files = Files(self._root, workers=self._shop.workers, cwd=lambda: self.cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
+        self.terminals = Terminals(id=self.id, record=record, use=life.use)
         files, processes, sessions = self.files, self.processes, self.sessions
+        terminals = self.terminals
         life.parts = (
             Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
             Part(
@@ -330,6 +333,11 @@ class Sandbox:
                 settle=sessions.saved,
                 busy=lambda: sessions.busy,
                 close=lambda: sessions.ended(STOPPED),
+            ),
+            Part(
+                ended=terminals.ended,
+                settle=terminals.part,
+                close=lambda: terminals.ended(STOPPED),
             ),
         )
 

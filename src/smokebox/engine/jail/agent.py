@@ -3,9 +3,10 @@
 It is a keeper (`smokebox.sandbox.keeper`) that listens instead of being handed sockets:
 each connection is one request, taken by a minder. A request starts with a verb.
 
-- `run`, `shell` and `start` start a program. What `run` started ends with its connection,
-  and so does the `shell` of a session, whose commands can be ended alone; what `start`
-  started runs on, and its end is written to a file that came with the request.
+- `run`, `shell`, `terminal` and `start` start a program. What `run` started ends with its
+  connection, and so does the `shell` of a session, whose commands can be ended alone, and
+  the program of a `terminal`; what `start` started runs on, and its end is written to a
+  file that came with the request.
 - `signal` sends a signal to what a minder has, or to itself; `root` and `socket` answer
   with a descriptor.
 
@@ -15,6 +16,7 @@ The engine believes nothing that is said here: a process of the sandbox could be
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -24,6 +26,7 @@ import struct
 
 from smokebox.engine.jail.logpump import LogPump
 from smokebox.engine.jail.minded_shell import MindedShell
+from smokebox.engine.jail.minded_terminal import MindedTerminal
 from smokebox.sandbox.keeper import (
     FAILED,
     STAGE_START,
@@ -37,7 +40,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RUN, SHELL, START = b"run", b"shell", b"start"
+RUN, SHELL, TERMINAL, START = b"run", b"shell", b"terminal", b"start"
 SIGNAL, ROOT, SOCKET = b"signal", b"root", b"socket"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
@@ -49,6 +52,7 @@ BEGUN = struct.Struct("!cii")
 EXIT = struct.Struct("!ci")
 ENDED, LATE = b"X", b"T"
 
+_TIOCSCTTY = 0x540E
 _OOM_SCORE = b"500"
 _NO_USER = b"0:0:"
 # What a minder tells the agent that has a lasting program, and takes no other request.
@@ -130,6 +134,7 @@ class JailMinder(Minder):
     pump: LogPump | None = None
     writer: int | None = None
     shell: MindedShell | None = None
+    terminal: MindedTerminal | None = None
 
     def run(self) -> bool:
         """As any minder does; after an errand another request can follow."""
@@ -138,7 +143,7 @@ class JailMinder(Minder):
     def launch(self, fds: list[int], fields: list[bytes]) -> bool:
         """Do what the verb says; True when a program runs that is to be watched."""
         verb, *rest = fields
-        if verb in (RUN, SHELL, START):
+        if verb in (RUN, SHELL, TERMINAL, START):
             if verb == START:
                 self.rate, *rest = rest
             self.user, self.rlimits, *rest = rest
@@ -146,6 +151,10 @@ class JailMinder(Minder):
                 return super().launch(fds, rest)
             if verb == START:
                 self.start_lasting(fds, rest)
+            elif verb == TERMINAL:
+                self.terminal = MindedTerminal(self)
+                if super().launch(fds, rest):
+                    self.terminal.mind()
             elif super().launch(fds, rest):
                 self.shell = MindedShell(self)
                 self.shell.mind()
@@ -173,7 +182,7 @@ class JailMinder(Minder):
     def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
         """Start a program, found by the PATH that it gets."""
         program = [_find(argv[0], env), *argv[1:]]
-        if self.user == _NO_USER and not self.rlimits:
+        if self.user == _NO_USER and not self.rlimits and not self.terminal:
             pid = super().spawn(program, env, fds)
         else:
             pid = self.fork_exec(program, env, fds)
@@ -183,7 +192,7 @@ class JailMinder(Minder):
         return pid
 
     def fork_exec(self, program: list[bytes], env: list[bytes], fds: list[int]) -> int:
-        """`spawn` for what posix_spawn cannot do: other users, and limits."""
+        """`spawn` for what posix_spawn cannot do: other users, limits, and terminals."""
         failed, failing = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if not pid:
@@ -205,6 +214,8 @@ class JailMinder(Minder):
         os.setsid()
         for number, fd in enumerate(fds[:3]):
             os.dup2(fd, number)
+        if self.terminal:
+            fcntl.ioctl(0, _TIOCSCTTY, 0)
         for limit in filter(None, self.rlimits.split(b",")):
             kind, _, value = limit.partition(b"=")
             resource.setrlimit(int(kind), (int(value), int(value)))

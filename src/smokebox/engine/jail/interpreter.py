@@ -33,6 +33,7 @@ _MODULES = (
     "engine/jail/linux.py",
     "engine/jail/logpump.py",
     "engine/jail/minded_shell.py",
+    "engine/jail/minded_terminal.py",
 )
 _PACKAGES = ("", "sandbox", "engine", "engine/jail")
 _MAIN = """import sys

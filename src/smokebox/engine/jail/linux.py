@@ -194,6 +194,15 @@ def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, *, res
     raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
+def filesystem_of(fd: int) -> int:
+    """The magic number of the filesystem that an open file is of, as statfs(2) lists them."""
+    # struct statfs begins with it, and takes 120 bytes.
+    found = ctypes.create_string_buffer(256)
+    _checked(_libc.fstatfs(fd, found), "fstatfs")
+    (magic,) = struct.unpack_from("@l", found)
+    return int(magic)
+
+
 def sethostname(name: str) -> None:
     """Name this UTS namespace."""
     data = name.encode()

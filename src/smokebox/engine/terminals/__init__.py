@@ -1,0 +1,1 @@
+"""Terminals: programs of a sandbox that are typed to and watched."""

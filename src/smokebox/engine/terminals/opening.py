@@ -1,0 +1,96 @@
+"""Starting a program in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from smokebox.engine.jail import agent, errands
+from smokebox.engine.jail.minded_terminal import STARTED
+from smokebox.engine.jail.ptys import open_pty
+from smokebox.engine.run import CannotStart
+from smokebox.engine.terminals.line import Line
+from smokebox.errors import AccessDenied, LimitReached, PathNotFound, SandboxGone
+from smokebox.sandbox import keeper
+from smokebox.sandbox.process import cannot_start
+
+if TYPE_CHECKING:
+    from smokebox.engine.run import Program, Run
+    from smokebox.errors import SmokeboxError
+
+_NO_MORE = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+async def start(run: Run, program: Program, line: Line) -> socket.socket:
+    """Have the program run at the end of the line; what its minder is talked to with.
+
+    When that is closed, everything of it ends. Raises the error that says why it does not run.
+    """
+    request = program.pack(agent.TERMINAL)
+    control = await run.jail.connect()
+    try:
+        answer = await _ask(control, request, line.theirs)
+    except BaseException:
+        control.close()
+        raise
+    kind, stage, number = keeper.MESSAGE.unpack(answer)
+    if kind == STARTED:
+        return control
+    control.close()
+    raise _error(program, stage, number)
+
+
+def open_line(run: Run, program: Program) -> Line:
+    """A terminal of the sandbox, that belongs to the user of the program."""
+    owner = run.owner(program)
+    try:
+        return Line(open_pty(run.jail.root, owner[0] if owner is not None else None))
+    except OSError as error:
+        if error.errno in _NO_MORE:
+            raise LimitReached(
+                f"sandbox {run.id} cannot have another terminal ({error.strerror}).",
+                hint="Close terminals, here and inside, or raise kernel.pty.max on the host.",
+                limit="terminals",
+            ) from error
+        raise cannot_start(error) from error
+
+
+async def _ask(control: socket.socket, request: bytes, fds: tuple[int, ...]) -> bytes:
+    loop = asyncio.get_running_loop()
+    body = keeper.LENGTH.pack(len(request)) + request
+    answer = b""
+    try:
+        async with asyncio.timeout(errands.ANSWER_SECONDS):
+            sent = socket.send_fds(control, [body], fds)
+            # A minder that ends before it has read everything says why.
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(control, body[sent:])
+            while len(answer) < keeper.MESSAGE.size:
+                more = await loop.sock_recv(control, keeper.MESSAGE.size - len(answer))
+                if not more:
+                    raise ConnectionResetError
+                answer += more
+    except (TimeoutError, OSError) as error:
+        raise SandboxGone(
+            "the agent of the sandbox does not answer.",
+            hint="Create the terminal again.",
+            reason="agent silent",
+        ) from error
+    return answer
+
+
+def _error(program: Program, stage: int, number: int) -> SmokeboxError:
+    error = program.explain(stage, number)
+    if not isinstance(error, CannotStart):
+        return error
+    name = program.argv[0]
+    if error.exit_code == 127:
+        return PathNotFound(
+            name,
+            f"there is no program {name!r:.200} to run in a terminal.",
+            hint="Pass its path or add its directory to PATH; pass words as a list.",
+        )
+    return AccessDenied(name, f"{error}.", hint="Make it executable, and see what its #! names.")

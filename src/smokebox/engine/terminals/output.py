@@ -1,0 +1,120 @@
+"""What a terminal has written: read as far as its viewers follow, and kept for the next ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from smokebox.engine.terminals.replay import Replay
+
+if TYPE_CHECKING:
+    from smokebox.engine.terminals.view import View
+
+REPLAY_SIZE = 256 << 10
+# So far the viewer that is the most advanced may be behind before the program has to wait.
+_FARTHEST_BEHIND = REPLAY_SIZE // 2
+_READ = 1 << 16
+_READS_PER_TURN = 16
+
+
+class Output:
+    """Reads a descriptor that does not block into a ring, and wakes those who look.
+
+    With viewers it reads no further than the ring holds for the most advanced one, so that
+    one loses nothing; without, all that comes. `over` once there will be no more, with the
+    `fault` that ended it, if any.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.replay = Replay(REPLAY_SIZE)
+        self.over = asyncio.Event()
+        self.fault: Exception | None = None
+        self._fd = fd
+        self._views: set[View] = set()
+        self._reading = False
+        self._finishing = False
+        self._owed = REPLAY_SIZE
+
+    def begin(self) -> None:
+        """Start to read."""
+        self.follow()
+
+    def finish(self) -> None:
+        """Nobody of the terminal is left to write: what is there now is the rest."""
+        self._finishing = True
+        self._read()
+
+    def stop(self, fault: Exception | None = None) -> None:
+        """Read no more. Safe to repeat."""
+        if self.over.is_set():
+            return
+        self.fault = fault
+        self._pause()
+        self.over.set()
+        self._wake()
+
+    def join(self, view: View) -> None:
+        """Have somebody look from here on."""
+        self._views.add(view)
+
+    def leave(self, view: View) -> None:
+        """Have somebody look no more."""
+        self._views.discard(view)
+        self.follow()
+
+    def follow(self) -> None:
+        """Go on reading, if nobody is too far behind."""
+        if self._reading or self.over.is_set() or self._is_ahead():
+            return
+        if self._finishing:
+            self._read()
+        else:
+            self._reading = True
+            asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def _read(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            if self._is_ahead():
+                self._pause()
+                break
+            if self.over.is_set() or not self._take():
+                break
+        else:
+            if self._finishing:
+                asyncio.get_running_loop().call_soon(self._read)
+        self._wake()
+
+    def _take(self) -> bool:
+        """Read once; False when there is nothing to read at this moment, or ever."""
+        try:
+            data = os.read(self._fd, _READ)
+        except BlockingIOError:
+            if self._finishing:
+                self.stop()
+            return False
+        except OSError:
+            # EIO: nobody has the other end any more.
+            data = b""
+        self.replay.add(data)
+        if self._finishing:
+            # Somebody else in the sandbox may have it open, and write for ever.
+            self._owed -= len(data)
+        if not data or self._owed <= 0:
+            self.stop()
+            return False
+        return True
+
+    def _is_ahead(self) -> bool:
+        if not self._views:
+            return False
+        return self.replay.end - max(view.position for view in self._views) > _FARTHEST_BEHIND
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _wake(self) -> None:
+        for view in self._views:
+            view.look.set()
