@@ -1,4 +1,4 @@
-"""Commands that are waited for: `exec` and `exec_stream` in a run of a sandbox."""
+"""Commands that are waited for: `exec` and `exec_bytes` in a run of a sandbox."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from smokebox.engine.run import CannotStart
 from smokebox.sandbox.capture import collect
 from smokebox.sandbox.capture import stream as stream_of
 from smokebox.sandbox.options import check_timeout
+from smokebox.sandbox.pipes import Chunk
 from smokebox.sandbox.process import Process
 from smokebox.sandbox.text import encode_option
-from smokebox.types import ExecResult, OutputChunk
+from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -49,7 +50,7 @@ async def stream(
     timeout: float | None = None,
     stdin: str | bytes | None = None,
     rate: int | None = None,
-) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+) -> AsyncGenerator[Chunk | ExecResult, None]:
     """Run a program and give its output as it is written, then how it ended."""
     starting = functools.partial(start, run, program, timeout=timeout, stdin=stdin)
     try:
@@ -57,7 +58,7 @@ async def stream(
             async for item in items:
                 yield item
     except CannotStart as failure:
-        yield OutputChunk("stderr", f"smokebox: {failure}\n")
+        yield Chunk("stderr", f"smokebox: {failure}\n".encode())
         yield ExecResult(exit_code=failure.exit_code)
 
 

@@ -22,8 +22,9 @@ from smokebox.engine.sessions.sessions import Session, Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
+from smokebox.sandbox.capture import ByteStream, decoded
 from smokebox.sandbox.output import MAX_OUTPUT
-from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
+from smokebox.types import Capabilities, ExecResult, FileInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from smokebox.engine.record.rows import SandboxRow, SandboxStatus
     from smokebox.engine.run import Command
     from smokebox.engine.workshop import Workshop
+    from smokebox.sandbox.pipes import Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +175,29 @@ class Sandbox:
         """Run a command and give its output as it is written; the options are `exec`'s."""
         if session is not None:
             refuse_in_session(user=user, limits=limits)
+            source = self._session_stream(session, in_shell(command), cwd, env, timeout, stdin)
+        else:
+            source = self._stream(command, cwd, env, timeout, stdin, user, limits)
+        return ExecStream(decoded(source))
+
+    def exec_bytes(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+        limits: ProcessLimits | Mapping[str, object] | None = None,
+        session: Session | str | None = None,
+    ) -> ByteStream:
+        """As `exec_stream`, with the bytes themselves: what is not text stays what it is."""
+        if session is not None:
+            refuse_in_session(user=user, limits=limits)
             text = in_shell(command)
-            return ExecStream(self._session_stream(session, text, cwd, env, timeout, stdin))
-        return ExecStream(self._stream(command, cwd, env, timeout, stdin, user, limits))
+            return ByteStream(self._session_stream(session, text, cwd, env, timeout, stdin))
+        return ByteStream(self._stream(command, cwd, env, timeout, stdin, user, limits))
 
     async def start_process(
         self,
@@ -354,7 +376,7 @@ class Sandbox:
         stdin: str | bytes | None,
         user: str | None,
         limits: ProcessLimits | Mapping[str, object] | None,
-    ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+    ) -> AsyncGenerator[Chunk | ExecResult, None]:
         async with self._life.use() as run:
             program = await run.program(
                 command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
@@ -376,9 +398,9 @@ class Sandbox:
         env: Mapping[str, str] | None,
         timeout: float | None,
         stdin: str | bytes | None,
-    ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+    ) -> AsyncGenerator[Chunk | ExecResult, None]:
         shell = await self._session(session)
-        async with shell.exec_stream(
+        async with shell.exec_bytes(
             command, cwd=cwd, env=env, timeout=timeout, stdin=stdin
         ) as stream:
             async for chunk in stream:

@@ -6,21 +6,23 @@ A connector implements `SandboxApi`; `smokebox.sandbox.conformance` tells whethe
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+Piece = TypeVar("Piece")
 
-class ExecStream(AsyncIterator[OutputChunk]):
+
+class RunningCommand(AsyncIterator[Piece]):
     """A running command: iterate for its output, then read `result`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) kills the command.
     """
 
-    def __init__(self, source: AsyncGenerator[OutputChunk | ExecResult, None]) -> None:
+    def __init__(self, source: AsyncGenerator[Piece | ExecResult, None]) -> None:
         self._source = source
         self._result: ExecResult | None = None
 
@@ -36,9 +38,9 @@ class ExecStream(AsyncIterator[OutputChunk]):
         """Short for `result.exit_code`."""
         return self.result.exit_code
 
-    async def __anext__(self) -> OutputChunk:
+    async def __anext__(self) -> Piece:
         item = await self._source.__anext__()
-        if isinstance(item, OutputChunk):
+        if not isinstance(item, ExecResult):
             return item
         self._result = item
         await self._source.aclose()
@@ -58,6 +60,10 @@ class ExecStream(AsyncIterator[OutputChunk]):
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+class ExecStream(RunningCommand[OutputChunk]):
+    """A running command whose output is text, in pieces never cut inside a character."""
 
 
 @runtime_checkable

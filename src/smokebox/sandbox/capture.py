@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, Self
 
+from smokebox.sandbox.api import RunningCommand
 from smokebox.sandbox.output import Captured, Collected, Collector, Decoder
+from smokebox.sandbox.pipes import Chunk
 from smokebox.types import ExecResult, OutputChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from smokebox.sandbox.pipes import Chunk
     from smokebox.sandbox.process import Exit
     from smokebox.sandbox.spill import SpillFolder
     from smokebox.types import Stream
@@ -35,6 +37,10 @@ class Running(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+class ByteStream(RunningCommand[Chunk]):
+    """A running command whose output is the bytes that it writes, in pieces as they come."""
 
 
 async def collect(
@@ -66,26 +72,38 @@ async def stream(
     *,
     timeout: float | None = None,
     rate: int | None = None,
-) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+) -> AsyncGenerator[Chunk | ExecResult, None]:
     """Give a command's output as it is written, and last how it ended."""
     started = time.monotonic()
-    decoders: dict[Stream, Decoder] = {"stdout": Decoder(), "stderr": Decoder()}
     pace = Pace(rate)
     async with await start() as process:
         while chunk := await process.read():
-            if text := decoders[chunk.stream].feed(chunk.data):
-                yield OutputChunk(chunk.stream, text)
+            yield chunk
             await pace.keep(len(chunk.data))
-        for name, decoder in decoders.items():
-            if text := decoder.finish():
-                yield OutputChunk(name, text)
     nothing = Captured(text="")
     result = _result(process, Collected(stdout=nothing, stderr=nothing), timeout, started)
     if result.stderr:
-        yield OutputChunk("stderr", result.stderr)
+        yield Chunk("stderr", result.stderr.encode())
     yield ExecResult(
         exit_code=result.exit_code, timed_out=result.timed_out, duration=result.duration
     )
+
+
+async def decoded(
+    source: AsyncGenerator[Chunk | ExecResult, None],
+) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+    """The same stream as text. Closing it closes the source."""
+    decoders: dict[Stream, Decoder] = {"stdout": Decoder(), "stderr": Decoder()}
+    async with contextlib.aclosing(source):
+        async for item in source:
+            if isinstance(item, Chunk):
+                if text := decoders[item.stream].feed(item.data):
+                    yield OutputChunk(item.stream, text)
+                continue
+            for name, decoder in decoders.items():
+                if text := decoder.finish():
+                    yield OutputChunk(name, text)
+            yield item
 
 
 class Pace:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone
 from smokebox.sandbox import hostfiles
 from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.capture import collect, stream
+from smokebox.sandbox.capture import collect, decoded, stream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.lifeline import Lifeline
@@ -139,7 +139,7 @@ class LocalSandbox:
         is ahead of it.
         """
         start = functools.partial(self._start, command, cwd, env, timeout, stdin)
-        return ExecStream(stream(start, timeout=timeout))
+        return ExecStream(decoded(stream(start, timeout=timeout)))
 
     async def read_file(self, path: str) -> str:
         """The text of a file. Raises `NotText` where it is not UTF-8."""

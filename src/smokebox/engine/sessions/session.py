@@ -25,11 +25,12 @@ from smokebox.engine.sessions.shell import (
 )
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError
 from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.capture import collect, stream
+from smokebox.sandbox.capture import ByteStream, collect, decoded, stream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.options import check_env
 from smokebox.sandbox.paths import resolve
-from smokebox.types import ExecResult, OutputChunk
+from smokebox.sandbox.pipes import Chunk
+from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
     import socket
@@ -143,7 +144,20 @@ class Session:
     ) -> ExecStream:
         """Run a command in the session and give its output as it is written."""
         order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
-        return ExecStream(self._stream(order))
+        return ExecStream(decoded(self._stream(order)))
+
+    def exec_bytes(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> ByteStream:
+        """As `exec_stream`, with the bytes themselves."""
+        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
+        return ByteStream(self._stream(order))
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
         """Export variables in the session, from here on; None unsets one.
@@ -258,7 +272,7 @@ class Session:
                 self._finish()
         raise self._unreadable()
 
-    async def _stream(self, order: Order) -> AsyncGenerator[OutputChunk | ExecResult, None]:
+    async def _stream(self, order: Order) -> AsyncGenerator[Chunk | ExecResult, None]:
         async with self._turn() as run:
             result = None
             for _ in range(_ATTEMPTS):
@@ -268,7 +282,7 @@ class Session:
                 try:
                     async with contextlib.aclosing(items):
                         async for item in items:
-                            if isinstance(item, OutputChunk):
+                            if isinstance(item, Chunk):
                                 yield item
                             else:
                                 result = self._marked(item)
@@ -276,7 +290,7 @@ class Session:
                 except Unread:
                     continue
                 except CannotStart as failure:
-                    yield OutputChunk("stderr", f"smokebox: {failure}\n")
+                    yield Chunk("stderr", f"smokebox: {failure}\n".encode())
                     result = ExecResult(exit_code=failure.exit_code)
                     break
                 finally:

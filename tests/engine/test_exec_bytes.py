@@ -1,0 +1,135 @@
+"""The bytes of a command, as it writes them, stateless and in a session."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from smokebox.engine import Host, Sandbox
+    from smokebox.engine.sessions.session import Session
+    from smokebox.sandbox.capture import ByteStream
+
+NOT_TEXT = bytes(range(256)) + b"\xff\xc3\x00\xed\xa0\x80\xf0\x9f"
+SAY_NOT_TEXT = "printf '" + "".join(f"\\x{byte:02x}" for byte in NOT_TEXT) + "'"
+
+
+@pytest.fixture(params=["stateless", "session"])
+async def where(request: pytest.FixtureRequest, host: Host) -> tuple[Sandbox, Session | None]:
+    """A sandbox, and where in it commands run."""
+    sandbox = host.sandbox("bytes")
+    return sandbox, await sandbox.create_session() if request.param == "session" else None
+
+
+async def whole(stream: ByteStream) -> tuple[bytes, bytes]:
+    """All that a command writes, to its end."""
+    parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    async with stream:
+        async for piece in stream:
+            parts[piece.stream].append(piece.data)
+    return b"".join(parts["stdout"]), b"".join(parts["stderr"])
+
+
+async def test_bytes_that_are_no_text_stay_what_they_are(
+    where: tuple[Sandbox, Session | None],
+) -> None:
+    sandbox, session = where
+    stream = sandbox.exec_bytes(f"{SAY_NOT_TEXT}; {SAY_NOT_TEXT} >&2; exit 3", session=session)
+    assert await whole(stream) == (NOT_TEXT, NOT_TEXT)
+    assert (stream.exit_code, stream.result.stdout, stream.result.stderr) == (3, "", "")
+
+
+async def test_a_character_cut_in_two_comes_as_it_was_written(
+    where: tuple[Sandbox, Session | None],
+) -> None:
+    sandbox, session = where
+    command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z'"
+    pieces = []
+    async with sandbox.exec_bytes(command, cwd="/tmp", timeout=15, session=session) as stream:
+        async for piece in stream:
+            pieces.append(tuple(piece))
+            await sandbox.write_file("/tmp/go", "")
+    assert pieces == [("stdout", b"a\xc3"), ("stdout", b"\xa4z")]
+
+
+async def test_as_text_the_same_command_is_never_cut_inside_a_character(
+    where: tuple[Sandbox, Session | None],
+) -> None:
+    sandbox, session = where
+    command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z\xc3'"
+    texts = []
+    async with sandbox.exec_stream(command, cwd="/tmp", timeout=15, session=session) as stream:
+        async for chunk in stream:
+            texts.append(chunk.data)
+            await sandbox.write_file("/tmp/go", "")
+    assert texts == ["a", "äz", "\N{REPLACEMENT CHARACTER}"]
+
+
+async def test_fifty_megabytes_arrive_whole(where: tuple[Sandbox, Session | None]) -> None:
+    sandbox, session = where
+    command = "seq 1 9000000 | head -c 50000000 | tee >(sha256sum >&2); sleep 0.1; wait $!"
+    digest, told = hashlib.sha256(), b""
+    async with sandbox.exec_bytes(command, timeout=18, session=session) as stream:
+        async for piece in stream:
+            if piece.stream == "stdout":
+                digest.update(piece.data)
+            else:
+                told += piece.data
+    assert stream.exit_code == 0
+    assert told.split()[0].decode() == digest.hexdigest()
+
+
+async def test_a_timeout_keeps_what_was_written(where: tuple[Sandbox, Session | None]) -> None:
+    sandbox, session = where
+    stream = sandbox.exec_bytes(r"printf '\xff\xc3'; sleep 1011", timeout=1, session=session)
+    out, err = await whole(stream)
+    assert out == b"\xff\xc3"
+    # Before it stands what bash says of a command that is terminated.
+    assert err.endswith(b"smokebox: timed out after 1 s\n")
+    assert (stream.exit_code, stream.result.timed_out) == (124, True)
+
+
+async def test_leaving_early_kills(where: tuple[Sandbox, Session | None]) -> None:
+    sandbox, session = where
+    async with sandbox.exec_bytes("echo on; exec sleep 1012", session=session) as stream:
+        async for piece in stream:
+            assert piece.data == b"on\n"
+            break
+    async with asyncio.timeout(10):
+        while (await sandbox.exec(["pgrep", "-xf", "sleep 1012"])).success:
+            await asyncio.sleep(0.02)
+
+
+async def test_what_it_reads_and_is_told_is_as_for_exec(
+    where: tuple[Sandbox, Session | None],
+) -> None:
+    sandbox, session = where
+    command = 'cat; printf "%s %s" "$PWD" "$WORD"'
+    stream = sandbox.exec_bytes(
+        command, cwd="/tmp", env={"WORD": "set"}, stdin=NOT_TEXT, session=session
+    )
+    assert await whole(stream) == (NOT_TEXT + b"/tmp set", b"")
+
+
+async def test_a_program_that_is_not_there_is_a_result(host: Host) -> None:
+    stream = host.sandbox("bytes").exec_bytes(["no-such-program"])
+    assert await whole(stream) == (b"", b"smokebox: no-such-program: command not found\n")
+    assert stream.exit_code == 127
+
+
+async def test_the_end_of_a_sessions_shell_is_told(host: Host) -> None:
+    sandbox = host.sandbox("bytes")
+    session = await sandbox.create_session()
+    stream = sandbox.exec_bytes("printf out; exit 4", session=session.name)
+    assert await whole(stream) == (b"out", b"")
+    assert (stream.exit_code, stream.result.session_ended) == (4, True)
+
+
+def test_a_session_has_one_user_for_all_its_commands(host: Host) -> None:
+    with pytest.raises(InvalidOption, match="user cannot change within a session"):
+        host.sandbox("bytes").exec_bytes("true", user="nobody", session="s")
