@@ -25,7 +25,8 @@ from smokebox.errors import (
 
 if TYPE_CHECKING:
     from smokebox.engine.host import Host
-    from smokebox.engine.sandbox import Sandbox, SandboxInfo
+    from smokebox.engine.sandbox import Sandbox
+    from smokebox.types import SandboxInfo
 
 
 async def status(sandbox: Sandbox) -> str | None:

@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from smokebox.engine.limits import Limits as Limits
     from smokebox.engine.limits import ProcessLimits as ProcessLimits
     from smokebox.engine.sandbox import Sandbox as Sandbox
-    from smokebox.engine.sandbox import SandboxInfo as SandboxInfo
-    from smokebox.engine.sandbox import SandboxStats as SandboxStats
 
 _HOME = {
     "Host": "smokebox.engine.host",
     "Limits": "smokebox.engine.limits",
     "ProcessLimits": "smokebox.engine.limits",
     "Sandbox": "smokebox.engine.sandbox",
-    "SandboxInfo": "smokebox.engine.sandbox",
-    "SandboxStats": "smokebox.engine.sandbox",
 }
 
 __all__ = sorted(_HOME)

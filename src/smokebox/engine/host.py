@@ -22,7 +22,7 @@ from smokebox.engine.options import SandboxOptions, parse_options
 from smokebox.engine.pool import Pool
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
-from smokebox.engine.sandbox import Sandbox, SandboxInfo, info_of
+from smokebox.engine.sandbox import Sandbox, info_of
 from smokebox.engine.workers import Workers
 from smokebox.engine.workshop import Workshop, tag_of
 from smokebox.errors import SandboxGone, SmokeboxError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.engine.jail.api import Jailer, Tier
-    from smokebox.engine.record.rows import SandboxStatus
+    from smokebox.types import SandboxInfo, SandboxStatus
 
 POOL_SIZE = 2
 _ADOPT_AT_ONCE = 32

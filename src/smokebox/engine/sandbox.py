@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from smokebox.engine import commands
@@ -24,51 +23,25 @@ from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import ByteStream, decoded
 from smokebox.sandbox.output import MAX_OUTPUT
-from smokebox.types import Capabilities, ExecResult, FileInfo
+from smokebox.types import (
+    Capabilities,
+    ExecResult,
+    FileInfo,
+    SandboxInfo,
+    SandboxStats,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from smokebox.engine.jail.api import Enforcement, Owner
-    from smokebox.engine.limits import Limits, ProcessLimits
+    from smokebox.engine.jail.api import Owner
+    from smokebox.engine.limits import ProcessLimits
     from smokebox.engine.options import Options
     from smokebox.engine.processes.lasting import LastingProcess
-    from smokebox.engine.record.rows import SandboxRow, SandboxStatus
+    from smokebox.engine.record.rows import SandboxRow
     from smokebox.engine.run import Command
     from smokebox.engine.workshop import Workshop
     from smokebox.sandbox.pipes import Chunk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxInfo:
-    """What is known of a sandbox without waking it. Times are seconds since the epoch."""
-
-    id: str
-    status: SandboxStatus
-    image: str
-    tier: str
-    limits: Limits
-    enforcement: Enforcement | None
-    labels: dict[str, str]
-    generation: int
-    created_at: float
-    last_active_at: float
-    sleep_after: float | None
-    keep_alive: bool
-    ephemeral: bool
-    stop_reason: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxStats:
-    """What a sandbox uses; None for what nobody counts, and for what sleeps."""
-
-    cpu_seconds: float | None
-    memory: int | None
-    memory_peak: int | None
-    pids: int | None
-    oom_kills: int | None
-    disk: int | None
 
 
 def info_of(row: SandboxRow) -> SandboxInfo:
@@ -78,7 +51,7 @@ def info_of(row: SandboxRow) -> SandboxInfo:
         status=row.status,
         image=row.image,
         tier=row.tier,
-        limits=row.limits,
+        limits=row.limits.to_json(),
         enforcement=row.jail.enforcement if row.jail is not None else None,
         labels=row.labels,
         generation=row.generation,
@@ -87,6 +60,8 @@ def info_of(row: SandboxRow) -> SandboxInfo:
         sleep_after=row.settings.sleep_after,
         keep_alive=row.settings.keep_alive,
         ephemeral=row.settings.ephemeral,
+        cwd=row.settings.cwd,
+        user=row.settings.user,
         stop_reason=row.stop_reason,
     )
 
