@@ -14,12 +14,14 @@ from smokebox import __version__
 from smokebox.cli.demo import demo
 from smokebox.cli.doctor import doctor
 from smokebox.cli.failure import report
+from smokebox.cli.serve import serve
 from smokebox.cli.sh import sh
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
 
 WORK = "Work in a sandbox"
+SERVER = "Run a server"
 LOOK = "Look at this machine"
 
 
@@ -62,6 +64,7 @@ def smokebox(
 
 app.command(rich_help_panel=WORK)(sh)
 app.command(rich_help_panel=WORK)(demo)
+app.command(rich_help_panel=SERVER)(serve)
 app.command(rich_help_panel=LOOK)(doctor)
 
 

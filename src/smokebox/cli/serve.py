@@ -1,0 +1,96 @@
+"""`smokebox serve`: the server of a state directory, in the foreground until it is stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+PORT = 8700
+
+
+def serve(
+    home: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The state directory; else SMOKEBOX_HOME."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on, 0 for any.")
+    ] = PORT,
+    no_tcp: Annotated[
+        bool, typer.Option("--no-tcp", help="Listen on the unix socket of the directory only.")
+    ] = False,
+    keys: Annotated[
+        bool | None,
+        typer.Option(
+            "--keys/--no-keys",
+            help="Ask for API keys; else only where other machines can ask.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that it may be asked by. Repeatable."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A site whose pages may ask. Repeatable."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second, for each key.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at a time, for each key.")
+    ] = None,
+    idle_exit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.001, help="End when idle for so long, with none that runs."
+        ),
+    ] = None,
+    tier: Annotated[
+        Literal["namespaces", "gvisor"], typer.Option(help="What isolates by default.")
+    ] = "namespaces",
+    pool: Annotated[
+        int | None, typer.Option(min=0, help="How many sandboxes to make ahead.")
+    ] = None,
+    git_private: Annotated[
+        bool, typer.Option("--git-private", help="Clone also from addresses of this network.")
+    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Try it first, and say what to try next.")
+    ] = False,
+) -> int:
+    """Run the server here until Ctrl-C.
+
+    It listens on the unix socket of its state directory and on http://127.0.0.1:8700.
+    When it stops, sandboxes sleep and keep their files.
+    """
+    from smokebox.cli.foreground import run
+    from smokebox.engine.host import POOL_SIZE
+    from smokebox.server.settings import Settings
+    from smokebox.wire.place import default_home
+
+    settings = Settings(
+        home=os.path.abspath(os.path.expanduser(home)) if home else default_home(),
+        host=None if no_tcp else host,
+        port=port,
+        keys=keys,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        rate=rate,
+        concurrency=concurrency,
+        idle_exit=idle_exit,
+        tier=tier,
+        pool=POOL_SIZE if pool is None else pool,
+        git_private=git_private,
+        log_json=log_json,
+    )
+    run(settings, show=show or sys.stdout.isatty())
+    return 0

@@ -1,0 +1,102 @@
+"""`smokebox serve`: a server in the foreground, from its first line to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import IO, TYPE_CHECKING
+
+import pytest
+
+from cli.terminal import PATIENCE, SMOKEBOX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def serving(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home), "--pool", "0"]
+    process = subprocess.Popen(
+        [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    output: IO[str] | None = process.stdout
+    assert output is not None
+    return output.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, "--no-tcp") as process:
+        assert first_line(process).endswith(f" serves unix:{tmp_path}/server.sock\n")
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_port_0_is_any_port_and_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path, "--port", "0") as process:
+        match = re.search(r"http://127\.0\.0\.1:\d+", first_line(process))
+        assert match is not None
+        with urllib.request.urlopen(f"{match[0]}/api/sandboxes", timeout=PATIENCE) as answer:
+            assert answer.read() == b'{"sandboxes":[]}'
+
+
+def test_show_runs_a_program_and_says_what_to_try(tmp_path: Path) -> None:
+    with serving(tmp_path, "--no-tcp", "--show") as process:
+        assert process.stdout is not None
+        seen = ""
+        while "Ctrl-C stops" not in seen:
+            line = process.stdout.readline()
+            assert line, seen
+            seen += line
+        assert "in a new sandbox said 42" in seen
+        assert "smokebox exec mine" in seen
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_second_server_of_a_directory_names_the_first(tmp_path: Path) -> None:
+    with serving(tmp_path, "--no-tcp") as process:
+        first_line(process)
+        env = {**os.environ, "SMOKEBOX_HOME": str(tmp_path)}
+        second = subprocess.run(
+            [sys.executable, "-m", "smokebox", "serve", "--no-tcp"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert (second.returncode, second.stdout) == (1, "")
+        assert f"process {process.pid} has the state directory" in second.stderr
+        assert "`smokebox status`" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path / "a", "--port", "0") as first:
+        match = re.search(r":(\d+) ", first_line(first))
+        assert match is not None
+        second = subprocess.run(
+            [SMOKEBOX, "serve", "--home", str(tmp_path / "b"), "--port", match[1]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert second.returncode == 1
+        assert f"127.0.0.1:{match[1]} cannot be listened on" in second.stderr
