@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smokebox.engine import starting
+from smokebox.engine.files import leftovers
 from smokebox.engine.jail import errands
 from smokebox.engine.options import Options
 from smokebox.engine.record.rows import SandboxRow, delete, update
@@ -165,18 +166,19 @@ class Lifecycle:
         async with self._lock:
             jail = await starting.find(self._shop, row)
             if jail is None:
-                await self._over(row, CRASHED)
+                await self._found_dead(row, CRASHED)
                 return
             try:
                 image = await self._shop.images.get(row.image)
                 self._run = await starting.as_run(self._shop, row, jail, image)
+                await leftovers.sweep_running(self._run, self._shop.workers)
                 for part in self.parts:
                     if part.adopt is not None:
                         await part.adopt(self._run)
             except (SmokeboxError, OSError) as error:
                 self._run = None
                 await jail.kill()
-                await self._over(row, f"it could not be taken over: {error}")
+                await self._found_dead(row, f"it could not be taken over: {error}")
                 return
             self._shop.guard.watch(self, self._run)
             self._keep(self._watch(self._run))
@@ -285,6 +287,11 @@ class Lifecycle:
                 for part in self.parts:
                     if part.settle is not None:
                         await part.settle()
+
+    async def _found_dead(self, row: SandboxRow, reason: str) -> None:
+        # First, as nobody looks again once it is idle.
+        await leftovers.sweep_dead(self._shop.home.box(row.key), self._shop.workers)
+        await self._over(row, reason)
 
     async def _over(self, row: SandboxRow, reason: str) -> None:
         self._row = replace(

@@ -45,8 +45,11 @@ class Device:
 class Replacement:
     """A file without a name that takes one in `parent` when the `with` block ends well.
 
-    If this process dies before, the kernel forgets the file: nothing is left behind. It
-    gets `mode`, and the owner of what it is `like`: at first those of what was there.
+    If this process is killed before, the kernel forgets the file. A name that is taken, it
+    can take only by way of a temporary one, and some filesystems have no files without a
+    name: killed at that moment, the temporary one stays, until `leftovers` removes it when
+    the sandbox is taken over. The file gets `mode`, and the owner of what it is `like`: at
+    first those of what was there.
     """
 
     def __init__(self, parent: int, name: str, before: os.stat_result | None) -> None:
