@@ -67,6 +67,12 @@ class Exists(msgspec.Struct):
     exists: bool
 
 
+class Watching(msgspec.Struct):
+    """A watch is live; `cursor` takes it up again from its beginning."""
+
+    cursor: str
+
+
 class Written(msgspec.Struct):
     """How many bytes were written."""
 

@@ -9,6 +9,8 @@ import msgspec
 Command = str | list[str]
 Limits = str | dict[str, Any]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+# Seconds since the epoch, as far as any filesystem counts.
+Moment = Annotated[float, msgspec.Meta(ge=-(2**40), le=2**40)]
 
 
 class Body(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -170,11 +172,16 @@ class MakeDirectory(Body):
     recursive: bool = False
 
 
-class Transfer(Body):
+class Rename(Body):
     """From one path to another."""
 
     source: str
     target: str
+
+
+class Transfer(Rename):
+    """As `Rename`, for what may be a directory with `recursive` only."""
+
     recursive: bool = False
 
 
@@ -204,7 +211,7 @@ class Touch(Body):
     """A time of the last change, by default this moment."""
 
     path: str
-    mtime: float | None = None
+    mtime: Moment | None = None
 
 
 class Glob(Query):

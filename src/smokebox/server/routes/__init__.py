@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from smokebox.server.routes import exec, sandboxes
+from smokebox.server.routes import archives, exec, files, sandboxes, sessions, watches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.server.endpoint import Endpoint
 
 # A request is matched from the top: what is asked for most often comes first.
-_MODULES = (exec, sandboxes)
+_MODULES = (exec, files, sandboxes, sessions, archives, watches)
 
 
 def all_endpoints() -> list[Endpoint]:
