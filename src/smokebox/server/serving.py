@@ -16,6 +16,7 @@ from smokebox.engine import Host
 from smokebox.errors import Conflict
 from smokebox.server.app import create_app
 from smokebox.server.hosts import Hosts
+from smokebox.server.idempotency import Requests
 from smokebox.server.keys import Keys
 from smokebox.server.state import State
 from smokebox.wire.place import socket_path
@@ -94,8 +95,17 @@ def _url(sockets: list[socket.socket]) -> str | None:
 @contextlib.asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State]:
     """An engine, and what a server keeps besides."""
-    async with await Host.open(settings.home, tier=settings.tier, pool=settings.pool) as host:
-        yield State(host=host, settings=settings, hosts=Hosts(settings), keys=Keys(settings))
+    async with (
+        await Host.open(settings.home, tier=settings.tier, pool=settings.pool) as host,
+        await Requests.open(host.home) as requests,
+    ):
+        yield State(
+            host=host,
+            settings=settings,
+            hosts=Hosts(settings),
+            keys=Keys(settings),
+            requests=requests,
+        )
 
 
 def listen(settings: Settings) -> list[socket.socket]:

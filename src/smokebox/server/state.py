@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smokebox.engine import Host
     from smokebox.server.hosts import Hosts
+    from smokebox.server.idempotency import Requests
     from smokebox.server.keys import Keys
     from smokebox.server.settings import Settings
 
@@ -20,4 +21,5 @@ class State:
     settings: Settings
     hosts: Hosts
     keys: Keys
+    requests: Requests
     draining: bool = False

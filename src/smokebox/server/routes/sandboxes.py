@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-from smokebox.engine.names import check_id
+from smokebox.engine.names import check_id, random_id
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -16,9 +17,10 @@ from smokebox.errors import (
 )
 from smokebox.server.call import Call, missing
 from smokebox.server.endpoint import endpoint
+from smokebox.server.idempotency import Making, taken
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire.answers import Sandboxes
-from smokebox.wire.requests import ListSandboxes, Settings
+from smokebox.wire.requests import CreateSandbox, ListSandboxes, Settings
 
 if TYPE_CHECKING:
     from smokebox.engine import Sandbox
@@ -44,6 +46,34 @@ async def list_all(call: Call, query: ListSandboxes) -> Sandboxes:
         prefix = own
     found = await call.host.list(status=query.status, labels=_labels(query.label), prefix=prefix)
     return Sandboxes(found)
+
+
+@endpoint("POST", "/sandboxes", errors=_MAKING, status=201, slow=True)
+async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
+    """Make a sandbox that is not there yet, by default under a random id.
+
+    With the header Idempotency-Key it may be repeated, and makes one.
+    """
+    id = body.id if body.id is not None else call.principal.prefix + random_id()
+    call.principal.check_sandbox(check_id(id))
+
+    async def make(id: str) -> SandboxInfo:
+        if await call.host.sandbox(id).info() is not None:
+            raise taken("sandbox", id)
+        sandbox = _named(call, id, body)
+        try:
+            return await _made(sandbox)
+        except asyncio.CancelledError:
+            if body.id is None:
+                # Who asked has left, and nobody else can know its id.
+                await sandbox.destroy()
+            raise
+
+    async def find(id: str) -> SandboxInfo:
+        return await _info(call.host.sandbox(id))
+
+    making = Making(kind="sandbox", id=id, find=find, make=make)
+    return await call.state.requests.once(call, body, making)
 
 
 @endpoint("PUT", "/sandboxes/{id}", errors=_MAKING, finds=False, slow=True)
@@ -134,4 +164,4 @@ def _labels(given: list[str]) -> dict[str, str]:
     return labels
 
 
-ENDPOINTS = [get, list_all, put, destroy, wake, sleep, stats, capabilities]
+ENDPOINTS = [get, list_all, create, put, destroy, wake, sleep, stats, capabilities]
