@@ -8,23 +8,35 @@ from starlette.routing import Route, Router
 
 from smokebox.errors import NotFound
 from smokebox.server.door import Door
-from smokebox.server.routes import all_endpoints
+from smokebox.server.health import METRICS, PROBES
+from smokebox.server.routes import all_endpoints, system
 from smokebox.wire import API
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from smokebox.server.endpoint import Endpoint
     from smokebox.server.state import State
 
 
 def create_app(state: State) -> ASGIApp:
     """The server of one engine, as an ASGI app."""
-    routes = [
-        Route(API + one.path, one, methods=[one.method], include_in_schema=False)
-        for one in all_endpoints()
-    ]
+    endpoints = all_endpoints()
+    routes = [_route(API + one.path, one) for one in endpoints]
+    # Where everybody looks for it first.
+    routes.append(_route(METRICS, system.metrics))
     router = Router(routes=routes, redirect_slashes=False, default=_nothing)
-    return Door(router, state)
+    return Door(
+        router,
+        state,
+        routes=routes,
+        public=frozenset(API + one.path for one in endpoints if one.public),
+        probes=PROBES,
+    )
+
+
+def _route(path: str, one: Endpoint) -> Route:
+    return Route(path, one, methods=[one.method], include_in_schema=False)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -35,8 +35,9 @@ BYTES = "application/octet-stream"
 class Endpoint:
     """One method of one path; an ASGI app once `door` has said who asks.
 
-    `takes` and `gives` are media types. `finds` says that the sandbox must be there; a
-    `slow` one may take long: it lives while its caller listens, and is told to wait.
+    `takes` and `gives` are media types. `finds` says that the sandbox must be there, `admin`
+    and `public` who may ask; a `slow` one may take long: it lives while its caller listens,
+    and is told to wait.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Endpoint:
     errors: tuple[type[SmokeboxError], ...]
     finds: bool
     admin: bool
+    public: bool
     slow: bool
 
     @property
@@ -99,6 +101,7 @@ def endpoint(
     status: int = 200,
     finds: bool | None = None,
     admin: bool = False,
+    public: bool = False,
     slow: bool = False,
 ) -> Callable[[Handler], Endpoint]:
     """Make a function an `Endpoint`. Its docstring is what the document says of it."""
@@ -123,6 +126,7 @@ def endpoint(
             errors=errors,
             finds="{id}" in path if finds is None else finds,
             admin=admin,
+            public=public,
             slow=slow,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smokebox.engine.names import random_id
 from smokebox.errors import Forbidden
 
 
@@ -22,6 +23,7 @@ class Principal:
                 f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",
                 hint="Use such an id, or another key: see `smokebox keys create --help`.",
                 key=self.id,
+                reason="scope",
             )
 
     def check_admin(self) -> None:
@@ -31,8 +33,17 @@ class Principal:
                 "this key does not open what is for administrators.",
                 hint="Use a key made with `smokebox keys create --admin`.",
                 key=self.id,
+                reason="admin",
             )
+
+    def random_id(self) -> str:
+        """An id that nobody has, for a sandbox of its own."""
+        return self.prefix + random_id()
 
 
 LOCAL = Principal(id="local", admin=True)
 """Who is on this machine and may do everything: nobody else reaches the socket."""
+
+# No id of a sandbox begins so.
+NOBODY = Principal(id="nobody", prefix="\0")
+"""Who asks for what is public: nobody asked for a name."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import stat
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,41 +17,100 @@ import uvicorn
 from smokebox.engine import Host
 from smokebox.errors import Conflict
 from smokebox.server.app import create_app
+from smokebox.server.drain import Drain
+from smokebox.server.health import Health
 from smokebox.server.hosts import Hosts
 from smokebox.server.idempotency import Requests
 from smokebox.server.keys import Keys
+from smokebox.server.limits import Limits
+from smokebox.server.metrics import Metrics
 from smokebox.server.state import State
+from smokebox.server.telemetry import Telemetry
 from smokebox.wire.place import socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from smokebox.server.settings import Settings
 
 _BACKLOG = 2048
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_CLOSING_SECONDS = 2
+_IDLE_CHECK_SECONDS = 5.0
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until a signal says to stop."""
-    async with open_state(settings) as state:
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(one) for one in listen(settings)]
-            await uvicorn.Server(_config(state)).serve(sockets=sockets)
+async def serve(
+    settings: Settings, ready: Callable[[Running], Awaitable[None]] | None = None
+) -> None:
+    """Serve until a signal, a request to POST /api/shutdown, or idleness ends it.
+
+    `ready` is awaited once it serves. After SIGTERM or SIGINT new requests are refused, those
+    that run have `drain_seconds`, and the sandboxes run on: the next server of the state
+    directory takes them over, so that restarting or upgrading one ends nobody's processes. A
+    second signal waits for no request. `POST /api/shutdown` can put them to sleep instead.
+    """
+    async with running(settings) as server:
+        drain = server.state.drain
+        with _signals(drain):
+            if ready is not None:
+                await ready(server)
+            await drain.asked.wait()
+            await drain.finish(settings.drain_seconds)
 
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Running]:
-    """A server on this event loop, for as long as the block lasts."""
+    """A server on this event loop, for as long as the block lasts.
+
+    At its end sandboxes go to sleep, unless whoever asked for the end had them kept.
+    """
     async with open_state(settings) as state:
         with contextlib.ExitStack() as stack:
             sockets = [stack.enter_context(one) for one in listen(settings)]
             server = _Embedded(_config(state))
             serving = asyncio.create_task(server.serve(sockets=sockets))
+            watching = asyncio.create_task(_ask_when_idle(state))
             try:
                 yield Running(state=state, socket=socket_path(settings.home), url=_url(sockets))
             finally:
+                watching.cancel()
+                state.drain.ask(keep=False)
+                await state.drain.finish(settings.drain_seconds)
                 server.should_exit = True
-                await serving
+                await asyncio.wait((serving, watching))
+            serving.result()
+        await state.host.aclose(detach=state.drain.keep)
+
+
+@contextlib.contextmanager
+def _signals(drain: Drain) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if drain.begun:
+            drain.hurry()
+        drain.ask(keep=True)
+
+    for number in _STOPPING:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+
+
+async def _ask_when_idle(state: State) -> None:
+    """Have the server end once nobody has asked it for a while, and no sandbox runs."""
+    patience, drain = state.settings.idle_exit, state.drain
+    while patience is not None:
+        rest = drain.last_request + patience - time.monotonic()
+        await asyncio.sleep(max(rest, min(patience / 4, _IDLE_CHECK_SECONDS)))
+        if drain.requests or time.monotonic() - drain.last_request < patience:
+            continue
+        if not await state.host.list(status="active"):
+            drain.ask(keep=False)
+            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +140,8 @@ def _config(state: State) -> uvicorn.Config:
         ws="websockets-sansio",
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=round(state.settings.drain_seconds),
+        # What is there to wait for we have waited for.
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
         timeout_keep_alive=60,
     )
 
@@ -95,16 +157,27 @@ def _url(sockets: list[socket.socket]) -> str | None:
 @contextlib.asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State]:
     """An engine, and what a server keeps besides."""
-    async with (
-        await Host.open(settings.home, tier=settings.tier, pool=settings.pool) as host,
-        await Requests.open(host.home) as requests,
-    ):
+    telemetry = Telemetry.open(settings)
+    drain = Drain()
+    async with contextlib.AsyncExitStack() as stack:
+        if telemetry is not None:
+            stack.push_async_callback(telemetry.aclose)
+        host = await Host.open(settings.home, tier=settings.tier, pool=settings.pool)
+        await stack.enter_async_context(host)
+        keys = Keys(settings)
+        stack.push_async_callback(keys.aclose)
+        requests = await stack.enter_async_context(await Requests.open(host.home))
         yield State(
             host=host,
             settings=settings,
             hosts=Hosts(settings),
-            keys=Keys(settings),
+            keys=keys,
             requests=requests,
+            limits=Limits(settings),
+            drain=drain,
+            health=Health(),
+            metrics=Metrics(drain),
+            telemetry=telemetry,
         )
 
 

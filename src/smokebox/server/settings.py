@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.host import POOL_SIZE
@@ -17,12 +17,27 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Settings:
     """What `smokebox serve` takes.
 
-    Without `host` and `port` it listens on the unix socket of its state directory only.
-    `keys` says whether a request by TCP needs an API key: None for where anybody else than
-    this machine can ask. `hosts` are names that it may be asked by, besides those that it
-    listens on; `origins` the web pages that may ask. `rate` is requests a second and
-    `concurrency` requests at a time, for each key. `idle_exit` is seconds without a request
-    and without a sandbox that runs.
+    Where it is: `home` is its state directory, and the unix socket there is always listened
+    on, for who may enter that directory. With `host` it listens by TCP too, on `port`, or on
+    any that is free for 0.
+
+    Who may ask by TCP: `keys` says whether a request needs an API key; None for yes where
+    anybody else than this machine can ask. `hosts` are names that it may be asked by besides
+    those that it listens on, `*` for any; one that wants keys takes any unless some are
+    given. `origins` are the web sites, as https://name, whose pages may ask, `*` for any.
+
+    How much: `rate` is requests a second and `concurrency` requests at a time, for each key,
+    None for no limit; by the unix socket only with `limit_socket`. `max_body` is the longest
+    body in bytes, for all but files.
+
+    How it ends: after `idle_exit` seconds without a request and without a sandbox that runs,
+    None for never. When it is told to end, what it is at has `drain_seconds`.
+
+    What is in it: `tier` isolates a sandbox that asks for nothing else, `pool` is how many
+    are made ahead. `git_private` lets clones come from private addresses.
+
+    What operators see: with `log_json` each line of its log is JSON. `otlp_endpoint` is where
+    spans are sent by OTLP over HTTP, by default OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
     """
 
     home: str
@@ -33,13 +48,15 @@ class Settings:
     origins: tuple[str, ...] = ()
     rate: float | None = None
     concurrency: int | None = None
+    limit_socket: bool = False
     max_body: int = 16 << 20
     idle_exit: float | None = None
     drain_seconds: float = 10.0
     tier: Tier = "namespaces"
     pool: int = POOL_SIZE
     git_private: bool = False
-    log_json: bool = field(default=False)
+    log_json: bool = False
+    otlp_endpoint: str | None = None
 
     @property
     def needs_keys(self) -> bool:

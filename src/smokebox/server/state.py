@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
+    from smokebox.server.drain import Drain
+    from smokebox.server.health import Health
     from smokebox.server.hosts import Hosts
     from smokebox.server.idempotency import Requests
     from smokebox.server.keys import Keys
+    from smokebox.server.limits import Limits
+    from smokebox.server.metrics import Metrics
     from smokebox.server.settings import Settings
+    from smokebox.server.telemetry import Telemetry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,4 +27,8 @@ class State:
     hosts: Hosts
     keys: Keys
     requests: Requests
-    draining: bool = False
+    limits: Limits
+    drain: Drain
+    health: Health
+    metrics: Metrics
+    telemetry: Telemetry | None

@@ -284,3 +284,9 @@ class CreateKey(Body):
     prefix: str = ""
     admin: bool = False
     expires_in: Positive | None = None
+
+
+class Shutdown(Body):
+    """What becomes of the sandboxes of a server that ends."""
+
+    sandboxes: Literal["sleep", "keep"] = "sleep"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from smokebox.server.routes import archives, exec, files, sandboxes, sessions, watches
+from smokebox.server.routes import (
+    archives,
+    exec,
+    files,
+    keys,
+    sandboxes,
+    sessions,
+    system,
+    watches,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.server.endpoint import Endpoint
 
 # A request is matched from the top: what is asked for most often comes first.
-_MODULES = (exec, files, sandboxes, sessions, archives, watches)
+_MODULES = (exec, files, sandboxes, sessions, archives, watches, system, keys)
 
 
 def all_endpoints() -> list[Endpoint]:

@@ -1,0 +1,126 @@
+"""What there is to count, in the format that Prometheus reads.
+
+Labels have few values: routes are templates, never the ids in them.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter as Tally
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from smokebox import __version__
+from smokebox.types import SandboxStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smokebox.server.drain import Drain
+    from smokebox.types import ExecResult, SandboxInfo
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS"})
+_REFUSALS = ("missing", "malformed", "unknown", "expired", "scope", "admin", "host", "origin")
+_OUTCOMES = ("success", "failure", "timeout")
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class _Children(NamedTuple):
+    requests: Counter
+    seconds: Histogram
+    received: Counter
+    sent: Counter
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own."""
+
+    def __init__(self, drain: Drain) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        build = Gauge("smokebox_build_info", "What runs.", ["version", "python"], registry=registry)
+        build.labels(__version__, platform.python_version()).set(1)
+        running = Gauge(
+            "smokebox_requests_in_flight", "Requests being answered.", registry=registry
+        )
+        running.set_function(lambda: drain.requests)
+        route = ["route", "method"]
+        self._requests = Counter(
+            "smokebox_requests", "Answered requests.", [*route, "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "smokebox_request_seconds",
+            "How long answers took, streams to their end.",
+            route,
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._received = Counter(
+            "smokebox_received_bytes", "Bytes of bodies that came.", route, registry=registry
+        )
+        self._sent = Counter(
+            "smokebox_sent_bytes", "Bytes of bodies that went.", route, registry=registry
+        )
+        self._refused = Counter(
+            "smokebox_auth_failures",
+            "Requests that were refused for who sent them.",
+            ["reason"],
+            registry=registry,
+        )
+        self._execs = Counter(
+            "smokebox_execs", "Commands that ended, by how.", ["outcome"], registry=registry
+        )
+        self._sandboxes = Gauge(
+            "smokebox_sandboxes", "Sandboxes by status.", ["status"], registry=registry
+        )
+        for reason in _REFUSALS:
+            self._refused.labels(reason)
+        for outcome in _OUTCOMES:
+            self._execs.labels(outcome)
+        self._children: dict[tuple[str, str, int], _Children] = {}
+
+    def answered(
+        self, route: str, method: str, status: int, seconds: float, received: int, sent: int
+    ) -> None:
+        """Count an answered request."""
+        children = self._children.get((route, method, status))
+        if children is None:
+            children = self._find(route, method, status)
+        children.requests.inc()
+        children.seconds.observe(seconds)
+        if received:
+            children.received.inc(received)
+        if sent:
+            children.sent.inc(sent)
+
+    def refused(self, reason: object) -> None:
+        """Count a request that was refused for who sent it."""
+        if reason in _REFUSALS:
+            self._refused.labels(str(reason)).inc()
+
+    def executed(self, result: ExecResult) -> None:
+        """Count a command that has ended."""
+        if result.timed_out:
+            outcome = "timeout"
+        else:
+            outcome = "success" if result.exit_code == 0 else "failure"
+        self._execs.labels(outcome).inc()
+
+    def render(self, sandboxes: Iterable[SandboxInfo]) -> bytes:
+        """Everything, as text."""
+        tally = Tally(info.status for info in sandboxes)
+        for status in get_args(SandboxStatus):
+            self._sandboxes.labels(status).set(tally[status])
+        return generate_latest(self._registry)
+
+    def _find(self, route: str, method: str, status: int) -> _Children:
+        known = method if method in _METHODS else "other"
+        children = self._children[route, known, status] = _Children(
+            self._requests.labels(route, known, str(status)),
+            self._seconds.labels(route, known),
+            self._received.labels(route, known),
+            self._sent.labels(route, known),
+        )
+        return children

@@ -1,0 +1,97 @@
+"""Spans of requests, sent by OTLP to whoever collects them; nothing is imported without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Self
+
+from smokebox import __version__
+from smokebox.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+    from smokebox.server.settings import Settings
+
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_CARRIED = (b"traceparent", b"tracestate")
+
+
+class Telemetry:
+    """A span for each request, below that of the caller if it sent one (W3C traceparent)."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("smokebox.server", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._kind = trace.SpanKind.SERVER
+        self._error = trace.Status(trace.StatusCode.ERROR)
+
+    @classmethod
+    def open(cls, settings: Settings) -> Self | None:
+        """What the settings or the environment ask for, or None."""
+        told = any(os.environ.get(name) for name in _VARIABLES)
+        if settings.otlp_endpoint is None and not told:
+            return None
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise MissingDependency(
+                "spans are to be sent by OTLP, and OpenTelemetry is not installed.",
+                hint="Run: pip install 'smokebox[telemetry]', or unset " + _VARIABLES[1] + ".",
+                package="opentelemetry-sdk",
+                extra="telemetry",
+            ) from error
+        endpoint = settings.otlp_endpoint
+        exporter = OTLPSpanExporter(endpoint and f"{endpoint.rstrip('/')}/v1/traces")
+        attributes = {"service.version": __version__}
+        # What is given here wins over the environment: only what that leaves open is.
+        if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+            attributes["service.name"] = os.environ.get("OTEL_SERVICE_NAME", "smokebox")
+        resource = Resource.create(attributes)
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return cls(provider)
+
+    def begin(self, method: str, headers: dict[bytes, bytes]) -> Span:
+        """The span of a request that has come."""
+        carried = [name for name in _CARRIED if name in headers]
+        carrier = {name.decode(): headers[name].decode("latin-1") for name in carried}
+        context = self._propagator.extract(carrier) if carrier else None
+        return self._tracer.start_span(method, context=context, kind=self._kind)
+
+    def end(
+        self,
+        span: Span,
+        *,
+        method: str,
+        route: str,
+        status: int,
+        principal: str,
+        sandbox: str | None,
+        request_id: str,
+    ) -> None:
+        """End it, with what is known of it by now."""
+        span.update_name(f"{method} {route}")
+        span.set_attribute("http.request.method", method)
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
+        span.set_attribute("smokebox.principal", principal)
+        span.set_attribute("smokebox.request_id", request_id)
+        if sandbox is not None:
+            span.set_attribute("smokebox.sandbox", sandbox)
+        if status >= 500:
+            span.set_status(self._error)
+        span.end()
+
+    async def aclose(self) -> None:
+        """Send what was not sent yet."""
+        await asyncio.to_thread(self._provider.shutdown)
