@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from smokebox.server.patterns import Patterns
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
@@ -32,3 +34,4 @@ class State:
     health: Health
     metrics: Metrics
     telemetry: Telemetry | None
+    patterns: Patterns = field(default_factory=Patterns)

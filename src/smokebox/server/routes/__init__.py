@@ -7,6 +7,7 @@ from smokebox.server.routes import (
     exec,
     files,
     keys,
+    processes,
     sandboxes,
     sessions,
     system,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from smokebox.server.endpoint import Endpoint
 
 # A request is matched from the top: what is asked for most often comes first.
-_MODULES = (exec, files, sandboxes, sessions, archives, watches, system, keys)
+_MODULES = (exec, files, processes, sandboxes, sessions, archives, watches, system, keys)
 
 
 def all_endpoints() -> list[Endpoint]:
