@@ -3,10 +3,10 @@
 It is a keeper (`smokebox.sandbox.keeper`) that listens instead of being handed sockets:
 each connection is one request, taken by a minder. A request starts with a verb.
 
-- `run`, `shell`, `terminal` and `start` start a program. What `run` started ends with its
-  connection, and so does the `shell` of a session, whose commands can be ended alone, and
-  the program of a `terminal`; what `start` started runs on, and its end is written to a
-  file that came with the request.
+- `run`, `shell`, `terminal`, `pty` and `start` start a program. What `run` started ends with
+  its connection, and so does the `shell` of a session, whose commands can be ended alone,
+  and the program of a `terminal`, or of a `pty` that is made here; what `start` started
+  runs on, and its end is written to a file that came with the request.
 - `signal` sends a signal to what a minder has, or to itself; `root` and `socket` answer
   with a descriptor.
 
@@ -27,6 +27,7 @@ import struct
 from smokebox.engine.jail.logpump import LogPump
 from smokebox.engine.jail.minded_shell import MindedShell
 from smokebox.engine.jail.minded_terminal import MindedTerminal
+from smokebox.engine.jail.pumped_terminal import PumpedTerminal
 from smokebox.sandbox.keeper import (
     FAILED,
     STAGE_START,
@@ -40,7 +41,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RUN, SHELL, TERMINAL, START = b"run", b"shell", b"terminal", b"start"
+RUN, SHELL, START = b"run", b"shell", b"start"
+TERMINAL, PTY = b"terminal", b"pty"
 SIGNAL, ROOT, SOCKET = b"signal", b"root", b"socket"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
@@ -143,18 +145,22 @@ class JailMinder(Minder):
     def launch(self, fds: list[int], fields: list[bytes]) -> bool:
         """Do what the verb says; True when a program runs that is to be watched."""
         verb, *rest = fields
-        if verb in (RUN, SHELL, TERMINAL, START):
+        if verb in (RUN, SHELL, TERMINAL, PTY, START):
             if verb == START:
                 self.rate, *rest = rest
+            elif verb == PTY:
+                size, *rest = rest
             self.user, self.rlimits, *rest = rest
             if verb == RUN:
                 return super().launch(fds, rest)
             if verb == START:
                 self.start_lasting(fds, rest)
             elif verb == TERMINAL:
-                self.terminal = MindedTerminal(self)
-                if super().launch(fds, rest):
-                    self.terminal.mind()
+                self.start_terminal(MindedTerminal(self), fds, rest)
+            elif verb == PTY:
+                uid, _, _ = self.user.split(b":")
+                terminal = PumpedTerminal(self, fds, size, int(uid))
+                self.start_terminal(terminal, terminal.descriptors(), rest)
             elif super().launch(fds, rest):
                 self.shell = MindedShell(self)
                 self.shell.mind()
@@ -167,7 +173,8 @@ class JailMinder(Minder):
 
     def hear(self) -> bool:
         """Take what the engine says; False when it means the end."""
-        return self.shell.hear() if self.shell else super().hear()
+        heard = self.shell or self.terminal
+        return heard.hear() if heard else super().hear()
 
     def do_errand(self, verb: bytes, rest: list[bytes]) -> None:
         """Answer at once, in one message."""
@@ -216,6 +223,7 @@ class JailMinder(Minder):
             os.dup2(fd, number)
         if self.terminal:
             fcntl.ioctl(0, _TIOCSCTTY, 0)
+            self.terminal.enter()
         for limit in filter(None, self.rlimits.split(b",")):
             kind, _, value = limit.partition(b"=")
             resource.setrlimit(int(kind), (int(value), int(value)))
@@ -230,6 +238,12 @@ class JailMinder(Minder):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(program[0], program, dict(pair.split(b"=", 1) for pair in env))
+
+    def start_terminal(self, terminal: MindedTerminal, fds: list[int], fields: list[bytes]) -> None:
+        """Start a program in a terminal, and mind it to its end."""
+        self.terminal = terminal
+        if super().launch(fds, fields):
+            terminal.mind()
 
     def start_lasting(self, fds: list[int], fields: list[bytes]) -> None:
         """Start a program that outlives its connection, and mind it to its end.
@@ -275,7 +289,9 @@ class JailMinder(Minder):
 
     def discard(self, fd: int) -> None:
         """Take what came through a pipe: of a lasting program to its log."""
-        if self.pump is None:
+        if self.terminal:
+            self.terminal.move()
+        elif self.pump is None:
             super().discard(fd)
         elif not self.pump.move(fd):
             self.poll.unregister(fd)

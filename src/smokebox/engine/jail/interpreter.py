@@ -34,6 +34,7 @@ _MODULES = (
     "engine/jail/logpump.py",
     "engine/jail/minded_shell.py",
     "engine/jail/minded_terminal.py",
+    "engine/jail/pumped_terminal.py",
 )
 _PACKAGES = ("", "sandbox", "engine", "engine/jail")
 _MAIN = """import sys

@@ -21,6 +21,8 @@ STARTED = b"S"
 # How long what is hung up may take to end by itself.
 HANGUP_SECONDS = 1.0
 
+_LOOK_SECONDS = 0.02
+
 
 class MindedTerminal:
     """The program that a minder has started in a terminal, and what came of it."""
@@ -41,6 +43,16 @@ class MindedTerminal:
         self.hang_up()
         self.tell()
 
+    def enter(self) -> None:
+        """Called in what will be the program, once the terminal is its own."""
+
+    def hear(self) -> bool:
+        """Take what the engine says; False when it means the end, as all does."""
+        return False
+
+    def move(self) -> None:
+        """Carry what there is to and fro, where that is on us."""
+
     def tell(self) -> None:
         """Report how the program ended, once, as soon as that is known."""
         if self.minder.status is not None and not self.told:
@@ -54,6 +66,7 @@ class MindedTerminal:
             minder.signal_all(signal.SIGHUP, signal.SIGCONT)
         until = time.monotonic() + HANGUP_SECONDS
         while not minder.childless and (left := until - time.monotonic()) > 0:
-            minder.await_child(left)
+            # Not every kernel tells of an orphan's end.
+            minder.await_child(min(left, _LOOK_SECONDS))
             self.tell()
         minder.destroy()

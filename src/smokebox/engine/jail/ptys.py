@@ -1,4 +1,4 @@
-"""The terminals of a jail whose kernel is the host's, opened from outside."""
+"""The terminals of a jail, opened from outside where its kernel is the host's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import os
 import stat
 import termios
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import linux
+
+if TYPE_CHECKING:
+    from smokebox.engine.jail.api import Jail
 
 _PTMX = "dev/pts/ptmx"
 _PTMX_DEVICE = os.makedev(5, 2)
@@ -24,6 +28,11 @@ class Pty:
 
     master: int
     peer: int
+
+
+def can_open(jail: Jail) -> bool:
+    """Whether the terminals of a jail are those of the host's kernel."""
+    return jail.state.tier == "namespaces"
 
 
 def open_pty(root: int, uid: int | None) -> Pty:

@@ -8,28 +8,28 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail import agent, errands
+from smokebox.engine.jail import errands, ptys
 from smokebox.engine.jail.minded_terminal import STARTED
-from smokebox.engine.jail.ptys import open_pty
 from smokebox.engine.run import CannotStart
-from smokebox.engine.terminals.line import Line
+from smokebox.engine.terminals.line import PipedLine, PtyLine
 from smokebox.errors import AccessDenied, LimitReached, PathNotFound, SandboxGone
 from smokebox.sandbox import keeper
 from smokebox.sandbox.process import cannot_start
 
 if TYPE_CHECKING:
     from smokebox.engine.run import Program, Run
+    from smokebox.engine.terminals.line import Line
     from smokebox.errors import SmokeboxError
 
 _NO_MORE = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
-async def start(run: Run, program: Program, line: Line) -> socket.socket:
+async def start(run: Run, program: Program, line: Line, *, cols: int, rows: int) -> socket.socket:
     """Have the program run at the end of the line; what its minder is talked to with.
 
     When that is closed, everything of it ends. Raises the error that says why it does not run.
     """
-    request = program.pack(agent.TERMINAL)
+    request = line.request(program, cols, rows)
     control = await run.jail.connect()
     try:
         answer = await _ask(control, request, line.theirs)
@@ -38,16 +38,19 @@ async def start(run: Run, program: Program, line: Line) -> socket.socket:
         raise
     kind, stage, number = keeper.MESSAGE.unpack(answer)
     if kind == STARTED:
+        line.started()
         return control
     control.close()
     raise _error(program, stage, number)
 
 
 def open_line(run: Run, program: Program) -> Line:
-    """A terminal of the sandbox, that belongs to the user of the program."""
+    """What leads to a terminal of the sandbox, which is the program's user's."""
     owner = run.owner(program)
     try:
-        return Line(open_pty(run.jail.root, owner[0] if owner is not None else None))
+        if not ptys.can_open(run.jail):
+            return PipedLine()
+        return PtyLine(ptys.open_pty(run.jail.root, owner[0] if owner is not None else None))
     except OSError as error:
         if error.errno in _NO_MORE:
             raise LimitReached(

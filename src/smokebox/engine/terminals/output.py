@@ -33,16 +33,21 @@ class Output:
         self._fd = fd
         self._views: set[View] = set()
         self._reading = False
+        self._at_end = False
         self._finishing = False
+        self._last = False
         self._owed = REPLAY_SIZE
 
     def begin(self) -> None:
         """Start to read."""
         self.follow()
 
-    def finish(self) -> None:
-        """Nobody of the terminal is left to write: what is there now is the rest."""
-        self._finishing = True
+    def finish(self, *, last: bool) -> None:
+        """The program has ended, and so does the output when all of it was read.
+
+        `last` where that is what can be read by now: somebody else may go on writing.
+        """
+        self._finishing, self._last = True, last
         self._read()
 
     def stop(self, fault: Exception | None = None) -> None:
@@ -65,9 +70,9 @@ class Output:
 
     def follow(self) -> None:
         """Go on reading, if nobody is too far behind."""
-        if self._reading or self.over.is_set() or self._is_ahead():
+        if self._reading or self._at_end or self.over.is_set() or self._is_ahead():
             return
-        if self._finishing:
+        if self._last:
             self._read()
         else:
             self._reading = True
@@ -81,7 +86,7 @@ class Output:
             if self.over.is_set() or not self._take():
                 break
         else:
-            if self._finishing:
+            if self._last:
                 asyncio.get_running_loop().call_soon(self._read)
         self._wake()
 
@@ -90,20 +95,21 @@ class Output:
         try:
             data = os.read(self._fd, _READ)
         except BlockingIOError:
-            if self._finishing:
+            if self._last:
                 self.stop()
             return False
         except OSError:
             # EIO: nobody has the other end any more.
             data = b""
         self.replay.add(data)
-        if self._finishing:
-            # Somebody else in the sandbox may have it open, and write for ever.
+        if self._last:
             self._owed -= len(data)
-        if not data or self._owed <= 0:
+        if not data:
+            self._at_end = True
+            self._pause()
+        if self._owed <= 0 or (self._at_end and self._finishing):
             self.stop()
-            return False
-        return True
+        return bool(data)
 
     def _is_ahead(self) -> bool:
         if not self._views:

@@ -169,7 +169,7 @@ class Terminal:
                 async with asyncio.timeout(_REST_SECONDS):
                     await self._hear()
             self._gone.set()
-            self._output.finish()
+            self._output.finish(last=not self._line.tells_its_end)
             await self._output.over.wait()
         finally:
             self._heard.set()

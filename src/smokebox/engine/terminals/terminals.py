@@ -154,8 +154,7 @@ class Terminals:
     async def _open(self, run: Run, program: Program, name: str, cols: int, rows: int) -> Terminal:
         line = opening.open_line(run, program)
         try:
-            line.resize(cols, rows)
-            control = await opening.start(run, program, line)
+            control = await opening.start(run, program, line, cols=cols, rows=rows)
         except BaseException:
             line.close()
             raise
