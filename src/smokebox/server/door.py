@@ -75,6 +75,8 @@ class Door:
         request_id = told.decode() if _REQUEST_ID.fullmatch(told) else secrets.token_hex(8)
         scope["smokebox.request_id"] = request_id
         scope["smokebox.state"] = state = self.state
+        # In an app Starlette raises what it refuses, and does not answer by itself.
+        scope["app"] = self.app
         answer, body = Answer(scope, send, request_id), _Body(receive)
         if b"content-length" in headers or b"transfer-encoding" in headers:
             receive = body

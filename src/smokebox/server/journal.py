@@ -57,7 +57,8 @@ def configure(json: bool = False, level: Level = "info") -> None:
     root.setLevel(number)
     # It tells of each start and each WebSocket, which we do.
     logging.getLogger("uvicorn").setLevel(max(number, logging.WARNING))
-    _requests = structlog.get_logger()
+    # Bound once: each request would look it up.
+    _requests = structlog.get_logger().bind()
 
 
 def request(
