@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from yarl import URL
 
+from smokebox import __version__, wire
+from smokebox.client.place import short_path
 from smokebox.errors import InvalidOption
-from smokebox.wire import SILENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -33,7 +37,7 @@ class Address:
         """`http://host:port`, `https://host`, or `unix:/path/to/a/socket`."""
         if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
             return cls("http://localhost", os.path.abspath(path))
-        if url.startswith(("http://", "https://")):
+        if url.startswith(("http://", "https://")) and _has_host(url):
             return cls(url.rstrip("/"))
         raise InvalidOption(
             f"{url!r} is not the address of a server.",
@@ -42,15 +46,22 @@ class Address:
             value=url,
         )
 
+    def __str__(self) -> str:
+        return self.base if self.socket is None else f"unix:{self.socket}"
+
 
 class Connections:
     """The connections to one server, a pool of them for each event loop."""
 
     def __init__(self, address: Address, key: str | None) -> None:
         self.address = address
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"user-agent": f"smokebox/{__version__}", "accept-encoding": "identity"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._lock = threading.Lock()
         self._sessions: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[None, None]]
+            asyncio.AbstractEventLoop,
+            tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession, None]],
         ] = WeakKeyDictionary()
 
     async def session(self) -> aiohttp.ClientSession:
@@ -58,42 +69,44 @@ class Connections:
         loop = asyncio.get_running_loop()
         found = self._sessions.get(loop)
         if found is None or found[0].closed:
-            session = self._open()
             # An event loop closes its open generators at its end, and the session with this
             # one: nobody has to close a client.
-            closing = _closes(session)
-            await anext(closing)
-            found = self._sessions[loop] = (session, closing)
+            closing = self._open()
+            found = (await anext(closing), closing)
+            with self._lock:
+                self._sessions[loop] = found
         return found[0]
 
     async def aclose(self) -> None:
         """Close those of this event loop."""
-        found = self._sessions.pop(asyncio.get_running_loop(), None)
+        with self._lock:
+            found = self._sessions.pop(asyncio.get_running_loop(), None)
         if found is not None:
             await found[1].aclose()
 
-    def _open(self) -> aiohttp.ClientSession:
-        connector: aiohttp.BaseConnector
-        if self.address.socket is not None:
-            connector = aiohttp.UnixConnector(
-                self.address.socket, limit=0, keepalive_timeout=_KEEP_ALIVE
-            )
-        else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
-        return aiohttp.ClientSession(
-            connector=connector,
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=SILENCE
-            ),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=1 << 18,
-        )
+    async def _open(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
+        with contextlib.ExitStack() as stack:
+            connector: aiohttp.BaseConnector
+            if self.address.socket is not None:
+                path = stack.enter_context(short_path(self.address.socket))
+                connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+            async with aiohttp.ClientSession(
+                connector=connector,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
+                ),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=1 << 18,
+            ) as session:
+                yield session
 
 
-async def _closes(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+def _has_host(url: str) -> bool:
     try:
-        yield
-    finally:
-        await session.close()
+        return bool(URL(url).host)
+    except ValueError:
+        return False

@@ -1,4 +1,4 @@
-"""Requests to a server, and what becomes of them: values, streams, or errors of their class."""
+"""Requests to a server, repeated where that is safe."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
-import msgspec
+from yarl import URL
 
-from smokebox.client.connection import Connections
-from smokebox.errors import (
-    DeadlineExceeded,
-    LimitReached,
-    SandboxGone,
-    ServiceUnavailable,
-    SmokeboxError,
+from smokebox.client.answering import (
+    BROKEN,
+    Answer,
+    broken,
+    deadline,
+    event_failure,
+    failure_of,
+    is_lost,
+    losing,
+    read,
+    unreachable,
+    value_of,
 )
+from smokebox.client.body import Sent, encoded, is_small
+from smokebox.client.connection import Connections
+from smokebox.errors import SandboxGone
 from smokebox.wire import API, IDEMPOTENCY_KEY, sse
-from smokebox.wire.codec import decode
-from smokebox.wire.failure import Failure, FailureAnswer, error_of
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
+        AsyncIterable,
         AsyncIterator,
         Awaitable,
         Callable,
-        Iterator,
         Mapping,
     )
+
+    import msgspec
 
     from smokebox.client.connection import Address
 
@@ -40,7 +48,14 @@ REQUEST_SECONDS = 60.0
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-_SAFE = ("GET", "HEAD", "PUT", "DELETE")
+_SAFE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
+# Longer than this nobody is made to wait without being asked.
+_LONGEST_WAIT = 60.0
+_BUSY, _UNAVAILABLE = 429, 503
+_LATER = (_BUSY, _UNAVAILABLE)
+_JSON = {"content-type": "application/json"}
+_PLAINLY: Any = {"allow_redirects": False}
+_BYTES = {"content-type": "application/octet-stream"}
 
 
 class Transport:
@@ -53,7 +68,9 @@ class Transport:
         *,
         revive: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self.address = address
         self.connections = Connections(address, key)
+        self._root = address.base + API
         self._revive = revive
 
     async def ask(
@@ -67,23 +84,39 @@ class Transport:
         repeat_key: str | None = None,
         timeout: float | None = REQUEST_SECONDS,
     ) -> T:
-        """Send a request and give its answer, as `answer` (None for nothing).
+        """Send a request and give its answer, as `answer` (NoneType for nothing).
 
-        `timeout` is for all attempts. A request that changes something is sent once, unless
-        it is safe to repeat or has a `repeat_key`.
+        `timeout` is for all attempts; without one the server must show signs of life. A
+        request that changes something is sent once, unless it is safe to repeat or has a
+        `repeat_key`.
         """
-        data = None if body is None else msgspec.json.encode(body)
-        headers = {} if data is None else {"content-type": "application/json"}
+        headers = {} if body is None else _JSON
         if repeat_key is not None:
-            headers[IDEMPOTENCY_KEY] = repeat_key
-        safe = method in _SAFE or repeat_key is not None
+            headers = {**headers, IDEMPOTENCY_KEY: repeat_key}
+        url, data = self._url(path, query), encoded(body)
+        safe = repeat_key is not None or method in _SAFE
+        if timeout is None:
+            got = await self._repeatedly(self._once, method, url, data, headers, safe=safe)
+        else:
+            async with deadline(timeout, f"{method} {path}"):
+                got = await self._repeatedly(self._once, method, url, data, headers, safe=safe)
+        return value_of(answer, got)
 
-        async def once() -> T:
-            async with self._send(method, path, query, data, headers) as response:
-                return _decoded(answer, response.status, await response.read())
-
-        async with deadline(timeout, f"{method} {path}"):
-            return await self._repeatedly(once, safe=safe)
+    async def upload(
+        self,
+        answer: type[T],
+        method: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        query: Mapping[str, Any] | None = None,
+        repeatable: bool = True,
+    ) -> T:
+        """Send bytes of any amount; those that can be sent again are, if need be."""
+        safe = repeatable and method in _SAFE and isinstance(data, bytes)
+        url = self._url(path, query)
+        got = await self._repeatedly(self._once, method, url, data, _BYTES, safe=safe)
+        return value_of(answer, got)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -96,36 +129,21 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is read as it comes. Raises what the server refused it with."""
-        data = None if body is None else msgspec.json.encode(body)
-        sent = {"content-type": "application/json"} if data is not None else {}
+        url, data = self._url(path, query), encoded(body)
+        headers = {**(headers or {}), **({} if data is None else _JSON)}
         async with contextlib.AsyncExitStack() as stack:
 
-            async def once() -> aiohttp.ClientResponse:
-                request = self._send(method, path, query, data, {**sent, **(headers or {})})
-                response = await stack.enter_async_context(request)
-                if response.status >= 400:
-                    raise _failure(response.status, await response.read())
-                return response
+            async def once(
+                method: str, url: URL, data: bytes | None, headers: Mapping[str, str]
+            ) -> Answer | aiohttp.ClientResponse:
+                sending = self._send(method, url, data, headers)
+                response = await stack.enter_async_context(sending)
+                return response if response.status < 400 else await read(response)
 
-            yield await self._repeatedly(once, safe=method in _SAFE)
-
-    async def upload(
-        self,
-        answer: type[T],
-        method: str,
-        path: str,
-        pieces: AsyncIterator[bytes] | bytes,
-        *,
-        query: Mapping[str, Any] | None = None,
-    ) -> T:
-        """Send bytes of any amount; those that can be sent again are, if need be."""
-        headers = {"content-type": "application/octet-stream"}
-
-        async def once() -> T:
-            async with self._send(method, path, query, pieces, headers) as response:
-                return _decoded(answer, response.status, await response.read())
-
-        return await self._repeatedly(once, safe=isinstance(pieces, bytes))
+            got = await self._repeatedly(once, method, url, data, headers, safe=method in _SAFE)
+            if isinstance(got, Answer):
+                raise failure_of(got)
+            yield got
 
     async def events(
         self,
@@ -138,138 +156,142 @@ class Transport:
         """The events of an answer, to its end. An event that is an error is raised."""
         async with self.open(method, path, query=query, body=body) as response:
             reader = sse.Reader()
-            with lost(path):
-                async for data in response.content.iter_any():
-                    for event in reader.feed(data):
-                        if event.name == "error":
-                            raise error_of(msgspec.json.decode(event.data, type=Failure))
-                        yield event
+            async for data in self._pieces(response, path):
+                for event in reader.feed(data):
+                    if event.name == "error":
+                        raise event_failure(event.data)
+                    yield event
 
     async def bytes_of(
-        self, path: str, *, query: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of an answer as they come."""
-        async with self.open("GET", path, query=query) as response:
-            with lost(path):
-                async for data in response.content.iter_any():
-                    yield data
+        async with self.open("GET", path, query=query, headers=headers) as response:
+            async for data in self._pieces(response, path):
+                yield data
 
-    async def _repeatedly(self, once: Callable[[], Awaitable[T]], *, safe: bool) -> T:
-        pause, revived = _FIRST_PAUSE, False
-        for attempt in range(_ATTEMPTS):
-            last = attempt == _ATTEMPTS - 1
+    @contextlib.asynccontextmanager
+    async def connect(
+        self, path: str, *, query: Mapping[str, Any] | None = None, heartbeat: float
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives."""
+        session = await self.connections.session()
+        url = self._url(path, query)
+
+        async def once(*_: object) -> aiohttp.ClientWebSocketResponse:
+            with losing(path):
+                return await session.ws_connect(
+                    url, heartbeat=heartbeat, max_msg_size=0, autoping=True, compress=0
+                )
+
+        socket = await self._repeatedly(once, "GET", url, None, {}, safe=True)
+        async with socket:
+            yield socket
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next request opens others."""
+        await self.connections.aclose()
+
+    def _url(self, path: str, query: Mapping[str, Any] | None) -> URL:
+        # What a path is made of is plain, so it is not looked at again.
+        url = URL(self._root + path, encoded=True)
+        return url.with_query(_plain(query)) if query else url
+
+    async def _pieces(
+        self, response: aiohttp.ClientResponse, path: str
+    ) -> AsyncGenerator[bytes, None]:
+        with losing(path):
+            async for data in response.content.iter_any():
+                yield data
+
+    async def _once(
+        self,
+        method: str,
+        url: URL,
+        data: bytes | AsyncIterable[bytes] | None,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        if not is_small(data):
+            async with self._send(method, url, data, headers) as response:
+                return await read(response)
+        session = await self.connections.session()
+        try:
+            request = session.request(method, url, data=data, headers=headers, **_PLAINLY)
+            # Not `async with`: an answer that was read to its end has let go of its connection.
+            response = await request
             try:
-                return await once()
+                return await read(response)
+            except BaseException:
+                response.close()
+                raise
+        except BROKEN as error:
+            raise broken(error, url.path) from error
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self,
+        method: str,
+        url: URL,
+        data: bytes | AsyncIterable[bytes] | None,
+        headers: Mapping[str, str],
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        session = await self.connections.session()
+        sent = Sent(data)
+        content, headers = sent.content, {**headers, **sent.headers}
+        with losing(url.path):
+            async with (
+                sent.over(url.path),
+                session.request(method, url, data=content, headers=headers, **_PLAINLY) as response,
+            ):
+                yield response
+
+    async def _repeatedly(
+        self,
+        once: Callable[[str, URL, Any, Mapping[str, str]], Awaitable[T]],
+        method: str,
+        url: URL,
+        data: bytes | AsyncIterable[bytes] | None,
+        headers: Mapping[str, str],
+        *,
+        safe: bool,
+    ) -> T:
+        pause, revived = _FIRST_PAUSE, False
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                got = await once(method, url, data, headers)
+                wait = _wait(got, data, safe=safe)
+                if wait is None or not left:
+                    return got
+                pause = max(pause, wait)
             except aiohttp.ClientConnectorError as error:
                 # Nobody was there: nothing was sent.
                 if self._revive is not None and not revived:
                     revived = True
                     await self._revive()
                     continue
-                if last or self._revive is not None:
-                    raise _unreachable(self.connections.address, error) from error
-            except (ServiceUnavailable, LimitReached) as error:
-                if last or not safe:
-                    raise
-                pause = max(pause, float(error.fields.get("retry_after") or 0))  # type: ignore[arg-type]
+                if not left or self._revive is not None:
+                    raise unreachable(self.address, error) from error
             except SandboxGone as error:
-                if last or not safe or error.fields.get("reason") != LOST:
+                if not left or not safe or not is_lost(error):
                     raise
             await asyncio.sleep(pause * (1 + random.random() / 4))
             pause = min(pause * 2, _LONGEST_PAUSE)
         raise AssertionError("unreachable")
 
-    @contextlib.asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, Any] | None,
-        data: AsyncIterator[bytes] | bytes | None,
-        headers: Mapping[str, str],
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        session = await self.connections.session()
-        with lost(path):
-            async with session.request(
-                method,
-                self.connections.address.base + API + path,
-                params=_plain(query) if query else None,
-                data=data,
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
-                yield response
 
-
-LOST = "connection lost"
-
-
-@contextlib.contextmanager
-def lost(path: str) -> Iterator[None]:
-    """Turn what aiohttp says of a connection that broke into our own error."""
-    try:
-        yield
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-        if isinstance(error, SmokeboxError):
-            raise
-        raise SandboxGone(
-            f"the server went away during {path}.",
-            hint="Call again: the sandbox keeps its files, and its long-running processes.",
-            reason=LOST,
-        ) from error
-
-
-@contextlib.asynccontextmanager
-async def deadline(timeout: float | None, what: str) -> AsyncIterator[None]:
-    """Raise `DeadlineExceeded` for what takes longer than `timeout` seconds."""
-    try:
-        async with asyncio.timeout(timeout) as scope:
-            yield
-    except TimeoutError as error:
-        if isinstance(error, SmokeboxError) or not scope.expired():
-            raise
-        raise DeadlineExceeded(
-            f"{what} was not answered in {timeout:g} s.",
-            hint="Pass a longer timeout, or look at the server with `smokebox status`.",
-            operation=what,
-            timeout=timeout,
-        ) from None
-
-
-def _decoded(answer: type[T], status: int, data: bytes) -> T:
-    if status >= 400 or (status == 200 and b'"error"' in data[:256] and _is_failure(data)):
-        raise _failure(status, data)
-    if answer is type(None):
+def _wait(got: object, data: object, *, safe: bool) -> float | None:
+    """How long to wait before another attempt; None for no other."""
+    if not isinstance(got, Answer) or got.status not in _LATER:
         return None
-    try:
-        return decode(answer, data)
-    except msgspec.MsgspecError as error:
-        raise ServiceUnavailable(
-            f"the server answered what this client does not understand: {error}.",
-            hint="Have both of the same version: see `smokebox --version` on either side.",
-            service="server",
-        ) from error
-
-
-def _is_failure(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=FailureAnswer)
-    except msgspec.MsgspecError:
-        return False
-    return True
-
-
-def _failure(status: int, data: bytes) -> SmokeboxError:
-    try:
-        return error_of(msgspec.json.decode(data, type=FailureAnswer).error)
-    except msgspec.MsgspecError:
-        return ServiceUnavailable(
-            f"what is at that address answered {status}, not as a Smokebox server does.",
-            hint="Check SMOKEBOX_URL.",
-            service="server",
-        )
+    if got.retry_after is None:
+        return 0.0 if safe and got.status == _UNAVAILABLE else None
+    # Nothing was done when the server says when to come back.
+    again = got.retry_after <= _LONGEST_WAIT and (data is None or isinstance(data, bytes))
+    return got.retry_after if again else None
 
 
 def _plain(query: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -282,12 +304,3 @@ def _plain(query: Mapping[str, Any]) -> list[tuple[str, str]]:
             elif one is not None:
                 pairs.append((name, str(one)))
     return pairs
-
-
-def _unreachable(address: Address, error: aiohttp.ClientConnectorError) -> ServiceUnavailable:
-    where = address.socket or address.base
-    return ServiceUnavailable(
-        f"no server answers at {where}: {error.strerror or error}.",
-        hint="Start one with `smokebox up`, or set SMOKEBOX_URL to where it is.",
-        service="server",
-    )

@@ -1,0 +1,26 @@
+"""A server for each module of tests, in a process of its own, and handles of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from client.served import Served, served
+from smokebox.client.client import Client, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that the tests of a module share."""
+    with served(str(tmp_path_factory.mktemp("served"))) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Served) -> Client:
+    """A client of that server, which knows nothing yet."""
+    return connect(server.url)
