@@ -18,7 +18,7 @@ from smokebox.engine.jail.gvisor import GvisorJailer
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
 from smokebox.engine.names import check_id, check_labels, random_id
-from smokebox.engine.options import SandboxOptions, parse_options
+from smokebox.engine.options import DEFAULT_IMAGE, SandboxOptions, parse_options
 from smokebox.engine.pool import Pool
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
@@ -91,6 +91,17 @@ class Host:
     def home(self) -> str:
         """The state directory."""
         return self._shop.home.path
+
+    @property
+    def pool(self) -> Pool:
+        """What is made ahead."""
+        return self._shop.pool
+
+    async def prime(self) -> None:
+        """Make ahead what is missing, for sandboxes that ask for no image and no tier."""
+        self._check_open()
+        image = await self._shop.images.get(DEFAULT_IMAGE)
+        await self._shop.pool.fill(self._shop.jailer(self._shop.tier), image)
 
     def sandbox(self, id: str, **options: Unpack[SandboxOptions]) -> Sandbox:
         """The sandbox of that id, whether it runs, sleeps, or was never made.

@@ -43,6 +43,16 @@ class Pool:
         self._jailer: Jailer | None = None
         self._filling: asyncio.Task[None] | None = None
 
+    @property
+    def size(self) -> int:
+        """How many it keeps."""
+        return self._size
+
+    @property
+    def ready(self) -> int:
+        """How many there are at this moment."""
+        return len(self._ready)
+
     def take(self, jailer: Jailer, image: Image) -> Ready | None:
         """A jail that is ready, if one of that kind is; another is made in its stead."""
         if not self._size:
@@ -57,18 +67,39 @@ class Pool:
                 else:
                     self._dead.append(ready)
         self._jailer, self._image = jailer, image
-        if self._filling is None or self._filling.done():
-            self._filling = asyncio.create_task(self._fill())
+        self._begin_to_fill()
         return taken
+
+    async def fill(self, jailer: Jailer, image: Image) -> None:
+        """Have as many as it keeps, of that kind, or as many as can be made."""
+        self._jailer, self._image = jailer, image
+        if self._filling is not None:
+            # It may be at those of another kind.
+            await asyncio.wait([self._filling])
+        await asyncio.wait([self._begin_to_fill()])
+
+    async def empty(self) -> None:
+        """Remove what was made ahead; when another is taken, there will be more."""
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
+        # Nobody may take one that is on its way out.
+        unwanted, self._ready = self._ready, []
+        try:
+            await self._drop(unwanted)
+        finally:
+            self._dead += unwanted
 
     async def aclose(self) -> None:
         """Remove what was made ahead."""
         self._size = 0
-        if self._filling is not None:
-            self._filling.cancel()
-            await asyncio.wait([self._filling])
-        await self._drop(self._ready)
+        await self.empty()
         await self._drop(self._dead)
+
+    def _begin_to_fill(self) -> asyncio.Task[None]:
+        if self._filling is None or self._filling.done():
+            self._filling = asyncio.create_task(self._fill())
+        return self._filling
 
     async def _fill(self) -> None:
         # After the sandbox that asked has had its turn.

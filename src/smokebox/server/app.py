@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route, Router
 
 from smokebox.errors import NotFound
+from smokebox.server.compat import bridge
 from smokebox.server.door import Door
 from smokebox.server.health import METRICS, PROBES
 from smokebox.server.routes import all_endpoints, system
 from smokebox.wire import API
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from smokebox.server.endpoint import Endpoint
@@ -22,17 +24,19 @@ if TYPE_CHECKING:
 def create_app(state: State) -> ASGIApp:
     """The server of one engine, as an ASGI app."""
     endpoints = all_endpoints()
-    routes = [_route(API + one.path, one) for one in endpoints]
+    routes: list[BaseRoute] = [_route(API + one.path, one) for one in endpoints]
+    routes += bridge.routes()
     # Where everybody looks for it first.
     routes.append(_route(METRICS, system.metrics))
     router = Router(routes=routes, redirect_slashes=False, default=_nothing)
-    return Door(
+    door = Door(
         router,
         state,
         routes=routes,
         public=frozenset(API + one.path for one in endpoints if one.public),
         probes=PROBES,
     )
+    return bridge.Border(door, state)
 
 
 def _route(path: str, one: Endpoint) -> Route:

@@ -1,0 +1,1 @@
+"""Protocols of other people's clients, answered by the same engine."""
