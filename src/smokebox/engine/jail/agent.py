@@ -158,9 +158,7 @@ class JailMinder(Minder):
             elif verb == TERMINAL:
                 self.start_terminal(MindedTerminal(self), fds, rest)
             elif verb == PTY:
-                uid, _, _ = self.user.split(b":")
-                terminal = PumpedTerminal(self, fds, size, int(uid))
-                self.start_terminal(terminal, terminal.descriptors(), rest)
+                self.make_terminal(size, fds, rest)
             elif super().launch(fds, rest):
                 self.shell = MindedShell(self)
                 self.shell.mind()
@@ -244,6 +242,16 @@ class JailMinder(Minder):
         self.terminal = terminal
         if super().launch(fds, fields):
             terminal.mind()
+
+    def make_terminal(self, size: bytes, pipes: list[int], fields: list[bytes]) -> None:
+        """Start a program in a terminal of our own, or say why there is none."""
+        uid, _, _ = self.user.split(b":")
+        try:
+            terminal = PumpedTerminal(self, pipes, size, int(uid))
+        except OSError as error:
+            self.say(FAILED, STAGE_START, error.errno or 0)
+        else:
+            self.start_terminal(terminal, terminal.descriptors(), fields)
 
     def start_lasting(self, fds: list[int], fields: list[bytes]) -> None:
         """Start a program that outlives its connection, and mind it to its end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,8 @@ from smokebox.engine.jail import errands, ptys
 from smokebox.engine.jail.minded_terminal import STARTED
 from smokebox.engine.run import CannotStart
 from smokebox.engine.terminals.line import PipedLine, PtyLine
-from smokebox.errors import AccessDenied, LimitReached, PathNotFound, SandboxGone
+from smokebox.errors import AccessDenied, LimitReached, PathNotFound, SandboxGone, Unsupported
 from smokebox.sandbox import keeper
-from smokebox.sandbox.process import cannot_start
 
 if TYPE_CHECKING:
     from smokebox.engine.run import Program, Run
@@ -41,6 +41,8 @@ async def start(run: Run, program: Program, line: Line, *, cols: int, rows: int)
         line.started()
         return control
     control.close()
+    if stage == keeper.STAGE_START:
+        raise _no_terminal(run, OSError(number, os.strerror(number)))
     raise _error(program, stage, number)
 
 
@@ -52,13 +54,22 @@ def open_line(run: Run, program: Program) -> Line:
             return PipedLine()
         return PtyLine(ptys.open_pty(run.jail.root, owner[0] if owner is not None else None))
     except OSError as error:
-        if error.errno in _NO_MORE:
-            raise LimitReached(
-                f"sandbox {run.id} cannot have another terminal ({error.strerror}).",
-                hint="Close terminals, here and inside, or raise kernel.pty.max on the host.",
-                limit="terminals",
-            ) from error
-        raise cannot_start(error) from error
+        raise _no_terminal(run, error) from error
+
+
+def _no_terminal(run: Run, error: OSError) -> SmokeboxError:
+    if error.errno in _NO_MORE:
+        return LimitReached(
+            f"sandbox {run.id} cannot have another terminal ({error.strerror}).",
+            hint="Close terminals, here and inside, or raise kernel.pty.max on the host.",
+            limit="terminals",
+        )
+    return Unsupported(
+        f"sandbox {run.id} has no terminals to give ({error.strerror}).",
+        hint="See that nothing in it has taken the place of /dev/pts, or run it without one.",
+        operation="terminal",
+        sandbox=run.id,
+    )
 
 
 async def _ask(control: socket.socket, request: bytes, fds: tuple[int, ...]) -> bytes:

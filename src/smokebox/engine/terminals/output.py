@@ -12,25 +12,31 @@ if TYPE_CHECKING:
     from smokebox.engine.terminals.view import View
 
 REPLAY_SIZE = 256 << 10
+# Bytes a second that are read while nobody looks: the program goes on, and the engine's
+# thread is left to others.
+UNWATCHED_RATE = 8 << 20
 # So far the viewer that is the most advanced may be behind before the program has to wait.
 _FARTHEST_BEHIND = REPLAY_SIZE // 2
 _READ = 1 << 16
-_READS_PER_TURN = 16
+_BURST_SECONDS = 0.1
 
 
 class Output:
     """Reads a descriptor that does not block into a ring, and wakes those who look.
 
     With viewers it reads no further than the ring holds for the most advanced one, so that
-    one loses nothing; without, all that comes. `over` once there will be no more, with the
-    `fault` that ended it, if any.
+    one loses nothing; without, all that comes. It reads at most `rate` bytes a second. `over`
+    once there will be no more, with the `fault` that ended it, if any.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, rate: int | None = None) -> None:
         self.replay = Replay(REPLAY_SIZE)
         self.over = asyncio.Event()
         self.fault: Exception | None = None
         self._fd = fd
+        self._rate = rate
+        self._due = 0.0
+        self._rest: asyncio.TimerHandle | None = None
         self._views: set[View] = set()
         self._reading = False
         self._at_end = False
@@ -56,6 +62,8 @@ class Output:
             return
         self.fault = fault
         self._pause()
+        if self._rest is not None:
+            self._rest.cancel()
         self.over.set()
         self._wake()
 
@@ -70,7 +78,8 @@ class Output:
 
     def follow(self) -> None:
         """Go on reading, if nobody is too far behind."""
-        if self._reading or self._at_end or self.over.is_set() or self._is_ahead():
+        waits = self._rest is not None or self._at_end or self._is_ahead()
+        if self._reading or waits or self.over.is_set():
             return
         if self._last:
             self._read()
@@ -79,21 +88,25 @@ class Output:
             asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> None:
-        for _ in range(_READS_PER_TURN):
+        """Read for one turn of the event loop, which is others' too."""
+        begin, most = self.replay.end, self._most()
+        while (count := self.replay.end - begin) < most:
             if self._is_ahead():
                 self._pause()
                 break
-            if self.over.is_set() or not self._take():
+            if self.over.is_set() or not self._take(most - count):
                 break
         else:
             if self._last:
                 asyncio.get_running_loop().call_soon(self._read)
         self._wake()
+        if not self._last and not self.over.is_set():
+            self._slow_down(count)
 
-    def _take(self) -> bool:
+    def _take(self, most: int) -> bool:
         """Read once; False when there is nothing to read at this moment, or ever."""
         try:
-            data = os.read(self._fd, _READ)
+            data = os.read(self._fd, most)
         except BlockingIOError:
             if self._last:
                 self.stop()
@@ -110,6 +123,24 @@ class Output:
         if self._owed <= 0 or (self._at_end and self._finishing):
             self.stop()
         return bool(data)
+
+    def _most(self) -> int:
+        # A tenth of a second's worth, so that what is slow is not slow by leaps.
+        return _READ if self._rate is None or self._last else min(_READ, self._rate // 10 or 1)
+
+    def _slow_down(self, count: int) -> None:
+        rate = self._rate if self._views else min(self._rate or UNWATCHED_RATE, UNWATCHED_RATE)
+        if rate is None or self._rest is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._due = max(self._due, loop.time() - _BURST_SECONDS) + count / rate
+        if (rest := self._due - loop.time()) > 0:
+            self._pause()
+            self._rest = loop.call_later(rest, self._go_on)
+
+    def _go_on(self) -> None:
+        self._rest = None
+        self.follow()
 
     def _is_ahead(self) -> bool:
         if not self._views:

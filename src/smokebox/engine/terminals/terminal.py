@@ -67,7 +67,7 @@ class Terminal:
         self._line = line
         self._use = use
         self._on_exit = on_exit
-        self._output = Output(line.output)
+        self._output = Output(line.output, run.limits.output_rate)
         self._typing = asyncio.Lock()
         self._heard = asyncio.Event()
         self._exited = asyncio.Event()
@@ -101,7 +101,7 @@ class Terminal:
         """Have it be of another size, which the program is told by SIGWINCH."""
         check_size(cols, rows)
         self._check_running()
-        async with self._hold(), self._typing:
+        async with self._hold():
             self._check_running()
             self._line.resize(cols, rows, self._control)
             self.cols, self.rows = cols, rows

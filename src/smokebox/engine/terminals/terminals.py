@@ -103,7 +103,8 @@ class Terminals:
         """End a terminal with everything in it, and forget it."""
         terminal = await self.get(id)
         await terminal.kill()
-        self._known.pop(terminal.id, None)
+        if self._known.get(terminal.id) is terminal:
+            del self._known[terminal.id]
 
     async def part(self) -> None:
         """The sandbox is about to end: hang up, and give programs a moment to end."""
