@@ -1,0 +1,203 @@
+"""How a server ends: by a signal, by a request, by itself; and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from smokebox.server.serving import running
+from smokebox.server.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(60)
+
+PROGRAM = """
+import asyncio, json, sys
+from smokebox.server import journal
+from smokebox.server.serving import serve
+from smokebox.server.settings import Settings
+
+async def ready(server):
+    print(server.url, flush=True)
+
+journal.configure(json=True)
+settings = Settings(host="127.0.0.1", pool=0, **json.loads(sys.argv[1]))
+asyncio.run(serve(settings, ready))
+"""
+
+
+class Server:
+    """A server that is a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.process = process
+        self.http = aiohttp.ClientSession(url)
+
+    async def json(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.http.request(method, path, **options) as answer:
+            return answer.status, await answer.json()
+
+    async def ended(self) -> tuple[int, str]:
+        """Its exit code and its log, once it has ended."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            log = await self.process.stderr.read()
+            return await self.process.wait(), log.decode()
+
+
+@contextlib.asynccontextmanager
+async def served(home: Path, **settings: object) -> AsyncIterator[Server]:
+    given = json.dumps({"home": str(home), **settings})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, given, stdout=-1, stderr=-1
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        url = (await process.stdout.readline()).decode().strip()
+    server = Server(process, url)
+    try:
+        yield server
+    finally:
+        await server.http.close()
+        if process.returncode is None:
+            process.terminate()
+            await process.communicate()
+
+
+async def test_sandboxes_run_on_through_a_restart_and_sleep_at_a_shutdown(tmp_path: Path) -> None:
+    async with served(tmp_path / "home") as first:
+        await first.json("PUT", "/api/sandboxes/box", json={})
+        command = {"command": "sleep 1000", "id": "long"}
+        _, before = await first.json("POST", "/api/sandboxes/box/processes", json=command)
+        first.process.send_signal(signal.SIGTERM)
+        assert (await first.ended())[0] == 0
+    async with served(tmp_path / "home") as second:
+        _, after = await second.json("GET", "/api/sandboxes/box/processes/long")
+        assert (after["status"], after["pid"]) == ("running", before["pid"])
+        status, answer = await second.json("POST", "/api/shutdown", json={"sandboxes": "sleep"})
+        assert (status, answer["draining"]) == (202, True)
+        assert (await second.ended())[0] == 0
+    async with served(tmp_path / "home") as third:
+        _, info = await third.json("GET", "/api/sandboxes/box")
+        assert info["status"] == "idle"
+
+
+async def test_what_runs_is_finished_and_what_comes_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", drain_seconds=20) as server:
+        await server.json("PUT", "/api/sandboxes/box", json={})
+        path, last = "/api/sandboxes/box/exec", {"command": "touch b; sleep 1; touch go; echo ok"}
+        first = {"command": "touch a; while [ ! -e go ]; do sleep 0.05; done; echo ok"}
+        running = [
+            asyncio.create_task(server.json("POST", path, json=one)) for one in (first, last)
+        ]
+        await _until_there(server, "a")
+        await _until_there(server, "b")
+        server.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while (await server.json("GET", "/api/ready"))[0] != 503:
+                await asyncio.sleep(0.01)
+        assert (await server.json("GET", "/api/health"))[1]["draining"] is True
+        async with server.http.post(path, json={"command": "true"}) as refused:
+            error = (await refused.json())["error"]
+            assert (refused.status, error["code"]) == (503, "service_unavailable")
+            assert (error["retryable"], refused.headers["retry-after"]) == (True, "2")
+            assert refused.headers["connection"] == "close"
+        assert [answer["stdout"] for _, answer in await asyncio.gather(*running)] == ["ok\n"] * 2
+        assert (await server.ended())[0] == 0
+    await _sleep(tmp_path / "home")
+
+
+async def test_a_stream_that_takes_too_long_is_told_why_it_ends(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", drain_seconds=0.1) as server:
+        await server.json("PUT", "/api/sandboxes/box", json={})
+        path = "/api/sandboxes/box/exec/stream"
+        async with server.http.post(path, json={"command": "echo hi; sleep 60"}) as stream:
+            assert b"hi" in await stream.content.readuntil(b"\n\n")
+            server.process.send_signal(signal.SIGTERM)
+            name, data = (await stream.content.read()).decode().strip().split("\n")
+        error = json.loads(data.removeprefix("data: "))
+        assert (name, error["code"]) == ("event: error", "service_unavailable")
+        assert error["retryable"] is True
+        assert (await server.ended())[0] == 0
+    await _sleep(tmp_path / "home")
+
+
+async def test_a_second_signal_waits_for_no_request(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", drain_seconds=1000) as server:
+        await server.json("PUT", "/api/sandboxes/box", json={})
+        path = "/api/sandboxes/box/exec/stream"
+        async with server.http.post(path, json={"command": "echo hi; sleep 60"}) as stream:
+            await stream.content.readuntil(b"\n\n")
+            server.process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(10):
+                while (await server.json("GET", "/api/ready"))[0] != 503:
+                    await asyncio.sleep(0.01)
+            server.process.send_signal(signal.SIGINT)
+            assert b"service_unavailable" in await stream.content.read()
+        assert (await server.ended())[0] == 0
+    await _sleep(tmp_path / "home")
+
+
+async def test_a_server_that_nobody_asks_ends_by_itself(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", idle_exit=0.2) as server:
+        assert (await server.ended())[0] == 0
+
+
+async def test_a_sandbox_that_runs_keeps_its_server(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path / "home"), pool=0, idle_exit=2)
+    async with running(settings) as server:
+        connector = aiohttp.UnixConnector(server.socket)
+        async with (
+            aiohttp.ClientSession("http://localhost", connector=connector) as http,
+            http.put("/api/sandboxes/box", json={"sleep_after": 3}) as answer,
+        ):
+            assert answer.status == 200
+        async with asyncio.timeout(20):
+            await server.state.drain.asked.wait()
+        (info,) = await server.state.host.list()
+        assert (info.status, info.stop_reason) == ("idle", "it fell asleep")
+
+
+async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", keys=True) as server:
+        secret = "f" * 64
+        headers = {"authorization": f"Bearer sbx_{'0' * 12}_{secret}", "x-request-id": "mine"}
+        assert (await server.json("GET", "/api/sandboxes/box", headers=headers))[0] == 401
+        assert (await server.json("GET", f"/api/health?token={secret}"))[0] == 200
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await server.http.ws_connect(f"/api/x?authorization=Bearer%20{secret}&token={secret}")
+        server.process.send_signal(signal.SIGTERM)
+        _, log = await server.ended()
+    lines = [json.loads(line) for line in log.splitlines()]
+    (line,) = [one for one in lines if one.get("request_id") == "mine"]
+    assert (line["event"], line["level"], line["status"]) == ("request", "info", 401)
+    assert (line["method"], line["path"], line["principal"]) == (
+        "GET",
+        "/api/sandboxes/box",
+        "nobody",
+    )
+    assert line["ms"] >= 0
+    assert secret not in log
+
+
+async def _until_there(server: Server, name: str) -> None:
+    path = f"/api/sandboxes/box/files/exists?path=/workspace/{name}"
+    async with asyncio.timeout(20):
+        while not (await server.json("GET", path))[1].get("exists"):
+            await asyncio.sleep(0.02)
+
+
+async def _sleep(home: Path) -> None:
+    """Have nothing run on that a test left to the next server."""
+    async with running(Settings(home=str(home), pool=0)):
+        pass

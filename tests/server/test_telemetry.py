@@ -1,0 +1,129 @@
+"""Spans of requests, as a collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from smokebox.server.serving import running
+from smokebox.server.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import pytest
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector:
+    """Whoever takes spans by OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.service = ""
+        self.spans: list[Any] = []
+
+    async def take(self, request: web.Request) -> web.Response:
+        message = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in message.resource_spans:
+            self.service = _plain(resource.resource.attributes)["service.name"]
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+        return web.Response(content_type="application/x-protobuf")
+
+
+@contextlib.asynccontextmanager
+async def collector() -> AsyncIterator[Collector]:
+    one = Collector()
+    app = web.Application()
+    app.router.add_post("/v1/traces", one.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    one.url = "http://{}:{}".format(*runner.addresses[0])
+    try:
+        yield one
+    finally:
+        await runner.cleanup()
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {one.key: one.value.string_value or one.value.int_value for one in attributes}
+
+
+async def test_a_request_is_a_span_below_its_callers(tmp_path: Path) -> None:
+    async with collector() as takes:
+        settings = Settings(home=str(tmp_path / "home"), pool=0, otlp_endpoint=takes.url)
+        async with running(settings) as server:
+            connector = aiohttp.UnixConnector(server.socket)
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
+            async with (
+                aiohttp.ClientSession("http://localhost", connector=connector) as http,
+                http.get("/api/sandboxes/ghost", headers=headers) as answer,
+            ):
+                assert answer.status == 404
+        (span,) = takes.spans
+    assert takes.service == "smokebox"
+    assert span.name == "GET /api/sandboxes/{id}"
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert _plain(span.attributes) == {
+        "http.request.method": "GET",
+        "http.route": "/api/sandboxes/{id}",
+        "http.response.status_code": 404,
+        "smokebox.principal": "local",
+        "smokebox.request_id": "mine",
+        "smokebox.sandbox": "ghost",
+    }
+
+
+async def test_the_environment_says_where_spans_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with collector() as takes:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", takes.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "boxes")
+        async with running(Settings(home=str(tmp_path / "home"), pool=0)) as server:
+            connector = aiohttp.UnixConnector(server.socket)
+            async with (
+                aiohttp.ClientSession("http://localhost", connector=connector) as http,
+                http.get("/api/nothing") as answer,
+            ):
+                assert answer.status == 404
+        (span,) = takes.spans
+    assert (takes.service, span.name) == ("boxes", "GET none")
+    assert len(span.trace_id.hex()) == 32
+    assert not span.parent_span_id
+
+
+async def test_nothing_is_imported_without_a_collector() -> None:
+    program = (
+        "import sys, smokebox.server.serving as serving; "
+        "from smokebox.server.settings import Settings; "
+        "assert serving.Telemetry.open(Settings(home='h')) is None; "
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], check=False)
+    assert done.returncode == 0
+
+
+async def test_a_collector_without_the_extra_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+        "from smokebox.errors import MissingDependency\n"
+        "from smokebox.server.settings import Settings\n"
+        "from smokebox.server.telemetry import Telemetry\n"
+        "try: Telemetry.open(Settings(home='h', otlp_endpoint='http://localhost:4318'))\n"
+        "except MissingDependency as error: print(error.hint)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    assert b"pip install 'smokebox[telemetry]'" in done.stdout
