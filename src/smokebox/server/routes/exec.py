@@ -33,7 +33,9 @@ async def run(call: Call, body: Exec) -> ExecResult:
     A command that fails is a result. Closing the connection kills the command. After five
     seconds the answer begins, with blanks, and an error is then told by the body alone.
     """
-    return await call.sandbox.exec(**options(body))
+    result = await call.sandbox.exec(**options(body))
+    call.state.metrics.executed(result)
+    return result
 
 
 @endpoint("POST", "/sandboxes/{id}/exec/stream", errors=_ERRORS, gives=sse.MEDIA)
@@ -50,6 +52,7 @@ async def _events(call: Call, body: Exec) -> AsyncGenerator[bytes, None]:
     async with call.sandbox.exec_stream(**options(body)) as output:
         async for chunk in output:
             yield event("output", chunk)
+        call.state.metrics.executed(output.result)
         yield event("result", output.result)
 
 
