@@ -20,17 +20,17 @@ def test_a_new_id_is_26_letters_and_digits_and_another_each_time() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "team-a-", "x" * 47])
-@pytest.mark.parametrize("id", ["a", "7", new_id(), "b" * 63, "b" * 64, LONGEST, *RESERVED])
-def test_every_id_has_one_that_the_engine_takes(id: str, prefix: str) -> None:
-    assert ID.fullmatch(id)
-    found = engine_id(id, prefix)
-    assert check_id(found) == found
-    assert found.startswith(prefix)
-    assert engine_id(id, prefix) == found
+def test_every_id_has_one_that_the_engine_takes(prefix: str) -> None:
+    for id in ("a", "7", new_id(), "b" * 63, "b" * 64, LONGEST, *RESERVED):
+        assert ID.fullmatch(id)
+        found = engine_id(id, prefix)
+        assert check_id(found) == found
+        assert found.startswith(prefix)
+        assert engine_id(id, prefix) == found
 
 
 def test_a_short_id_is_the_same_in_the_native_api() -> None:
-    assert engine_id("user42".replace("4", "4"), "") == "user42"
+    assert engine_id("user42", "") == "user42"
     assert engine_id("b" * 63, "") == "b" * 63
 
 
