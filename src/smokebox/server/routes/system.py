@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from smokebox import __version__
 from smokebox.errors import ServiceUnavailable
 from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
+from smokebox.server.docs import HEADERS, make_page
+from smokebox.server.endpoint import JSON, endpoint
 from smokebox.server.health import METRICS
+from smokebox.server.openapi import make_document
 from smokebox.wire.answers import Health
 from smokebox.wire.requests import Shutdown
 
 _TEXT = "text/plain"
+_HTML = "text/html"
 
 
 @endpoint("GET", "/health", public=True)
@@ -47,4 +54,28 @@ async def shutdown(call: Call, body: Shutdown) -> Health:
     return Health(ok=True, version=__version__, draining=True)
 
 
-ENDPOINTS = [health, ready, metrics, shutdown]
+@endpoint("GET", "/openapi.json", public=True)
+async def openapi(call: Call) -> dict[str, Any]:
+    """This API as an OpenAPI document, for programs."""
+    return Response(_document(), media_type=JSON)  # type: ignore[return-value]
+
+
+@endpoint("GET", "/docs", public=True, gives=_HTML)
+async def docs(call: Call) -> HTMLResponse:
+    """This API as a page, for people."""
+    return HTMLResponse(_page(), headers=HEADERS)
+
+
+@functools.cache
+def _document() -> bytes:
+    from smokebox.server.routes import all_endpoints, all_sockets  # Which gather us, too.
+
+    return msgspec.json.encode(make_document(all_endpoints(), all_sockets()))
+
+
+@functools.cache
+def _page() -> str:
+    return make_page(msgspec.json.decode(_document()))
+
+
+ENDPOINTS = [health, ready, metrics, shutdown, openapi, docs]
