@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ class Bridge:
 
     async def put(self, path: str, data: bytes) -> None:
         """Write a file, by a path that is encoded already."""
-        async with self.ask("PUT", f"/file/{path}", data=data) as answer:
+        async with self.ask("PUT", f"/file/{path}", data=io.BytesIO(data)) as answer:
             assert (answer.status, await answer.json()) == (200, {"ok": True})
 
     async def get(self, path: str) -> bytes:

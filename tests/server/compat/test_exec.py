@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from server.compat.asking import Bridge
@@ -106,9 +104,8 @@ async def test_a_session_without_a_name_gets_one(bridge: Bridge) -> None:
     assert await bridge.out("pwd", session=made["id"]) == "/workspace\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "said"),
-    [
+async def test_a_bad_body_is_refused(bridge: Bridge) -> None:
+    for body, status, said in (
         (b"not json", 400, "Invalid JSON body"),
         (b"", 400, "Invalid JSON body"),
         (b"{}", 400, "argv must be a non-empty array"),
@@ -120,12 +117,10 @@ async def test_a_session_without_a_name_gets_one(bridge: Bridge) -> None:
         (b'{"argv": ["ls"], "cwd": "/tmp"}', 403, "within /workspace"),
         (b'{"argv": ["ls"], "cwd": "/workspace/../../etc"}', 403, "within /workspace"),
         (b'{"argv": ["ls"], "cwd": "/workspacex"}', 403, "within /workspace"),
-    ],
-)
-async def test_a_bad_body_is_refused(bridge: Bridge, body: bytes, status: int, said: str) -> None:
-    answer = await bridge.refused("POST", "/exec", data=body)
-    assert answer[:2] == (status, "invalid_request")
-    assert said in answer[2]
+    ):
+        answer = await bridge.refused("POST", "/exec", data=body)
+        assert answer[:2] == (status, "invalid_request")
+        assert said in answer[2]
     assert not await bridge.running()
 
 
@@ -141,10 +136,10 @@ async def test_a_cwd_that_is_not_there_ends_the_stream_with_an_error(bridge: Bri
     assert "missing" in done.data["error"]
 
 
-@pytest.mark.parametrize("argv", [["a\0b"], [""]])
-async def test_words_that_no_program_can_have_are_an_error(bridge: Bridge, argv: Any) -> None:
-    done = await bridge.run(*argv)
-    assert (done.last, done.data["code"]) == ("error", "exec_error")
+async def test_words_that_no_program_can_have_are_an_error(bridge: Bridge) -> None:
+    for word in ("a\0b", ""):
+        done = await bridge.run(word)
+        assert (done.last, done.data["code"]) == ("error", "exec_error")
 
 
 async def test_a_bad_session_is_refused(bridge: Bridge) -> None:

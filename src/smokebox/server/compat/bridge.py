@@ -6,6 +6,7 @@ Here are its routes, and the border where its answers differ from those of the n
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,10 @@ def _route(method: str, path: str, handler: Handler) -> Route:
         except SmokeboxError as error:
             return refusal_of(error).response
 
-    return Route(path, answer, methods=[method], include_in_schema=False)
+    route = Route(path, answer, methods=[method], include_in_schema=False)
+    # The name of a file may have line breaks.
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return route
 
 
 class Border:

@@ -1,0 +1,164 @@
+"""Files over the bridge protocol, by plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from yarl import URL
+
+from smokebox.server.compat.files import MAX_UPLOAD
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from server.compat.asking import Bridge
+    from smokebox.server.serving import Running
+
+DATA = bytes(range(256)) * 3000
+LINKS = "mkdir d; ln -s d l; ln -s /workspace/d/f f; ln -s .././workspace w"
+OUTSIDE = (403, "invalid_request", "path must resolve to a location within /workspace")
+
+
+async def test_a_file_comes_back_as_it_was_written(bridge: Bridge) -> None:
+    for data in (DATA, b"", b'data: {"type":"metadata"}\n\n', b"short"):
+        await bridge.put("workspace/new/dir/file.bin", data)
+        assert await bridge.get("workspace/new/dir/file.bin") == data
+
+
+async def test_a_name_is_decoded_once_and_fully(bridge: Bridge) -> None:
+    names = ["a#b", "a?b", "a+b", "a%41b", "a%2Fb", "a b", "ä€", "a\nb", "&=;", "%", "\\"]
+    for name in names:
+        url = URL(f"/v1/sandbox/box/file/workspace/{quote(name, safe='')}", encoded=True)
+        async with bridge.http.put(url, data=name.encode()) as written:
+            assert written.status == 200
+        async with bridge.http.get(url) as answer:
+            assert (answer.status, await answer.read()) == (200, name.encode())
+    found = await bridge.out("sh", "-c", 'for f in *; do printf "%s|" "$f"; done')
+    assert sorted(found.split("|")[:-1]) == sorted(names)
+
+
+async def test_a_slash_may_be_encoded_too(bridge: Bridge) -> None:
+    await bridge.put("workspace/dir/file", b"x")
+    url = URL("/v1/sandbox/box/file/%2Fworkspace%2Fdir%2Ffile", encoded=True)
+    async with bridge.http.get(url) as answer:
+        assert (answer.status, await answer.read()) == (200, b"x")
+
+
+async def test_what_is_not_there_is_not_found(bridge: Bridge) -> None:
+    await bridge.put("workspace/file", b"")
+    for path in ("missing", "missing/deeper", "file/below"):
+        answer = await bridge.refused("GET", f"/file/workspace/{path}")
+        assert answer[:2] == (404, "workspace_read_not_found")
+
+
+async def test_a_directory_is_no_file(bridge: Bridge) -> None:
+    await bridge.out("mkdir", "dir")
+    for path in ("workspace", "workspace/dir", "workspace/dir/"):
+        assert (await bridge.refused("GET", f"/file/{path}"))[0] == 400
+    assert (await bridge.refused("PUT", "/file/workspace", data=b"x"))[0] == 400
+    answer = await bridge.refused("PUT", "/file/workspace/dir", data=b"x")
+    assert answer[:2] == (502, "workspace_archive_write_error")
+
+
+async def test_a_path_that_leads_out_is_refused(bridge: Bridge) -> None:
+    for path in (
+        "tmp/secret",
+        "workspacex/a",
+        "workspace/%2e%2e/etc/passwd",
+        "workspace/..%2f..%2fetc/passwd",
+        "workspace/a/%2E%2E/%2E%2E/etc",
+        "%2Fetc%2Fpasswd",
+    ):
+        url = URL(f"/v1/sandbox/box/file/{path}", encoded=True)
+        for method in ("GET", "PUT"):
+            async with bridge.http.request(method, url, data=b"") as answer:
+                told = await answer.json()
+                assert (answer.status, told["code"], told["error"]) == OUTSIDE
+    assert not await bridge.running()
+
+
+async def test_dots_that_stay_inside_are_fine(bridge: Bridge) -> None:
+    await bridge.put("workspace/a", b"x")
+    url = URL("/v1/sandbox/box/file/workspace/b/%2e%2e/./a", encoded=True)
+    async with bridge.http.get(url) as answer:
+        assert (answer.status, await answer.read()) == (200, b"x")
+
+
+async def test_links_that_lead_out_are_refused(bridge: Bridge) -> None:
+    script = """
+        ln -s /etc absolute; ln -s ../etc relative; ln -s absolute twice; ln -s / root
+        ln -s /etc/new dangling; ln -s loop loop; ln -s /proc/self/root proc
+        mkdir d; ln -s ../../etc d/up; ln -s missing/../../etc behind
+    """
+    await bridge.out("sh", "-c", script)
+    for path in (
+        *("absolute/passwd", "relative/passwd", "twice/passwd", "root/etc/passwd", "dangling"),
+        *("loop", "proc/etc/passwd", "d/up/passwd", "behind/passwd", "absolute"),
+    ):
+        for method in ("GET", "PUT"):
+            answer = await bridge.refused(method, f"/file/workspace/{path}", data=b"x")
+            assert (path, answer[0]) == (path, 403)
+    assert "x" not in await bridge.out("sh", "-c", "ls /etc/new 2>&1 | grep -v cannot || true")
+
+
+async def test_links_that_stay_inside_are_followed(bridge: Bridge) -> None:
+    await bridge.out(
+        "sh", "-c", "mkdir d; ln -s d l; ln -s /workspace/d/f f; ln -s .././workspace w"
+    )
+    await bridge.put("workspace/l/f", b"one")
+    assert await bridge.get("workspace/f") == b"one"
+    await bridge.put("workspace/f", b"two")
+    assert await bridge.get("workspace/w/d/f") == b"two"
+
+
+async def test_an_emptied_workspace_that_is_a_link_is_no_way_out(bridge: Bridge) -> None:
+    await bridge.out("sh", "-c", "cd / && rmdir workspace && ln -s / workspace")
+    assert await bridge.refused("GET", "/file/workspace/etc/passwd") == OUTSIDE
+    assert await bridge.refused("POST", "/persist") == OUTSIDE
+    assert await bridge.refused("POST", "/hydrate", data=b"x") == OUTSIDE
+
+
+async def test_an_empty_path_is_refused(bridge: Bridge) -> None:
+    for path in ("/file/", "/file//"):
+        for method in ("GET", "PUT"):
+            answer = await bridge.refused(method, path)
+            assert answer == (400, "invalid_request", "file path must not be empty")
+
+
+async def test_a_name_that_is_not_utf8_is_refused(bridge: Bridge) -> None:
+    url = URL("/v1/sandbox/box/file/workspace/a%ff", encoded=True)
+    async with bridge.http.get(url) as answer:
+        assert (answer.status, (await answer.json())["code"]) == (400, "invalid_request")
+
+
+async def test_32_mebibytes_are_the_most(bridge: Bridge) -> None:
+    await bridge.put("workspace/most", bytes(MAX_UPLOAD))
+    for body in (io.BytesIO(bytes(MAX_UPLOAD + 1)), _pieces(MAX_UPLOAD + 1)):
+        answer = await bridge.refused("PUT", "/file/workspace/more", data=body)
+        assert answer[:2] == (413, "payload_too_large")
+    assert await bridge.out("ls") == "most\n"
+
+
+async def test_a_body_that_is_cut_short_writes_nothing(bridge: Bridge, server: Running) -> None:
+    await bridge.put("workspace/file", b"before")
+    assert server.url is not None
+    port = URL(server.url).port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"PUT /v1/sandbox/box/file/workspace/file HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
+    writer.write(f"{head}content-length: 1000\r\n\r\nafter".encode())
+    await writer.drain()
+    writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
+    await reader.read()
+    writer.close()
+    assert await bridge.get("workspace/file") == b"before"
+    assert await bridge.out("ls", "-A") == "file\n"
+
+
+async def _pieces(size: int) -> AsyncIterator[bytes]:
+    while size > 0:
+        yield bytes(min(size, 1 << 20))
+        size -= 1 << 20
