@@ -9,6 +9,15 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
 if TYPE_CHECKING:
+    from smokebox.client.bindings import env as env
+    from smokebox.client.client import Client as Client
+    from smokebox.client.client import connect as connect
+    from smokebox.client.client import get_sandbox as get_sandbox
+    from smokebox.client.client import list_sandboxes as list_sandboxes
+    from smokebox.client.process import Process as Process
+    from smokebox.client.sandbox import Sandbox as Sandbox
+    from smokebox.client.session import Session as Session
+    from smokebox.client.terminal import Terminal as Terminal
     from smokebox.errors import SmokeboxError as SmokeboxError
     from smokebox.sandbox.api import ExecStream as ExecStream
     from smokebox.sandbox.api import SandboxApi as SandboxApi
@@ -32,6 +41,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Allow": "smokebox.sandbox.network",
     "Capabilities": "smokebox.types",
+    "Client": "smokebox.client.client",
     "CommandCall": "smokebox.sandbox.virtual.command",
     "CommandOutput": "smokebox.sandbox.virtual.command",
     "CommandStream": "smokebox.sandbox.virtual.command",
@@ -41,10 +51,18 @@ _HOME = {
     "Limits": "smokebox.sandbox.virtual",
     "Network": "smokebox.sandbox.network",
     "OutputChunk": "smokebox.types",
+    "Process": "smokebox.client.process",
+    "Sandbox": "smokebox.client.sandbox",
     "SandboxApi": "smokebox.sandbox.api",
+    "Session": "smokebox.client.session",
     "SmokeboxError": "smokebox.errors",
+    "Terminal": "smokebox.client.terminal",
     "bucket": "smokebox.sandbox.bucket",
+    "connect": "smokebox.client.client",
+    "env": "smokebox.client.bindings",
+    "get_sandbox": "smokebox.client.client",
     "get_virtual_sandbox": "smokebox.sandbox.bucket",
+    "list_sandboxes": "smokebox.client.client",
     "local": "smokebox.sandbox.local",
     "virtual": "smokebox.sandbox.virtual",
 }

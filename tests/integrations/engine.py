@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from smokebox.engine.host import Host
 from smokebox.engine.names import random_id
 from smokebox.errors import SandboxGone
-from smokebox.integrations.background_loop import BackgroundLoop
+from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.sandbox.api import ExecStream
 
 if TYPE_CHECKING:

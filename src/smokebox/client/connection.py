@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, TypeAlias
 
 import aiohttp
 from yarl import URL
@@ -23,6 +22,11 @@ if TYPE_CHECKING:
 # Less than what the server keeps an idle connection for: it must not end under a request.
 _KEEP_ALIVE = 30.0
 _CONNECT_SECONDS = 10.0
+
+_Pools: TypeAlias = (
+    "dict[asyncio.AbstractEventLoop, "
+    "tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession, None]]]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,51 +62,70 @@ class Connections:
         self._headers = {"user-agent": f"smokebox/{__version__}", "accept-encoding": "identity"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self._lock = threading.Lock()
-        self._sessions: WeakKeyDictionary[
-            asyncio.AbstractEventLoop,
-            tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession, None]],
-        ] = WeakKeyDictionary()
+        self._pools: _Pools = {}
+        # Held by this, too, and so never garbage before it was closed.
+        weakref.finalize(self, _close_all, self._pools).atexit = False
 
     async def session(self) -> aiohttp.ClientSession:
         """What requests on this event loop are sent with."""
         loop = asyncio.get_running_loop()
-        found = self._sessions.get(loop)
+        found = self._pools.get(loop)
         if found is None or found[0].closed:
             # An event loop closes its open generators at its end, and the session with this
             # one: nobody has to close a client.
-            closing = self._open()
-            found = (await anext(closing), closing)
-            with self._lock:
-                self._sessions[loop] = found
+            opened = _open(self.address, self._headers, self._pools)
+            found = self._pools[loop] = (await anext(opened), opened)
         return found[0]
 
     async def aclose(self) -> None:
         """Close those of this event loop."""
-        with self._lock:
-            found = self._sessions.pop(asyncio.get_running_loop(), None)
+        found = self._pools.pop(asyncio.get_running_loop(), None)
         if found is not None:
             await found[1].aclose()
 
-    async def _open(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        with contextlib.ExitStack() as stack:
-            connector: aiohttp.BaseConnector
-            if self.address.socket is not None:
-                path = stack.enter_context(short_path(self.address.socket))
-                connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
-            else:
-                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
-            async with aiohttp.ClientSession(
-                connector=connector,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
-                ),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=1 << 18,
-            ) as session:
+
+async def _open(
+    address: Address, headers: dict[str, str], pools: _Pools
+) -> AsyncGenerator[aiohttp.ClientSession, None]:
+    with contextlib.ExitStack() as stack:
+        connector: aiohttp.BaseConnector
+        if address.socket is not None:
+            path = stack.enter_context(short_path(address.socket))
+            connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
+            ),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=1 << 18,
+        ) as session:
+            try:
                 yield session
+            finally:
+                pools.pop(asyncio.get_running_loop(), None)
+
+
+def _close_all(pools: _Pools) -> None:
+    """Close what nobody uses any more, on the loops that it belongs to."""
+    for loop, (_, opened) in list(pools.items()):
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_close, loop, opened)
+
+
+def _close(
+    loop: asyncio.AbstractEventLoop, opened: AsyncGenerator[aiohttp.ClientSession, None]
+) -> None:
+    closing = loop.create_task(opened.aclose())
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
+
+
+_closing: set[asyncio.Task[None]] = set()
 
 
 def _has_host(url: str) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.errors import InvalidOption, NotFound
@@ -15,8 +14,9 @@ from smokebox.sandbox.paths import resolve
 from smokebox.types import SandboxInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 
+    import aiohttp
     import msgspec
 
     from smokebox.client.transport import Transport
@@ -41,8 +41,7 @@ class Handle:
         self._root = f"/sandboxes/{part('id', id)}"
         self._cwd = settings.cwd or DEFAULT_CWD
         self._found = False
-        self._finding: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[SandboxInfo]]
-        self._finding = WeakKeyDictionary()
+        self._finding: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxInfo]] = {}
 
     @property
     def cwd(self) -> str:
@@ -157,6 +156,14 @@ class Handle:
             fresh = False
             await self._find()
 
+    @contextlib.asynccontextmanager
+    async def _socket(
+        self, path: str, *, heartbeat: float
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        await self._be_there()
+        async with self._transport.connect(self._root + path, heartbeat=heartbeat) as socket:
+            yield socket
+
     async def _be_there(self) -> None:
         if not self._found:
             await self._find()
@@ -165,11 +172,16 @@ class Handle:
         """Have the sandbox be there, as it was asked for; many calls at once ask once."""
         loop = asyncio.get_running_loop()
         task = self._finding.get(loop)
-        if task is None or task.done():
+        if task is None:
             task = self._finding[loop] = loop.create_task(self._put(self._settings))
-            # When nobody waits any more, nobody wants to hear of an error.
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            task.add_done_callback(self._end_finding)
         return await asyncio.shield(task)
+
+    def _end_finding(self, task: asyncio.Task[SandboxInfo]) -> None:
+        self._finding.pop(task.get_loop(), None)
+        # When nobody waits any more, nobody wants to hear of an error.
+        if not task.cancelled():
+            task.exception()
 
     async def _put(self, settings: Settings) -> SandboxInfo:
         info = await self._transport.ask(

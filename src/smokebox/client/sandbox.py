@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 from smokebox.client.processes import Processes
 from smokebox.client.sessions import Sessions
 from smokebox.client.settings import SandboxSettings, declared, over, parse_settings
+from smokebox.client.terminals import Terminals
 from smokebox.client.transfers import Transfers
 from smokebox.errors import NotFound
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(Sessions, Transfers, Processes):
+class Sandbox(Sessions, Transfers, Processes, Terminals):
     """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
 
     A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =

@@ -178,18 +178,24 @@ class Transport:
     async def connect(
         self, path: str, *, query: Mapping[str, Any] | None = None, heartbeat: float
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives."""
-        session = await self.connections.session()
+        """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives.
+
+        One that is refused raises `aiohttp.WSServerHandshakeError`.
+        """
+
+        async def once(
+            _method: str, url: URL, _data: object, _headers: object
+        ) -> aiohttp.ClientWebSocketResponse:
+            session = await self.connections.session()
+            try:
+                return await session.ws_connect(url, heartbeat=heartbeat, max_msg_size=0)
+            except aiohttp.WSServerHandshakeError:
+                raise
+            except BROKEN as error:
+                raise broken(error, path) from error
+
         url = self._url(path, query)
-
-        async def once(*_: object) -> aiohttp.ClientWebSocketResponse:
-            with losing(path):
-                return await session.ws_connect(
-                    url, heartbeat=heartbeat, max_msg_size=0, autoping=True, compress=0
-                )
-
-        socket = await self._repeatedly(once, "GET", url, None, {}, safe=True)
-        async with socket:
+        async with await self._repeatedly(once, "GET", url, None, {}, safe=True) as socket:
             yield socket
 
     async def aclose(self) -> None:

@@ -25,7 +25,7 @@ from smokebox.errors import (
     SmokeboxError,
 )
 from smokebox.integrations import missing
-from smokebox.integrations.background_loop import BackgroundLoop
+from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.integrations.command import byte_length, run_shown
 from smokebox.sandbox.options import check_timeout
 

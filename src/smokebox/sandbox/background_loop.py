@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from concurrent.futures import CancelledError, Future, wait
@@ -57,7 +58,8 @@ class BackgroundLoop:
     """Runs coroutines on one loop in one thread, which starts with the first of them.
 
     `run` blocks its caller and `call` is awaited; either may be used from a thread with a
-    running loop or without one. Interrupting or cancelling either cancels the coroutine.
+    running loop or without one. Interrupting or cancelling either cancels the coroutine. In a
+    process that was forked, another loop begins with the first call there.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,7 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        _all.add(self)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Wait for `work`, blocking this thread."""
@@ -111,6 +114,13 @@ class BackgroundLoop:
         if thread is not threading.current_thread():
             thread.join(CLOSING_TIMEOUT)
 
+    def forked(self) -> None:
+        """Forget a loop that runs in the parent of this process."""
+        self._lock = threading.Lock()
+        # Not to be collected: closing it would take it apart for the parent, too.
+        _left_to_the_parent.append(self._loop)
+        self._loop = self._thread = None
+
     def _submit(self, work: Coroutine[object, object, T]) -> _Job[T]:
         try:
             # Under the lock, so that no job is handed to a loop that has been told to stop.
@@ -139,6 +149,18 @@ class BackgroundLoop:
             self._loop = ready.result(CLOSING_TIMEOUT)
             weakref.finalize(self, _stop, self._loop)
         return self._loop
+
+
+_all: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+_left_to_the_parent: list[asyncio.AbstractEventLoop | None] = []
+
+
+def _after_fork() -> None:
+    for loop in list(_all):
+        loop.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _serve(ready: Future[asyncio.AbstractEventLoop]) -> None:

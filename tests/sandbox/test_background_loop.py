@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.errors import SandboxGone, Unsupported
-from smokebox.integrations.background_loop import BackgroundLoop
+from smokebox.sandbox.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

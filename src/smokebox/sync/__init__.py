@@ -1,0 +1,76 @@
+"""The SDK for code that is not async: the same names without `await`.
+
+    from smokebox.sync import get_sandbox
+
+    sandbox = get_sandbox("user-42")
+    print(sandbox.exec("uname -a").stdout)
+
+Ctrl-C cancels what is waited for, and so kills a command. May be used by several threads, and
+after a fork. Callbacks run on the thread of the loop in the background.
+"""
+
+from __future__ import annotations
+
+from smokebox.client import client as _client
+from smokebox.client import keys as _keys
+from smokebox.client import process as _process
+from smokebox.client import sandbox as _sandbox
+from smokebox.client import session as _session
+from smokebox.client import terminal as _terminal
+from smokebox.client import watching as _watching
+from smokebox.client.bindings import env
+from smokebox.sandbox import api as _api
+from smokebox.sync.facade import Facade, Stream, calling
+
+__all__ = [
+    "Client",
+    "ExecStream",
+    "Keys",
+    "Process",
+    "Sandbox",
+    "Session",
+    "Stream",
+    "Terminal",
+    "Watch",
+    "connect",
+    "env",
+    "get_sandbox",
+    "list_sandboxes",
+]
+
+
+class Sandbox(Facade, of=_sandbox.Sandbox):
+    """`smokebox.Sandbox`, without `await`. A subclass says how its sandboxes are."""
+
+
+class Session(Facade, of=_session.Session):
+    """`smokebox.client.session.Session`, without `await`."""
+
+
+class Process(Facade, of=_process.Process):
+    """`smokebox.client.process.Process`, without `await`."""
+
+
+class Terminal(Facade, of=_terminal.Terminal):
+    """`smokebox.client.terminal.Terminal`, without `await`."""
+
+
+class Watch(Facade, of=_watching.Watch):
+    """`smokebox.client.watching.Watch`, without `await`."""
+
+
+class ExecStream(Facade, of=_api.ExecStream):
+    """`smokebox.ExecStream`, without `await`."""
+
+
+class Client(Facade, of=_client.Client):
+    """`smokebox.Client`, without `await`."""
+
+
+class Keys(Facade, of=_keys.Keys):
+    """`smokebox.client.keys.Keys`, without `await`."""
+
+
+connect = calling(_client.connect)
+get_sandbox = calling(_client.get_sandbox)
+list_sandboxes = calling(_client.list_sandboxes)

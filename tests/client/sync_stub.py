@@ -1,0 +1,160 @@
+"""Writes `smokebox/sync/__init__.pyi` from the async classes: run it when they have changed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smokebox import sync
+from smokebox.sync.facade import RENAMED, Facade
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STUB = Path(sync.__file__).with_suffix(".pyi")
+HEADER = """\
+# What `tests/client/sync_stub.py` writes. Do not edit: change the async classes.
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Literal, Self, TypeVar, Unpack, overload
+
+from smokebox.client.bindings import Binding
+from smokebox.client.bindings import env as env
+from smokebox.client.settings import SandboxSettings
+from smokebox.client.transfers import Progress
+from smokebox.types import (
+    Capabilities,
+    DiskUsage,
+    ExecResult,
+    Extracted,
+    FileInfo,
+    LogChunk,
+    LogMatch,
+    OutputChunk,
+    ProcessInfo,
+    ProcessLogs,
+    ProcessStatus,
+    SandboxInfo,
+    SandboxStats,
+    SessionInfo,
+    TerminalInfo,
+    WatchEvent,
+)
+from smokebox.wire import answers
+from smokebox.wire.answers import KeyInfo, NewKey
+
+S = TypeVar("S", bound=Sandbox)
+T = TypeVar("T")
+
+class Stream(Iterator[T], Generic[T]):
+    def __next__(self) -> T: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+"""
+# What is set by __init__, which a class does not tell of.
+ATTRIBUTES = {
+    "Sandbox": ["id: str"],
+    "Session": ["id: str", "info: SessionInfo"],
+    "Process": ["id: str", "info: ProcessInfo"],
+    "Terminal": ["id: str", "info: TerminalInfo"],
+    "Watch": ["cursor: str | None"],
+    "Client": ["keys: Keys"],
+}
+NOT_FOR_USERS = {"made", "start"}
+
+
+def stub() -> str:
+    """What the stub is to say."""
+    kinds = [one for one in vars(sync).values() if inspect.isclass(one) and one is not Facade]
+    parts = [HEADER, *(_class(kind) for kind in kinds if issubclass(kind, Facade))]
+    functions = [
+        _function(one, "") for one in (sync.connect, sync.get_sandbox, sync.list_sandboxes)
+    ]
+    return "\n".join([*parts, *functions])
+
+
+def _class(facade: type[Facade]) -> str:
+    lines = [f"class {facade.__name__}:"]
+    lines += [f"    {line}" for line in ATTRIBUTES.get(facade.__name__, [])]
+    lines += [_member(facade._kind, name) for name in _names(facade._kind)]
+    return "\n".join(lines) + "\n"
+
+
+def _names(kind: type[Any]) -> Iterator[str]:
+    known = [name for name in dir(kind) if not name.startswith("_") or name in RENAMED]
+    for name in known:
+        member = inspect.getattr_static(kind, name)
+        code = inspect.isfunction(member) or isinstance(member, (property, classmethod))
+        if code and name not in NOT_FOR_USERS:
+            yield name
+
+
+def _member(kind: type[Any], name: str) -> str:
+    member = inspect.getattr_static(kind, name)
+    if name == "__aiter__":
+        return "    def __iter__(self) -> Self: ..."
+    if isinstance(member, property):
+        assert member.fget is not None
+        return f"    @property\n    def {name}(self) -> {_returned(member.fget)}: ..."
+    if isinstance(member, classmethod):
+        return "    @classmethod\n" + _function(member.__func__, "    ")
+    return _function(member, "    ")
+
+
+def _function(function: Callable[..., Any], indent: str) -> str:
+    name = RENAMED.get(function.__name__, function.__name__)
+    inner = getattr(function, "__wrapped__", function)
+    forms = typing.get_overloads(inner) or [inner]
+    lines = []
+    for form in forms:
+        if len(forms) > 1:
+            lines.append(f"{indent}@overload")
+        lines.append(f"{indent}def {name}({_parameters(form)}) -> {_returned(form)}: ...")
+    return "\n".join(lines)
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    words, starred = [], False
+    parameters = list(inspect.signature(function).parameters.values())
+    for index, one in enumerate(parameters):
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            words.append("*")
+        starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        mark = (
+            "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
+        )
+        word = mark + one.name
+        if one.annotation is not one.empty:
+            word += f": {_plain(one.annotation)}"
+        if one.default is not one.empty:
+            word += " = ..." if one.annotation is one.empty else f" = {one.default!r}"
+        words.append(word)
+        following = parameters[index + 1 : index + 2]
+        if one.kind is one.POSITIONAL_ONLY and not (
+            following and following[0].kind is one.POSITIONAL_ONLY
+        ):
+            words.append("/")
+    return ", ".join(words)
+
+
+def _returned(function: Callable[..., Any]) -> str:
+    return _plain(str(inspect.signature(function).return_annotation))
+
+
+def _plain(annotation: str) -> str:
+    streams = re.sub(r"AsyncGenerator\[(.+), None\]", r"Stream[\1]", annotation)
+    return streams.replace("AsyncIterable[", "Iterable[").replace("Piece", "OutputChunk")
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())
+    for order in (["format"], ["check", "--fix"]):
+        subprocess.run([sys.executable, "-m", "ruff", *order, "--quiet", STUB], check=True)
