@@ -27,6 +27,7 @@
     ├── RequestTooLarge                               a request that no server would read
     ├── Unauthorized                                  no key, or one that opens nothing
     ├── Forbidden                                     a key that does not open this
+    ├── GitError                                      a repository that was not cloned
     ├── IsolationUnavailable                          this host cannot isolate as asked
     ├── BadSnapshot          also ValueError
     └── MissingDependency    also ImportError         an extra that is not installed
@@ -48,7 +49,7 @@ class SmokeboxError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
         super().__init__(message)
@@ -258,6 +259,20 @@ class Forbidden(SmokeboxError):
     """The key is known, and not for this. Fields: `key`."""
 
     code = "forbidden"
+
+
+class GitError(SmokeboxError):
+    """A repository could not be cloned. Fields: `reason`, `url` (without credentials).
+
+    `reason` is one of "repository_not_found", "branch_not_found", "authentication",
+    "network", which alone can be retried, and "failed".
+    """
+
+    code = "git_failed"
+
+    def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
+        super().__init__(message, hint=hint, **fields)
+        self.retryable = fields.get("reason") == "network"
 
 
 class IsolationUnavailable(SmokeboxError):

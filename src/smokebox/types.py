@@ -251,3 +251,16 @@ class DiskUsage:
     bytes: int
     files: int
     directories: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitCheckout:
+    """A repository that was cloned. `url` has no credentials in it.
+
+    `branch` is None where a tag was checked out, `commit` where the repository is empty.
+    """
+
+    url: str
+    target: str
+    branch: str | None
+    commit: str | None

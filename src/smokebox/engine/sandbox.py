@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Self
 
 from smokebox.engine import commands
 from smokebox.engine.files.files import Files
+from smokebox.engine.git.repository import (
+    check_branch,
+    check_depth,
+    default_target,
+    parse_repository,
+)
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
@@ -22,11 +28,13 @@ from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import ByteStream, decoded
+from smokebox.sandbox.options import check_timeout
 from smokebox.sandbox.output import MAX_OUTPUT
 from smokebox.types import (
     Capabilities,
     ExecResult,
     FileInfo,
+    GitCheckout,
     SandboxInfo,
     SandboxStats,
 )
@@ -73,6 +81,7 @@ class Sandbox:
         self.id = id
         self._shop = shop
         self._life = Lifecycle(id, shop, self._renew)
+        self._checkouts: set[str] = set()
         self._furnish()
 
     @property
@@ -252,6 +261,42 @@ class Sandbox:
     ) -> list[str]:
         """Absolute paths that match, sorted. See `SandboxApi.glob`."""
         return await self.files.glob(pattern, cwd=cwd, hidden=hidden, files_only=files_only)
+
+    async def git_checkout(
+        self,
+        url: str,
+        target: str | None = None,
+        *,
+        branch: str | None = None,
+        depth: int | None = None,
+        timeout: float | None = 600.0,
+        username: str | None = None,
+        password: str | None = None,
+        allow_private: bool = False,
+    ) -> GitCheckout:
+        """Clone a repository from an https or http URL, by the git of the sandbox's image.
+
+        `target` is by default a directory of the repository's name in /workspace, and holds
+        nothing afterwards when this fails. `depth` is how many commits are wanted, by default
+        all; submodules and LFS files are not fetched. `password` is a token as well, and
+        neither it nor `username` ever gets into the sandbox: the engine asks the host. It
+        asks public addresses only, unless `allow_private`. Raises `GitError`.
+        """
+        # It takes an HTTP client and server with it.
+        from smokebox.engine.git.checkout import Checkout
+
+        repository = parse_repository(url, username=username, password=password)
+        checkout = Checkout(
+            life=self._life,
+            files=self.files,
+            repository=repository,
+            target=target if target is not None else default_target(repository),
+            branch=None if branch is None else check_branch(branch),
+            depth=None if depth is None else check_depth(depth),
+            allow_private=allow_private,
+            targets=self._checkouts,
+        )
+        return await checkout.make(check_timeout(timeout))
 
     async def capabilities(self) -> Capabilities:
         """What this sandbox can and cannot do; wakes it."""

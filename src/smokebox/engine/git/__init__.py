@@ -1,0 +1,1 @@
+"""Cloning repositories into a sandbox that has no network."""

@@ -1,0 +1,69 @@
+"""Which addresses the engine asks on behalf of whoever calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.engine.git import upstream
+from smokebox.engine.git.upstream import PrivateAddress, PublicResolver
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from engine.git.git_server import GitServer
+    from smokebox.engine import Sandbox
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "127.0.0.1",
+        "localhost",
+        "10.1.2.3",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "240.0.0.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[fe80::1]",
+        "[fd00::1]",
+        "[64:ff9b::7f00:1]",
+    ],
+)
+async def test_what_leads_inside_is_refused_by_default(sandbox: Sandbox, place: str) -> None:
+    with pytest.raises(InvalidOption, match="allow_private=True") as caught:
+        await sandbox.git_checkout(f"http://{place}/x.git")
+    assert caught.value.option == "allow_private"
+    assert not await sandbox.exists("x")
+
+
+async def test_nothing_is_asked_of_what_is_refused(sandbox: Sandbox, server: GitServer) -> None:
+    for origin in (server.origin, server.origin.replace("127.0.0.1", "localhost")):
+        with pytest.raises(InvalidOption):
+            await sandbox.git_checkout(f"{origin}/plain/project.git")
+    assert not server.seen
+
+
+async def test_a_redirect_that_leads_inside_is_refused(
+    sandbox: Sandbox, server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the server were a public one; where it leads is not.
+    monkeypatch.setattr(upstream, "is_public", lambda address: address == "127.0.0.1")
+    await sandbox.git_checkout(f"{server.origin}/moved/project.git")
+    with pytest.raises(InvalidOption, match=r"169\.254\.169\.254 does not lead"):
+        await sandbox.git_checkout(f"{server.origin}/local/project.git", "t")
+
+
+async def test_a_name_with_one_address_inside_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver = PublicResolver()
+    with pytest.raises(PrivateAddress):
+        await resolver.resolve("localhost", 80)
+    monkeypatch.setattr(upstream, "is_public", lambda address: True)
+    found = await resolver.resolve("localhost", 80)
+    assert "127.0.0.1" in [address["host"] for address in found]
