@@ -23,11 +23,35 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 SOURCE = Path(__file__).parents[1] / "src"
+# With a number it kills itself before that line of what makes things, counted from a request on.
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, sys, threading
 from smokebox.server.serving import serve
 from smokebox.server.settings import Settings
-asyncio.run(serve(Settings(home=sys.argv[1], pool=0)))
+
+home, kill_at = sys.argv[1], int(sys.argv[2])
+lines = -1
+
+def trace(frame, event, argument):
+    global lines
+    if frame.f_code.co_filename.endswith(TRACED):
+        if frame.f_code.co_name == "once":
+            lines = max(lines, 0)
+        return step if lines >= 0 else None
+
+def step(frame, event, argument):
+    global lines
+    lines += event == "line"
+    if lines >= kill_at:
+        os.kill(os.getpid(), 9)
+    return step
+
+TRACED = ("server/idempotency.py", "routes/processes.py", "routes/sandboxes.py",
+          "engine/processes/processes.py", "engine/starting.py")
+if kill_at:
+    sys.settrace(trace)
+    threading.settrace(trace)
+asyncio.run(serve(Settings(home=home, pool=0)))
 """
 
 
@@ -45,10 +69,10 @@ def new_home() -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def killable(home: str) -> AsyncIterator[aiohttp.ClientSession]:
+async def killable(home: str, *, kill_at: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
     """A server in another process, by plain HTTP. It is killed by SIGKILL at the end."""
     child = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, home],
+        [sys.executable, "-W", "error", "-c", PROGRAM, home, str(kill_at)],
         stdout=subprocess.DEVNULL,
         cwd="/",
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},

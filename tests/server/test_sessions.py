@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
+from asking import ask
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -14,47 +16,51 @@ BOX = "/api/sandboxes/box"
 
 @pytest_asyncio.fixture(autouse=True)
 async def _box(http: aiohttp.ClientSession) -> None:
-    assert (await http.put(BOX, json={})).status == 200
+    assert (await ask(http.put(BOX, json={}))).status == 200
 
 
 async def test_a_session_is_made_found_and_listed(http: aiohttp.ClientSession) -> None:
-    first = await http.post(f"{BOX}/sessions", json={"id": "one", "cwd": "/tmp", "user": "root"})
-    second = await http.post(f"{BOX}/sessions")
-    made = await first.json()
+    first = await ask(
+        http.post(f"{BOX}/sessions", json={"id": "one", "cwd": "/tmp", "user": "root"})
+    )
+    second = await ask(http.post(f"{BOX}/sessions"))
+    made = first.body
     assert (first.status, second.status) == (201, 201)
     assert (made["id"], made["cwd"], made["user"], made["busy"]) == ("one", "/tmp", "root", False)
-    assert await (await http.get(f"{BOX}/sessions/one")).json() == made
-    listed = (await (await http.get(f"{BOX}/sessions")).json())["sessions"]
-    assert [session["id"] for session in listed] == ["one", (await second.json())["id"]]
+    assert (await ask(http.get(f"{BOX}/sessions/one"))).body == made
+    listed = (await ask(http.get(f"{BOX}/sessions"))).body["sessions"]
+    assert [session["id"] for session in listed] == ["one", second.body["id"]]
 
 
 async def test_a_session_remembers_what_its_commands_did(http: aiohttp.ClientSession) -> None:
-    await http.post(f"{BOX}/sessions", json={"id": "one", "env": {"A": "1"}})
-    await http.post(f"{BOX}/exec", json={"command": "cd /usr; B=2", "session": "one"})
-    answer = await http.post(f"{BOX}/exec", json={"command": "echo $PWD $A $B", "session": "one"})
-    assert (await answer.json())["stdout"] == "/usr 1 2\n"
-    assert (await (await http.get(f"{BOX}/sessions/one")).json())["cwd"] == "/usr"
+    await ask(http.post(f"{BOX}/sessions", json={"id": "one", "env": {"A": "1"}}))
+    await ask(http.post(f"{BOX}/exec", json={"command": "cd /usr; B=2", "session": "one"}))
+    answer = await ask(
+        http.post(f"{BOX}/exec", json={"command": "echo $PWD $A $B", "session": "one"})
+    )
+    assert answer.body["stdout"] == "/usr 1 2\n"
+    assert (await ask(http.get(f"{BOX}/sessions/one"))).body["cwd"] == "/usr"
 
 
 async def test_variables_are_exported_and_unset(http: aiohttp.ClientSession) -> None:
-    await http.post(f"{BOX}/sessions", json={"id": "one", "env": {"OLD": "x"}})
+    await ask(http.post(f"{BOX}/sessions", json={"id": "one", "env": {"OLD": "x"}}))
     body = {"env": {"NEW": "a b", "OLD": None}}
-    assert (await http.post(f"{BOX}/sessions/one/env", json=body)).status == 204
+    assert (await ask(http.post(f"{BOX}/sessions/one/env", json=body))).status == 204
     command = {"command": 'sh -c \'echo "$NEW" "${OLD-none}"\'', "session": "one"}
-    answer = await http.post(f"{BOX}/exec", json=command)
-    assert (await answer.json())["stdout"] == "a b none\n"
+    answer = await ask(http.post(f"{BOX}/exec", json=command))
+    assert answer.body["stdout"] == "a b none\n"
 
 
 async def test_a_deleted_session_is_gone(http: aiohttp.ClientSession) -> None:
-    await http.post(f"{BOX}/sessions", json={"id": "one"})
-    assert (await http.delete(f"{BOX}/sessions/one")).status == 204
-    again = await http.delete(f"{BOX}/sessions/one")
-    assert (again.status, await _code(again)) == (404, "not_found")
-    assert await (await http.get(f"{BOX}/sessions")).json() == {"sessions": []}
+    await ask(http.post(f"{BOX}/sessions", json={"id": "one"}))
+    assert (await ask(http.delete(f"{BOX}/sessions/one"))).status == 204
+    again = await ask(http.delete(f"{BOX}/sessions/one"))
+    assert (again.status, again.code) == (404, "not_found")
+    assert (await ask(http.get(f"{BOX}/sessions"))).body == {"sessions": []}
 
 
 async def test_what_cannot_be_is_refused(http: aiohttp.ClientSession) -> None:
-    await http.post(f"{BOX}/sessions", json={"id": "one"})
+    await ask(http.post(f"{BOX}/sessions", json={"id": "one"}))
     for path, body, expected in (
         ("sessions", {"id": "one"}, (409, "conflict")),
         ("sessions", {"id": "../x"}, (400, "invalid_option")),
@@ -66,15 +72,11 @@ async def test_what_cannot_be_is_refused(http: aiohttp.ClientSession) -> None:
         ("sessions/one/env", {"env": {"A": 1}}, (400, "invalid_option")),
         ("sessions/ghost/env", {"env": {"A": "1"}}, (404, "not_found")),
     ):
-        answer = await http.post(f"{BOX}/{path}", json=body)
-        assert (answer.status, await _code(answer)) == expected, (path, body)
+        answer = await ask(http.post(f"{BOX}/{path}", json=body))
+        assert (answer.status, answer.code) == expected, (path, body)
 
 
 async def test_sessions_of_an_unknown_sandbox_are_not_found(http: aiohttp.ClientSession) -> None:
     for method, path in (("GET", "sessions"), ("POST", "sessions"), ("GET", "sessions/one")):
-        answer = await http.request(method, f"/api/sandboxes/ghost/{path}")
-        assert (answer.status, await _code(answer)) == (404, "not_found")
-
-
-async def _code(answer: aiohttp.ClientResponse) -> str:
-    return str((await answer.json())["error"]["code"])
+        answer = await ask(http.request(method, f"/api/sandboxes/ghost/{path}"))
+        assert (answer.status, answer.code) == (404, "not_found")

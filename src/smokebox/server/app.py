@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 
 from smokebox.errors import NotFound
 from smokebox.server.compat import bridge
 from smokebox.server.door import Door
 from smokebox.server.health import METRICS, PROBES
-from smokebox.server.routes import all_endpoints, system
+from smokebox.server.routes import all_endpoints, all_sockets, system
 from smokebox.wire import API
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def create_app(state: State) -> ASGIApp:
     """The server of one engine, as an ASGI app."""
     endpoints = all_endpoints()
     routes: list[BaseRoute] = [_route(API + one.path, one) for one in endpoints]
+    routes += [WebSocketRoute(API + one.path, one) for one in all_sockets()]
     routes += bridge.routes()
     # Where everybody looks for it first.
     routes.append(_route(METRICS, system.metrics))

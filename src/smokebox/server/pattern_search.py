@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 
-CPU_SECONDS = 2.0
+CPU_SECONDS = 1.0
 MEMORY = 1 << 30
 MOST_IN_GROUPS = 1 << 20
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from smokebox.engine import Host
 from smokebox.errors import Conflict
+from smokebox.server import keepalive
 from smokebox.server.app import create_app
 from smokebox.server.drain import Drain
 from smokebox.server.health import Health
@@ -26,6 +27,7 @@ from smokebox.server.limits import Limits
 from smokebox.server.metrics import Metrics
 from smokebox.server.state import State
 from smokebox.server.telemetry import Telemetry
+from smokebox.wire.frames import LARGEST_FRAME
 from smokebox.wire.place import socket_path
 
 if TYPE_CHECKING:
@@ -137,7 +139,11 @@ def _config(state: State) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         http="httptools",
-        ws="websockets-sansio",
+        ws=keepalive.WebSocketProtocol,
+        ws_max_size=LARGEST_FRAME,
+        ws_ping_interval=keepalive.PING_SECONDS,
+        ws_ping_timeout=keepalive.PONG_SECONDS,
+        ws_per_message_deflate=False,
         server_header=False,
         date_header=False,
         # What is there to wait for we have waited for.

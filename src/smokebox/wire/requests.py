@@ -270,6 +270,16 @@ class CreateTerminal(Body):
     session: str | None = None
 
 
+class OpenTerminal(Query):
+    """A terminal for one WebSocket; `command` is one word."""
+
+    command: str | None = None
+    cols: int = 80
+    rows: int = 24
+    cwd: str | None = None
+    session: str | None = None
+
+
 class ResizeTerminal(Body):
     """The size of a terminal in characters."""
 

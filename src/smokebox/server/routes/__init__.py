@@ -1,4 +1,4 @@
-"""The native API, one module for each noun. `all_endpoints` gathers them."""
+"""The native API, one module for each noun, gathered by `all_endpoints` and `all_sockets`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,35 @@ from smokebox.server.routes import (
     sandboxes,
     sessions,
     system,
+    terminals,
     watches,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.server.endpoint import Endpoint
+    from smokebox.server.sockets import Socket
 
 # A request is matched from the top: what is asked for most often comes first.
-_MODULES = (exec, files, processes, sandboxes, sessions, archives, watches, system, keys)
+_MODULES = (
+    exec,
+    files,
+    processes,
+    sandboxes,
+    sessions,
+    terminals,
+    archives,
+    watches,
+    system,
+    keys,
+)
 
 
 def all_endpoints() -> list[Endpoint]:
     """Every endpoint of the API."""
     return [endpoint for module in _MODULES for endpoint in module.ENDPOINTS]
+
+
+def all_sockets() -> list[Socket]:
+    """Every WebSocket of the API."""
+    return [*processes.SOCKETS, *terminals.SOCKETS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,11 @@ from smokebox.server.endpoint import BYTES, endpoint
 from smokebox.server.events import EventResponse, event
 from smokebox.server.idempotency import Making
 from smokebox.server.patience import answer_patiently
+from smokebox.server.sockets import Channel, decode_frame, socket
 from smokebox.types import LogMatch, ProcessInfo, ProcessLogs
 from smokebox.wire import sse
 from smokebox.wire.answers import Count, ExitCode, Processes
+from smokebox.wire.frames import CloseStdinFrame, ExitFrame, OutputFrame
 from smokebox.wire.requests import FollowLogs, Kill, StartProcess, Wait, WaitForLog, WaitForPort
 
 if TYPE_CHECKING:
@@ -199,6 +202,20 @@ async def close_stdin(call: Call) -> None:
     await (await process_of(call)).close_stdin()
 
 
+@socket("/sandboxes/{id}/processes/{process}/stdio")
+async def stdio(call: Call, channel: Channel, query: FollowLogs) -> None:
+    """Follow what a process writes, and write to its stdin.
+
+    The server sends text frames: `output` for each piece, and at the end `exit`, after which
+    it closes with 1000. `cursor` goes on right after an `output`. The client sends what is for
+    stdin as binary frames, and `close_stdin` as text. The process stays when the socket closes.
+    """
+    process = await process_of(call)
+    start_of(process.log, query.cursor)
+    await channel.accept()
+    await channel.converse(_talk(channel, process, query), functools.partial(_hear, process))
+
+
 async def process_of(call: Call) -> LastingProcess:
     """The process of the path."""
     return await call.sandbox.processes.get(call.part("process"))
@@ -221,13 +238,35 @@ async def _log_events(
     process: LastingProcess, query: FollowLogs, cursor: str | None
 ) -> AsyncGenerator[bytes, None]:
     chunks = process.stream_logs(replay=query.replay, follow=query.follow, cursor=cursor)
-    try:
+    async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             yield event("output", chunk, chunk.cursor)
-    finally:
-        await chunks.aclose()
     if query.follow and process.exit_code is not None:
         yield event("exit", ExitCode(process.exit_code))
+
+
+async def _talk(channel: Channel, process: LastingProcess, query: FollowLogs) -> None:
+    chunks = process.stream_logs(replay=query.replay, follow=query.follow, cursor=query.cursor)
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            await channel.send(
+                OutputFrame(
+                    stream=chunk.stream,
+                    data=chunk.data,
+                    cursor=chunk.cursor,
+                    dropped=chunk.dropped,
+                )
+            )
+    if query.follow and process.exit_code is not None:
+        await channel.send(ExitFrame(exit_code=process.exit_code))
+
+
+async def _hear(process: LastingProcess, frame: bytes | str) -> None:
+    if isinstance(frame, bytes):
+        await process.write_stdin(frame)
+    else:
+        decode_frame(CloseStdinFrame, frame)
+        await process.close_stdin()
 
 
 def _grace(body: Kill) -> dict[str, Any]:
@@ -263,3 +302,4 @@ ENDPOINTS = [
     write_stdin,
     close_stdin,
 ]
+SOCKETS = [stdio]
