@@ -154,6 +154,14 @@ async def test_a_client_that_leaves_frees_its_watch(box: Box) -> None:
     await box.settled(before)
 
 
+async def test_a_client_that_leaves_before_the_watch_is_live_frees_it(box: Box) -> None:
+    await box.engine.exec("mkdir -p d/{0..9}{0..9}{0..9}{0..9}")
+    before = open_files()
+    async with box.connection("GET watch?path=d"):
+        await eventually(lambda: box.engine.files.busy)
+    await box.settled(before)
+
+
 async def test_more_watches_than_there_may_be_are_refused(box: Box) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for number in range(8):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from smokebox.errors import DeadlineExceeded, InvalidOption, SmokeboxError
+from smokebox.errors import DeadlineExceeded, SmokeboxError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Coroutine, Mapping
 
     from starlette.types import Receive, Scope, Send
 
     from smokebox.server.call import Call
+
+T = TypeVar("T")
 
 # Up to here bytes are read, sent and written at once.
 SMALL = 1 << 20
@@ -94,36 +96,45 @@ class ByteResponse(Response):
 async def batches(call: Call) -> AsyncGenerator[bytes, None]:
     """The body of a request in pieces of more than `SMALL` bytes, but for the last.
 
-    A first piece that is not longer is thus the whole body. A body that ends before its end
-    raises, so that nobody takes a part for the whole.
+    A first piece that is not longer is thus the whole body. A client that leaves before the
+    end raises `ClientDisconnect`, so that nobody takes a part for the whole.
     """
     pieces: list[bytes] = []
-    size = received = 0
-    stream = call.pieces()
-    try:
-        while (piece := await _next(stream, received)) is not None:
+    size = 0
+    async with contextlib.aclosing(call.pieces()) as stream:
+        while (piece := await _next(stream)) is not None:
             pieces.append(piece)
-            received += len(piece)
             size += len(piece)
             if size > SMALL:
                 yield b"".join(pieces)
                 pieces, size = [], 0
         if pieces:
             yield b"".join(pieces)
-    finally:
-        await stream.aclose()
 
 
-async def _next(stream: AsyncGenerator[bytes, None], received: int) -> bytes | None:
+async def unless_left(call: Call, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; cancelled, with `ClientDisconnect`, when the client leaves before.
+
+    For requests without a body.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_left(call.request.receive))
     try:
-        async with _patience("sent"):
-            return await anext(stream, None)
-    except ClientDisconnect:
-        raise InvalidOption(
-            f"the body of this request broke off after {received} bytes.",
-            hint="Send it again.",
-            option="body",
-        ) from None
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        left.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _next(stream: AsyncGenerator[bytes, None]) -> bytes | None:
+    async with _patience("sent"):
+        return await anext(stream, None)
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from smokebox.server.call import Call
 from smokebox.server.endpoint import endpoint
 from smokebox.server.events import EventResponse, event
 from smokebox.server.routes.files import LOOKING, files_of
+from smokebox.server.streams import unless_left
 from smokebox.wire import sse
 from smokebox.wire.answers import Watching
 from smokebox.wire.requests import Watch
@@ -38,14 +39,15 @@ async def watch(call: Call, query: Watch) -> Response:
         await files.stat(query.path)
         return Response(headers={"content-type": sse.MEDIA})
     exclude = EXCLUDED if query.exclude is None else [name for name in query.exclude if name]
-    stream = await files.watch(
+    # A large tree takes a while to be watched.
+    start = files.watch(
         query.path,
         recursive=query.recursive,
         include=query.include,
         exclude=exclude,
         cursor=call.request.headers.get("last-event-id") or query.cursor,
     )
-    return _WatchResponse(call, stream)
+    return _WatchResponse(call, await unless_left(call, start))
 
 
 class _WatchResponse(EventResponse):
