@@ -1,0 +1,62 @@
+"""Clients of the bridge protocol that are not ours, as they stand, with nothing but an address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from smokebox.server.serving import running
+from smokebox.server.settings import Settings
+from smokebox.wire.requests import CreateKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from smokebox.server.serving import Running
+
+HERE = Path(__file__).parent
+
+
+async def run(key: str, *command: str | Path) -> None:
+    """Run a program that has a key, to its success."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "CLOUDFLARE_SANDBOX_API_KEY": key},
+    )
+    try:
+        out, err = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode == 0, err.decode()
+    assert (out, err) == (b"", b"")
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    """A server that wants a key."""
+    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    async with running(settings) as server:
+        yield server
+        assert await server.state.host.list() == [], "a client left a sandbox"
+
+
+@pytest_asyncio.fixture
+async def key(server: Running) -> str:
+    """A key that opens it."""
+    return (await server.state.keys.create(CreateKey(name="agents", prefix="team-"))).key
+
+
+@pytest.mark.timeout(90)
+async def test_openais_python_client_does_all_that_it_can(server_url: str, key: str) -> None:
+    await run(key, sys.executable, "-W", "error", HERE / "python" / "scenarios.py", server_url)
