@@ -85,5 +85,7 @@ def served(home: str) -> Iterator[Served]:
     try:
         yield server
     finally:
-        if server.process is not None and server.process.poll() is None:
-            server.stop()
+        if server.process is None or server.process.poll() is not None:
+            # What runs in the sandboxes of a server that was killed is for the next to end.
+            server.start()
+        server.stop()

@@ -1,0 +1,108 @@
+"""The server in the background: found, started once by many, stopped, and its death explained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox import get_sandbox
+from smokebox.client import background
+from smokebox.errors import ServiceUnavailable
+from smokebox.wire.place import log_path, socket_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A state directory that nobody serves yet, as this user's own."""
+    home = str(tmp_path / "home")
+    monkeypatch.setenv("SMOKEBOX_HOME", home)
+    monkeypatch.delenv("SMOKEBOX_URL", raising=False)
+    yield home
+    background.stop(home)
+
+
+def test_nobody_is_found_where_nobody_listens(home: str) -> None:
+    assert background.find() is None
+    assert background.stop() is False
+
+
+def test_a_server_is_started_found_and_stopped(home: str) -> None:
+    started = background.start(idle_exit=60)
+    found = background.find()
+    assert found is not None
+    assert (found.pid, found.home) == (started.pid, home)
+    assert (found.socket, found.log) == (socket_path(home), log_path(home))
+    assert found.uptime is not None
+    assert 0 <= found.uptime < 60
+    assert background.stop() is True
+    assert background.find() is None
+
+
+def test_a_started_server_is_nobody_s_child_and_in_a_session_of_its_own(home: str) -> None:
+    pid = background.start().pid
+    assert pid is not None
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines)
+    assert int(status["PPid"]) != os.getpid()
+    assert os.getsid(pid) != os.getsid(0)
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+
+
+def test_many_who_start_one_at_once_get_the_same(home: str) -> None:
+    code = "from smokebox.client import background; print(background.start().pid)"
+
+    def start(_: int) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(start, range(4)))) == 1
+
+
+async def test_get_sandbox_starts_the_server_that_it_needs(home: str) -> None:
+    assert (await get_sandbox("box").exec("echo hi")).stdout == "hi\n"
+    assert background.find() is not None
+
+
+async def test_a_handle_revives_a_server_that_has_ended(home: str) -> None:
+    sandbox = get_sandbox("box")
+    await sandbox.write_file("kept", "here")
+    assert await asyncio.to_thread(background.stop)
+    assert await sandbox.read_file("kept") == "here"
+
+
+def test_a_server_that_cannot_start_is_explained_by_its_log(home: str) -> None:
+    # Where the socket is to be there is something else.
+    os.makedirs(socket_path(home))
+    with pytest.raises(ServiceUnavailable, match="ended as soon as it was started") as caught:
+        background.start()
+    assert log_path(home) in str(caught.value)
+    assert len(str(caught.value).splitlines()) > 1
+    os.rmdir(socket_path(home))
+
+
+def test_a_socket_that_a_killed_server_left_is_nobody(home: str) -> None:
+    pid = background.start().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while background.find() is not None:
+        assert time.monotonic() < deadline
+    assert os.path.exists(socket_path(home))
+    again = background.start()
+    assert again.pid != pid

@@ -1,0 +1,244 @@
+"""Handles: lazy, cheap, of any loop and thread, and as their class or binding says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from smokebox import Sandbox, SandboxApi, get_sandbox, list_sandboxes
+from smokebox.client.client import Client, connect
+from smokebox.errors import Conflict, InvalidOption, NotFound, PathNotFound
+
+if TYPE_CHECKING:
+    from client.served import Served
+
+
+class Small(Sandbox):
+    cwd = "/tmp"
+    limits = "lite"
+    labels: ClassVar = {"team": "search"}
+
+    async def here(self) -> str:
+        return (await self.exec("pwd")).stdout.strip()
+
+
+@pytest.fixture
+def default(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the server be the default one."""
+    monkeypatch.setenv("SMOKEBOX_URL", server.url)
+
+
+async def test_nothing_is_made_before_the_first_call(client: Client) -> None:
+    sandbox = client.sandbox("lazy")
+    assert await sandbox.info() is None
+    await sandbox.exec("true")
+    info = await sandbox.info()
+    assert info is not None
+    assert info.status == "active"
+    await sandbox.destroy()
+    assert await sandbox.info() is None
+
+
+def test_a_handle_satisfies_the_contract(client: Client) -> None:
+    assert isinstance(client.sandbox("any"), SandboxApi)
+
+
+async def test_one_of_its_block_is_destroyed_at_its_end(client: Client) -> None:
+    async with await client.create(labels={"for": "block"}) as sandbox:
+        assert [one.id for one in await client.list(labels={"for": "block"})] == [sandbox.id]
+    assert await client.list(labels={"for": "block"}) == []
+
+
+async def test_others_live_on_after_their_block(client: Client) -> None:
+    async with client.sandbox("stays") as sandbox:
+        await sandbox.write_file("kept", "here")
+    assert await client.sandbox("stays").read_file("kept") == "here"
+    await sandbox.destroy()
+
+
+async def test_one_that_was_destroyed_is_made_again_by_the_next_call(client: Client) -> None:
+    mine, other = client.sandbox("shared"), client.sandbox("shared")
+    await mine.write_file("file", "x")
+    await other.destroy()
+    assert not await mine.exists("file")
+    await other.destroy()
+    with pytest.raises(PathNotFound):
+        await mine.read_bytes("file")
+    await other.destroy()
+    async with mine.exec_stream("echo again") as stream:
+        assert [chunk.data async for chunk in stream] == ["again\n"]
+    await other.destroy()
+
+
+async def test_a_class_says_how_its_sandboxes_are(default: None) -> None:
+    async with await Small.create() as small:
+        assert (await small.here(), small.cwd) == ("/tmp", "/tmp")
+        info = await small.info()
+        assert info is not None
+        assert info.labels == {"team": "search"}
+        assert (await Small.get(small.id).here()) == "/tmp"
+        assert isinstance(get_sandbox(Small, small.id), Small)
+
+
+async def test_keywords_go_over_what_the_class_says(client: Client) -> None:
+    small = client.sandbox(Small, "over", cwd="/usr", labels={})
+    assert await small.here() == "/usr"
+    info = await small.info()
+    assert info is not None
+    assert info.labels == {}
+    await small.destroy()
+
+
+def test_settings_are_inherited_and_may_be_changed() -> None:
+    class Smaller(Small):
+        cwd = "/usr"
+
+    assert Smaller.declared == {**Small.declared, "cwd": "/usr"}
+
+
+@pytest.mark.parametrize("name", ["limit", "imag", "keepalive"])
+def test_an_attribute_that_is_no_setting_is_refused_with_the_nearest(name: str) -> None:
+    with pytest.raises(InvalidOption, match=r"class Odd has no option .* Did you mean"):
+        type("Odd", (Sandbox,), {name: "x"})
+
+
+def test_a_class_may_have_constants_and_methods_of_its_own() -> None:
+    kind = type("Own", (Sandbox,), {"_LIMIT": 3, "helper": lambda self: 1, "image": "host"})
+    assert kind.declared == {"image": "host"}  # type: ignore[attr-defined]
+
+
+def test_an_unknown_setting_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(InvalidOption, match="Did you mean 'image'"):
+        client.sandbox("box", imag="host")  # type: ignore[call-overload]
+
+
+def test_a_setting_of_the_wrong_kind_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        client.sandbox("box", keep_alive="yes")  # type: ignore[call-overload]
+    assert caught.value.option == "keep_alive"
+
+
+@pytest.mark.parametrize("id", ["", "a/b", None, 7])
+def test_what_cannot_be_a_part_of_a_path_is_no_id(client: Client, id: object) -> None:
+    with pytest.raises(InvalidOption):
+        client.sandbox(Sandbox, id)  # type: ignore[call-overload]
+
+
+async def test_what_is_no_id_to_the_server_is_refused_by_it(client: Client) -> None:
+    for id in ("..", "Upper", "a b", "api", "ü"):
+        with pytest.raises(InvalidOption) as caught:
+            await client.sandbox(id).exec("true")
+        assert caught.value.option == "id"
+
+
+async def test_settings_change_by_update_and_by_another_handle(client: Client) -> None:
+    sandbox = client.sandbox("change", labels={"a": "1"})
+    await sandbox.exec("true")
+    assert (await sandbox.update(sleep_after="2m")).sleep_after == 120
+    info = await client.sandbox("change", labels={"b": "2"}).wake()
+    assert (info.labels, info.sleep_after) == ({"b": "2"}, 120)
+    with pytest.raises(Conflict):
+        await sandbox.update(image="dir:/elsewhere")
+    await sandbox.destroy()
+
+
+async def test_it_sleeps_wakes_and_keeps_its_files(client: Client) -> None:
+    sandbox = client.sandbox("sleeper")
+    await sandbox.write_file("kept", "here")
+    assert (await sandbox.sleep()).status == "idle"
+    assert (await sandbox.stats()).pids is None
+    assert (await sandbox.wake()).status == "active"
+    assert await sandbox.read_file("kept") == "here"
+    assert (await sandbox.capabilities()).sandbox == "linux"
+    await sandbox.destroy()
+
+
+async def test_sandboxes_are_listed_by_prefix_and_status(default: None, client: Client) -> None:
+    for id in ("list-a", "list-b"):
+        await client.sandbox(id).wake()
+    await client.sandbox("list-b").sleep()
+    assert [one.id for one in await list_sandboxes(prefix="list-")] == ["list-a", "list-b"]
+    assert [one.id for one in await client.list(prefix="list-", status="idle")] == ["list-b"]
+    for id in ("list-a", "list-b"):
+        await client.sandbox(id).destroy()
+
+
+async def test_many_calls_at_once_make_it_once(client: Client) -> None:
+    sandbox = client.sandbox("rush")
+    results = await asyncio.gather(*(sandbox.exec(f"echo {n}") for n in range(20)))
+    assert [one.stdout for one in results] == [f"{n}\n" for n in range(20)]
+    info = await sandbox.info()
+    assert info is not None
+    assert info.generation == 1
+    await sandbox.destroy()
+
+
+def test_a_handle_is_used_by_several_loops_and_threads(server: Served) -> None:
+    sandbox = connect(server.url).sandbox("loops")
+    said: list[str] = []
+
+    def run(n: int) -> None:
+        said.append(asyncio.run(_echo(sandbox, n)))
+
+    run(0)
+    threads = [threading.Thread(target=run, args=(n,)) for n in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15)
+    assert sorted(said) == ["0\n", "1\n", "2\n", "3\n"]
+    asyncio.run(sandbox.destroy())
+
+
+async def test_a_cancelled_command_is_gone_from_the_server(client: Client) -> None:
+    async with await client.create() as sandbox:
+        running = asyncio.create_task(sandbox.exec("exec sleep 985"))
+        async with asyncio.timeout(10):
+            while not (await sandbox.exec("pgrep -f 'sleep 98[5]'")).stdout:
+                await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            while (await sandbox.exec("pgrep -f 'sleep 98[5]'")).stdout:
+                await asyncio.sleep(0.01)
+
+
+async def test_stdin_is_text_or_bytes_as_they_are(client: Client) -> None:
+    async with await client.create() as sandbox:
+        assert (await sandbox.exec("cat", stdin="ü")).stdout == "ü"
+        await sandbox.exec("cat > raw", stdin=b"\xff\x00")
+        assert await sandbox.read_bytes("raw") == b"\xff\x00"
+        big = b"x" * (3 << 20)
+        assert (await sandbox.exec("wc -c", stdin=big)).stdout.strip() == str(len(big))
+
+
+async def test_a_program_is_run_with_arguments_that_no_shell_reads(client: Client) -> None:
+    async with await client.create() as sandbox:
+        result = await sandbox.run("printf", ["%s|", "a b", "$HOME"], env={"X": "1"})
+        assert result.stdout == "a b|$HOME|"
+
+
+async def test_a_remote_error_has_its_class_fields_and_request_id(client: Client) -> None:
+    async with await client.create() as sandbox:
+        with pytest.raises(NotFound) as caught:
+            await sandbox.exec("true", session="nobody")
+        assert (caught.value.kind, caught.value.name) == ("session", "nobody")
+        assert caught.value.fields["request_id"]
+        with pytest.raises(PathNotFound) as missing:
+            await sandbox.read_file("/none")
+        assert missing.value.path == "/none"
+
+
+async def test_keys_are_made_listed_and_revoked(client: Client) -> None:
+    key = await client.keys.create("ci", prefix="ci-")
+    assert key.key
+    assert [one.name for one in await client.keys.list()] == ["ci"]
+    await client.keys.revoke(key.id)
+    assert await client.keys.list() == []
+
+
+async def _echo(sandbox: Sandbox, n: int) -> str:
+    return (await sandbox.exec(f"echo {n}")).stdout
