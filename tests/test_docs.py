@@ -75,16 +75,22 @@ def blocks_in(language: str) -> list[Block]:
 
 def run(command: list[str], text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        command,
-        input=text,
-        cwd=folder,
-        env={**os.environ, "PATH": path, "SMOKEBOX_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    env = {**os.environ, "PATH": path, "SMOKEBOX_HOME": str(folder / "home")}
+    try:
+        return subprocess.run(
+            command,
+            input=text,
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    finally:
+        if (folder / "home" / "server.sock").exists():
+            down = [sys.executable, "-m", "smokebox", "down"]
+            subprocess.run(down, env=env, capture_output=True, timeout=TIMEOUT, check=True)
 
 
 @pytest.mark.timeout(90)

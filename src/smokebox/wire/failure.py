@@ -37,6 +37,7 @@ STATUS: dict[type[SmokeboxError], int] = {
     errors.LimitReached: 429,
     errors.IsolationUnavailable: 501,
     errors.BadSnapshot: 400,
+    errors.GitError: 422,
     errors.MissingDependency: 501,
 }
 
