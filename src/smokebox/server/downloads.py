@@ -76,7 +76,6 @@ async def _long(files: Files, path: str) -> Response:
 
 async def _part(call: Call, files: Files, path: str, headers: Headers) -> Response | None:
     """The range that was asked for; None where that is to be ignored."""
-    await _check_readable(files, path)
     for _ in range(_TRIES):
         info = await files.stat(path)
         size = info.size or 0
@@ -87,6 +86,7 @@ async def _part(call: Call, files: Files, path: str, headers: Headers) -> Respon
             return None
         span = asked
         if not span.length:
+            await _check_readable(files, path)
             return _unsatisfiable(call, headers["range"], size)
         described = {**_headers(info), "content-range": _content_range(span, str(size))}
         answer = await _opened(files, path, info, span, 206, described)
@@ -121,21 +121,29 @@ def span_of(header: str, size: int) -> Span | None:
 
 async def _opened(
     files: Files, path: str, info: FileInfo, span: Span, status: int, headers: dict[str, str]
-) -> ByteResponse | None:
+) -> Response | None:
     """The answer with a part of the file that `info` is of; None if that is another by now."""
+    if span.length <= SMALL:
+        data = await files.read_range(path, span.start, span.length)
+        same = len(data) == span.length and await _is_same(files, path, info)
+        return Response(data, status, headers, BYTES) if same else None
     source = files.read_stream(path, offset=span.start, length=span.length)
     try:
         first = await anext(source, b"")
-        same = _tag(await files.stat(path)) == _tag(info)
+        same = bool(first) and await _is_same(files, path, info)
     except BaseException:
         await source.aclose()
         raise
-    if not same or not first:
+    if not same:
         await source.aclose()
         return None
     return ByteResponse(
         source, media_type=BYTES, first=first, size=span.length, status=status, headers=headers
     )
+
+
+async def _is_same(files: Files, path: str, info: FileInfo) -> bool:
+    return _tag(await files.stat(path)) == _tag(info)
 
 
 async def _check_readable(files: Files, path: str) -> None:

@@ -61,8 +61,9 @@ class ByteResponse(Response):
         left = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            if not sending.done():
+                raise ClientDisconnect
+            sending.result()
         finally:
             left.cancel()
             sending.cancel()
