@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from smokebox.server.serving import Running
 
 HERE = Path(__file__).parent
+NODE = shutil.which("node")
+NODE_MODULES = Path(sys.prefix) / "js" / "node_modules"
 
 
 async def run(key: str, *command: str | Path) -> None:
@@ -60,3 +63,20 @@ async def key(server: Running) -> str:
 @pytest.mark.timeout(90)
 async def test_openais_python_client_does_all_that_it_can(server_url: str, key: str) -> None:
     await run(key, sys.executable, "-W", "error", HERE / "python" / "scenarios.py", server_url)
+
+
+@pytest.fixture
+def scenarios(tmp_path: Path) -> Path:
+    """The script for Node, beside the packages that it uses."""
+    if NODE is None or not NODE_MODULES.is_dir():
+        pytest.skip("needs Node 20 or newer with npm, and what `make test` installs with it")
+    (tmp_path / "node_modules").symlink_to(NODE_MODULES)
+    return Path(shutil.copy(HERE / "js" / "scenarios.mjs", tmp_path))
+
+
+@pytest.mark.timeout(90)
+async def test_openais_javascript_client_does_all_that_it_can(
+    server_url: str, key: str, scenarios: Path
+) -> None:
+    assert NODE is not None
+    await run(key, NODE, scenarios, server_url)

@@ -1,0 +1,191 @@
+// What OpenAI's Agents SDK for JavaScript does in a sandbox, by its own client as it stands:
+// `node scenarios.mjs URL`, with CLOUDFLARE_SANDBOX_API_KEY set.
+
+import assert from 'node:assert/strict';
+import { Runner, Usage } from '@openai/agents';
+import { Manifest, SandboxAgent, dir, file, filesystem, shell } from '@openai/agents/sandbox';
+import { CloudflareSandboxClient } from '@openai/agents-extensions/sandbox/cloudflare';
+
+const workerUrl = process.argv[2];
+const apiKey = process.env.CLOUDFLARE_SANDBOX_API_KEY;
+const notText = Uint8Array.from({ length: 25_600 }, (_, index) => index % 256);
+
+const manifest = () =>
+  new Manifest({
+    environment: { WORD: 'told' },
+    entries: {
+      'notes.txt': file({ content: 'from the manifest\n' }),
+      src: dir({ children: { 'main.py': file({ content: 'print(6 * 7)\n' }) } }),
+    },
+  });
+
+async function withSandbox(work, options = {}) {
+  const client = new CloudflareSandboxClient({ workerUrl, apiKey, ...options });
+  const session = await client.create(manifest());
+  try {
+    await work(session, client);
+  } finally {
+    await session.close();
+  }
+  assert.equal(await session.running(), false);
+}
+
+async function commandsRunOverTheFilesOfAManifest() {
+  await withSandbox(async (session) => {
+    const cmd = 'cat notes.txt; python3 src/main.py; echo $WORD; echo ä€😀 >&2; exit 3';
+    const told = await session.execCommand({ cmd });
+    assert.match(told, /exited with code 3/);
+    assert.match(told, /from the manifest\n42\ntold\nä€😀/);
+  });
+}
+
+async function textIsNeverCutInsideACharacter() {
+  await withSandbox(async (session) => {
+    const cmd = `python3 -c "print('ä€😀' * 200000, end='')" | tee copy; cmp copy copy`;
+    const told = await session.execCommand({ cmd });
+    assert.ok(!told.includes('\ufffd'));
+    assert.ok(told.includes('ä€😀'.repeat(200_000)));
+  });
+}
+
+async function aCommandThatTakesTooLongIsAResult() {
+  await withSandbox(
+    async (session) => {
+      const told = await session.execCommand({ cmd: 'printf partly; sleep 1919' });
+      assert.match(told, /exited with code 124/);
+      assert.match(told, /partly/);
+    },
+    { timeoutMs: 3000 },
+  );
+}
+
+async function filesHaveAnyBytesAndAnyName() {
+  await withSandbox(async (session) => {
+    for (const path of ['data.bin', 'new/dir/a#b?c+d%41 ä.bin']) {
+      await session.materializeEntry({ path, entry: file({ content: notText }) });
+      assert.deepEqual(await session.readFile({ path }), notText);
+    }
+    assert.equal(await session.pathExists('new/dir'), true);
+    assert.equal(await session.pathExists('missing'), false);
+    await assert.rejects(session.readFile({ path: 'missing' }), { name: /NotFound/ });
+    const editor = session.createEditor();
+    await editor.createFile({
+      type: 'create_file',
+      path: 'edited.txt',
+      diff: '+first\n+second\n',
+    });
+    const text = new TextDecoder().decode(await session.readFile({ path: 'edited.txt' }));
+    assert.equal(text.trimEnd(), 'first\nsecond');
+  });
+}
+
+async function aPythonPromptAnswersInATerminal() {
+  await withSandbox(async (session) => {
+    const begun = await session.execCommand({ cmd: 'python3 -q', tty: true, yieldTimeMs: 1500 });
+    const id = Number(/session ID (\d+)/.exec(begun)[1]);
+    let shown = '';
+    for (const chars of ["print('x' * 3 + str(6 * 7))\n", 'exit()\n']) {
+      shown += await session.writeStdin({ sessionId: id, chars, yieldTimeMs: 1500 });
+    }
+    assert.match(shown, /xxx42/);
+    const ended = await session.writeStdin({
+      sessionId: id,
+      chars: 'exit 5\n',
+      yieldTimeMs: 10_000,
+    });
+    assert.match(ended, /exited with code 5/);
+  });
+}
+
+async function aWorkspaceGoesFromOneSandboxToAnother() {
+  let archive;
+  await withSandbox(async (session) => {
+    await session.execCommand({ cmd: 'mkdir made; echo kept > made/kept; ln -s kept made/link' });
+    archive = await session.persistWorkspace();
+  });
+  await withSandbox(async (session) => {
+    for (let round = 0; round < 2; round += 1) {
+      await session.hydrateWorkspace(archive);
+      assert.match(await session.execCommand({ cmd: 'cat made/link notes.txt' }), /kept\nfrom the/);
+    }
+  });
+}
+
+async function aSandboxThatIsThereIsResumed() {
+  await withSandbox(async (session, client) => {
+    await session.execCommand({ cmd: 'echo kept > kept' });
+    const again = await client.resume(session.state);
+    assert.match(await again.execCommand({ cmd: 'cat kept' }), /kept/);
+  });
+}
+
+async function bucketsAreRefusedWithAReason() {
+  await withSandbox(async (session) => {
+    const mounting = session.mountBucket({ bucket: 'b', mountPath: '/workspace/b', options: {} });
+    await assert.rejects(mounting, (error) => JSON.stringify(error).includes('no buckets'));
+  });
+  const client = new CloudflareSandboxClient({ workerUrl, apiKey, mounts: [{ bucket: 'b' }] });
+  await assert.rejects(client.create(manifest()), /mounts no buckets/);
+}
+
+async function aWholeAgentWorksInIt() {
+  const heard = [];
+  const turns = [
+    {
+      type: 'function_call',
+      callId: 'one',
+      name: 'exec_command',
+      status: 'completed',
+      arguments: JSON.stringify({ cmd: 'python3 src/main.py; cat notes.txt' }),
+    },
+    {
+      type: 'message',
+      role: 'assistant',
+      status: 'completed',
+      content: [{ type: 'output_text', text: 'It is 42.' }],
+    },
+  ];
+  const model = {
+    async getResponse(request) {
+      heard.push(JSON.stringify(request.input));
+      return { output: [turns.shift()], usage: new Usage() };
+    },
+    getStreamedResponse() {
+      throw new Error('nobody asks for a stream');
+    },
+  };
+  const agent = new SandboxAgent({
+    name: 'worker',
+    model,
+    instructions: 'Work.',
+    defaultManifest: manifest(),
+    capabilities: [shell(), filesystem()],
+  });
+  const runner = new Runner({ tracingDisabled: true });
+  const client = new CloudflareSandboxClient({ workerUrl, apiKey });
+  const result = await runner.run(agent, 'What does it print?', { sandbox: { client } });
+  assert.equal(result.finalOutput, 'It is 42.');
+  assert.match(heard[1], /42\\+nfrom the manifest/);
+}
+
+// All at once: most of their time they wait for something.
+await Promise.all(
+  [
+    commandsRunOverTheFilesOfAManifest,
+    textIsNeverCutInsideACharacter,
+    aCommandThatTakesTooLongIsAResult,
+    filesHaveAnyBytesAndAnyName,
+    aPythonPromptAnswersInATerminal,
+    aWorkspaceGoesFromOneSandboxToAnother,
+    aSandboxThatIsThereIsResumed,
+    bucketsAreRefusedWithAReason,
+    aWholeAgentWorksInIt,
+  ].map(async (scenario) => {
+    try {
+      await scenario();
+    } catch (error) {
+      console.error(`${scenario.name}:`, error);
+      process.exitCode = 1;
+    }
+  }),
+);
