@@ -31,6 +31,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git("add", ".", cwd=work)
     git("commit", "--quiet", "-m", "Large", cwd=work)
     git("clone", "--quiet", "--bare", str(work), str(root / "large.git"), cwd=root)
+    git("config", "pack.window", "0", cwd=root / "large.git")
     return root
 
 
