@@ -154,6 +154,7 @@ async def test_old_requests_and_too_many_are_forgotten(
     assert count[0] == 1
 
 
+@pytest.mark.timeout(90)
 async def test_a_server_killed_while_it_starts_a_process_starts_one() -> None:
     line = _some_line(110)
     with new_home() as home:
@@ -176,6 +177,7 @@ async def test_a_server_killed_while_it_starts_a_process_starts_one() -> None:
             await ask(http.delete(BOX))
 
 
+@pytest.mark.timeout(90)
 async def test_a_server_killed_while_it_makes_a_sandbox_makes_one() -> None:
     line = _some_line(80)
     with new_home() as home:

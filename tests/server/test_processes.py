@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import pytest_asyncio
 
 from asking import ask
@@ -110,6 +111,7 @@ async def test_a_log_is_resumed_without_gap_or_repeat(http: aiohttp.ClientSessio
     assert [one.name for one in again] == ["exit"]
 
 
+@pytest.mark.timeout(60)
 async def test_a_log_is_resumed_after_the_server_was_killed() -> None:
     with new_home() as home:
         async with killable(home) as http:

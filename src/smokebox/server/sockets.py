@@ -140,12 +140,23 @@ def socket(path: str) -> Callable[[Handler], Socket]:
 
 def decode_frame(kind: type[F], text: str) -> F:
     """A text frame as what it is to be."""
+    data, wanted = text.encode(), str(kind.__struct_config__.tag)
     try:
-        return decode(kind, text.encode())
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        wanted = kind.__struct_config__.tag
-        raise InvalidOption(
-            f"a text frame of this socket is a {wanted!r}: {error}.",
-            hint="Send bytes as binary frames.",
-            option="frame",
-        ) from error
+        # By itself, as a frame without a type would be taken for one of this.
+        if (told := decode(_Typed, data).type) != wanted:
+            raise _unwanted(wanted, f"not {told!r:.80}")
+        return decode(kind, data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _unwanted(wanted, str(error)) from error
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def _unwanted(wanted: str, problem: str) -> InvalidOption:
+    return InvalidOption(
+        f"text frames of this socket are of the type {wanted!r}: {problem}.",
+        hint="Send bytes as binary frames.",
+        option="frame",
+    )
