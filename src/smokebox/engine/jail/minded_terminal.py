@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What the minder says once the program runs.
 STARTED = b"S"
 # How long what is hung up may take to end by itself.
-HANGUP_SECONDS = 1.0
+HANGUP_SECONDS = 2.0
 
 _LOOK_SECONDS = 0.02
 
