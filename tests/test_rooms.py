@@ -67,6 +67,7 @@ STDLIB_ONLY = [
     SOURCE / "sandbox" / "filesystems" / "__init__.py",
     SOURCE / "sandbox" / "filesystems" / "filesystem.py",
 ]
+LEFT_BY_TOOLS = (".git", ".venv", ".hypothesis", ".benchmarks", "dist", "node_modules")
 # This checkout and this home (a short path could be anybody's), and where packages come from.
 HERE = [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
 HOSTS = [r"\bpypi\.\w+\.?\w*/", r"pythonhosted\.", r"registry\.\w+\.(?:org|io|com|dev)"]
@@ -81,7 +82,7 @@ def python_files() -> list[Path]:
 def kept_files() -> Iterator[Path]:
     """Every file of the repository, without what tools leave in it."""
     for entry in ROOT.iterdir():
-        if entry.name in (".git", ".venv", "dist", "node_modules") or entry.name.endswith("_cache"):
+        if entry.name in LEFT_BY_TOOLS or entry.name.endswith("_cache"):
             continue
         files = entry.rglob("*") if entry.is_dir() else [entry]
         yield from (file for file in files if file.is_file() and file.suffix != ".pyc")
