@@ -12,7 +12,6 @@ import schemathesis
 from smokebox.server.openapi import make_document
 from smokebox.server.routes import all_endpoints, all_sockets
 from smokebox.wire import API
-from smokebox.wire.failure import STATUS
 
 if TYPE_CHECKING:
     import aiohttp
@@ -61,12 +60,6 @@ def test_sockets_are_described_beside_the_paths() -> None:
     for one in DOCUMENT["x-websockets"].values():
         assert one["summary"]
         assert one["description"]
-
-
-def test_every_status_of_an_error_has_a_title() -> None:
-    from smokebox.server.openapi import _TITLES
-
-    assert set(STATUS.values()) <= _TITLES.keys()
 
 
 async def test_the_document_and_its_page_are_served(http: aiohttp.ClientSession) -> None:

@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -53,6 +54,7 @@ _TITLES = {
     410: "The sandbox stopped under the request.",
     413: "It is too large.",
     416: "The file has no such part.",
+    422: "It was tried, and what was asked of did not go along.",
     429: "Too much at a time.",
     500: "A defect, or something that is broken.",
     501: "This sandbox, or this host, cannot do it.",
@@ -173,7 +175,7 @@ def _answers(one: Endpoint, schemas: _Schemas) -> Schema:
 
 
 def _answer(one: Endpoint, schemas: _Schemas, status: int) -> Schema:
-    answer: Schema = {"description": _TITLES[status], "headers": _request_id()}
+    answer: Schema = {"description": _title(status), "headers": _request_id()}
     if status == 204:
         return answer
     if one.answer is not None:
@@ -183,6 +185,9 @@ def _answer(one: Endpoint, schemas: _Schemas, status: int) -> Schema:
     elif one.gives == JSON:
         # Blanks alone, if nothing went wrong.
         answer["content"] = _json(schemas.of(FailureAnswer))
+    elif one.gives == sse.MEDIA:
+        # OpenAPI 3.1 has no word for the events of a stream: the description has them.
+        answer["content"] = {one.gives: {}}
     else:
         schema = {"type": "string"} if one.gives.startswith("text/") else _BINARY
         answer["content"] = {one.gives: {"schema": schema}}
@@ -197,7 +202,7 @@ def _failures(one: Endpoint, schemas: _Schemas) -> Schema:
                 codes.setdefault(status, set()).add(each.code)
     return {
         str(status): {
-            "description": f"{_TITLES[status]} Codes: {', '.join(sorted(codes[status]))}.",
+            "description": f"{_title(status)} Codes: {', '.join(sorted(codes[status]))}.",
             "headers": _retry_after(status),
             "content": _json(schemas.of(FailureAnswer)),
         }
@@ -261,6 +266,10 @@ def _socket(one: Socket, schemas: _Schemas) -> Schema:
         "description": one.description,
         "parameters": [*_path_parameters(one.path), *schemas.parameters(one.query)],
     }
+
+
+def _title(status: int) -> str:
+    return _TITLES.get(status) or f"{HTTPStatus(status).phrase}."
 
 
 def _has_required(body: type) -> bool:
