@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 DROP = b""
 """An answer that is none: the connection ends."""
@@ -79,10 +79,3 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         await reader.readline()
     await reader.readline()
     return b"".join(pieces)
-
-
-async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait for something that is about to be so."""
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)

@@ -24,6 +24,7 @@ class Sent:
     def __init__(self, data: bytes | AsyncIterable[bytes] | None) -> None:
         self._data = data
         self._scope: asyncio.Timeout | None = None
+        self._fault: Exception | None = None
 
     @property
     def content(self) -> bytes | AsyncGenerator[bytes, None] | None:
@@ -39,14 +40,19 @@ class Sent:
 
     @contextlib.asynccontextmanager
     async def over(self, what: str) -> AsyncIterator[None]:
-        """Raise `SandboxGone` within once no piece of the body is taken any more."""
+        """Raise `SandboxGone` within once no piece of the body is taken any more.
+
+        What the source of the body raised is raised as it is.
+        """
         try:
             async with asyncio.timeout(None) as self._scope:
                 yield
-        except TimeoutError as error:
-            if self._scope is None or not self._scope.expired():
-                raise
-            raise lost(what) from error
+        except Exception as error:
+            if self._fault is not None:
+                raise self._fault from None
+            if isinstance(error, TimeoutError) and self._scope and self._scope.expired():
+                raise lost(what) from error
+            raise
 
     async def _watched(self, data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         pieces = _slices(data) if isinstance(data, bytes) else data
@@ -56,6 +62,9 @@ class Sent:
                 self._expect(wire.SILENCE)
                 yield piece
                 self._expect(None)
+        except Exception as error:
+            self._fault = error
+            raise
         finally:
             self._expect(None)
 

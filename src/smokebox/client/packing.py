@@ -26,7 +26,8 @@ def pack(source: str) -> Generator[bytes, None, None]:
     teller = tarfile.TarFile(fileobj=io.BytesIO(), mode="w", format=tarfile.PAX_FORMAT)
     for path in _walk(source):
         info = teller.gettarinfo(path, os.path.relpath(path, source))
-        if info is None:
+        # None for a socket, of which an archive knows nothing.
+        if info is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
             continue
         file = open(path, "rb") if info.isreg() else None  # noqa: SIM115
         yield info.tobuf(tarfile.PAX_FORMAT)

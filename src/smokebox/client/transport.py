@@ -248,12 +248,12 @@ class Transport:
         session = await self.connections.session()
         sent = Sent(data)
         content, headers = sent.content, {**headers, **sent.headers}
-        with losing(url.path):
-            async with (
-                sent.over(url.path),
-                session.request(method, url, data=content, headers=headers, **_PLAINLY) as response,
-            ):
-                yield response
+        async with sent.over(url.path):
+            with losing(url.path):
+                async with session.request(
+                    method, url, data=content, headers=headers, **_PLAINLY
+                ) as response:
+                    yield response
 
     async def _repeatedly(
         self,
