@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import socket
 import struct
@@ -171,6 +172,17 @@ async def test_frames_that_no_socket_takes_close_it(
         assert await _close_code(viewer) == 1007
     assert (await ask(http.get(f"{ALL}/one"))).body["exit_code"] is None
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_socket_is_closed_for_a_bad_frame_in_the_middle_of_output(
+    http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ask(http.post(ALL, json={"id": "one", "command": ["yes"]}))
+    async with http.ws_connect(f"{ALL}/one") as viewer:
+        await _shows(viewer, b"y\r\n" * 100)
+        await viewer._writer.send_frame(b"\xff\xfe", aiohttp.WSMsgType.TEXT)
+        assert await _close_code(viewer) == 1007
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_program_that_does_not_read_holds_back_who_types(quick: Running) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
     from websockets.http11 import Request
 
 PING_SECONDS = 20.0
@@ -46,6 +48,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._lost.set()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await self.writable.wait()
+        if self.close_sent:
+            # By the protocol itself, for what came; for uvicorn that is the handler's fault.
+            raise ClientDisconnected
+        await super().send(message)
 
     def keepalive_timeout(self) -> None:
         if not self.read_paused:

@@ -79,7 +79,7 @@ class Channel:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if tasks[0] in done:
             await self._socket.close()
 
