@@ -15,7 +15,7 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 .PHONY: help start test soak check format bench clean gvisor
 
 help:
-	@echo "make start   install, show what Smokebox does, and open a shell to try it in"
+	@echo "make start   install, run a server here, and say what to try from another shell"
 	@echo "make test    install what the tests need and run them"
 	@echo "make soak    kill the engine 500 times under load, and see that nothing is lost"
 	@echo "make check   format, lint, types and tests, as before every commit"
@@ -24,7 +24,7 @@ help:
 	@echo "make clean   remove .venv and what the tools left behind"
 
 start: $(VENV)/.installed
-	@$(BIN)/smokebox demo
+	@$(BIN)/smokebox serve --show
 
 test: $(VENV)/.installed-dev gvisor
 	@$(BIN)/python -m pytest $(PARALLEL)

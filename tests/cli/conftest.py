@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cli.served import Served
 from cli.terminal import PATIENCE, SMOKEBOX, WITHOUT_PROMPT_TOOLKIT, Open, Run, Terminal
 
 if TYPE_CHECKING:
@@ -47,3 +49,24 @@ def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Op
     yield open_terminal
     for terminal in opened:
         terminal.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The command line with a server, which the tests of a module share."""
+    served = Served(tmp_path_factory.mktemp("home"))
+    served.says("up")
+    yield served
+    served.run("down")
+
+
+@pytest.fixture
+def box(served: Served) -> Iterator[str]:
+    """The id of a sandbox that is there."""
+    id = f"box-{next(_NUMBERS)}"
+    assert served.says("create", id) == f"{id}\n"
+    yield id
+    served.run("rm", "--force", id)
+
+
+_NUMBERS = itertools.count(1)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,10 +29,12 @@ PATIENCE = 15.0
 class Terminal:
     """A program in a terminal of its own, with somebody who types and reads."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         ours, theirs = os.openpty()
         termios.tcsetwinsize(theirs, (40, 200))
-        env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        env = {**(env or os.environ), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.process = subprocess.Popen(
             command, cwd=folder, env=env, preexec_fn=functools.partial(os.login_tty, theirs)
         )
@@ -56,6 +58,15 @@ class Terminal:
         """
         time.sleep(0.2)
         self.press("\x03")
+
+    def resize(self, *, cols: int, rows: int) -> None:
+        """Make the window another size, as with a mouse."""
+        termios.tcsetwinsize(self._fd, (rows, cols))
+
+    def echoes(self) -> bool:
+        """Whether the terminal is as a shell needs it: keys are shown, and Ctrl-C is a signal."""
+        modes = termios.tcgetattr(self._fd)[3]
+        return bool(modes & termios.ECHO and modes & termios.ISIG and modes & termios.ICANON)
 
     def expect(self, pattern: str) -> str:
         """Read until `pattern` is there, and give what came with it."""

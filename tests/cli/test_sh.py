@@ -82,7 +82,6 @@ def test_read_only_bucket_refuses_writes(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["somewhere"], "DIR goes with --local"),
         (["--local", "--bucket", "memory:///"], "exclude each other"),
         (["--endpoint", "http://127.0.0.1"], "--endpoint goes with --bucket"),
         (["--read-only"], "--read-only goes with --bucket"),

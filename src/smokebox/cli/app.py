@@ -5,39 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from smokebox import __version__
-from smokebox.cli.demo import demo
-from smokebox.cli.doctor import doctor
 from smokebox.cli.failure import report
-from smokebox.cli.serve import serve
-from smokebox.cli.sh import sh
+from smokebox.cli.verbs import Verbs
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
-
-WORK = "Work in a sandbox"
-SERVER = "Run a server"
-LOOK = "Look at this machine"
-
-
-class Verbs(TyperGroup):
-    """The top of the command line, whose help lists verbs by what one wants to do."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs in their panels, in plain text: importing rich doubles the start."""
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            verb: Any = self.get_command(ctx, name)
-            panels.setdefault(verb.rich_help_panel, []).append((name, verb.get_short_help_str(70)))
-        for title, rows in panels.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
 
 app = typer.Typer(
     cls=Verbs,
@@ -60,12 +37,6 @@ def smokebox(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-app.command(rich_help_panel=WORK)(sh)
-app.command(rich_help_panel=WORK)(demo)
-app.command(rich_help_panel=SERVER)(serve)
-app.command(rich_help_panel=LOOK)(doctor)
 
 
 def run(arguments: list[str]) -> int:

@@ -1,9 +1,8 @@
-"""A server that runs in this process until a signal stops it."""
+"""A server that runs in this process until it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,58 +11,41 @@ import uvloop
 from smokebox import __version__
 from smokebox.cli.welcome import welcome
 from smokebox.errors import Conflict
-from smokebox.server.serving import Running, running
+from smokebox.server import journal
+from smokebox.server.serving import Running, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from smokebox.server.settings import Settings
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(settings: Settings, *, show: bool) -> None:
     """Serve; with `show`, prove that it works and say what to try next."""
+
+    async def ready(server: Running) -> None:
+        socket = f"unix:{server.socket}"
+        where = socket if server.url is None else f"{server.url} and {socket}"
+        typer.echo(f"smokebox {__version__} serves {where}")
+        if show:
+            await _unless_stopped(server)
+
+    journal.configure(json=settings.log_json, level="warning" if show else "info")
     try:
-        uvloop.run(_serve(settings, show=show))
+        uvloop.run(serve(settings, ready))
     except Conflict as error:
         if error.fields.get("kind") == "home":
             error.hint = "`smokebox status` says what it is, `smokebox down` stops it."
         raise
 
 
-async def _serve(settings: Settings, *, show: bool) -> None:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        told.set()
-        # The next one is not waited for: sandboxes outlive a server that is killed.
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, stop)
-    async with running(settings) as server:
-        typer.echo(f"smokebox {__version__} serves {_places(server)}")
-        if show:
-            await _either(told, welcome(server.socket, server.url))
-        await told.wait()
-
-
-def _places(server: Running) -> str:
-    socket = f"unix:{server.socket}"
-    return socket if server.url is None else f"{server.url} and {socket}"
-
-
-async def _either(told: asyncio.Event, work: Coroutine[None, None, None]) -> None:
-    """Do the work, unless the event comes first."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(told.wait())
+async def _unless_stopped(server: Running) -> None:
+    """Welcome who has started the server, unless that wants it to end already."""
+    welcoming = asyncio.create_task(welcome(server))
+    stopping = asyncio.create_task(server.state.drain.asked.wait())
     try:
-        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((welcoming, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        waiting.cancel()
-        doing.cancel()
-        await asyncio.wait((doing, waiting))
-    if not doing.cancelled():
-        doing.result()
+        welcoming.cancel()
+        stopping.cancel()
+        await asyncio.wait((welcoming, stopping))
+    if not welcoming.cancelled():
+        welcoming.result()

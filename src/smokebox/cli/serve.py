@@ -70,7 +70,7 @@ def serve(
     """Run the server here until Ctrl-C.
 
     It listens on the unix socket of its state directory and on http://127.0.0.1:8700.
-    When it stops, sandboxes sleep and keep their files.
+    Sandboxes outlive it: the next server of the directory has them again.
     """
     from smokebox.cli.foreground import run
     from smokebox.engine.host import POOL_SIZE

@@ -1,4 +1,4 @@
-"""`smokebox sh`: a shell in a virtual sandbox, on this host, or over a bucket."""
+"""`smokebox sh`: a shell in a sandbox: by its id, virtual, on this host, or over a bucket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def sh(
-    directory: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Where to start, with --local.")
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="The sandbox, or with --local the directory."),
     ] = None,
     command: Annotated[
         str | None,
@@ -47,20 +48,23 @@ def sh(
         bool, typer.Option("--stdin", "-i", help="Give standard input to the command of -c.")
     ] = False,
 ) -> int:
-    """Open a shell: in memory, on this host, or over a bucket.
+    """Open a shell in a sandbox: by its id, or one in memory.
 
-    It is a virtual sandbox unless --local or --bucket is given. Without a terminal, the
-    script on standard input is run. Ctrl-C stops a command, and Ctrl-D leaves the shell.
+    Without an id it is a virtual sandbox, unless --local or --bucket is given. Without a
+    terminal, the script on standard input is run. Ctrl-C stops a command, and Ctrl-D leaves
+    the shell.
     """
-    _refuse(directory is not None and not local, "DIR goes with --local")
+    _refuse(id is not None and bucket is not None, "ID and --bucket exclude each other")
     _refuse(local and bucket is not None, "--local and --bucket exclude each other")
     _refuse(endpoint is not None and bucket is None, "--endpoint goes with --bucket")
     _refuse(read_only and bucket is None, "--read-only goes with --bucket")
     _refuse(anonymous and bucket is None, "--anonymous goes with --bucket")
     _refuse(stdin and command is None, "--stdin goes with -c")
     variables = dict(_variable(text) for text in env or [])
+    if id is not None and not local:
+        return _run_there(id, command, variables, stdin=stdin, timeout=timeout)
     if local:
-        shell = _open_local(directory, variables)
+        shell = _open_local(id, variables)
     elif bucket is not None:
         shell = _open_bucket(
             bucket, endpoint=endpoint, read_only=read_only, anonymous=anonymous, env=variables
@@ -100,6 +104,23 @@ def _read_script() -> str:
             path="-",
             offset=error.start,
         ) from error
+
+
+def _run_there(
+    id: str,
+    command: str | None,
+    env: dict[str, str],
+    *,
+    stdin: bool,
+    timeout: float | None,
+) -> int:
+    from smokebox.cli.remote.shell import open_shell, run_script
+
+    if command is None and sys.stdin.isatty() and sys.stdout.isatty():
+        return open_shell(id, env)
+    given = _read_stdin() if stdin else None
+    script = _read_script() if command is None else command
+    return run_script(id, script, env, stdin=given, timeout=timeout)
 
 
 def _open_virtual(env: dict[str, str]) -> Shell:

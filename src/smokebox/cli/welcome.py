@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import shutil
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import typer
 
 from smokebox.cli.failure import report
-from smokebox.client.connection import Address
-from smokebox.client.sandbox import Sandbox
-from smokebox.client.transport import Transport
+from smokebox.client.client import connect
 from smokebox.errors import SmokeboxError
-from smokebox.wire.requests import Settings
+from smokebox.wire.place import default_home
+
+if TYPE_CHECKING:
+    from smokebox.server.serving import Running
 
 _PROGRAM = ["python3", "-c", "print(6 * 7)"]
 
 _NEXT = """
 Try from another shell:
-
+{home}
   {smokebox} create mine
   {smokebox} exec mine -- 'echo hello > note.txt; uname -sr'
   {smokebox} sh mine
@@ -35,39 +36,41 @@ or from Python ({python} -m asyncio):
   print(result.stdout)
   await sandbox.destroy()
 
-Ctrl-C stops this server: sandboxes sleep, and keep their files.
+Ctrl-C stops this server. Sandboxes run on: the next one has them again.
 """
+
+_HOME = """
+  export SMOKEBOX_HOME={home}"""
 
 _CURL = """  curl -s {url}/api/sandboxes/mine/exec -d '{{"command": "cat note.txt"}}' \\
-    -H 'content-type: application/json'
+    -H 'content-type: application/json'{key}
 """
 
+_KEY = """ \\
+    -H "authorization: Bearer $({smokebox} keys create --name curl)\""""
 
-async def welcome(socket: str, url: str | None) -> None:
+
+async def welcome(server: Running) -> None:
     """Run a program in a sandbox of that server, and say what a person can do there."""
-    await _prove(socket)
-    smokebox = _command("smokebox")
-    curl = "" if url is None else _CURL.format(url=url)
-    typer.echo(_NEXT.format(smokebox=smokebox, curl=curl, python=_command("python")))
+    await _prove(server.socket)
+    smokebox, settings = _command("smokebox"), server.state.settings
+    key = _KEY.format(smokebox=smokebox) if settings.needs_keys else ""
+    home = "" if settings.home == default_home() else _HOME.format(home=shlex.quote(settings.home))
+    curl = "" if server.url is None else _CURL.format(url=server.url, key=key)
+    typer.echo(_NEXT.format(smokebox=smokebox, curl=curl, home=home, python=_command("python")))
 
 
 async def _prove(socket: str) -> None:
-    transport = Transport(Address.parse(f"unix:{socket}"))
-    id = f"welcome-{secrets.token_hex(4)}"
-    sandbox = Sandbox(id, transport, Settings(ephemeral=True))
     began = time.monotonic()
     try:
-        said = (await sandbox.exec(_PROGRAM, timeout=10)).stdout.strip()
-        took = (time.monotonic() - began) * 1000
-        typer.echo(
-            f"It works: {shlex.join(_PROGRAM)} in a new sandbox said {said}, in {took:.0f} ms."
-        )
-        await transport.ask(type(None), "DELETE", f"/sandboxes/{id}")
+        async with connect(f"unix:{socket}") as client, await client.create() as sandbox:
+            said = (await sandbox.exec(_PROGRAM, timeout=10)).stdout.strip()
+            took = (time.monotonic() - began) * 1000
+            program = shlex.join(_PROGRAM)
+            typer.echo(f"It works: {program} in a new sandbox said {said}, in {took:.0f} ms.")
     except SmokeboxError as error:
         report(error)
         typer.echo(f"{_command('smokebox')} doctor says what this machine lacks.", err=True)
-    finally:
-        await transport.connections.aclose()
 
 
 def _command(name: str) -> str:

@@ -1,0 +1,1 @@
+"""What a shell offers while somebody types a command line."""

@@ -1,0 +1,87 @@
+"""Bad input to the verbs that talk to a server: one line, a hint, and the right exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.served import Served
+
+WRONG = [
+    (1, ["exec", "nobody", "true"], "there is no sandbox 'nobody'"),
+    (1, ["sh", "nobody", "-c", "true"], "there is no sandbox 'nobody'"),
+    (1, ["info", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["stats", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["sleep", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["wake", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["rm", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["ps", "nobody"], "there is no sandbox 'nobody'"),
+    (1, ["start", "nobody", "true"], "there is no sandbox 'nobody'"),
+    (1, ["logs", "nobody", "p"], "there is no sandbox 'nobody'"),
+    (1, ["kill", "nobody", "p"], "there is no sandbox 'nobody'"),
+    (1, ["cp", "nobody:a", "."], "there is no sandbox 'nobody'"),
+    (2, ["create", "Big_Id"], "Big_Id"),
+    (2, ["create", "a/b"], "a/b"),
+    (2, ["create", "x", "--label", "novalue"], "--label takes NAME=VALUE, not 'novalue'"),
+    (2, ["create", "x", "--label", "BAD NAME=1"], "BAD NAME"),
+    (2, ["create", "x", "--env", "=1"], "--env takes NAME=VALUE, not '=1'"),
+    (2, ["create", "x", "--env", "1A=1"], "not the name of an environment variable"),
+    (2, ["create", "x", "--limits", "huge"], "there is no instance type 'huge'"),
+    (2, ["create", "x", "--limits", "memory=5"], "memory is at least"),
+    (2, ["create", "x", "--limits", "memory"], "there is no instance type 'memory'"),
+    (2, ["create", "x", "--limits", "wings=2"], "'wings'"),
+    (2, ["create", "x", "--limits", "memory=1GiB,cpu"], "--limits takes NAME=VALUE, not 'cpu'"),
+    (2, ["create", "x", "--sleep-after", "soon"], "--sleep-after takes a length of time"),
+    (2, ["create", "x", "--cwd", "relative"], "absolute path, not 'relative'"),
+    (1, ["create", "x", "--image", "none-such"], "none-such"),
+    (2, ["create", "x", "--tier", "paper"], "paper"),
+    (2, ["ls", "--label", "novalue"], "--label takes NAME=VALUE, not 'novalue'"),
+    (2, ["ls", "--status", "tired"], "tired"),
+    (2, ["exec"], "Missing argument 'ID'"),
+    (2, ["exec", "BOX"], "Missing argument 'COMMAND...'"),
+    (2, ["exec", "BOX", "-t", "-1", "true"], "positive number of seconds"),
+    (2, ["exec", "BOX", "-t", "soon", "true"], "soon"),
+    (1, ["exec", "BOX", "-w", "/missing", "true"], "/missing"),
+    (1, ["exec", "BOX", "-s", "missing", "true"], "missing"),
+    (2, ["rm"], "rm takes the ids of sandboxes, or --all"),
+    (2, ["rm", "x", "--all"], "rm takes the ids of sandboxes, or --all"),
+    (2, ["kill", "BOX"], "kill takes the ids of processes, or --all"),
+    (1, ["kill", "BOX", "missing"], "has no process 'missing'"),
+    (2, ["kill", "BOX", "--all", "-s", "SIGNONE"], "SIGNONE"),
+    (1, ["logs", "BOX", "missing"], "has no process 'missing'"),
+    (2, ["logs", "BOX"], "logs takes a sandbox and a process in it"),
+    (2, ["cp", "a", "b"], "neither side of cp is in a sandbox"),
+    (2, ["cp", "BOX:a", "other:b"], "not between two"),
+    (2, ["cp", "-", "-"], "neither side of cp is in a sandbox"),
+    (1, ["cp", "BOX:/missing", "."], "no such file or directory: /missing"),
+    (1, ["cp", "BOX:/missing", "-"], "no such file or directory: /missing"),
+    (1, ["cp", "BOX:/etc", "-"], "directory"),
+    (1, ["cp", "/no/such/file", "BOX:"], "no such file or directory: /no/such/file"),
+    (1, ["cp", "BOX:/etc/passwd", "/no/such/folder/x"], "/no/such/folder"),
+    (2, ["keys", "create"], "--name"),
+    (2, ["keys", "create", "--name", "x", "--expires", "never"], "--expires takes a length"),
+    (2, ["keys", "create", "--name", "x", "--prefix", "_"], "'_'"),
+    (1, ["keys", "revoke", "missing"], "there is no key 'missing'"),
+    (2, ["completion", "tcsh"], "tcsh"),
+]
+
+
+@pytest.mark.parametrize(("code", "arguments", "complaint"), WRONG)
+def test_bad_input_is_one_line_and_a_hint(
+    served: Served, standing: str, code: int, arguments: list[str], complaint: str
+) -> None:
+    words = [word.replace("BOX", standing) for word in arguments]
+    done = served.run(*words)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    message, *hint = done.stderr.splitlines()
+    assert message.startswith("smokebox: ")
+    assert complaint in message
+    assert len(hint) <= 1
+
+
+@pytest.fixture(scope="module")
+def standing(served: Served) -> str:
+    """A sandbox that none of these changes."""
+    return served.says("create", "standing").strip()

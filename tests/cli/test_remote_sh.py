@@ -1,0 +1,126 @@
+"""`smokebox sh ID`: a shell in a sandbox of the server, in a real terminal and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.served import until
+from cli.terminal import PATIENCE, SMOKEBOX, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from cli.served import Served
+
+
+@pytest.fixture
+def open_shell(served: Served, box: str, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens a terminal with a shell in the sandbox, once that shows a prompt."""
+    opened: list[Terminal] = []
+
+    def open_shell(*arguments: str) -> Terminal:
+        words = ["sh", box, *arguments]
+        opened.append(Terminal([SMOKEBOX, *words], tmp_path, served.env))
+        opened[-1].expect(r"[#$] ")
+        return opened[-1]
+
+    yield open_shell
+    for terminal in opened:
+        terminal.close()
+
+
+def test_exit_code_passes_through_and_the_terminal_is_as_before(
+    open_shell: Callable[..., Terminal],
+) -> None:
+    terminal = open_shell()
+    terminal.type("echo $((6 * 7))")
+    terminal.expect(r"\n42\n")
+    assert not terminal.echoes()
+    terminal.type("exit 7")
+    assert terminal.process.wait(PATIENCE) == 7
+    assert terminal.echoes()
+
+
+def test_ctrl_c_ends_the_command_and_not_the_shell(open_shell: Callable[..., Terminal]) -> None:
+    terminal = open_shell()
+    terminal.type("echo be''gun; sleep 1000")
+    terminal.expect("begun\n")
+    terminal.press("\x03")
+    terminal.expect(r"[#$] ")
+    terminal.type("echo code $?")
+    terminal.expect("code 130\n")
+    terminal.press("\x04")
+    assert terminal.wait() == 0
+
+
+def test_window_size_is_that_of_this_terminal(open_shell: Callable[..., Terminal]) -> None:
+    terminal = open_shell()
+    terminal.type("stty size")
+    terminal.expect("\n40 200\n")
+    terminal.resize(cols=100, rows=30)
+    terminal.type("until [ \"$(stty size)\" = '30 100' ]; do sleep 0.02; done; echo fi''ts")
+    terminal.expect("fits\n")
+
+
+def test_variables_and_the_kind_of_terminal_are_passed_on(
+    open_shell: Callable[..., Terminal],
+) -> None:
+    terminal = open_shell("-e", "A=x y")
+    terminal.type('echo "<$A:$TERM>"')
+    terminal.expect("<x y:xterm>")
+
+
+def test_lots_of_output_comes_whole(open_shell: Callable[..., Terminal]) -> None:
+    terminal = open_shell()
+    terminal.type("seq 20000 | md5sum; seq 20000; echo do''ne")
+    seen = terminal.expect("done\n")
+    assert "\n19999\n20000\n" in seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_the_shell_there_and_restores_the_terminal_here(
+    served: Served, box: str, open_shell: Callable[..., Terminal], number: signal.Signals
+) -> None:
+    terminal = open_shell()
+    terminal.type("echo be''gun; sleep 4321")
+    terminal.expect("begun\n")
+    terminal.process.send_signal(number)
+    assert terminal.process.wait(PATIENCE) == 128 + number
+    assert terminal.echoes()
+    until(lambda: served.run("exec", box, "pgrep -f 'sleep 432[1]'").returncode == 1)
+
+
+def test_server_that_is_killed_restores_the_terminal(
+    served: Served, open_shell: Callable[..., Terminal]
+) -> None:
+    terminal = open_shell()
+    os.kill(json.loads(served.says("status", "--json"))["pid"], signal.SIGKILL)
+    terminal.expect("smokebox: ")
+    assert terminal.process.wait(PATIENCE) == 1
+    assert terminal.echoes()
+    assert served.says("up")
+
+
+def test_without_a_terminal_the_script_on_stdin_is_run(served: Served, box: str) -> None:
+    done = served.run("sh", box, stdin="echo out; echo err >&2\nexit 4\n")
+    assert (done.returncode, done.stdout, done.stderr) == (4, "out\n", "err\n")
+
+
+def test_command_is_run_as_in_other_sandboxes(served: Served, box: str) -> None:
+    words = ["-e", "A=1", "-i", "-c", "echo $A; cat; exit 3"]
+    done = served.run("sh", box, *words, stdin="in\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "1\nin\n", "")
+    done = served.run("sh", box, "--timeout", "0.5", "-c", "sleep 1000")
+    assert done.returncode == 124
+
+
+def test_id_and_bucket_exclude_each_other(served: Served) -> None:
+    done = served.run("sh", "x", "--bucket", "memory:///")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ID and --bucket exclude each other" in done.stderr
