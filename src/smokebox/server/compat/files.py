@@ -43,8 +43,9 @@ async def read(call: Call) -> Response:
 async def write(call: Call) -> Response:
     """Make or replace a file, and its parent directories."""
     path, sandbox = _path(call.request), sandbox_of(call.request)
-    too_large = Refusal(413, f"payload too large: the limit is {MAX_UPLOAD} bytes")
-    too_large.code = "payload_too_large"
+    too_large = Refusal(
+        413, f"payload too large: the limit is {MAX_UPLOAD} bytes", "payload_too_large"
+    )
     refuse_longer(call.request, too_large)
     path = await contained(sandbox, path)
     if path == WORKSPACE:

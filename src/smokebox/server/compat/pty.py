@@ -108,18 +108,18 @@ def _terminal_id(session: str) -> str:
 async def _show(websocket: WebSocket, terminal: Terminal) -> None:
     async with terminal.view() as view:
         first = asyncio.ensure_future(_next(view))
-        # A client types at once: into a line that no shell edits yet, it would show twice.
-        await asyncio.wait((first,), timeout=_PROMPT_SECONDS)
-        await _tell(websocket, {"type": "ready"})
-        ahead = asyncio.ensure_future(_write(websocket, terminal, view, first))
-        typing = asyncio.ensure_future(_listen(websocket, terminal))
+        tasks: list[asyncio.Future[Any]] = [first]
         try:
-            await asyncio.wait((ahead, typing), return_when=asyncio.FIRST_COMPLETED)
-            for task in (ahead, typing):
-                if task.done():
-                    task.result()
+            # A client types at once: into a line that no shell edits yet, it would show twice.
+            await asyncio.wait((first,), timeout=_PROMPT_SECONDS)
+            await _tell(websocket, {"type": "ready"})
+            tasks.append(asyncio.ensure_future(_write(websocket, terminal, view, first)))
+            tasks.append(asyncio.ensure_future(_listen(websocket, terminal)))
+            done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            await _cancel(ahead, typing, first)
+            await _cancel(*tasks)
 
 
 async def _write(
