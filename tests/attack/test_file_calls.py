@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -288,3 +289,28 @@ async def test_what_covers_the_hosts_names_stays(sandbox: Sandbox) -> None:
     shown = await sandbox.exec("cat /proc/sys/kernel/hostname; ls -d /dev/pts; cat /proc/keys")
     assert shown.stdout.split() == ["attacker", "/dev/pts"]
     assert (await sandbox.exec("echo x > /proc/sys/kernel/hostname")).exit_code != 0
+
+
+@pytest.mark.parametrize("device", ["null", "zero", "full", "random", "urandom", "tty"])
+async def test_the_hosts_devices_stay_as_they_are(sandbox: Sandbox, device: str) -> None:
+    """They are the very ones of the host: whoever may change one changes it for everybody."""
+    path = f"/dev/{device}"
+    await sandbox.wake()
+    before = os.stat(path)
+    for attempt in (
+        sandbox.files.chmod(path, 0o666),
+        sandbox.files.chown(path, 0),
+        sandbox.files.touch(path, mtime=before.st_mtime),
+        sandbox.files.rm(path),
+        sandbox.files.rename(path, "/workspace/device"),
+        sandbox.files.upload_tar("/dev", sent(archive(("file", device, b"mine")))),
+    ):
+        with contextlib.suppress(SmokeboxError):
+            await attempt
+    after = os.stat(path)
+    assert (after.st_ino, after.st_mode, after.st_uid) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_uid,
+    )
+    assert after.st_ctime_ns == before.st_ctime_ns

@@ -340,8 +340,23 @@ class TestLooking:
     @as_root
     def test_chown_counts_from_the_owner(self, files: Rooted, root: Path) -> None:
         (root / "f").touch()
+        os.chown(root / "f", FIRST, FIRST)
         Rooted(files.root, Owner(uid=FIRST, gid=FIRST, count=65536)).chown("/f", 1000, 1001)
         assert ((root / "f").stat().st_uid, (root / "f").stat().st_gid) == (
             FIRST + 1000,
             FIRST + 1001,
         )
+
+    @as_root
+    def test_what_is_not_of_the_sandbox_is_not_changed(self, files: Rooted, root: Path) -> None:
+        (root / "f").touch(0o644)
+        theirs = Rooted(files.root, Owner(uid=FIRST, gid=FIRST, count=65536))
+        for change in (
+            lambda: theirs.chown("/f", 0, 0),
+            lambda: theirs.chmod("/f", 0o777),
+            lambda: theirs.touch("/f", 0),
+        ):
+            with pytest.raises(AccessDenied):
+                change()
+        found = (root / "f").stat()
+        assert (found.st_uid, found.st_mode & 0o777, found.st_mtime > 0) == (0, 0o644, True)

@@ -244,6 +244,9 @@ class Rooted(Places):
         # A descriptor's own link leads to the very file, whatever has its name by then.
         with closing(self.open(path, os.O_PATH)) as fd:
             refuse_kernel(fd, path)
+            # Such as /dev/null, which is the host's own: all else of a sandbox is its users'.
+            if not 0 <= os.fstat(fd).st_uid - self.owner.uid < self.owner.count:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             yield f"/proc/self/fd/{fd}"
 
     def _open_device(self, place: Place) -> int:
