@@ -351,12 +351,11 @@ class TestLooking:
     def test_what_is_not_of_the_sandbox_is_not_changed(self, files: Rooted, root: Path) -> None:
         (root / "f").touch(0o644)
         theirs = Rooted(files.root, Owner(uid=FIRST, gid=FIRST, count=65536))
-        for change in (
-            lambda: theirs.chown("/f", 0, 0),
-            lambda: theirs.chmod("/f", 0o777),
-            lambda: theirs.touch("/f", 0),
-        ):
-            with pytest.raises(AccessDenied):
-                change()
+        with pytest.raises(AccessDenied):
+            theirs.chown("/f", 0, 0)
+        with pytest.raises(AccessDenied):
+            theirs.chmod("/f", 0o777)
+        with pytest.raises(AccessDenied):
+            theirs.touch("/f", 0)
         found = (root / "f").stat()
         assert (found.st_uid, found.st_mode & 0o777, found.st_mtime > 0) == (0, 0o644, True)
