@@ -272,3 +272,24 @@ async def test_archives_of_sparse_files(bomb: Sandbox) -> None:
             break
     await stream.aclose()
     await alive(bomb)
+
+
+async def test_all_terminals_that_there_are(bomb: Sandbox) -> None:
+    """The kernel has 4096 of them for all: one sandbox gets a share."""
+    taken = int(Path("/proc/sys/kernel/pty/nr").read_text())
+    code = """
+kept = []
+try:
+    while len(kept) < 900:
+        kept.append(os.openpty())
+except OSError:
+    pass
+print(len(kept), flush=True)
+time.sleep(30)
+"""
+    async with bomb.exec_stream(python(code), timeout=30) as stream:
+        async for chunk in stream:
+            assert int(chunk.data) <= 512
+            break
+        # Tests beside this one have some of their own.
+        assert int(Path("/proc/sys/kernel/pty/nr").read_text()) - taken < 400

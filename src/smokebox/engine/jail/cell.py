@@ -59,6 +59,8 @@ _READ_ONLY = ("bus", "fs", "irq", "sys")
 _TTY_GROUP = 5
 _FEWEST_WATCHES = 16
 _SHARED_MEMORY = "mode=1777,size=64m"
+# Of those that the kernel has for everybody.
+_MOST_TERMINALS = 256
 
 
 class Request:
@@ -247,9 +249,8 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
     os.mkdir(f"{dev}/shm")
     group = f",gid={_TTY_GROUP}" if tty_group else ""
     flags = linux.MS_NOSUID | linux.MS_NOEXEC
-    linux.mount(
-        "devpts", f"{dev}/pts", "devpts", flags, f"newinstance,ptmxmode=0666,mode=620{group}"
-    )
+    terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}{group}"
+    linux.mount("devpts", f"{dev}/pts", "devpts", flags, terminals)
     linux.mount("tmpfs", f"{dev}/shm", "tmpfs", flags | linux.MS_NODEV, _SHARED_MEMORY)
     for name, target in _LINKS:
         os.symlink(target, f"{dev}/{name}")
