@@ -185,13 +185,16 @@ def _answer(one: Endpoint, schemas: _Schemas, status: int) -> Schema:
     elif one.gives == JSON:
         # Blanks alone, if nothing went wrong.
         answer["content"] = _json(schemas.of(FailureAnswer))
-    elif one.gives == sse.MEDIA:
-        # OpenAPI 3.1 has no word for the events of a stream: the description has them.
-        answer["content"] = {one.gives: {}}
     else:
-        schema = {"type": "string"} if one.gives.startswith("text/") else _BINARY
-        answer["content"] = {one.gives: {"schema": schema}}
+        answer["content"] = {media: _plain(media) for media in one.gives.split(", ")}
     return answer
+
+
+def _plain(media: str) -> Schema:
+    # OpenAPI 3.1 has no word for the events of a stream: the description has them.
+    if media == sse.MEDIA:
+        return {}
+    return {"schema": {"type": "string"} if media.startswith("text/") else _BINARY}
 
 
 def _failures(one: Endpoint, schemas: _Schemas) -> Schema:
