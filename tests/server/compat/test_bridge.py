@@ -100,11 +100,11 @@ async def test_an_id_of_any_length_is_one_sandbox(bridge: Bridge) -> None:
         assert await bridge.get("workspace/id") == id.encode()
 
 
-@pytest.mark.parametrize("id", ["foo;rm", "UPPER", "has-hyphen", "a1", "a" * 129, "%41"])
-async def test_an_id_that_cannot_be_is_refused(bridge: Bridge, id: str) -> None:
-    bridge.id = id
-    answer = await bridge.refused("GET", "/running")
-    assert answer == (400, "invalid_request", "Invalid sandbox ID format")
+async def test_an_id_that_cannot_be_is_refused(bridge: Bridge) -> None:
+    for id in ("foo;rm", "UPPER", "has-hyphen", "a1", "a" * 129, "%41", "ä"):
+        bridge.id = id
+        answer = await bridge.refused("GET", "/running")
+        assert answer == (400, "invalid_request", "Invalid sandbox ID format")
 
 
 @asynccontextmanager

@@ -74,6 +74,14 @@ async def test_who_leaves_kills(bridge: Bridge) -> None:
     await _gone(bridge, "sleep 1414")
 
 
+async def test_who_leaves_while_output_waits_for_them_kills(bridge: Bridge) -> None:
+    async with bridge.ask("POST", "/exec", json={"argv": ["yes", "1515"]}) as answer:
+        await answer.content.readuntil(b"\n\n")
+        # Until all that is between us is full.
+        await _still(bridge, "yes 1515")
+    await _gone(bridge, "yes 1515")
+
+
 async def test_a_session_remembers_and_is_made_when_unknown(bridge: Bridge) -> None:
     for session in ("one", "-odd.name"):
         await bridge.out("mkdir", "--", session)
@@ -156,14 +164,24 @@ async def test_a_bad_session_is_refused(bridge: Bridge) -> None:
 async def test_a_sandbox_that_goes_ends_the_stream_with_an_error(
     bridge: Bridge, server: Running
 ) -> None:
-    running = asyncio.create_task(bridge.run("bash", "-c", "echo on; sleep 1515"))
+    running = asyncio.create_task(bridge.run("bash", "-c", "echo on; sleep 1616"))
     sandbox = server.state.host.sandbox("box")
     async with asyncio.timeout(10):
-        while not (await sandbox.exec(["pgrep", "-xf", "sleep 1515"])).success:
+        while not (await sandbox.exec(["pgrep", "-xf", "sleep 1616"])).success:
             await asyncio.sleep(0.02)
     await sandbox.destroy()
     done = await running
     assert (done.stdout, done.last, done.data["code"]) == (b"on\n", "error", "exec_transport_error")
+
+
+async def _still(bridge: Bridge, command: str) -> None:
+    """Wait until a program uses no more of the processor."""
+    used = "cat /proc/$(pgrep -xf \"$1\")/stat | cut -d ' ' -f 14,15"
+    before = ""
+    async with asyncio.timeout(10):
+        while (now := await bridge.out("sh", "-c", used, "sh", command)) != before:
+            before = now
+            await asyncio.sleep(0.1)
 
 
 async def _gone(bridge: Bridge, command: str) -> None:

@@ -170,9 +170,8 @@ async def test_without_a_websocket_it_is_refused(bridge: Bridge) -> None:
     assert answer == (400, "invalid_request", "WebSocket upgrade required")
 
 
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
+async def test_what_cannot_be_is_refused_before_the_upgrade(bridge: Bridge) -> None:
+    for query, status in (
         ({"cols": "abc"}, 400),
         ({"rows": "NaN"}, 400),
         ({"cols": "inf"}, 400),
@@ -180,11 +179,19 @@ async def test_without_a_websocket_it_is_refused(bridge: Bridge) -> None:
         ({"rows": "1000000"}, 400),
         ({"session": "a..b"}, 400),
         ({"shell": "no-such-shell"}, 502),
-    ],
-)
-async def test_what_cannot_be_is_refused_before_the_upgrade(
-    bridge: Bridge, query: dict[str, str], status: int
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await bridge.http.ws_connect("/v1/sandbox/box/pty", params=query)
+        assert (query, caught.value.status) == (query, status)
+
+
+async def test_one_who_leaves_while_output_waits_for_them_ends_the_terminal(
+    bridge: Bridge, server: Running
 ) -> None:
-    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-        await bridge.http.ws_connect("/v1/sandbox/box/pty", params=query)
-    assert caught.value.status == status
+    sandbox = server.state.host.sandbox("box")
+    async with terminal(bridge) as screen:
+        await screen.type("yes\n")
+        await screen.see(b"y\r\ny\r\n" * 1000)
+    async with asyncio.timeout(10):
+        while await sandbox.terminals.list():
+            await asyncio.sleep(0.02)
