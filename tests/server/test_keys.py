@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from smokebox.server.serving import Running, running
@@ -99,6 +100,24 @@ async def test_an_expired_key_says_so(
         await asyncio.sleep(0.01)
     assert answer[0] == 401
     assert answer[1]["error"]["message"] == f"the key {made['id']} has expired."
+
+
+async def test_the_key_of_a_socket_may_be_in_its_url(
+    owner: aiohttp.ClientSession, stranger: aiohttp.ClientSession
+) -> None:
+    key = (await _create(owner))["key"]
+    path = "/api/sandboxes/ghost/terminals/t"
+    for session, query, status in (
+        (stranger, "", 401),
+        (stranger, "?authorization=Bearer%20sbx_0_0", 401),
+        (stranger, f"?authorization=Bearer%20{key}", 404),
+        (owner, f"?authorization=Bearer%20{key}", 404),
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(path + query)
+        assert caught.value.status == status
+    # Not of other requests: their URLs are in everybody's logs.
+    assert (await _get(stranger, None, f"/api/sandboxes?authorization=Bearer%20{key}"))[0] == 401
 
 
 async def test_a_revoked_key_opens_nothing_from_that_moment(

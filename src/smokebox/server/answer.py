@@ -105,7 +105,7 @@ class Answer:
         if status in (429, 503):
             wait = float(failure.fields.get("retry_after") or 1)
             headers["retry-after"] = str(math.ceil(wait))
-        if status == 503:
+        if failure.fields.get("reason") == "draining":
             headers["connection"] = "close"
         body = msgspec.json.encode(FailureAnswer(failure))
         response = Response(body, status, headers, media_type="application/json")

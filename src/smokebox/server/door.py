@@ -22,6 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 from smokebox.errors import Forbidden, SmokeboxError, Unauthorized
 from smokebox.server import journal
 from smokebox.server.answer import Answer
+from smokebox.server.keys import take_authorization
 from smokebox.server.principal import LOCAL, NOBODY
 from smokebox.wire import REQUEST_ID
 from smokebox.wire.failure import Failure, failure_of, status_of
@@ -133,12 +134,15 @@ class Door:
             answer.more = [*answer.more, *state.hosts.preflight()]
             await Response(status_code=204)(scope, receive, answer)
             return
+        told = headers.get(b"authorization")
+        if scope["type"] == "websocket":
+            told = take_authorization(scope) or told
         if by_socket:
             who = LOCAL
         elif path in self._public:
             who = NOBODY
         else:
-            who = state.keys.principal(scope, headers)
+            who = state.keys.principal(told)
         scope["smokebox.principal"] = who
         if state.drain.begun and not probe:
             raise state.drain.refusal()

@@ -65,12 +65,8 @@ class Keys:
             for key in self._store.load():
                 self._add(key)
 
-    def principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
-        """Whoever sent a request by TCP. Raises `Unauthorized`."""
-        told = headers.get(b"authorization")
-        if scope["type"] == "websocket":
-            # Always taken out: a web page cannot set headers for these, and URLs are logged.
-            told = _from_query(scope) or told
+    def principal(self, told: bytes | None) -> Principal:
+        """Whoever sent a request by TCP with that `Authorization`. Raises `Unauthorized`."""
         if not self._needed:
             return LOCAL
         if told is None:
@@ -174,7 +170,11 @@ class Keys:
         )
 
 
-def _from_query(scope: Scope) -> bytes | None:
+def take_authorization(scope: Scope) -> bytes | None:
+    """What the URL of a WebSocket has instead of the header, which no web page can set.
+
+    It is taken out of there: others log URLs.
+    """
     query: bytes = scope["query_string"]
     if b"authorization=" not in query:
         return None
