@@ -33,7 +33,7 @@ class Served:
         said = [io.BytesIO(), io.BytesIO()]
         given, out, err = map(io.TextIOWrapper, (io.BytesIO(stdin.encode()), *said))
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("SMOKEBOX_HOME", "SMOKEBOX_URL"):
+            for name in ("SMOKEBOX_HOME", "SMOKEBOX_URL", "SMOKEBOX_API_KEY"):
                 patch.delenv(name, raising=False)
                 if name in self.env:
                     patch.setenv(name, self.env[name])

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
+from cli.served import Served
 from cli.terminal import PATIENCE, SMOKEBOX
 
 if TYPE_CHECKING:
@@ -53,6 +54,20 @@ def test_port_0_is_any_port_and_is_told(tmp_path: Path) -> None:
         assert match is not None
         with urllib.request.urlopen(f"{match[0]}/api/sandboxes", timeout=PATIENCE) as answer:
             assert answer.read() == b'{"sandboxes":[]}'
+
+
+def test_keys_open_it_by_tcp(tmp_path: Path) -> None:
+    here = Served(tmp_path)
+    with serving(tmp_path, "--port", "0", "--keys") as process:
+        match = re.search(r"http://\S+", first_line(process))
+        assert match is not None
+        key = here.says("keys", "create", "--name", "test").strip()
+        here.env["SMOKEBOX_URL"] = match[0]
+        done = here.run("ls")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("smokebox: this server wants a key.\n  ")
+        here.env["SMOKEBOX_API_KEY"] = key
+        assert here.says("ls", "--json") == "[]\n"
 
 
 def test_show_runs_a_program_and_says_what_to_try(tmp_path: Path) -> None:

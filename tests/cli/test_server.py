@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.served import Served
+from cli.terminal import SMOKEBOX, Terminal
 from smokebox import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# Each starts a server or two.
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
@@ -76,6 +80,16 @@ def test_down_keep_leaves_sandboxes_running_for_the_next_server(alone: Served) -
 def test_down_without_a_server_is_fine(alone: Served) -> None:
     done = alone.run("down")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "No server runs.\n")
+
+
+def test_a_verb_says_in_a_terminal_that_it_starts_a_server(alone: Served, tmp_path: Path) -> None:
+    terminal = Terminal([SMOKEBOX, "ls"], tmp_path, alone.env)
+    try:
+        terminal.expect("Starting a server in the background")
+        terminal.expect("ID  STATUS")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
 
 
 def test_a_verb_starts_the_server_that_it_needs(alone: Served) -> None:

@@ -13,8 +13,10 @@ def down(
     ] = False,
 ) -> int:
     """Stop the server. Sandboxes sleep, and keep their files."""
+    from smokebox.cli.notice import notice
     from smokebox.client.background import stop
 
+    notice("Stopping the server ...")
     if not stop(keep=keep):
         typer.echo("No server runs.", err=True)
     return 0

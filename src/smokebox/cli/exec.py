@@ -32,7 +32,8 @@ def exec_command(
 ) -> int:
     """Run a command in a sandbox.
 
-    Its output is shown as it comes, and its exit code is passed on. Ctrl-C kills it.
+    Its output is shown as it comes, and its exit code is passed on. Ctrl-C kills it. Output
+    is text; for the bytes of a file, see `smokebox cp`.
     """
     from smokebox.cli.given import parse_command, parse_pairs
     from smokebox.cli.remote.finding import find

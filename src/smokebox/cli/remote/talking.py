@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
-from smokebox.client.client import Client, connect
+from smokebox.cli.notice import notice
+from smokebox.client.background import find
+from smokebox.client.client import URL, Client, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -18,6 +22,8 @@ def talk(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -> int:
     A signal cancels it, so that what it has begun is ended and its terminal is as it was.
     """
     ended_by: list[int] = []
+    if sys.stderr.isatty() and URL not in os.environ and find() is None:
+        notice("Starting a server in the background ...")
 
     async def whole() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
