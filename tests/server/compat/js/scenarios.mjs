@@ -59,6 +59,14 @@ async function aCommandThatTakesTooLongIsAResult() {
   );
 }
 
+async function aLongSilenceIsBorne() {
+  await withSandbox(async (session) => {
+    // Longer than the server waits before it says that it lives.
+    const told = await session.execCommand({ cmd: 'sleep 6; echo late' });
+    assert.match(told, /exited with code 0[^]*late/);
+  });
+}
+
 async function filesHaveAnyBytesAndAnyName() {
   await withSandbox(async (session) => {
     for (const path of ['data.bin', 'new/dir/a#b?c+d%41 ä.bin']) {
@@ -174,6 +182,7 @@ await Promise.all(
     commandsRunOverTheFilesOfAManifest,
     textIsNeverCutInsideACharacter,
     aCommandThatTakesTooLongIsAResult,
+    aLongSilenceIsBorne,
     filesHaveAnyBytesAndAnyName,
     aPythonPromptAnswersInATerminal,
     aWorkspaceGoesFromOneSandboxToAnother,

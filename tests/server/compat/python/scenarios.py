@@ -83,6 +83,13 @@ async def a_command_that_takes_too_long_is_a_result(
         assert (done.stdout, done.exit_code) == (b"partly", 124)
 
 
+async def a_long_silence_is_borne(options: CloudflareSandboxClientOptions) -> None:
+    async with sandbox(options) as session:
+        # Longer than the server waits before it says that it lives.
+        done = await session.exec("sleep 6; echo late")
+        assert (done.stdout, done.exit_code) == (b"late\n", 0)
+
+
 async def files_have_any_bytes_and_any_name(options: CloudflareSandboxClientOptions) -> None:
     async with sandbox(options) as session:
         for path in ("data.bin", "new/dir/a#b?c+d%41 ä.bin"):
@@ -236,6 +243,7 @@ async def a_whole_agent_works_in_it(options: CloudflareSandboxClientOptions) -> 
 SCENARIOS: tuple[Scenario, ...] = (
     commands_run_over_the_files_of_a_manifest,
     a_command_that_takes_too_long_is_a_result,
+    a_long_silence_is_borne,
     files_have_any_bytes_and_any_name,
     a_link_that_leads_out_is_not_followed,
     a_bucket_is_refused_with_a_reason,
