@@ -35,6 +35,7 @@ from smokebox.types import (
     ExecResult,
     Extracted,
     FileInfo,
+    GitCheckout,
     LogChunk,
     LogMatch,
     OutputChunk,

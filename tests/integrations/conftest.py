@@ -8,6 +8,7 @@ import pytest
 
 from integrations.engine import close_engine, engine
 from integrations.sandboxes import SANDBOXES, MakeSandbox
+from integrations.sdk import close_sdk, sdk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 def _engine_ends() -> Iterator[None]:
     yield
     close_engine()
+    close_sdk()
 
 
 @pytest.fixture(scope="session", params=SANDBOXES)
 def make_sandbox(request: pytest.FixtureRequest) -> MakeSandbox:
     if request.param == "linux":
         engine()
+    if request.param == "sdk":
+        sdk()
     return SANDBOXES[request.param]

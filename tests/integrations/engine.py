@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from smokebox.engine.host import Host
 from smokebox.engine.names import random_id
 from smokebox.errors import SandboxGone
-from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.sandbox.api import ExecStream
+from smokebox.sandbox.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping

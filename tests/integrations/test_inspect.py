@@ -24,8 +24,7 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
-from integrations.engine import LinuxSandbox
-from integrations.sandboxes import permissions_hold
+from integrations.sandboxes import is_linux, permissions_hold
 from smokebox.errors import InvalidOption
 from smokebox.integrations.inspect import SmokeboxConfig, SmokeboxEnvironment
 
@@ -49,7 +48,7 @@ async def sandbox_env(
 ) -> AsyncIterator[SandboxEnvironment]:
     case: str = request.node.originalname
     sandbox = make_sandbox(tmp_path)
-    linux = isinstance(sandbox, LinuxSandbox)
+    linux = is_linux(sandbox)
     if case == "test_exec_as_user" and not linux:
         # Not an expected failure, which --runxfail would run.
         pytest.skip("adds a user to the machine, and local() is the machine")
@@ -142,7 +141,7 @@ async def test_only_the_user_who_is_there_can_run(environment: SmokeboxEnvironme
         await environment.exec(["true"], user="somebody-else")
 
 
-@pytest.mark.parametrize("make_sandbox", ["linux"], indirect=True)
+@pytest.mark.parametrize("make_sandbox", ["linux", "sdk"], indirect=True)
 async def test_a_sandbox_with_users_runs_as_them(environment: SmokeboxEnvironment) -> None:
     assert (await environment.exec(["id", "-un"], user="root")).stdout == "root\n"
     if os.geteuid() == 0:

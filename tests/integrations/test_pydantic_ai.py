@@ -21,7 +21,7 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
-from integrations.engine import engine
+from integrations.sandboxes import find_linux
 from smokebox import SandboxApi, local
 from smokebox.errors import InvalidOption
 from smokebox.integrations.pydantic_ai import SmokeboxWorkspace
@@ -77,7 +77,8 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
 
             async def make() -> SandboxApi:
                 linux = kind == "linux"
-                made.append(await engine().find(name) if linux else make_sandbox(Path(name)))
+                found = await find_linux(make_sandbox, name) if linux else make_sandbox(Path(name))
+                made.append(found)
                 return made[-1]
 
             return SmokeboxWorkspace(make, ref=ref)
@@ -85,11 +86,13 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
         return attach
 
     @pytest.fixture
-    def destroy_environment(self) -> Callable[[WorkspaceBackend], Awaitable[None]]:
+    def destroy_environment(
+        self, make_sandbox: MakeSandbox
+    ) -> Callable[[WorkspaceBackend], Awaitable[None]]:
         async def destroy(backend: WorkspaceBackend) -> None:
             kind, name = place_of(backend.ref)
             if kind == "linux":
-                await (await engine().find(name)).destroy()
+                await (await find_linux(make_sandbox, name)).destroy()
             else:
                 shutil.rmtree(name)
 

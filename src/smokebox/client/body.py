@@ -10,6 +10,7 @@ import msgspec
 
 from smokebox import wire
 from smokebox.client.answering import lost
+from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
@@ -53,6 +54,8 @@ class Sent:
             if isinstance(error, TimeoutError) and self._scope and self._scope.expired():
                 raise lost(what) from error
             raise
+        finally:
+            self._scope = None
 
     async def _watched(self, data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         pieces = _slices(data) if isinstance(data, bytes) else data
@@ -82,7 +85,20 @@ def is_small(data: bytes | AsyncIterable[bytes] | None) -> bool:
 
 def encoded(body: msgspec.Struct | None) -> bytes | None:
     """A body of fields, as JSON."""
-    return None if body is None else msgspec.json.encode(body)
+    try:
+        return None if body is None else msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise InvalidOption(
+            f"{error.object[:80]!r} holds a character that UTF-8 cannot, at {error.start}.",
+            hint="Leave it out, or write bytes to a file.",
+            option="body",
+        ) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidOption(
+            f"this cannot be sent to a server: {error}.",
+            hint="Pass text, numbers, lists and mappings.",
+            option="body",
+        ) from error
 
 
 async def _slices(data: bytes) -> AsyncGenerator[bytes, None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from typing import TYPE_CHECKING
 
 from smokebox.client.answering import lost
@@ -10,11 +12,16 @@ from smokebox.client.session import Session, session_id
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.options import check_timeout
 from smokebox.types import ExecResult, OutputChunk
+from smokebox.wire import answers
 from smokebox.wire.codec import decode
 from smokebox.wire.requests import Exec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+
+
+# A server takes bodies of 16 MiB, and JSON makes more of bytes and of control characters.
+_LONGEST_STDIN = 2 << 20
 
 
 class Commands(Handle):
@@ -39,6 +46,9 @@ class Commands(Handle):
         the sandbox's own, by default root, who is nobody outside. Cancelling kills it.
         """
         body = _exec(command, cwd, env, timeout, stdin, user, limits, session)
+        if is_long(stdin) and session is None:
+            async with self._stdin_in_a_file(body):
+                return await self._ask(ExecResult, "POST", "/exec", body=body, timeout=None)
         return await self._ask(ExecResult, "POST", "/exec", body=body, timeout=None)
 
     def exec_stream(
@@ -81,12 +91,38 @@ class Commands(Handle):
         )
 
     async def _output(self, body: Exec) -> AsyncGenerator[OutputChunk | ExecResult, None]:
-        async for event in self._events("POST", "/exec/stream", body=body):
-            if event.name == "result":
-                yield decode(ExecResult, event.data)
-                return
-            yield decode(OutputChunk, event.data)
+        async with contextlib.AsyncExitStack() as stack:
+            if is_long(body.stdin or body.stdin_base64) and body.session is None:
+                await stack.enter_async_context(self._stdin_in_a_file(body))
+            events = self._events("POST", "/exec/stream", body=body)
+            await stack.enter_async_context(contextlib.aclosing(events))
+            async for event in events:
+                if event.name == "result":
+                    yield decode(ExecResult, event.data)
+                    return
+                yield decode(OutputChunk, event.data)
         raise lost("exec/stream")
+
+    @contextlib.asynccontextmanager
+    async def _stdin_in_a_file(self, body: Exec) -> AsyncIterator[None]:
+        """Have a command read a stdin that is too long for a request from a file."""
+        data = body.stdin.encode() if body.stdin is not None else body.stdin_base64 or b""
+        query = {"path": f"/tmp/.smokebox-stdin-{secrets.token_hex(8)}"}
+        body.stdin = body.stdin_base64 = None
+        if isinstance(body.command, str):
+            body.command = f"exec <{query['path']}; {body.command}"
+        else:
+            body.command = ["sh", "-c", 'exec "$@" <"$0"', query["path"], *body.command]
+        try:
+            await self._upload(answers.Written, "PUT", "/files", data, query=query)
+            yield
+        finally:
+            await self._ask(type(None), "DELETE", "/files", query={**query, "force": True})
+
+
+def is_long(stdin: str | bytes | None) -> bool:
+    """Whether a stdin is more than goes with a command in one request."""
+    return stdin is not None and len(stdin) > _LONGEST_STDIN
 
 
 def _exec(

@@ -15,6 +15,7 @@ from smokebox.types import (
     ExecResult,
     Extracted,
     FileInfo,
+    GitCheckout,
     LogChunk,
     LogMatch,
     OutputChunk,
@@ -112,6 +113,17 @@ class Sandbox:
     def get(cls, id: str, **settings: Unpack[SandboxSettings]) -> Self: ...
     def get_process(self, id: str) -> Process: ...
     def get_session(self, id: str) -> Session: ...
+    def git_checkout(
+        self,
+        url: str,
+        target: str | None = None,
+        *,
+        branch: str | None = None,
+        depth: int | None = None,
+        timeout: float | None = None,
+        username: str | None = None,
+        password: str | None = None,
+    ) -> GitCheckout: ...
     def glob(
         self,
         pattern: str,
