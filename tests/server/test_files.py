@@ -101,7 +101,7 @@ async def test_a_name_that_is_not_utf8_is_refused_and_not_changed(box: Box) -> N
     for method, route in (("PUT", "files"), ("GET", "files"), ("GET", "files/stat")):
         answer = await _raw(box, f"{method} {route}?path=a%FFb\ncontent-length:0")
         assert answer.startswith(b"HTTP/1.1 400"), answer
-        assert b'"invalid_path"' in answer
+        assert b'"invalid_option"' in answer
     assert await box.names(".") == []
 
 

@@ -11,7 +11,7 @@ from smokebox.server.compat import bridge
 from smokebox.server.door import Door
 from smokebox.server.health import METRICS, PROBES
 from smokebox.server.routes import all_endpoints, all_sockets, system
-from smokebox.wire import API
+from smokebox.wire import API, sse
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -41,7 +41,11 @@ def create_app(state: State) -> ASGIApp:
 
 
 def _route(path: str, one: Endpoint) -> Route:
-    return Route(path, one, methods=[one.method], include_in_schema=False)
+    route = Route(path, one, methods=[one.method], include_in_schema=False)
+    if route.methods is not None and one.gives == sse.MEDIA:
+        # Starlette adds it to GET, and would wait for the end of a stream that nobody reads.
+        route.methods.discard("HEAD")
+    return route
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -12,7 +13,7 @@ from smokebox.sandbox.options import refuse_unknown
 from smokebox.wire.codec import decode
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers, QueryParams
+    from starlette.datastructures import Headers
 
 T = TypeVar("T")
 
@@ -46,22 +47,27 @@ def decode_body(kind: type[T], headers: Headers, data: bytes) -> T:
         ) from error
 
 
-def decode_query(kind: type[T], query: QueryParams) -> T:
+def decode_query(kind: type[T], query: bytes) -> T:
     """The query of a URL as what it is to be."""
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise InvalidOption(
+            f"the query is not text: {error}.",
+            hint="Rename what has such a name with a command (`mv`), and use its new name.",
+            option="query",
+            value=query.decode("latin-1"),
+        ) from error
     fields: dict[str, Any] = {}
-    for name in query:
-        values = query.getlist(name)
+    for name, value in pairs:
         if name in _repeatable(kind):
-            fields[name] = values
-        elif len(values) > 1:
+            fields.setdefault(name, []).append(value)
+        elif name in fields:
             raise InvalidOption(
-                f"{name} is given {len(values)} times.",
-                hint="Give it once.",
-                option=name,
-                value=values,
+                f"{name} is given more than once.", hint="Give it once.", option=name, value=value
             )
         else:
-            fields[name] = values[0]
+            fields[name] = value
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -70,7 +70,7 @@ class Endpoint:
             call.principal.check_admin()
         arguments: dict[str, Any] = {}
         if self.query is not None:
-            arguments["query"] = decode_query(self.query, request.query_params)
+            arguments["query"] = decode_query(self.query, scope["query_string"])
         if self.body is not None:
             arguments["body"] = decode_body(self.body, request.headers, await call.body())
         if self.finds:

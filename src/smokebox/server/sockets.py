@@ -111,7 +111,7 @@ class Socket:
         call = Call(request, scope["smokebox.state"], scope["smokebox.principal"])
         arguments: dict[str, Any] = {}
         if self.query is not None:
-            arguments["query"] = decode_query(self.query, request.query_params)
+            arguments["query"] = decode_query(self.query, scope["query_string"])
         await call.find()
         channel = Channel(scope, receive, send)
         try:

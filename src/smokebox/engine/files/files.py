@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from smokebox.types import FileInfo
 
 MAX_OFFSET = (1 << 63) - 1
+# As far as any filesystem counts.
+MOST_SECONDS = 1 << 40
 
 
 class Files:
@@ -191,6 +193,13 @@ class Files:
 
     async def touch(self, path: str, *, mtime: float | None = None) -> None:
         """Set the time of the last change, by default to this moment, making the file."""
+        if mtime is not None and not abs(mtime) < MOST_SECONDS:
+            raise InvalidOption(
+                f"mtime is seconds since 1970, not {mtime!r}.",
+                hint="Pass for example time.time().",
+                option="mtime",
+                value=mtime,
+            )
         await self._desk.run(Rooted.touch, await self._resolved(path), mtime)
 
     async def glob(

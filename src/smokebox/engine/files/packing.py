@@ -21,6 +21,7 @@ from smokebox.engine.files.opening import (
 from smokebox.engine.files.patterns import Patterns
 from smokebox.engine.files.tarstream import padded
 from smokebox.engine.files.trees import walk
+from smokebox.engine.workers import checkpoint
 from smokebox.errors import PathError
 from smokebox.sandbox.hostfiles import shown
 
@@ -41,6 +42,7 @@ def pack(
     deflate = zlib.compressobj(6, wbits=31) if compress else None
     pending = bytearray()
     for piece in _packed(files, path, left_out):
+        checkpoint()
         pending += deflate.compress(piece) if deflate else piece
         if len(pending) >= PIECE:
             yield bytes(pending)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from smokebox.errors import DeadlineExceeded, LimitReached, Unsupported
 from smokebox.server.call import Call
 from smokebox.server.endpoint import endpoint
-from smokebox.server.routes.files import CHANGING, LOOKING, files_of
+from smokebox.server.routes.files import CHANGING, LOOKING
 from smokebox.server.streams import ByteResponse, batches
 from smokebox.types import Extracted
 from smokebox.wire.requests import ReadArchive, WriteArchive
@@ -27,7 +27,7 @@ async def read(call: Call, query: ReadArchive) -> Response:
     symlink is left out, as is what `exclude` matches. An error on the way breaks the
     connection off: an archive that ends as HTTP has it is whole.
     """
-    files = files_of(call)
+    files = call.sandbox.files
     media = GZIP if query.compress else TAR
     if call.request.method == "HEAD":
         await files.stat(query.path)
@@ -51,7 +51,7 @@ async def write(call: Call, query: WriteArchive) -> Extracted:
     unpacked before a failure stays; the error says in `member`, `files` and `bytes` how far
     it came.
     """
-    files = files_of(call)
+    files = call.sandbox.files
     async with contextlib.aclosing(batches(call)) as body:
         return await files.upload_tar(query.path, body, keep_owner=query.keep_owner)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 from starlette.responses import Response
 
@@ -61,7 +60,7 @@ async def read(call: Call, query: Path) -> Response:
     The header Range asks for a part of it: one range of bytes. A file that is cut short
     while it is read breaks the connection off; what is appended meanwhile is not sent.
     """
-    return await download(call, files_of(call), query.path)
+    return await download(call, call.sandbox.files, query.path)
 
 
 @endpoint("PUT", _BASE, errors=(*CHANGING, DeadlineExceeded), takes=BYTES)
@@ -71,7 +70,7 @@ async def write(call: Call, query: WriteFile) -> Written:
     All or nothing: if the body breaks off, the file is as it was. With `append` they are
     added to what is there as they come, and what came stays.
     """
-    files = files_of(call)
+    files = call.sandbox.files
     async with contextlib.aclosing(batches(call)) as body:
         if query.append:
             return Written(await _append(files, query.path, body))
@@ -90,13 +89,13 @@ async def remove(call: Call, query: Remove) -> None:
 
     With `force`, one that is not there is fine.
     """
-    await files_of(call).rm(query.path, recursive=query.recursive, force=query.force)
+    await call.sandbox.files.rm(query.path, recursive=query.recursive, force=query.force)
 
 
 @endpoint("GET", f"{_BASE}/stat", errors=LOOKING, slow=True)
 async def stat(call: Call, query: Stat) -> FileInfo:
     """What is at a path. A symlink that leads nowhere is not found, unless not followed."""
-    return await files_of(call).stat(query.path, follow_symlinks=query.follow_symlinks)
+    return await call.sandbox.files.stat(query.path, follow_symlinks=query.follow_symlinks)
 
 
 @endpoint("GET", f"{_BASE}/list", errors=(*LOOKING, LimitReached), slow=True)
@@ -105,7 +104,7 @@ async def list_all(call: Call, query: ListFiles) -> FileList:
 
     Without `hidden`, names with a leading dot and what is below them are left out.
     """
-    files = files_of(call)
+    files = call.sandbox.files
     return FileList(
         await files.list_files(query.path, recursive=query.recursive, hidden=query.hidden)
     )
@@ -114,19 +113,19 @@ async def list_all(call: Call, query: ListFiles) -> FileList:
 @endpoint("GET", f"{_BASE}/names", errors=LOOKING, slow=True)
 async def names(call: Call, query: Path) -> Names:
     """The names in a directory, dotfiles too, sorted; bytes that are not UTF-8 as `\\xNN`."""
-    return Names(await files_of(call).readdir(query.path))
+    return Names(await call.sandbox.files.readdir(query.path))
 
 
 @endpoint("GET", f"{_BASE}/exists", errors=LOOKING, slow=True)
 async def exists(call: Call, query: Path) -> Exists:
     """Whether a path leads to something."""
-    return Exists(await files_of(call).exists(query.path))
+    return Exists(await call.sandbox.files.exists(query.path))
 
 
 @endpoint("GET", f"{_BASE}/glob", errors=(*LOOKING, LimitReached), slow=True)
 async def glob(call: Call, query: Glob) -> Paths:
     """Absolute paths that match a pattern, sorted. `**` matches directories of any depth."""
-    found = await files_of(call).glob(
+    found = await call.sandbox.files.glob(
         query.pattern, cwd=query.cwd, hidden=query.hidden, files_only=query.files_only
     )
     return Paths(found)
@@ -135,13 +134,13 @@ async def glob(call: Call, query: Glob) -> Paths:
 @endpoint("GET", f"{_BASE}/readlink", errors=LOOKING, slow=True)
 async def readlink(call: Call, query: Path) -> PathAnswer:
     """Where a symlink leads."""
-    return PathAnswer(await files_of(call).readlink(query.path))
+    return PathAnswer(await call.sandbox.files.readlink(query.path))
 
 
 @endpoint("GET", f"{_BASE}/usage", errors=LOOKING, slow=True)
 async def usage(call: Call, query: Path) -> DiskUsage:
     """What a file, or a directory with all that is below it, takes of the disk."""
-    return await files_of(call).disk_usage(query.path)
+    return await call.sandbox.files.disk_usage(query.path)
 
 
 @endpoint("POST", f"{_BASE}/mkdir", errors=CHANGING, slow=True)
@@ -190,21 +189,6 @@ async def chown(call: Call, body: SetOwner) -> None:
 async def touch(call: Call, body: Touch) -> None:
     """Set the time of the last change, by default to this moment, making the file."""
     await call.sandbox.files.touch(body.path, mtime=body.mtime)
-
-
-def files_of(call: Call) -> Files:
-    """The files of the sandbox, for a query whose text is what the client meant."""
-    query: bytes = call.request.scope["query_string"]
-    try:
-        # Starlette puts a replacement character for what is not UTF-8: another file's name.
-        unquote_to_bytes(query).decode()
-    except UnicodeDecodeError:
-        raise InvalidPath(
-            f"the query {query.decode('latin-1')!r} is not valid UTF-8.",
-            hint="Rename the file with a command (`mv`) and use its new name.",
-            path=query.decode("latin-1"),
-        ) from None
-    return call.sandbox.files
 
 
 async def _append(files: Files, path: str, body: AsyncGenerator[bytes, None]) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response
-
 from smokebox.engine.files.watches import EXCLUDED
 from smokebox.errors import LimitReached
 from smokebox.server.call import Call
 from smokebox.server.endpoint import endpoint
 from smokebox.server.events import EventResponse, event
-from smokebox.server.routes.files import LOOKING, files_of
+from smokebox.server.routes.files import LOOKING
 from smokebox.server.streams import unless_left
 from smokebox.wire import sse
 from smokebox.wire.answers import Watching
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @endpoint("GET", "/sandboxes/{id}/watch", errors=(*LOOKING, LimitReached), gives=sse.MEDIA)
-async def watch(call: Call, query: Watch) -> Response:
+async def watch(call: Call, query: Watch) -> EventResponse:
     """Give what changes at a path, from here on or since `cursor`.
 
     Events: first `watching`, with a cursor, when nothing is missed any more; then `change`
@@ -34,10 +32,7 @@ async def watch(call: Call, query: Watch) -> Response:
     is watched is removed or moved away. The header Last-Event-ID goes before `cursor`. An
     empty `exclude` leaves nothing out.
     """
-    files = files_of(call)
-    if call.request.method == "HEAD":
-        await files.stat(query.path)
-        return Response(headers={"content-type": sse.MEDIA})
+    files = call.sandbox.files
     exclude = EXCLUDED if query.exclude is None else [name for name in query.exclude if name]
     # A large tree takes a while to be watched.
     start = files.watch(
