@@ -101,7 +101,7 @@ def test_server_that_is_killed_restores_the_terminal(
 ) -> None:
     terminal = open_shell()
     os.kill(json.loads(served.says("status", "--json"))["pid"], signal.SIGKILL)
-    terminal.expect("smokebox: ")
+    terminal.expect("smokebox: the server went away")
     assert terminal.process.wait(PATIENCE) == 1
     assert terminal.echoes()
     assert served.says("up")

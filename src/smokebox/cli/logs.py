@@ -24,7 +24,11 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on with what is written until it ends.")
     ] = False,
 ) -> int:
-    """Print what a process has written, or without arguments the server's log."""
+    """Print the log of a process, or of the server.
+
+    Without arguments it is that of the server in the background; `smokebox serve` writes its
+    own to its terminal.
+    """
     if id is None:
         _print_server_log(follow=follow)
         return 0

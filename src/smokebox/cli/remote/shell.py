@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from smokebox.cli.remote.console import lend, window
 from smokebox.cli.remote.finding import find
 from smokebox.cli.remote.running import show
 from smokebox.cli.remote.talking import talk
+from smokebox.errors import SandboxGone, SmokeboxError
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
@@ -24,10 +26,17 @@ def open_shell(id: str, env: dict[str, str]) -> int:
             rows=size.lines or 24,
             env={"TERM": os.environ.get("TERM", "xterm"), **env},
         )
+        gone = False
         try:
             return await lend(terminal)
+        except SandboxGone:
+            # It ended with its server; to ask for its end would start the next one.
+            gone = True
+            raise
         finally:
-            await terminal.kill()
+            if not gone:
+                with contextlib.suppress(SmokeboxError):
+                    await terminal.kill()
 
     return talk(work)
 
