@@ -26,14 +26,14 @@ help:
 start: $(VENV)/.installed
 	@$(BIN)/smokebox serve --show
 
-test: $(VENV)/.installed-dev gvisor
+test: $(VENV)/.installed-dev $(VENV)/js/.installed gvisor
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-dev $(VENV)/js/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -83,3 +83,9 @@ $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(REQUIREMENTS)' dev bench > $(VENV)/requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
+
+# OpenAI's JavaScript client, which speaks to our server in one test.
+$(VENV)/js/.installed: tests/server/compat/js/package.json | $(BIN)/python
+	@mkdir -p $(VENV)/js && cp $< $(VENV)/js/
+	@command -v npm >/dev/null || { echo "smokebox: no npm here: the test of OpenAI's JavaScript client is skipped; install Node 20"; exit 0; }; \
+		npm install --prefix $(VENV)/js --no-audit --no-fund --no-package-lock --loglevel=error >/dev/null && touch $@

@@ -217,7 +217,7 @@ def _unix(path: str) -> socket.socket:
 
 def _tcp(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=_BACKLOG)
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
         raise Conflict(
             f"{host}:{port} cannot be listened on: {error.strerror}.",
@@ -225,3 +225,6 @@ def _tcp(host: str, port: int) -> socket.socket:
             kind="port",
             name=str(port),
         ) from error
+    # What is accepted from it has this too; asyncio itself does not see that it is TCP.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
