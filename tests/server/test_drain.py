@@ -174,6 +174,7 @@ async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path)
         headers = {"authorization": f"Bearer sbx_{'0' * 12}_{secret}", "x-request-id": "mine"}
         assert (await server.json("GET", "/api/sandboxes/box", headers=headers))[0] == 401
         assert (await server.json("GET", f"/api/health?token={secret}"))[0] == 200
+        assert (await server.json("GET", "/api/%1b%5bA%0ax"))[0] == 401
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await server.http.ws_connect(f"/api/x?authorization=Bearer%20{secret}&token={secret}")
         server.process.send_signal(signal.SIGTERM)
@@ -187,6 +188,7 @@ async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path)
         "nobody",
     )
     assert line["ms"] >= 0
+    assert "'/api/\\x1b[A\\nx'" in [one.get("path") for one in lines]
     assert secret not in log
 
 

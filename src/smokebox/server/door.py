@@ -111,7 +111,7 @@ class Door:
             task.uncancel()
             await self._refuse(drain.refusal(), receive, answer)
         except Exception:
-            _log.exception("request %s to %s failed", answer.request_id, scope["path"])
+            _log.exception("request %s to %a failed", answer.request_id, scope["path"])
             await answer.fail(receive, _defect(answer.request_id), 500)
         finally:
             if not probe:

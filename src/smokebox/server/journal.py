@@ -79,7 +79,8 @@ def request(
         principal=principal,
         method=method,
         route=route,
-        path=path,
+        # A terminal would do what is in it.
+        path=path if path.isprintable() else ascii(path),
         status=status,
         ms=round(seconds * 1000, 1),
     )
