@@ -132,6 +132,22 @@ async def test_a_stream_that_takes_too_long_is_told_why_it_ends(tmp_path: Path) 
     await _sleep(tmp_path / "home")
 
 
+async def test_a_socket_is_told_that_the_server_restarts(tmp_path: Path) -> None:
+    async with served(tmp_path / "home", drain_seconds=0.1) as server:
+        await server.json("PUT", "/api/sandboxes/box", json={})
+        await server.json("POST", "/api/sandboxes/box/terminals", json={"id": "t"})
+        async with server.http.ws_connect("/api/sandboxes/box/terminals/t") as socket:
+            async with asyncio.timeout(20):
+                while '"ready"' not in str((await socket.receive()).data):
+                    pass
+                server.process.send_signal(signal.SIGTERM)
+                while (last := await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                    pass
+        assert (last.data, last.extra) == (1012, "the server is about to stop.")
+        assert (await server.ended())[0] == 0
+    await _sleep(tmp_path / "home")
+
+
 async def test_a_second_signal_waits_for_no_request(tmp_path: Path) -> None:
     async with served(tmp_path / "home", drain_seconds=1000) as server:
         await server.json("PUT", "/api/sandboxes/box", json={})
