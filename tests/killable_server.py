@@ -88,7 +88,7 @@ async def killable(home: str, *, kill_at: int = 0) -> AsyncIterator[aiohttp.Clie
 
 
 async def _answers(http: aiohttp.ClientSession, child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 25
+    deadline = time.monotonic() + 40
     while child.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(aiohttp.ClientError):
             async with http.get("/api/sandboxes") as answer:

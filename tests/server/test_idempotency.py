@@ -14,9 +14,12 @@ import pytest
 from asking import ask
 from killable_server import killable, new_home
 from smokebox.server import idempotency
+from smokebox.server.serving import Running, running
+from smokebox.server.settings import Settings
+from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
-    from smokebox.server.serving import Running
+    from pathlib import Path
 
 BOX = "/api/sandboxes/box"
 KEY = {"idempotency-key": "a key"}
@@ -118,7 +121,9 @@ async def test_a_key_that_cannot_be_is_refused(http: aiohttp.ClientSession, key:
     assert (answer.status, answer.code) == (400, "invalid_option")
 
 
-async def test_a_sandbox_that_is_there_is_not_created(http: aiohttp.ClientSession) -> None:
+async def test_a_sandbox_that_is_there_is_not_created(
+    http: aiohttp.ClientSession, server: Running
+) -> None:
     first = await ask(http.post("/api/sandboxes", json={"id": "box", "labels": {"a": "b"}}))
     again = await ask(http.post("/api/sandboxes", json={"id": "box", "labels": {}}))
     assert (first.status, again.status, again.code) == (201, 409, "conflict")
@@ -127,8 +132,24 @@ async def test_a_sandbox_that_is_there_is_not_created(http: aiohttp.ClientSessio
         assert (answer.status, answer.code) == (400, "invalid_option")
     missing = await ask(http.post("/api/sandboxes", json={"image": "/no/such/image"}))
     assert missing.status in (400, 404)
+    assert not any(one.life.asked for one in server.state.host._asked)
     listed = (await ask(http.get("/api/sandboxes"))).body["sandboxes"]
     assert [(one["id"], one["labels"]) for one in listed] == [("box", {"a": "b"})]
+
+
+async def test_the_keys_of_two_who_ask_do_not_meet(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
+    async with running(settings) as server, aiohttp.ClientSession(server.url) as http:
+        made = []
+        for name in ("a", "b"):
+            key = await server.state.keys.create(CreateKey(name=name, prefix=f"{name}-"))
+            headers = {**KEY, "authorization": f"Bearer {key.key}"}
+            made += [await ask(http.post("/api/sandboxes", headers=headers)) for _ in range(2)]
+            taken = await ask(http.post("/api/sandboxes", json={"id": "x"}, headers=headers))
+            assert (taken.status, taken.code) == (403, "forbidden")
+    ids = [answer.body["id"] for answer in made]
+    assert (ids[0], ids[2]) == (ids[1], ids[3])
+    assert [id[:2] for id in ids] == ["a-", "a-", "b-", "b-"]
 
 
 async def test_old_requests_and_too_many_are_forgotten(
@@ -156,7 +177,7 @@ async def test_old_requests_and_too_many_are_forgotten(
 
 @pytest.mark.timeout(90)
 async def test_a_server_killed_while_it_starts_a_process_starts_one() -> None:
-    line = _some_line(110)
+    line = _some_line(130)
     with new_home() as home:
         async with killable(home) as http:
             await ask(http.put(BOX, json={}))
@@ -179,7 +200,7 @@ async def test_a_server_killed_while_it_starts_a_process_starts_one() -> None:
 
 @pytest.mark.timeout(90)
 async def test_a_server_killed_while_it_makes_a_sandbox_makes_one() -> None:
-    line = _some_line(80)
+    line = _some_line(170)
     with new_home() as home:
         async with killable(home, kill_at=line) as http:
             await _try(http, "/api/sandboxes", {})

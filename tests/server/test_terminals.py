@@ -322,6 +322,32 @@ async def test_a_viewer_who_lives_and_cannot_type_on_stays(quick: Running) -> No
             await _shows(viewer, b"end")
 
 
+async def test_a_key_opens_the_terminals_of_its_sandboxes_only(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
+    async with (
+        running(settings) as server,
+        _client(server) as owner,
+        aiohttp.ClientSession(server.url) as browser,
+    ):
+        made = await ask(owner.post("/api/keys", json={"name": "x", "prefix": "mine-"}))
+        for id in ("mine-1", "box"):
+            await ask(owner.put(f"/api/sandboxes/{id}", json={}))
+        query = {"authorization": f"Bearer {made.body['key']}", "command": "cat"}
+        async with browser.ws_connect("/api/sandboxes/mine-1/terminal", params=query) as viewer:
+            await viewer.send_bytes(b"hello\n")
+            await _shows(viewer, b"hello")
+        for path, more, status in (
+            (f"{BOX}/terminal", query, 403),
+            (f"{ALL}/ghost", query, 403),
+            ("/api/sandboxes/mine-1/terminal", {}, 401),
+            # For what a page can do with headers, a key in the URL is none.
+            ("/api/sandboxes/mine-1/terminals", query, 401),
+        ):
+            upgrade = _upgrade() if status != 401 or not more else {}
+            answer = await ask(browser.get(path, params=more, headers=upgrade))
+            assert answer.status == status, path
+
+
 def _client(server: Running) -> aiohttp.ClientSession:
     return aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(server.socket))
 

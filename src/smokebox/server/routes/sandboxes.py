@@ -14,6 +14,7 @@ from smokebox.errors import (
     NotFound,
     SandboxGone,
     ServiceUnavailable,
+    SmokeboxError,
 )
 from smokebox.server.call import Call, missing
 from smokebox.server.endpoint import endpoint
@@ -63,9 +64,9 @@ async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
         sandbox = _named(call, id, body)
         try:
             return await _made(sandbox)
-        except asyncio.CancelledError:
+        except (SmokeboxError, asyncio.CancelledError):
             if body.id is None:
-                # Who asked has left, and nobody else can know its id.
+                # Nobody knows its id, and nobody would remove what there is of it.
                 await sandbox.destroy()
             raise
 
