@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from smokebox.cli.shell.unfinished import unfinished
+from smokebox.wire.place import default_home
 
 Read = Callable[[str], str]
 
@@ -30,13 +30,11 @@ def open_terminal() -> Read:
 
 def history_file() -> Path | None:
     """Where the history is kept between shells, or None where nothing can be written."""
-    home = os.environ.get("SMOKEBOX_HOME")
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    path = Path(home) if home else Path(data).expanduser() / "smokebox"
+    path = Path(default_home())
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (path / "history").touch(mode=0o600)
-    except (OSError, RuntimeError):
+    except OSError:
         return None
     return path / "history"
 
