@@ -9,10 +9,14 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from smokebox import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -75,41 +79,43 @@ def blocks_in(language: str) -> list[Block]:
 
 def run(command: list[str], text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "SMOKEBOX_HOME": str(folder / "home")}
-    try:
-        return subprocess.run(
-            command,
-            input=text,
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    finally:
-        if (folder / "home" / "server.sock").exists():
-            down = [sys.executable, "-m", "smokebox", "down"]
-            subprocess.run(down, env=env, capture_output=True, timeout=TIMEOUT, check=True)
+    return subprocess.run(
+        command,
+        input=text,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "SMOKEBOX_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a block runs, with a state directory whose server ends with the test."""
+    yield tmp_path
+    if (tmp_path / "home" / "server.sock").exists():
+        run([sys.executable, "-m", "smokebox", "down"], "", tmp_path).check_returncode()
 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("block", blocks_in("python"), ids=str)
-def test_python_block_runs(block: Block, tmp_path: Path) -> None:
+def test_python_block_runs(block: Block, folder: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", RUN_BLOCK, block.page, str(block.line)]
-    done = run(command, block.text, tmp_path)
+    done = run(command, block.text, folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("block", blocks_in("console"), ids=str)
-def test_console_block_runs_and_prints_what_it_shows(block: Block, tmp_path: Path) -> None:
+def test_console_block_runs_and_prints_what_it_shows(block: Block, folder: Path) -> None:
     for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, shown = entry.partition("\n")
         if not command.startswith("smokebox"):
             continue
-        done = run(["bash", "-c", command], "", tmp_path)
+        done = run(["bash", "-c", command], "", folder)
         assert done.returncode == 0, done.stderr
         if shown.strip() and "..." not in shown:
             assert done.stdout.rstrip() == shown.rstrip()
