@@ -68,10 +68,13 @@ async def served(home: Path, **settings: object) -> AsyncIterator[Server]:
     try:
         yield server
     finally:
-        await server.http.close()
         if process.returncode is None:
+            # A signal alone would leave the sandboxes to the next server.
+            with contextlib.suppress(aiohttp.ClientError):
+                await server.json("POST", "/api/shutdown", json={})
             process.terminate()
             await process.communicate()
+        await server.http.close()
 
 
 async def test_sandboxes_run_on_through_a_restart_and_sleep_at_a_shutdown(tmp_path: Path) -> None:
@@ -90,6 +93,18 @@ async def test_sandboxes_run_on_through_a_restart_and_sleep_at_a_shutdown(tmp_pa
     async with served(tmp_path / "home") as third:
         _, info = await third.json("GET", "/api/sandboxes/box")
         assert info["status"] == "idle"
+
+
+async def test_a_signal_does_not_break_off_a_shutdown(tmp_path: Path) -> None:
+    async with served(tmp_path / "home") as first:
+        for number in range(3):
+            await first.json("PUT", f"/api/sandboxes/box{number}", json={})
+        await first.json("POST", "/api/shutdown", json={"sandboxes": "sleep"})
+        while first.process.returncode is None:
+            first.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.02)
+    async with running(Settings(home=str(tmp_path / "home"), pool=0)) as second:
+        assert {info.status for info in await second.state.host.list()} == {"idle"}
 
 
 async def test_what_runs_is_finished_and_what_comes_is_refused(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def served(home: Path) -> Iterator[str]:
         url = process.stdout.readline().strip()
         try:
             yield url
-            requests.post(f"{url}/api/shutdown", json={"sandboxes": "sleep"}, timeout=30)
         finally:
+            # A signal alone would leave the sandboxes to the next server.
+            requests.post(f"{url}/api/shutdown", json={"sandboxes": "sleep"}, timeout=30)
             process.terminate()
 
 

@@ -51,22 +51,22 @@ async def serve(
     directory takes them over, so that restarting or upgrading one ends nobody's processes. A
     second signal waits for no request. `POST /api/shutdown` can put them to sleep instead.
     """
-    async with running(settings) as server:
-        drain = server.state.drain
-        with _signals(drain):
+    drain = Drain()
+    # To the very end: a signal while sandboxes are put to sleep must not break that off.
+    with _signals(drain):
+        async with running(settings, drain) as server:
             if ready is not None:
                 await ready(server)
             await drain.asked.wait()
-            await drain.finish(settings.drain_seconds)
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
+async def running(settings: Settings, drain: Drain | None = None) -> AsyncIterator[Running]:
     """A server on this event loop, for as long as the block lasts.
 
     At its end sandboxes go to sleep, unless whoever asked for the end had them kept.
     """
-    async with open_state(settings) as state:
+    async with open_state(settings, drain) as state:
         with contextlib.ExitStack() as stack:
             sockets = [stack.enter_context(one) for one in listen(settings)]
             server = _Embedded(_config(state))
@@ -161,10 +161,10 @@ def _url(sockets: list[socket.socket]) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def open_state(settings: Settings) -> AsyncIterator[State]:
+async def open_state(settings: Settings, drain: Drain | None = None) -> AsyncIterator[State]:
     """An engine, and what a server keeps besides."""
     telemetry = Telemetry.open(settings)
-    drain = Drain()
+    drain = drain or Drain()
     async with contextlib.AsyncExitStack() as stack:
         if telemetry is not None:
             stack.push_async_callback(telemetry.aclose)
