@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from own_server import stop_server
 from smokebox import errors
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ def run(command: list[str], text: str, folder: Path) -> subprocess.CompletedProc
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where a block runs, with a state directory whose server ends with the test."""
     yield tmp_path
-    if (tmp_path / "home" / "server.sock").exists():
-        run([sys.executable, "-m", "smokebox", "down"], "", tmp_path).check_returncode()
+    stop_server(tmp_path / "home")
 
 
 @pytest.mark.timeout(90)
