@@ -1,4 +1,4 @@
-"""A server for each module of tests, in a process of its own, and handles of it."""
+"""A server in a process of its own, and clients of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that the tests of a module share."""
+    """A server that all tests share, but for those which kill theirs."""
     with served(str(tmp_path_factory.mktemp("served"))) as server:
         yield server
 

@@ -20,9 +20,11 @@ class Scripted:
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
+        self.connections = self.ended = 0
         self._answers = answers
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while line := await reader.readline():
                 self.asked.append(" ".join(line.decode().split()[:2]))
@@ -32,6 +34,7 @@ class Scripted:
                 if answer is DROP:
                     break
                 writer.write(answer)
+        self.ended += 1
         writer.close()
 
 

@@ -170,6 +170,34 @@ async def test_an_error_after_the_answer_began_is_raised_too(place: Path) -> Non
     assert caught.value.path == "/x"
 
 
+async def test_connections_are_used_again_unless_the_server_ends_them(place: Path) -> None:
+    for last, connections in ((OK, 1), (answer(200, b'{"count":1}', connection="close"), 3)):
+        once = transport(place)
+        async with scripted(str(place), last) as server:
+            for _ in range(3):
+                await once.ask(Count, "POST", "/x", body=BODY)
+        assert server.connections == connections
+
+
+async def test_what_speaks_no_http_is_no_answer(place: Path) -> None:
+    async with scripted(str(place), b"SSH-2.0-Other\r\n"):
+        with pytest.raises(SandboxGone):
+            await transport(place).ask(Count, "POST", "/x", body=BODY)
+
+
+async def test_a_request_that_is_cancelled_ends_its_connection(place: Path) -> None:
+    async with scripted(str(place), b"HTTP/1.1 200 OK\r\n") as server:
+        asking = asyncio.create_task(transport(place).ask(Count, "POST", "/x", body=BODY))
+        async with asyncio.timeout(5):
+            while not server.asked:
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            while server.ended < 1:
+                await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("odd", [answer(200, b"<html>"), answer(502, b"Bad gateway")])
 async def test_an_answer_of_somebody_else_is_said_to_be_one(place: Path, odd: bytes) -> None:
     async with scripted(str(place), odd):

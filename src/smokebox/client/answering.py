@@ -100,9 +100,15 @@ def losing(what: str) -> Iterator[None]:
         raise broken(error, what) from error
 
 
+class Unconnected(Exception):
+    """Nobody was there to connect to: nothing was sent."""
+
+
 def broken(error: Exception, what: str) -> Exception:
     """What to raise for one of `BROKEN`: nobody was there, or nobody is any more."""
-    return error if isinstance(error, SmokeboxError | aiohttp.ClientConnectorError) else lost(what)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Unconnected(error.strerror or str(error))
+    return error if isinstance(error, SmokeboxError) else lost(what)
 
 
 def lost(what: str) -> SandboxGone:
@@ -119,11 +125,11 @@ def is_lost(error: Exception) -> bool:
     return isinstance(error, SandboxGone) and error.fields.get("reason") == LOST
 
 
-def unreachable(address: Address, error: aiohttp.ClientConnectorError) -> ServiceUnavailable:
+def unreachable(address: Address, error: Unconnected) -> ServiceUnavailable:
     """The error for a server that nobody can connect to."""
     where = address.socket or address.base
     return ServiceUnavailable(
-        f"no server answers at {where}: {error.strerror or error}.",
+        f"no server answers at {where}: {error}.",
         hint="Start one with `smokebox up`, or set SMOKEBOX_URL to where it is.",
         service="server",
     )

@@ -7,12 +7,14 @@ import contextlib
 import os
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import aiohttp
 from yarl import URL
 
 from smokebox import __version__, wire
+from smokebox.client.answering import Unconnected
+from smokebox.client.exchange import Exchanges
 from smokebox.client.place import short_path
 from smokebox.errors import InvalidOption
 
@@ -23,10 +25,15 @@ if TYPE_CHECKING:
 _KEEP_ALIVE = 30.0
 _CONNECT_SECONDS = 10.0
 
-_Pools: TypeAlias = (
-    "dict[asyncio.AbstractEventLoop, "
-    "tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession, None]]]"
-)
+_Pools: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[Pool, AsyncGenerator[Pool, None]]]"
+
+
+class Pool(NamedTuple):
+    """What the requests on one event loop are sent with: the small ones over a unix socket
+    by `exchanges`, all others by `session`."""
+
+    session: aiohttp.ClientSession
+    exchanges: Exchanges | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,18 @@ class Connections:
         # Held by this, too, and so never garbage before it was closed.
         weakref.finalize(self, _close_all, self._pools).atexit = False
 
-    async def session(self) -> aiohttp.ClientSession:
-        """What requests on this event loop are sent with."""
+    async def pool(self) -> Pool:
+        """What requests on this event loop are sent with. Raises `Unconnected`."""
         loop = asyncio.get_running_loop()
         found = self._pools.get(loop)
-        if found is None or found[0].closed:
+        if found is None:
             # An event loop closes its open generators at its end, and the session with this
             # one: nobody has to close a client.
             opened = _open(self.address, self._headers, self._pools)
-            found = self._pools[loop] = (await anext(opened), opened)
+            try:
+                found = self._pools[loop] = (await anext(opened), opened)
+            except OSError as error:
+                raise Unconnected(error.strerror) from error
         return found[0]
 
     async def aclose(self) -> None:
@@ -86,11 +96,14 @@ class Connections:
 
 async def _open(
     address: Address, headers: dict[str, str], pools: _Pools
-) -> AsyncGenerator[aiohttp.ClientSession, None]:
+) -> AsyncGenerator[Pool, None]:
     with contextlib.ExitStack() as stack:
         connector: aiohttp.BaseConnector
+        exchanges = None
         if address.socket is not None:
             path = stack.enter_context(short_path(address.socket))
+            exchanges = Exchanges(path, headers)
+            stack.callback(exchanges.close)
             connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
         else:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
@@ -105,7 +118,7 @@ async def _open(
             read_bufsize=1 << 18,
         ) as session:
             try:
-                yield session
+                yield Pool(session, exchanges)
             finally:
                 pools.pop(asyncio.get_running_loop(), None)
 
@@ -117,9 +130,7 @@ def _close_all(pools: _Pools) -> None:
             loop.call_soon_threadsafe(_close, loop, opened)
 
 
-def _close(
-    loop: asyncio.AbstractEventLoop, opened: AsyncGenerator[aiohttp.ClientSession, None]
-) -> None:
+def _close(loop: asyncio.AbstractEventLoop, opened: AsyncGenerator[Pool, None]) -> None:
     closing = loop.create_task(opened.aclose())
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)

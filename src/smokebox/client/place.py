@@ -23,12 +23,7 @@ def short_path(path: str) -> Iterator[str]:
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         yield path
         return
-    try:
-        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Nobody listens there, as whoever connects will see.
-        yield f"/proc/self/fd/none/{os.path.basename(path)}"
-        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
     finally:

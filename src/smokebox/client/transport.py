@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
@@ -13,6 +14,7 @@ from yarl import URL
 from smokebox.client.answering import (
     BROKEN,
     Answer,
+    Unconnected,
     broken,
     deadline,
     event_failure,
@@ -54,7 +56,6 @@ _LONGEST_WAIT = 60.0
 _BUSY, _UNAVAILABLE = 429, 503
 _LATER = (_BUSY, _UNAVAILABLE)
 _JSON = {"content-type": "application/json"}
-_PLAINLY: Any = {"allow_redirects": False}
 _BYTES = {"content-type": "application/octet-stream"}
 
 
@@ -70,7 +71,6 @@ class Transport:
     ) -> None:
         self.address = address
         self.connections = Connections(address, key)
-        self._root = address.base + API
         self._revive = revive
 
     async def ask(
@@ -93,13 +93,13 @@ class Transport:
         headers = {} if body is None else _JSON
         if repeat_key is not None:
             headers = {**headers, IDEMPOTENCY_KEY: repeat_key}
-        url, data = self._url(path, query), encoded(body)
+        target, data = _target(path, query), encoded(body)
         safe = repeat_key is not None or method in _SAFE
         if timeout is None:
-            got = await self._repeatedly(self._once, method, url, data, headers, safe=safe)
+            got = await self._repeatedly(self._once, method, target, data, headers, safe=safe)
         else:
             async with deadline(timeout, f"{method} {path}"):
-                got = await self._repeatedly(self._once, method, url, data, headers, safe=safe)
+                got = await self._repeatedly(self._once, method, target, data, headers, safe=safe)
         return value_of(answer, got)
 
     async def upload(
@@ -114,8 +114,8 @@ class Transport:
     ) -> T:
         """Send bytes of any amount; those that can be sent again are, if need be."""
         safe = repeatable and method in _SAFE and isinstance(data, bytes)
-        url = self._url(path, query)
-        got = await self._repeatedly(self._once, method, url, data, _BYTES, safe=safe)
+        target = _target(path, query)
+        got = await self._repeatedly(self._once, method, target, data, _BYTES, safe=safe)
         return value_of(answer, got)
 
     @contextlib.asynccontextmanager
@@ -129,18 +129,18 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is read as it comes. Raises what the server refused it with."""
-        url, data = self._url(path, query), encoded(body)
+        target, data = _target(path, query), encoded(body)
         headers = {**(headers or {}), **({} if data is None else _JSON)}
         async with contextlib.AsyncExitStack() as stack:
 
             async def once(
-                method: str, url: URL, data: bytes | None, headers: Mapping[str, str]
+                method: str, target: str, data: bytes | None, headers: Mapping[str, str]
             ) -> Answer | aiohttp.ClientResponse:
-                sending = self._send(method, url, data, headers)
+                sending = self._send(method, target, data, headers)
                 response = await stack.enter_async_context(sending)
                 return response if response.status < 400 else await read(response)
 
-            got = await self._repeatedly(once, method, url, data, headers, safe=method in _SAFE)
+            got = await self._repeatedly(once, method, target, data, headers, safe=method in _SAFE)
             if isinstance(got, Answer):
                 raise failure_of(got)
             yield got
@@ -184,9 +184,10 @@ class Transport:
         """
 
         async def once(
-            _method: str, url: URL, _data: object, _headers: object
+            _method: str, target: str, _data: object, _headers: object
         ) -> aiohttp.ClientWebSocketResponse:
-            session = await self.connections.session()
+            session = (await self.connections.pool()).session
+            url = self._url(target)
             try:
                 return await session.ws_connect(url, heartbeat=heartbeat, max_msg_size=0)
             except aiohttp.WSServerHandshakeError:
@@ -194,18 +195,17 @@ class Transport:
             except BROKEN as error:
                 raise broken(error, path) from error
 
-        url = self._url(path, query)
-        async with await self._repeatedly(once, "GET", url, None, {}, safe=True) as socket:
+        target = _target(path, query)
+        async with await self._repeatedly(once, "GET", target, None, {}, safe=True) as socket:
             yield socket
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens others."""
         await self.connections.aclose()
 
-    def _url(self, path: str, query: Mapping[str, Any] | None) -> URL:
-        # What a path is made of is plain, so it is not looked at again.
-        url = URL(self._root + path, encoded=True)
-        return url.with_query(_plain(query)) if query else url
+    def _url(self, target: str) -> URL:
+        # What it is made of is quoted already.
+        return URL(self.address.base + target, encoded=True)
 
     async def _pieces(
         self, response: aiohttp.ClientResponse, path: str
@@ -217,49 +217,46 @@ class Transport:
     async def _once(
         self,
         method: str,
-        url: URL,
+        target: str,
         data: bytes | AsyncIterable[bytes] | None,
         headers: Mapping[str, str],
     ) -> Answer:
-        if not is_small(data):
-            async with self._send(method, url, data, headers) as response:
-                return await read(response)
-        session = await self.connections.session()
-        try:
-            request = session.request(method, url, data=data, headers=headers, **_PLAINLY)
-            # Not `async with`: an answer that was read to its end has let go of its connection.
-            response = await request
+        exchanges = (await self.connections.pool()).exchanges
+        if exchanges is not None and (data is None or isinstance(data, bytes)) and is_small(data):
             try:
-                return await read(response)
-            except BaseException:
-                response.close()
-                raise
-        except BROKEN as error:
-            raise broken(error, url.path) from error
+                return await exchanges.ask(method, target, data, headers)
+            except BROKEN as error:
+                raise broken(error, target) from error
+        async with self._send(method, target, data, headers) as response:
+            return await read(response)
 
     @contextlib.asynccontextmanager
     async def _send(
         self,
         method: str,
-        url: URL,
+        target: str,
         data: bytes | AsyncIterable[bytes] | None,
         headers: Mapping[str, str],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        session = await self.connections.session()
+        session = (await self.connections.pool()).session
         sent = Sent(data)
         content, headers = sent.content, {**headers, **sent.headers}
-        async with sent.over(url.path):
-            with losing(url.path):
+        async with sent.over(target):
+            with losing(target):
                 async with session.request(
-                    method, url, data=content, headers=headers, **_PLAINLY
+                    method,
+                    self._url(target),
+                    data=content,
+                    headers=headers,
+                    allow_redirects=False,
                 ) as response:
                     yield response
 
     async def _repeatedly(
         self,
-        once: Callable[[str, URL, Any, Mapping[str, str]], Awaitable[T]],
+        once: Callable[[str, str, Any, Mapping[str, str]], Awaitable[T]],
         method: str,
-        url: URL,
+        target: str,
         data: bytes | AsyncIterable[bytes] | None,
         headers: Mapping[str, str],
         *,
@@ -268,12 +265,12 @@ class Transport:
         pause, revived = _FIRST_PAUSE, False
         for left in range(_ATTEMPTS - 1, -1, -1):
             try:
-                got = await once(method, url, data, headers)
+                got = await once(method, target, data, headers)
                 wait = _wait(got, data, safe=safe)
                 if wait is None or not left:
                     return got
                 pause = max(pause, wait)
-            except aiohttp.ClientConnectorError as error:
+            except Unconnected as error:
                 # Nobody was there: nothing was sent.
                 if self._revive is not None and not revived:
                     revived = True
@@ -298,6 +295,11 @@ def _wait(got: object, data: object, *, safe: bool) -> float | None:
     # Nothing was done when the server says when to come back.
     again = got.retry_after <= _LONGEST_WAIT and (data is None or isinstance(data, bytes))
     return got.retry_after if again else None
+
+
+def _target(path: str, query: Mapping[str, Any] | None) -> str:
+    """What is asked for: a path, whose parts are quoted, and a query."""
+    return f"{API}{path}?{urlencode(_plain(query), quote_via=quote)}" if query else API + path
 
 
 def _plain(query: Mapping[str, Any]) -> list[tuple[str, str]]:
