@@ -132,6 +132,8 @@ async def test_frames_that_are_wrong_are_answered_by_errors(http: aiohttp.Client
     await ask(http.post(ALL, json=CAT))
     async with http.ws_connect(f"{ALL}/one") as viewer:
         await _shows(viewer, b"begun")
+        await viewer.send_bytes(b"typed")
+        await _shows(viewer, b"typed")
         for text in (
             "",
             "{",

@@ -124,7 +124,7 @@ async def logs(call: Call) -> ProcessLogs:
 
 
 @endpoint("GET", "/sandboxes/{id}/processes/{process}/logs/stream", errors=_NAMING, gives=sse.MEDIA)
-async def stream_logs(call: Call, query: FollowLogs) -> Response:
+async def stream_logs(call: Call, query: FollowLogs) -> EventResponse:
     """Give what a process has written, and with `follow` what it writes until it ends.
 
     Events: `output` with a piece of one stream, whose id is the cursor after it, and last
@@ -136,8 +136,6 @@ async def stream_logs(call: Call, query: FollowLogs) -> Response:
     cursor = call.request.headers.get("last-event-id") or query.cursor
     # Here and not by the stream, whose status is sent before its first event.
     start_of(process.log, cursor)
-    if call.request.method == "HEAD":
-        return Response(headers={"content-type": sse.MEDIA})
     return EventResponse(call, _log_events(process, query, cursor))
 
 
