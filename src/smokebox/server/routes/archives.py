@@ -19,7 +19,7 @@ GZIP = "application/gzip"
 _BASE = "/sandboxes/{id}/archive"
 
 
-@endpoint("GET", _BASE, errors=LOOKING, gives=TAR)
+@endpoint("GET", _BASE, errors=LOOKING, gives=f"{TAR}, {GZIP}")
 async def read(call: Call, query: ReadArchive) -> Response:
     """Pack a directory, or a file, as a tar archive, with `compress` a gzipped one.
 

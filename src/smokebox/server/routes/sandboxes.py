@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from smokebox.engine.names import check_id, random_id
+from smokebox.engine.names import check_id
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -55,7 +55,7 @@ async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
 
     With the header Idempotency-Key it may be repeated, and makes one.
     """
-    id = body.id if body.id is not None else call.principal.prefix + random_id()
+    id = body.id if body.id is not None else call.principal.random_id()
     call.principal.check_sandbox(check_id(id))
 
     async def make(id: str) -> SandboxInfo:
