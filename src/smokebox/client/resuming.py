@@ -41,7 +41,6 @@ async def resumed(
         except (SandboxGone, ServiceUnavailable) as error:
             failed += 1
             again = is_lost(error) or isinstance(error, ServiceUnavailable)
-            # Without a cursor it would begin again, with what was given already.
             if not again or failed == _ATTEMPTS:
                 raise
         await asyncio.sleep(min(_FIRST_PAUSE * 2**failed, _LONGEST_PAUSE))
