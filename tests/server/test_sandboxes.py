@@ -60,3 +60,10 @@ def _tcp() -> aiohttp.ClientSession:
     import aiohttp
 
     return aiohttp.ClientSession()
+
+
+async def test_what_could_not_be_had_is_not_asked_for_again(http: aiohttp.ClientSession) -> None:
+    refused = await http.put("/api/sandboxes/box", json={"image": "dir:/no/such/root"})
+    assert refused.status == 404
+    made = await http.put("/api/sandboxes/box", json={})
+    assert (made.status, (await made.json())["image"]) == (200, "host")

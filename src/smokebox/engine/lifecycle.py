@@ -19,7 +19,7 @@ from smokebox.engine.files import leftovers
 from smokebox.engine.jail import errands
 from smokebox.engine.options import Options
 from smokebox.engine.record.rows import SandboxRow, delete, update
-from smokebox.errors import SandboxGone, SmokeboxError, StorageFull
+from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -261,6 +261,9 @@ class Lifecycle:
         asked, self._asked = self._asked, Options()
         try:
             started = await starting.start(self._shop, self.id, self._row, asked)
+        except (InvalidOption, NotFound):
+            # What cannot be had is not asked for again.
+            raise
         except BaseException:
             self._asked = self._asked.over(asked)
             raise

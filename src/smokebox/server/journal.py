@@ -39,7 +39,11 @@ def configure(json: bool = False, level: Level = "info") -> None:
             structlog.processors.JSONRenderer(serializer=_json),
         ]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Not rich's tracebacks, which show what variables hold: keys of callers are among them.
+        plain = structlog.dev.plain_traceback
+        last = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        ]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
