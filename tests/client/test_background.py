@@ -74,6 +74,19 @@ def test_many_who_start_one_at_once_get_the_same(home: str) -> None:
         assert len(set(pool.map(start, range(4)))) == 1
 
 
+async def test_a_server_that_is_about_to_end_is_waited_for(home: str) -> None:
+    former = await asyncio.to_thread(background.start)
+    await get_sandbox("box").start_process("sleep 100")
+    assert former.pid is not None
+    os.kill(former.pid, signal.SIGTERM)
+    async with asyncio.timeout(10):
+        while (found := await asyncio.to_thread(background.find)) and not found.draining:
+            await asyncio.sleep(0.005)
+    again = await asyncio.to_thread(background.start)
+    assert again.pid != former.pid
+    assert (await get_sandbox("box").exec("echo hi")).stdout == "hi\n"
+
+
 async def test_get_sandbox_starts_the_server_that_it_needs(home: str) -> None:
     assert (await get_sandbox("box").exec("echo hi")).stdout == "hi\n"
     assert background.find() is not None

@@ -37,6 +37,8 @@ _ANSWER_SECONDS = 5.0
 _POLL = 0.02
 _LOG_LINES = 20
 _LOCK = "start.lock"
+_OWNER = "lock"
+_FORMER_SECONDS = 15.0
 # A shell between us and the server, which is thus nobody's child, and leaves no zombie here.
 _DETACH = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 
@@ -89,9 +91,8 @@ def start(home: str | None = None, *, idle_exit: float | None = IDLE_EXIT) -> St
         return found
     os.makedirs(place, mode=0o700, exist_ok=True)
     with _turn(place):
-        if (found := _ready(place)) is not None:
-            return found
-        return _await(place, _spawn(place, idle_exit))
+        found = _ready(place) or _after_former(place)
+        return found or _await(place, _spawn(place, idle_exit))
 
 
 def stop(home: str | None = None, *, keep: bool = False, timeout: float = STOP_SECONDS) -> bool:
@@ -139,6 +140,32 @@ def _turn(home: str) -> Iterator[None]:
                     raise _too_slow(home) from None
             time.sleep(_POLL)
         yield
+
+
+def _after_former(home: str) -> Status | None:
+    """Wait until whoever has the state directory serves it, or has let go of it.
+
+    A server that is about to end has closed its socket before it has put all to sleep. One
+    who neither serves nor ends is left for the next server to complain of.
+    """
+    deadline = time.monotonic() + _FORMER_SECONDS
+    while _is_taken(home) and time.monotonic() < deadline:
+        if (found := _ready(home)) is not None:
+            return found
+        time.sleep(_POLL)
+    return None
+
+
+def _is_taken(home: str) -> bool:
+    """Whether an engine has the state directory."""
+    try:
+        with open(os.path.join(home, _OWNER), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _spawn(home: str, idle_exit: float | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -107,8 +107,8 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio: it begins."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop do not say that they are transports.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio: a piece of an answer."""
