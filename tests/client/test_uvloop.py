@@ -1,0 +1,37 @@
+"""The SDK on uvloop, whose transports are not those of asyncio."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import sys, uvloop
+from smokebox.client.client import connect
+from smokebox.server.serving import running
+from smokebox.server.settings import Settings
+
+async def main():
+    async with running(Settings(home=sys.argv[1], pool=0)) as server:
+        async with connect(f"unix:{server.socket}") as client:
+            box = client.sandbox("box")
+            assert (await box.exec("echo hello")).stdout == "hello\\n"
+            assert [one.data async for one in box.exec_stream("echo hello")] == ["hello\\n"]
+            await box.write_file("f", b"x" * 3_000_000)
+            assert len(await box.read_bytes("f")) == 3_000_000
+            async with await box.create_terminal(command=["echo", "hello"]) as terminal:
+                assert b"".join([data async for data in terminal]) == b"hello\\r\\n"
+            await box.destroy()
+
+uvloop.run(main())
+"""
+
+
+def test_everything_works_on_uvloop(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(tmp_path / "home")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=15)
+    assert (done.returncode, done.stderr) == (0, "")
