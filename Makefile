@@ -12,7 +12,7 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help start test soak check format bench clean gvisor
+.PHONY: help start test soak check format bench clean gvisor vttest
 
 help:
 	@echo "make start   install, run a server here, and say what to try from another shell"
@@ -26,7 +26,7 @@ help:
 start: $(VENV)/.installed
 	@$(BIN)/smokebox serve --show
 
-test: $(VENV)/.installed-dev $(VENV)/js/.installed gvisor
+test: $(VENV)/.installed-dev $(VENV)/js/.installed gvisor vttest
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
@@ -39,14 +39,16 @@ check: $(VENV)/.installed-dev $(VENV)/js/.installed
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# Debian's gVisor, where we may install it; without it the tests of that tier are skipped.
-gvisor:
-	@command -v "$${SMOKEBOX_RUNSC:-runsc}" >/dev/null || \
+# Programs of Debian's that tests need, where we may install them; without them these are skipped.
+gvisor vttest:
+	@program=$$([ $@ = gvisor ] && echo "$${SMOKEBOX_RUNSC:-runsc}" || echo $@); \
+		package=$$([ $@ = gvisor ] && echo runsc || echo $@); \
+		command -v "$$program" >/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		{ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq runsc || \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq runsc; }; } \
+		{ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; }; } \
 		>/dev/null 2>&1; } || \
-		echo "smokebox: no gVisor here: its tests are skipped; as root: apt-get install -y runsc"
+		echo "smokebox: no $$package here: its tests are skipped; as root: apt-get install -y $$package"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,0 +1,159 @@
+"""vttest in a terminal of a sandbox shows on a screen what it shows in a terminal of the host.
+
+vttest is the program that terminals are judged with. Its screens are drawn by pyte, once from
+a bare PTY and once from a terminal that went through the sandbox, the server and the SDK: what
+is lost, doubled, out of order or of the wrong size on the way is a difference on the screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import shutil
+import struct
+import termios
+from fcntl import ioctl
+from typing import TYPE_CHECKING, Protocol
+
+import pyte
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from smokebox import Client, Terminal
+
+COLS, ROWS = 80, 24
+# Silence after which a screen is taken for drawn.
+SETTLED = 0.4
+# The chapters of its menu that need no eye, and how many screens each has at most.
+CHAPTERS = {"cursor movements": "1", "screen features": "2", "insert and delete": "8"}
+MOST_SCREENS = 40
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("vttest") is None, reason="apt-get install -y vttest"),
+]
+
+
+class Typed(Protocol):
+    """What is typed to, and read until it is silent."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def read(self) -> bytes: ...
+
+
+class Bare:
+    """vttest on a PTY of the host."""
+
+    def __init__(self) -> None:
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            os.environ["TERM"] = "xterm-256color"
+            os.execvp("vttest", ["vttest"])
+        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("@4H", ROWS, COLS, 0, 0))
+        os.set_blocking(self.fd, False)
+
+    async def write(self, data: bytes) -> None:
+        os.write(self.fd, data)
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0.02)
+        try:
+            return os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+class Boxed:
+    """vttest in a sandbox, by the SDK."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self.reading: asyncio.Future[bytes] | None = None
+
+    async def write(self, data: bytes) -> None:
+        await self.terminal.write(data)
+
+    async def read(self) -> bytes:
+        self.reading = self.reading or asyncio.ensure_future(anext(self.terminal, b""))
+        done, _ = await asyncio.wait((self.reading,), timeout=0.02)
+        if not done:
+            return b""
+        finished, self.reading = self.reading, None
+        return finished.result()
+
+    def close(self) -> None:
+        if self.reading is not None:
+            self.reading.cancel()
+
+
+class Answering(pyte.Screen):
+    """A screen that keeps what it has to say, such as where its cursor is."""
+
+    def __init__(self, cols: int, rows: int) -> None:
+        super().__init__(cols, rows)
+        self.answers: list[str] = []
+
+    def write_process_input(self, data: str) -> None:
+        self.answers.append(data)
+
+
+class Screen:
+    """What an eye would see of a program."""
+
+    def __init__(self, program: Typed) -> None:
+        self.program = program
+        self.screen = Answering(COLS, ROWS)
+        self.stream = pyte.ByteStream(self.screen)
+
+    async def type(self, keys: str) -> str:
+        """Type, wait until nothing changes, and look."""
+        await self.program.write(keys.encode())
+        silent = 0.0
+        while silent < SETTLED:
+            data = await self.program.read()
+            silent = 0.0 if data else silent + 0.02
+            self.stream.feed(data)
+            while self.screen.answers:
+                await self.program.write(self.screen.answers.pop(0).encode())
+        return "\n".join(self.screen.display)
+
+
+async def screens(program: Typed, chapter: str) -> AsyncIterator[str]:
+    """Every screen of a chapter, from the menu on and back to it."""
+    screen = Screen(program)
+    menu = await screen.type("")
+    assert "Choose test type" in menu
+    yield menu
+    shown = await screen.type(f"{chapter}\r")
+    for _ in range(MOST_SCREENS):
+        yield shown
+        if "Choose test type" in shown:
+            return
+        shown = await screen.type("\r")
+    raise AssertionError(f"chapter {chapter} has no end:\n{shown}")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+async def test_every_screen_is_that_of_a_bare_terminal(client: Client, chapter: str) -> None:
+    bare = Bare()
+    try:
+        expected = [one async for one in screens(bare, CHAPTERS[chapter])]
+    finally:
+        bare.close()
+    box = client.sandbox(f"vttest-{CHAPTERS[chapter]}")
+    async with await box.create_terminal(command=["vttest"], cols=COLS, rows=ROWS) as terminal:
+        boxed = Boxed(terminal)
+        shown = [one async for one in screens(boxed, CHAPTERS[chapter])]
+        boxed.close()
+    await box.destroy()
+    assert len(expected) > 3
+    assert shown == expected
