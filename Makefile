@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for something, so more of them than there are cores.
-PARALLEL := -n 3 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 # Prints the requirements of the development groups named in argv, with every extra, for pip.
 REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
 	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
@@ -31,7 +31,8 @@ test: $(VENV)/.installed-dev $(VENV)/js/.installed gvisor vttest
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
-	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py
+	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py \
+		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py
 
 check: $(VENV)/.installed-dev $(VENV)/js/.installed
 	$(BIN)/ruff format --check .

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LEFT = ".smokebox-m0123456789abcdef"
 LEFT_FRESH = ".smokebox-c0123456789abcdef"
-KILLS = 30
+KILLS = 100 if "SMOKEBOX_SOAK" in os.environ else 10
 
 # Runs a script in a sandbox and tells what it printed, then waits to be killed, or closes.
 ENGINE = """

@@ -7,6 +7,7 @@ every run.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,9 @@ LEFT_OUT = {
 THERE = {"id": "box", "process": "p", "session": "s", "terminal": "t"}
 FILE = "/workspace/there"
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-EXAMPLES = {POSITIVE: 15, NEGATIVE: 10}
+# `make soak` takes the time for more.
+MORE = 4 if "SMOKEBOX_SOAK" in os.environ else 1
+EXAMPLES = {POSITIVE: 8 * MORE, NEGATIVE: 5 * MORE}
 CHECKED = [
     checks.status_code_conformance,
     checks.content_type_conformance,
