@@ -81,6 +81,7 @@ async def test_who_comes_later_sees_what_was_there_and_then_that_it_is_ready(
 ) -> None:
     await ask(http.post(ALL, json=CAT))
     async with http.ws_connect(f"{ALL}/one") as first:
+        await _shows(first, b"begun")
         await first.send_bytes(b"before")
         await _shows(first, b"before")
         async with http.ws_connect(f"{ALL}/one") as second:
