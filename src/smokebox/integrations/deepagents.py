@@ -25,8 +25,8 @@ from smokebox.errors import (
     SmokeboxError,
 )
 from smokebox.integrations import missing
-from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.integrations.command import byte_length, run_shown
+from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.sandbox.options import check_timeout
 
 try:
