@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 import bashkit
 
@@ -15,12 +15,15 @@ from smokebox.sandbox.virtual.ending import CLOSED, Ending, ending_of
 from smokebox.sandbox.virtual.limits import MAX_OUTPUT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from contextvars import Context
 
     from bashkit import Bash
     from bashkit._bashkit import ShellState
 
     from smokebox.sandbox.virtual.transcript import Listener
+
+Ts = TypeVarTuple("Ts")
 
 MAX_STDIN = 10_000_000
 
@@ -72,6 +75,24 @@ class Stop:
             self._bash = None
             if self.asked:
                 bash.clear_cancel()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """The event loop of one script.
+
+    The engine runs plain commands on threads of its own, inside of the script's context, and
+    asks the loop to call back in that same context: one that is entered cannot be entered
+    again, and what was to be called would be lost.
+    """
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        own = context.copy() if context is not None else None
+        return super().call_soon_threadsafe(callback, *args, context=own)
 
 
 class Shell:
@@ -132,7 +153,8 @@ class Shell:
                 return CLOSED
             try:
                 if self._live is not None and self._live.search(script.command):
-                    return asyncio.run(self._run_live(command, listener))
+                    with asyncio.Runner(loop_factory=_Loop) as runner:
+                        return runner.run(self._run_live(command, listener))
                 result = self._bash.execute_sync(command, listener.hear)
             finally:
                 stop.end(self._bash)

@@ -205,6 +205,13 @@ async def test_a_response_longer_than_allowed_is_cut_off_with_an_error(site: Web
     assert "100000 bytes allowed" in result.stderr
 
 
+async def test_plain_commands_right_after_a_request_never_hold_the_script(site: Website) -> None:
+    allow = Allow(url=site.url, private=True)
+    script = f"curl -sS -o f {site.url}/big?n=100001; echo $?; ls"
+    for _ in range(150):
+        assert (await ask(script, allow, max_response_bytes=100_000)).stdout == "63\n"
+
+
 async def test_a_request_longer_than_allowed_is_not_sent(site: Website) -> None:
     allow = Allow(url=site.url, private=True, methods=["POST"])
     result = await ask(f"curl -sS -d 12345 {site.url}/", allow, max_request_bytes=4)
