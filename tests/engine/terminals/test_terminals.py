@@ -72,8 +72,9 @@ async def test_job_control_stops_resumes_and_interrupts(sandbox: Sandbox) -> Non
     terminal = await sandbox.terminals.create(command=BASH, env=PROMPT)
     async with looking(terminal) as screen:
         await screen.shows("<root:0>")
-        await screen.type("cat\n")
-        await screen.shows("cat\r\n")
+        # What is typed while bash still has the line is shown otherwise.
+        await screen.type("echo be''gun; cat\n")
+        await screen.shows("begun\r\n")
         await screen.type("first\n")
         await screen.shows("first\r\nfirst\r\n")
         await screen.type(b"\x1a")

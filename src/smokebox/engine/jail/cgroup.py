@@ -157,7 +157,11 @@ class Cgroup:
 
     def abandoned(self, seconds: float) -> bool:
         """Whether it has no process, and is too old to wait for its first."""
-        made = [os.stat(path).st_ctime for path in self._directories if os.path.isdir(path)]
+        made = []
+        for path in self._directories:
+            # Its own engine may remove it at this moment.
+            with contextlib.suppress(FileNotFoundError):
+                made.append(os.stat(path).st_ctime)
         return not self.pids() and time.time() - max(made, default=0.0) >= seconds
 
     def freeze(self, timeout: float = FREEZE_SECONDS) -> None:
