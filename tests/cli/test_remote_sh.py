@@ -56,6 +56,7 @@ def test_ctrl_c_ends_the_command_and_not_the_shell(open_shell: Callable[..., Ter
     terminal.expect(r"[#$] ")
     terminal.type("echo code $?")
     terminal.expect("code 130\n")
+    terminal.expect(r"[#$] ")
     terminal.press("\x04")
     assert terminal.wait() == 0
 
