@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 from pathlib import Path
+
+import pytest
+
+import smokebox
 
 NOBODY = 65534
 CHECKOUT = Path(__file__).parents[1]
@@ -31,3 +38,26 @@ def as_nobody() -> list[str]:
         return drop
     apart = ["unshare", "--mount", "--propagation", "private"]
     return [*apart, "sh", "-c", OPEN, "sh", str(CHECKOUT), str(closed[-1]), *drop]
+
+
+def passes_for_nobody(tests: str | Path, chosen: str) -> None:
+    """Run tests again as an ordinary user, those that `-k chosen` names, and see that they pass."""
+    site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="smokebox-nobody-") as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", chosen]
+        done = subprocess.run(
+            [*as_nobody(), "/usr/bin/python3", "-m", "pytest", *options, tests],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": f"{source}:{site}",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "HOME": folder,
+            },
+            cwd=source.parent,
+            capture_output=True,
+            text=True,
+        )
+    if "No module named pytest" in done.stderr:
+        pytest.skip("the python that an ordinary user can run here has no pytest")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]

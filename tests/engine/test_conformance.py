@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-import smokebox
-from ordinary import NOBODY, as_nobody
+from ordinary import passes_for_nobody
 from smokebox.sandbox.conformance import SandboxSuite
 
 if TYPE_CHECKING:
@@ -39,22 +35,4 @@ class TestGvisor(SandboxSuite):
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
 @pytest.mark.timeout(300)
 def test_the_same_by_an_ordinary_user() -> None:
-    site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="smokebox-nobody-") as folder:
-        os.chown(folder, NOBODY, NOBODY)
-        options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", "TestNamespaces"]
-        done = subprocess.run(
-            [*as_nobody(), "/usr/bin/python3", "-m", "pytest", *options, __file__],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": f"{source}:{site}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HOME": folder,
-            },
-            cwd=source.parent,
-            capture_output=True,
-            text=True,
-        )
-    if "No module named pytest" in done.stderr:
-        pytest.skip("the python that an ordinary user can run here has no pytest")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    passes_for_nobody(__file__, "TestNamespaces")

@@ -34,7 +34,7 @@ async def answer_patiently(
     after it is told by the body alone. Work whose caller has left is cancelled.
     """
     task = asyncio.ensure_future(_awaited(work))
-    left = asyncio.ensure_future(_left(receive))
+    left = asyncio.ensure_future(left_by(receive))
     try:
         await asyncio.wait((task, left), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -74,6 +74,7 @@ async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-async def _left(receive: Receive) -> None:
+async def left_by(receive: Receive) -> None:
+    """Return when the caller has left. For requests whose body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from smokebox.errors import DeadlineExceeded, SmokeboxError
+from smokebox.server.patience import left_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping
@@ -58,7 +59,7 @@ class ByteResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all, unless the client leaves."""
         sending = asyncio.ensure_future(self._send_all(send))
-        left = asyncio.ensure_future(_left(receive))
+        left = asyncio.ensure_future(left_by(receive))
         try:
             await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -119,7 +120,7 @@ async def unless_left(call: Call, work: Coroutine[Any, Any, T]) -> T:
     For requests without a body.
     """
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_left(call.request.receive))
+    left = asyncio.ensure_future(left_by(call.request.receive))
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -150,8 +151,3 @@ async def _patience(what: str) -> AsyncGenerator[None, None]:
             operation="transfer",
             timeout=STALLED,
         ) from None
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

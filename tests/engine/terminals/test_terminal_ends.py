@@ -17,7 +17,7 @@ import pytest
 import smokebox
 from engine.terminals.screen import looking, output_of
 from engine.traces import processes, settled
-from ordinary import NOBODY, as_nobody
+from ordinary import NOBODY, as_nobody, passes_for_nobody
 from smokebox.engine.host import Host
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone
 
@@ -295,22 +295,4 @@ def sleeping(home: str) -> list[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
 @pytest.mark.timeout(300)
 def test_all_of_this_holds_for_an_ordinary_user() -> None:
-    site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="smokebox-nobody-") as folder:
-        os.chown(folder, NOBODY, NOBODY)
-        options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", "not gvisor"]
-        done = subprocess.run(
-            [*as_nobody(), "/usr/bin/python3", "-m", "pytest", *options, Path(__file__).parent],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": f"{source}:{site}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HOME": folder,
-            },
-            cwd=source.parent,
-            capture_output=True,
-            text=True,
-        )
-    if "No module named pytest" in done.stderr:
-        pytest.skip("the python that an ordinary user can run here has no pytest")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    passes_for_nobody(Path(__file__).parent, "not gvisor")
