@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -530,3 +531,22 @@ def test_version_2_tells_what_is_used(tmp_path: Path) -> None:
     assert (stats.memory, stats.memory_peak, stats.pids) == (4000, 9000, 3)
     assert (stats.cpu_seconds, stats.oom_kills) == (2.5, 2)
     assert str(cgroup.last_death()) == "out of memory (limit 64 MiB)"
+
+
+def test_one_that_its_engine_removes_meanwhile_is_looked_at_without_harm(tmp_path: Path) -> None:
+    cgroup = Cgroup("mine-1", Placement(enforcement="cgroup-v2", core=str(tmp_path)))
+    place, stop = tmp_path / "mine-1", threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            place.mkdir()
+            place.rmdir()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(3000):
+            cgroup.abandoned(60.0)
+    finally:
+        stop.set()
+        other.join()
