@@ -263,14 +263,18 @@ async def test_waiting_has_an_end(box: Box) -> None:
 
 
 async def test_a_process_that_kills_its_minder_is_lost_and_gone(box: Box) -> None:
-    process = await box.processes.start("sleep 1001 & kill -9 $PPID; sleep 1002")
+    process = await box.processes.start(
+        "read go; sleep 1001 & kill -9 $PPID; sleep 1002", stdin=True
+    )
+    await process.write_stdin("go\n")
     assert await process.wait_for_exit(10) == 137
     assert process.status == "lost"
     await eventually(lambda: commands(box) == [])
 
 
 async def test_a_stopped_minder_keeps_nobody_from_killing(box: Box) -> None:
-    process = await box.processes.start("sleep 0.1; kill -STOP $PPID; exec sleep 1001")
+    process = await box.processes.start("read go; kill -STOP $PPID; exec sleep 1001", stdin=True)
+    await process.write_stdin("go\n")
     await eventually(lambda: commands(box) == ["sleep 1001"])
     await process.kill(grace=0.1)
     assert commands(box) == []
