@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import check_env, check_timeout, refuse_unknown, strict_options
+from smokebox.options import check_env, check_timeout, refuse_unknown, strict_options
 
 
 @strict_options

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from smokebox.client.settings import parse_settings
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import refuse_unknown
+from smokebox.options import refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from smokebox.client.answering import lost
 from smokebox.client.handle import Handle
 from smokebox.client.session import Session, session_id
+from smokebox.options import check_timeout
 from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.options import check_timeout
 from smokebox.types import ExecResult, OutputChunk
 from smokebox.wire import answers
 from smokebox.wire.codec import decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smokebox.client.handle import Handle
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 from smokebox.types import GitCheckout
 from smokebox.wire import requests
 

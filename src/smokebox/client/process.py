@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from smokebox.client.handle import part
 from smokebox.client.resuming import resumed
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 from smokebox.sandbox.text import encode_option
 from smokebox.types import LogChunk, LogMatch, ProcessInfo, ProcessLogs, ProcessStatus
 from smokebox.wire import answers

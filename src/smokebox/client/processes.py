@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.client.handle import Handle, part, repeat_key
 from smokebox.client.process import Process
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 from smokebox.types import ProcessInfo
 from smokebox.wire import answers
 from smokebox.wire.requests import Kill, StartProcess

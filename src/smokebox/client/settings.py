@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import refuse_unknown
+from smokebox.options import refuse_unknown
 from smokebox.wire.requests import Settings
 
 

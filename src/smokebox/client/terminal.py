@@ -13,7 +13,7 @@ from smokebox.client.answering import deadline
 from smokebox.client.handle import part
 from smokebox.client.line import Line
 from smokebox.errors import ServiceUnavailable
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 from smokebox.sandbox.text import encode_option
 from smokebox.types import TerminalInfo
 

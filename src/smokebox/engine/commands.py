@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import agent
 from smokebox.engine.run import CannotStart
+from smokebox.options import check_timeout
 from smokebox.sandbox.capture import collect
 from smokebox.sandbox.capture import stream as stream_of
-from smokebox.sandbox.options import check_timeout
 from smokebox.sandbox.pipes import Chunk
 from smokebox.sandbox.process import Process
 from smokebox.sandbox.text import encode_option

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NoReturn, Self
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import refuse_unknown, strict_fields
+from smokebox.options import refuse_unknown, strict_fields
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from smokebox.engine.limits import Limits, parse_limits
 from smokebox.engine.names import check_labels, check_user
 from smokebox.engine.record.rows import SandboxRow, Settings
 from smokebox.errors import Conflict, InvalidOption
-from smokebox.sandbox.options import check_env, refuse_unknown
+from smokebox.options import check_env, refuse_unknown
 from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from smokebox.errors import (
     SmokeboxError,
     Unsupported,
 )
+from smokebox.options import check_env
 from smokebox.sandbox import keeper
 from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.sandbox.options import check_env
 from smokebox.sandbox.paths import resolve
 from smokebox.sandbox.process import TERMINATE_SECONDS, encode
 

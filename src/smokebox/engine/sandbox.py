@@ -26,9 +26,9 @@ from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.sessions import Session, Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
+from smokebox.options import check_timeout
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import ByteStream, decoded
-from smokebox.sandbox.options import check_timeout
 from smokebox.sandbox.output import MAX_OUTPUT
 from smokebox.types import (
     Capabilities,

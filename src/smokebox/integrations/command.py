@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import check_env, check_timeout
+from smokebox.options import check_env, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

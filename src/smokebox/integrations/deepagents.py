@@ -26,8 +26,8 @@ from smokebox.errors import (
 )
 from smokebox.integrations import missing
 from smokebox.integrations.command import byte_length, run_shown
+from smokebox.options import check_timeout
 from smokebox.sandbox.background_loop import BackgroundLoop
-from smokebox.sandbox.options import check_timeout
 
 try:
     from deepagents.backends.protocol import (

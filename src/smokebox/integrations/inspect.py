@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, Unsupported
 from smokebox.integrations import missing
 from smokebox.integrations.command import Command, Finished, has_users, run_whole
-from smokebox.sandbox.options import check_env, refuse_unknown
+from smokebox.options import check_env, refuse_unknown
 
 try:
     from inspect_ai.util import (

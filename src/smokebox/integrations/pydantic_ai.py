@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SandboxGone, SymlinkLoop
 from smokebox.integrations import missing
 from smokebox.integrations.command import Command, Finished, run_whole
+from smokebox.options import check_env
 from smokebox.sandbox.api import SandboxApi
-from smokebox.sandbox.options import check_env
 
 try:
     from pydantic_ai.workspaces import (

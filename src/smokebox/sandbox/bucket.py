@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from smokebox.errors import MissingDependency
-from smokebox.sandbox.options import strict_options
+from smokebox.options import strict_options
 from smokebox.sandbox.virtual import threads, virtual
 from smokebox.sandbox.virtual.settings import make_settings
 from smokebox.sandbox.virtual.threaded import ThreadSandbox

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone
+from smokebox.options import check_env, check_timeout, strict_options
 from smokebox.sandbox import hostfiles
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import collect, decoded, stream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
 from smokebox.sandbox.lifeline import Lifeline
-from smokebox.sandbox.options import check_env, check_timeout, strict_options
 from smokebox.sandbox.output import MAX_OUTPUT
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.process import Process, cannot_start

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import strict_fields
+from smokebox.options import strict_fields
 from smokebox.sandbox.urls import Url, parse_url
 
 DEFAULT_METHODS = ("GET", "HEAD")

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import refuse_unknown
+from smokebox.options import refuse_unknown
 from smokebox.wire.codec import decode
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import msgspec
 from smokebox.engine.processes import faults
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
 from smokebox.errors import InvalidOption, ServiceUnavailable
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 from smokebox.types import LogMatch
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from smokebox.engine.processes.readiness import (
 from smokebox.engine.processes.signals import check_grace, check_signal
 from smokebox.engine.processes.stdin import Stdin
 from smokebox.errors import ServiceUnavailable
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 
 if TYPE_CHECKING:
     import re

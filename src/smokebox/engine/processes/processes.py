@@ -29,7 +29,7 @@ from smokebox.errors import (
     SmokeboxError,
     StorageFull,
 )
-from smokebox.sandbox.options import check_timeout
+from smokebox.options import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.sessions.driver import assignments, pack_fields
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import check_env, check_timeout
+from smokebox.options import check_env, check_timeout
 from smokebox.sandbox.paths import check_path
 from smokebox.sandbox.process import encode
 from smokebox.sandbox.text import encode_option

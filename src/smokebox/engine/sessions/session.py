@@ -24,10 +24,10 @@ from smokebox.engine.sessions.shell import (
     kill_all_of,
 )
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError
+from smokebox.options import check_env
 from smokebox.sandbox.api import ExecStream
 from smokebox.sandbox.capture import ByteStream, collect, decoded, stream
 from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.sandbox.options import check_env
 from smokebox.sandbox.paths import resolve
 from smokebox.sandbox.pipes import Chunk
 from smokebox.types import ExecResult

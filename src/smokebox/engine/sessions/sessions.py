@@ -16,7 +16,7 @@ from smokebox.engine.record.rows import SessionRow, delete, put
 from smokebox.engine.sessions.folder import sweep
 from smokebox.engine.sessions.session import Session
 from smokebox.errors import Conflict, NotFound
-from smokebox.sandbox.options import check_env
+from smokebox.options import check_env
 from smokebox.sandbox.output import MAX_OUTPUT
 from smokebox.sandbox.paths import check_path
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.sessions.driver import State
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.options import check_env
+from smokebox.options import check_env
 from smokebox.sandbox.paths import resolve
 
 if TYPE_CHECKING:

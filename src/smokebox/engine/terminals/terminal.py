@@ -12,8 +12,8 @@ from smokebox.engine.jail.minded_terminal import HANGUP_SECONDS
 from smokebox.engine.terminals.output import Output
 from smokebox.engine.terminals.view import View
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded, SandboxGone
+from smokebox.options import check_timeout
 from smokebox.sandbox import keeper
-from smokebox.sandbox.options import check_timeout
 from smokebox.sandbox.text import encode_option
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.sandbox.options import strict_options
+from smokebox.options import strict_options
 from smokebox.sandbox.virtual.limits import Limits
 from smokebox.sandbox.virtual.sandbox import VirtualSandbox
 from smokebox.sandbox.virtual.settings import check_isolation, make_settings

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from smokebox.errors import InvalidOption
+from smokebox.options import strict_fields
 from smokebox.sandbox.filesystems.native import MAX_FILE_SIZE, MAX_FILES, MAX_TOTAL_SIZE
-from smokebox.sandbox.options import strict_fields
 
 # The engine keeps no more than this of each stream, on every path.
 MAX_OUTPUT = 10 << 20

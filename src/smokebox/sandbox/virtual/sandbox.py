@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from smokebox.errors import InvalidOption, SandboxGone
+from smokebox.options import check_env, check_timeout
 from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.options import check_env, check_timeout
 from smokebox.sandbox.paths import resolve
 from smokebox.sandbox.text import decode_file, encode_option
 from smokebox.sandbox.virtual.commands import absent_commands, own_commands

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from smokebox.errors import InvalidOption, PathNotDirectory, PathNotFound
+from smokebox.options import check_env
 from smokebox.sandbox.filesystems.filesystem import Filesystem
 from smokebox.sandbox.network import Allow, Network, check_network
-from smokebox.sandbox.options import check_env
 from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.virtual.command import Command, check_commands
 from smokebox.sandbox.virtual.limits import Limits, check_limits

@@ -1,0 +1,115 @@
+"""Names of hosts in a policy: one by its name or address, or many by a glob."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+
+from smokebox.errors import InvalidOption
+
+_LABEL = re.compile(r"[a-z0-9_*]([a-z0-9_*-]*[a-z0-9_*])?")
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63
+_MOST_PORT = 65535
+
+
+def normal_host(host: str) -> str:
+    """A host as names are compared: in lower case, ASCII, without a final dot or brackets."""
+    text = host.strip().rstrip(".").lower().removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    if text.isascii():
+        return text
+    try:
+        return text.encode("idna").decode()
+    except UnicodeError:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """`example.com` is that name alone, `*.example.com` every name below it and not itself."""
+
+    text: str
+    _glob: re.Pattern[str] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, option: str, given: object) -> HostPattern:
+        """The pattern that was written. Raises `InvalidOption` where no host could match."""
+        hint = "Write a name, an address or a glob: 'api.github.com', '*.example.com'."
+        if not isinstance(given, str) or not given.strip():
+            raise InvalidOption(
+                f"{option}: {given!r} is no host.", hint=hint, option=option, value=given
+            )
+        text = normal_host(given)
+        if problem := _problem(text):
+            raise InvalidOption(
+                f"{option}: {given!r} {problem}.", hint=hint, option=option, value=given
+            )
+        if "*" not in text:
+            return cls(text)
+        glob = ".*".join(re.escape(piece) for piece in text.split("*"))
+        return cls(text, re.compile(glob, re.DOTALL))
+
+    @property
+    def exact(self) -> bool:
+        """Whether it names one host."""
+        return self._glob is None
+
+    @property
+    def precision(self) -> int:
+        """How much of a name it fixes; of two globs the more precise speaks."""
+        return len(self.text) - self.text.count("*")
+
+    def matches(self, host: str) -> bool:
+        """Whether it means that host, which is `normal_host` already."""
+        return self._glob.fullmatch(host) is not None if self._glob else host == self.text
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """A host and one port of it: `db.example.com:5432`, `[::1]:8080`."""
+
+    host: HostPattern
+    port: int
+
+    @classmethod
+    def parse(cls, option: str, given: object) -> HostPort:
+        """What was written. Raises `InvalidOption`."""
+        text = given if isinstance(given, str) else ""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) not in _PORTS:
+            raise InvalidOption(
+                f"{option}: {given!r} is not a host and a port from 1 to {_MOST_PORT}.",
+                hint="Write 'db.example.com:5432'.",
+                option=option,
+                value=given,
+            )
+        return cls(HostPattern.parse(option, host), int(port))
+
+    def matches(self, host: str, port: int) -> bool:
+        """Whether it means that port of that host."""
+        return port == self.port and self.host.matches(host)
+
+
+_PORTS = range(1, _MOST_PORT + 1)
+
+
+def _problem(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+        return ""
+    except ValueError:
+        pass
+    if "://" in text or "/" in text:
+        return "is a URL, and a host is wanted"
+    if len(text) > _LONGEST_NAME:
+        return f"is longer than the {_LONGEST_NAME} characters of a name"
+    for label in text.split("."):
+        if len(label) > _LONGEST_LABEL:
+            return f"has a part longer than {_LONGEST_LABEL} characters"
+        if not _LABEL.fullmatch(label):
+            return "is not the name of a host"
+    return ""

@@ -1,0 +1,1 @@
+"""The door by which requests leave a sandbox: there is no other way out."""
