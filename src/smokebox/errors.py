@@ -28,6 +28,15 @@
     ├── Unauthorized                                  no key, or one that opens nothing
     ├── Forbidden                                     a key that does not open this
     ├── GitError                                      a repository that was not cloned
+    ├── ModelError                                    a model that gave no answer
+    │   ├── ModelUnavailable                          overloaded, limited, cut off, stalled
+    │   ├── ContextOverflow                           more than the model can read
+    │   └── ModelRefused                              a key, a name or a request it rejects
+    ├── SessionBusy                                   a session that works on something else
+    ├── Fenced                                        another writer has taken the session
+    ├── Aborted                                       work that was called off
+    ├── ResultUnavailable                             a model that gave no valid result
+    ├── StoreTooNew                                   a record that a later version wrote
     ├── IsolationUnavailable                          this host cannot isolate as asked
     ├── BadSnapshot          also ValueError
     └── MissingDependency    also ImportError         an extra that is not installed
@@ -273,6 +282,65 @@ class GitError(SmokeboxError):
     def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
         super().__init__(message, hint=hint, **fields)
         self.retryable = fields.get("reason") == "network"
+
+
+class ModelError(SmokeboxError):
+    """A model gave no answer. Fields: `model`."""
+
+    code = "model_error"
+
+
+class ModelUnavailable(ModelError):
+    """It may answer later: overloaded, limited, cut off, silent.
+
+    Fields: `model`, `retry_after` (seconds, or None), `status` (of HTTP, or None).
+    """
+
+    code = "model_unavailable"
+    retryable = True
+
+
+class ContextOverflow(ModelError):
+    """The conversation is longer than the model can read. Fields: `model`."""
+
+    code = "context_overflow"
+
+
+class ModelRefused(ModelError):
+    """The provider rejects the key, the model's name, or the request. Fields: `model`, `status`."""
+
+    code = "model_refused"
+
+
+class SessionBusy(SmokeboxError):
+    """The session works on something else, here or in another process. Fields: `session`."""
+
+    code = "session_busy"
+    retryable = True
+
+
+class Fenced(SmokeboxError):
+    """Another writer has taken the session: nothing more is written here. Fields: `session`."""
+
+    code = "fenced"
+
+
+class Aborted(SmokeboxError):
+    """The work was called off. Fields: `reason`."""
+
+    code = "aborted"
+
+
+class ResultUnavailable(SmokeboxError):
+    """A model gave no valid result. Fields: `reason`, and `text`, what it said instead."""
+
+    code = "result_unavailable"
+
+
+class StoreTooNew(SmokeboxError):
+    """A record that a later version of Smokebox wrote. Fields: `version`."""
+
+    code = "store_too_new"
 
 
 class IsolationUnavailable(SmokeboxError):

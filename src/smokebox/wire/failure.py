@@ -39,6 +39,14 @@ STATUS: dict[type[SmokeboxError], int] = {
     errors.BadSnapshot: 400,
     errors.GitError: 422,
     errors.MissingDependency: 501,
+    errors.ModelError: 502,
+    errors.ModelUnavailable: 503,
+    errors.ContextOverflow: 413,
+    errors.SessionBusy: 409,
+    errors.Fenced: 409,
+    errors.Aborted: 409,
+    errors.ResultUnavailable: 502,
+    errors.StoreTooNew: 501,
 }
 
 

@@ -1,0 +1,1 @@
+"""The durable record of conversations: append-only, one fenced writer per session."""

@@ -1,0 +1,200 @@
+"""What the record of a session consists of. Records are only ever added.
+
+A field is never renamed or given another meaning: what changes gets a new name with a
+default, or a new record, and `VERSION` goes up with a migration in `migrations.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from smokebox.agents.events import Outcome, ToolStatus
+from smokebox.agents.messages import AssistantMessage, ToolReturn, Usage, UserMessage
+
+VERSION = 1
+
+WorkKind: TypeAlias = Literal["prompt", "skill", "task", "shell", "compact"]
+
+
+class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_defaults=True):
+    """The first record. System prompt and tools are those of the whole session.
+
+    `parent` is the session whose task this one does, `forked_from` one whose records up to
+    `forked_at` precede these.
+    """
+
+    system: str
+    tools: tuple[dict[str, Any], ...] = ()
+    model: str = ""
+    parent: str | None = None
+    forked_from: str | None = None
+    forked_at: int = 0
+    depth: int = 0
+
+
+class WorkAccepted(msgspec.Struct, frozen=True, tag="work_accepted", omit_defaults=True):
+    """Work that will have exactly one `WorkEnded`, whatever happens.
+
+    `options` are those that fit in JSON; `key` makes the same work asked for twice one.
+    """
+
+    work_id: str
+    kind: WorkKind
+    message: UserMessage | None = None
+    options: dict[str, Any] = {}
+    key: str | None = None
+
+
+class WorkStarted(msgspec.Struct, frozen=True, tag="work_started", omit_defaults=True):
+    """Work begins, or begins again after the process that did it was killed."""
+
+    work_id: str
+    attempt: int = 1
+
+
+class UserSaid(msgspec.Struct, frozen=True, tag="user_said"):
+    """The model will be shown this from its next turn on."""
+
+    work_id: str
+    message: UserMessage
+
+
+class ReplyStarted(msgspec.Struct, frozen=True, tag="reply_started"):
+    """A model begins to answer."""
+
+    work_id: str
+    reply_id: str
+    model: str
+
+
+class ReplyDelta(msgspec.Struct, frozen=True, tag="reply_delta", omit_defaults=True):
+    """A good deal more of an answer that is being given; many small pieces in one record."""
+
+    reply_id: str
+    text: str
+    thinking: bool = False
+
+
+class ReplyEnded(msgspec.Struct, frozen=True, tag="reply_ended"):
+    """The whole answer."""
+
+    reply_id: str
+    message: AssistantMessage
+
+
+class ReplyFailed(msgspec.Struct, frozen=True, tag="reply_failed", omit_defaults=True):
+    """An answer that did not come to its end: what there is of it plays no part."""
+
+    reply_id: str
+    error: str
+    code: str = ""
+
+
+class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults=True):
+    """From here on the tool may have had its effect."""
+
+    work_id: str
+    call_id: str
+    name: str
+    durable: bool = False
+
+
+class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=True):
+    """What a tool call came to."""
+
+    call_id: str
+    result: ToolReturn
+    status: ToolStatus = "ok"
+    seconds: float = 0.0
+
+
+class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval_asked"):
+    """A tool call waits for somebody to allow it."""
+
+    work_id: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ApprovalGiven(msgspec.Struct, frozen=True, tag="approval_given", omit_defaults=True):
+    """Somebody did, or did not."""
+
+    call_id: str
+    allowed: bool
+    reason: str = ""
+
+
+class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
+    """From here on the model sees `summary` in place of what came before offset `keep_from`."""
+
+    summary: str
+    keep_from: int
+    tokens_before: int = 0
+    usage: Usage = Usage()
+    work_id: str = ""
+
+
+class TaskStarted(msgspec.Struct, frozen=True, tag="task_started", omit_defaults=True):
+    """A child session works for this one; `call_id` is the tool call that asked for it."""
+
+    work_id: str
+    session: str
+    call_id: str | None = None
+    agent: str | None = None
+
+
+class TaskEnded(msgspec.Struct, frozen=True, tag="task_ended", omit_defaults=True):
+    """It has done so."""
+
+    session: str
+    outcome: Outcome
+    usage: Usage = Usage()
+
+
+class AbortAsked(msgspec.Struct, frozen=True, tag="abort_asked"):
+    """Work is to end as soon as it can."""
+
+    work_id: str
+
+
+class WorkEnded(msgspec.Struct, frozen=True, tag="work_ended", omit_defaults=True):
+    """The one outcome of accepted work."""
+
+    work_id: str
+    outcome: Outcome
+    text: str = ""
+    result: Any = None
+    error: dict[str, Any] | None = None
+    usage: Usage = Usage()
+
+
+Record: TypeAlias = (
+    SessionCreated
+    | WorkAccepted
+    | WorkStarted
+    | UserSaid
+    | ReplyStarted
+    | ReplyDelta
+    | ReplyEnded
+    | ReplyFailed
+    | ToolStarted
+    | ToolEnded
+    | ApprovalAsked
+    | ApprovalGiven
+    | Compacted
+    | TaskStarted
+    | TaskEnded
+    | AbortAsked
+    | WorkEnded
+)
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A record where it lies: offsets of a session begin at 1, and have no gaps."""
+
+    offset: int
+    at: float
+    record: Record
