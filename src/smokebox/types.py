@@ -264,3 +264,33 @@ class GitCheckout:
     target: str
     branch: str | None
     commit: str | None
+
+
+NetworkVerdict = Literal["forwarded", "answered", "tunnelled", "resolved", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEvent:
+    """One thing that a sandbox asked of the network, and what became of it.
+
+    `cursor` goes on right after it; `at` is seconds since the epoch. `host` is the name that
+    was asked for, or the address; what is not HTTP has no method, path and status. `sent` and
+    `received` are bytes of the sandbox. `rule` is the entry of the policy that spoke, and
+    `handler` the name of what it led to. `reason` says why something was refused or failed.
+    """
+
+    cursor: int
+    at: float
+    verdict: NetworkVerdict
+    host: str
+    port: int
+    rule: str
+    protocol: Literal["http", "https", "tcp", "dns"] = "https"
+    method: str | None = None
+    path: str | None = None
+    status: int | None = None
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+    handler: str | None = None
+    reason: str = ""

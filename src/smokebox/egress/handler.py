@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
 from smokebox.egress.message import Request, Response
+from smokebox.errors import InvalidOption
+
+CLIENT = "@client"
+"""Stands for a handler that the client of a sandbox has in its own process."""
 
 
 class Refused(Exception):
@@ -44,3 +49,63 @@ error, nothing returned, no end) is an answer of 502 or 504, and nothing is sent
 
 HandlerOption: TypeAlias = Handler | str
 """A handler, or `package.module:name` of one that the server imports."""
+
+
+async def run_handler(
+    handler: Handler, request: Request, env: object, context: Context
+) -> Request | Response:
+    """What a handler makes of a request. A plain function will do, too.
+
+    Raises whatever it raises, and TypeError for what is neither a request nor a response.
+    """
+    made: object = handler(request, env, context)
+    if inspect.isawaitable(made):
+        made = await made
+    if isinstance(made, (Request, Response)):
+        return made
+    raise TypeError(f"it returned {type(made).__name__}, and neither a Request nor a Response")
+
+
+def check_handler(option: str, handler: object) -> None:
+    """Raise `InvalidOption` for what cannot be a handler."""
+    hint = "Write `async def handler(request, env, context)`; see docs/network.md."
+    if callable(handler):
+        if not _takes_three(handler):
+            name = handler_name(handler)
+            raise InvalidOption(
+                f"{option}: {name} does not take (request, env, context).",
+                hint=f"Did you mean {name}(...)? Or w{hint[1:]}",
+                option=option,
+                value=name,
+            )
+        return
+    if isinstance(handler, str):
+        module, colon, name = handler.partition(":")
+        dotted = [*module.split("."), *name.split(".")]
+        if handler == CLIENT or (colon and all(part.isidentifier() for part in dotted)):
+            return
+    raise InvalidOption(
+        f"{option} is a function, or 'package.module:name' of one on the server, "
+        f"not {handler!r:.200}.",
+        hint=hint,
+        option=option,
+        value=handler,
+    )
+
+
+def handler_name(handler: HandlerOption | None) -> str | None:
+    """What a handler is called in logs; never what it holds."""
+    if handler is None or isinstance(handler, str):
+        return handler
+    name = getattr(handler, "__qualname__", None) or getattr(handler, "__name__", None)
+    return str(name or type(handler).__qualname__)
+
+
+def _takes_three(handler: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(handler).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # It has no signature that could be seen, as some that are written in C.
+    return True

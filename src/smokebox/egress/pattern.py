@@ -17,9 +17,13 @@ def normal_host(host: str) -> str:
     """A host as names are compared: in lower case, ASCII, without a final dot or brackets."""
     text = host.strip().rstrip(".").lower().removeprefix("[").removesuffix("]")
     try:
-        return str(ipaddress.ip_address(text))
+        address = ipaddress.ip_address(text)
     except ValueError:
         pass
+    else:
+        # ::ffff:192.0.2.1 is the host 192.0.2.1, and must not get past what names that.
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return str(mapped or address)
     if text.isascii():
         return text
     try:
@@ -88,6 +92,12 @@ class HostPort:
                 value=given,
             )
         return cls(HostPattern.parse(option, host), int(port))
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        name = self.host.text
+        return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
 
     def matches(self, host: str, port: int) -> bool:
         """Whether it means that port of that host."""

@@ -7,23 +7,24 @@
 4. `pass_through`: TLS that is passed unopened, by the name in its first message.
 5. `outbound_by_host`: the exact name, then the most precise glob.
 6. `outbound`: the handler for all others.
-7. What `allowed_hosts` matched goes to the internet.
+7. What `allowed_hosts` matched, or `opened_hosts` does, goes to the internet.
 8. `internet=True`: so does everything else.
 9. Refused.
+
+`opened_hosts` is what `allow_host` adds at run time: it passes the gate, and is none itself,
+so that opening one host closes no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from smokebox.egress.handler import HandlerOption, check_handler
 from smokebox.egress.pattern import HostPattern, HostPort, normal_host
 from smokebox.errors import InvalidOption
 from smokebox.options import strict_fields
-
-if TYPE_CHECKING:
-    from smokebox.egress.handler import HandlerOption
 
 Action: TypeAlias = Literal["refuse", "handle", "forward", "tunnel"]
 
@@ -69,6 +70,7 @@ class Egress:
     max_requests: int | None = None
     max_bytes: int | None = None
     requests_per_second: float | None = None
+    opened_hosts: Sequence[str] = ()
     _table: _Table = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,8 @@ class Egress:
     def closed(self) -> bool:
         """Whether nothing can leave, whatever the host."""
         handlers = self.outbound_by_host or self.outbound is not None
-        return not (self.internet or self.allowed_hosts or handlers or self.tcp)
+        hosts = self.allowed_hosts or self.opened_hosts or self.tcp or self.pass_through
+        return not (self.internet or hosts or handlers)
 
     def decide(self, host: str, port: int = 443, *, sni: bool = False) -> Verdict:
         """What becomes of a connection to that host and port; `sni` says that TLS named it."""
@@ -104,11 +107,12 @@ class _Table:
         allowed = policy.allowed_hosts
         self.allowed = None if allowed is None else _hosts("allowed_hosts", allowed)
         self.denied = _hosts("denied_hosts", policy.denied_hosts)
+        self.opened = _hosts("opened_hosts", policy.opened_hosts)
         self.tcp = [HostPort.parse("tcp", one) for one in _listed("tcp", policy.tcp)]
         self.pass_through = _hosts("pass_through", policy.pass_through)
         self.outbound = policy.outbound
         if policy.outbound is not None:
-            _check_handler("outbound", policy.outbound)
+            check_handler("outbound", policy.outbound)
         self.by_host = _handlers(policy.outbound_by_host)
         self.places = _places(policy.hosts)
         self._check_reach()
@@ -118,12 +122,13 @@ class _Table:
         if denied := _first(self.denied, host):
             return _refuse(f"denied_hosts[{denied.text!r}]", f"{host} is denied")
         gate = None if self.allowed is None else _first(self.allowed, host)
-        if self.allowed is not None and gate is None:
+        opened = _first(self.opened, host)
+        if self.allowed is not None and gate is None and opened is None:
             return _refuse("allowed_hosts", f"{host} is not in allowed_hosts")
         address = self.places.get(host)
         for entry in self.tcp:
             if entry.matches(host, port):
-                rule = f"tcp['{entry.host.text}:{entry.port}']"
+                rule = f"tcp[{entry.text!r}]"
                 return Verdict(action="tunnel", rule=rule, address=address)
         if sni and (passed := _first(self.pass_through, host)):
             rule = f"pass_through[{passed.text!r}]"
@@ -139,6 +144,9 @@ class _Table:
             return Verdict(action="handle", rule="outbound", handler=self.outbound, address=address)
         if gate is not None:
             rule = f"allowed_hosts[{gate.text!r}]"
+            return Verdict(action="forward", rule=rule, address=address)
+        if opened is not None:
+            rule = f"allow_host({opened.text!r})"
             return Verdict(action="forward", rule=rule, address=address)
         if self.internet:
             return Verdict(action="forward", rule="internet", address=address)
@@ -164,14 +172,14 @@ class _Table:
     def _check_reach(self) -> None:
         """Refuse entries that the gate or a denial keeps from ever being used."""
         named = [("outbound_by_host", name, one[0]) for name, one in self.by_host.items()]
-        named += [("tcp", f"{one.host.text}:{one.port}", one.host) for one in self.tcp]
+        named += [("tcp", one.text, one.host) for one in self.tcp]
         named += [("pass_through", one.text, one) for one in self.pass_through]
         for option, name, pattern in named:
             if not pattern.exact:
                 continue
             if denied := _first(self.denied, pattern.text):
                 raise _unreached(option, name, f"denied_hosts has {denied.text!r}")
-            if self.allowed is not None and not _first(self.allowed, pattern.text):
+            if self.allowed is not None and not _first(self.allowed + self.opened, pattern.text):
                 raise _unreached(option, name, "allowed_hosts does not let it through")
 
 
@@ -189,15 +197,11 @@ def _handlers(given: object) -> dict[str, tuple[HostPattern, int | None, Handler
     if not isinstance(given, Mapping):
         raise _wrong("outbound_by_host", given, "a table of handlers by host")
     found: dict[str, tuple[HostPattern, int | None, HandlerOption]] = {}
+    option = "outbound_by_host"
     for name, handler in given.items():
-        option = "outbound_by_host"
-        _check_handler(f"{option}[{name!r}]", handler)
-        if isinstance(name, str) and name.count(":") == 1:
-            place = HostPort.parse(option, name)
-            pattern, port, key = place.host, place.port, f"{place.host.text}:{place.port}"
-        else:
-            pattern, port = HostPattern.parse(option, name), None
-            key = pattern.text
+        check_handler(f"{option}[{name!r}]", handler)
+        entry = parse_entry(name)
+        key = entry.text
         if key in found:
             raise InvalidOption(
                 f"{option} has two handlers for {key!r}.",
@@ -205,8 +209,23 @@ def _handlers(given: object) -> dict[str, tuple[HostPattern, int | None, Handler
                 option=option,
                 value=name,
             )
-        found[key] = (pattern, port, handler)
+        if isinstance(entry, HostPort):
+            found[key] = (entry.host, entry.port, handler)
+        else:
+            found[key] = (entry, None, handler)
     return found
+
+
+def handler_key(name: object) -> str:
+    """An entry of `outbound_by_host` as names are compared. Raises `InvalidOption`."""
+    return parse_entry(name).text
+
+
+def parse_entry(name: object) -> HostPattern | HostPort:
+    """What an entry of `outbound_by_host` names: a host, or one port of it."""
+    if isinstance(name, str) and (name.count(":") == 1 or "]:" in name):
+        return HostPort.parse("outbound_by_host", name)
+    return HostPattern.parse("outbound_by_host", name)
 
 
 def _places(given: object) -> dict[str, str]:
@@ -218,28 +237,14 @@ def _places(given: object) -> dict[str, str]:
         if not pattern.exact:
             raise _wrong("hosts", name, "a table by whole names, without globs")
         text = place if isinstance(place, str) else ""
-        bare = HostPattern.parse("hosts", _without_port(text) or place)
+        if text.count(":") == 1 or "]:" in text:
+            bare = HostPort.parse("hosts", text).host
+        else:
+            bare = HostPattern.parse("hosts", text.removeprefix("[").removesuffix("]") or place)
         if not bare.exact:
             raise _wrong("hosts", place, "a table of single addresses")
         found[pattern.text] = text
     return found
-
-
-def _without_port(text: str) -> str:
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0] if text.count(":") == 1 else text
-
-
-def _check_handler(option: str, handler: object) -> None:
-    if callable(handler):
-        return
-    if isinstance(handler, str):
-        module, colon, name = handler.partition(":")
-        dotted = [*module.split("."), *name.split(".")]
-        if colon and all(part.isidentifier() for part in dotted):
-            return
-    raise _wrong(option, handler, "a function, or 'package.module:name' of one on the server")
 
 
 def _first(patterns: list[HostPattern], host: str) -> HostPattern | None:

@@ -1,0 +1,218 @@
+"""The order in which a policy judges, and what it refuses at definition."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smokebox.egress.handler import CLIENT, Context, handler_name, run_handler
+from smokebox.egress.message import Request, Response
+from smokebox.egress.policy import Egress
+from smokebox.errors import InvalidOption
+
+
+async def handler(request: Request, env: Any, context: Context) -> Request:
+    return request
+
+
+async def other(request: Request, env: Any, context: Context) -> Request:
+    return request
+
+
+class Callable:
+    async def __call__(self, request: Request, env: Any, context: Context) -> Request:
+        return request
+
+
+HOSTS = ["api.example.com", "example.com", "evil.example.com", "other.test", "192.0.2.7", "::1"]
+
+
+def judge(policy: Egress, host: str, port: int = 443, *, sni: bool = False) -> tuple[str, str]:
+    verdict = policy.decide(host, port, sni=sni)
+    return verdict.action, verdict.rule
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("port", [22, 80, 443])
+def test_nothing_leaves_by_default_and_the_refusal_says_what_would_open_it(
+    host: str, port: int
+) -> None:
+    verdict = Egress().decide(host, port)
+    assert verdict.action == "refuse"
+    assert host in verdict.reason
+    assert ("allowed_hosts=" in verdict.reason) or ("tcp=" in verdict.reason)
+    assert not Egress().resolves(host)
+    assert Egress().closed
+
+
+def test_a_denied_host_is_refused_before_all_else() -> None:
+    policy = Egress(
+        internet=True, allowed_hosts=["*.example.com"], denied_hosts=["evil.*"], outbound=handler
+    )
+    assert judge(policy, "evil.example.com") == ("refuse", "denied_hosts['evil.*']")
+    assert judge(policy, "api.example.com") == ("handle", "outbound")
+
+
+def test_the_gate_refuses_what_it_does_not_name_though_a_handler_would_take_it() -> None:
+    policy = Egress(allowed_hosts=["api.test"], outbound=handler, internet=True)
+    assert judge(policy, "other.test") == ("refuse", "allowed_hosts")
+    assert judge(policy, "api.test")[0] == "handle"
+
+
+def test_an_empty_gate_lets_nothing_through() -> None:
+    policy = Egress(allowed_hosts=[], internet=True)
+    assert judge(policy, "other.test") == ("refuse", "allowed_hosts")
+
+
+def test_an_exact_name_goes_before_a_glob_and_the_more_precise_glob_before_the_other() -> None:
+    table = {"*": "m:a", "*.example.com": "m:b", "api.example.com": "m:c", "*.com": "m:d"}
+    policy = Egress(outbound_by_host=table)
+    found = {
+        host: policy.decide(host).handler
+        for host in ("api.example.com", "www.example.com", "b.com", "x.test", "example.com")
+    }
+    assert found == {
+        "api.example.com": "m:c",
+        "www.example.com": "m:b",
+        "b.com": "m:d",
+        "x.test": "m:a",
+        "example.com": "m:d",
+    }
+
+
+def test_what_the_gate_matched_goes_to_the_internet_that_is_off() -> None:
+    policy = Egress(allowed_hosts=["api.test"])
+    assert judge(policy, "api.test") == ("forward", "allowed_hosts['api.test']")
+    assert judge(policy, "API.test.", 80) == ("forward", "allowed_hosts['api.test']")
+
+
+def test_other_ports_pass_by_tcp_alone_or_a_handler_that_names_the_port() -> None:
+    policy = Egress(internet=True, tcp=["db.test:5432"], outbound_by_host={"api.test:8080": "m:a"})
+    assert judge(policy, "db.test", 5432) == ("tunnel", "tcp['db.test:5432']")
+    assert judge(policy, "db.test", 5433) == ("refuse", "tcp")
+    assert judge(policy, "db.test", 443) == ("forward", "internet")
+    assert judge(policy, "api.test", 8080) == ("handle", "outbound_by_host['api.test:8080']")
+    assert judge(policy, "api.test", 443) == ("forward", "internet")
+
+
+def test_tls_is_passed_unopened_by_its_name_only() -> None:
+    policy = Egress(pass_through=["pinned.test"])
+    assert judge(policy, "pinned.test", sni=True) == ("tunnel", "pass_through['pinned.test']")
+    assert judge(policy, "pinned.test")[0] == "refuse"
+    assert policy.resolves("pinned.test")
+    assert not policy.closed
+
+
+def test_an_opened_host_passes_the_gate_and_closes_no_other() -> None:
+    gated = Egress(allowed_hosts=["a.test"], opened_hosts=["b.test"])
+    assert judge(gated, "b.test") == ("forward", "allow_host('b.test')")
+    assert judge(gated, "a.test")[0] == "forward"
+    free = Egress(opened_hosts=["b.test"], outbound_by_host={"c.test": handler})
+    assert judge(free, "c.test")[0] == "handle"
+    assert judge(free, "b.test")[0] == "forward"
+    assert judge(free, "d.test")[0] == "refuse"
+
+
+def test_a_place_of_a_host_comes_with_the_verdict() -> None:
+    policy = Egress(internet=True, hosts={"pypi.test": "127.0.0.1:8081", "six.test": "[::1]:80"})
+    assert policy.decide("pypi.test").address == "127.0.0.1:8081"
+    assert policy.decide("six.test").address == "[::1]:80"
+    assert policy.decide("b.test").address is None
+
+
+def test_an_address_written_in_two_ways_is_one_host() -> None:
+    policy = Egress(internet=True, denied_hosts=["192.0.2.7", "2001:db8::1"])
+    for host in ("192.0.2.7", "::ffff:192.0.2.7", "::FFFF:c000:207", "2001:DB8:0::1"):
+        assert judge(policy, host)[0] == "refuse", host
+
+
+def test_names_in_other_scripts_are_compared_as_dns_has_them() -> None:
+    policy = Egress(allowed_hosts=["bücher.test"])
+    assert judge(policy, "xn--bcher-kva.test")[0] == "forward"
+
+
+@given(st.sampled_from(HOSTS), st.integers(1, 65535), st.booleans(), st.booleans())
+def test_a_denied_host_is_never_reached_whatever_else_is_set(
+    host: str, port: int, internet: bool, sni: bool
+) -> None:
+    policy = Egress(
+        internet=internet,
+        denied_hosts=[host],
+        allowed_hosts=["*"],
+        outbound=handler,
+        tcp=["*:22", "*:443"],
+        pass_through=["*"],
+    )
+    assert policy.decide(host, port, sni=sni).action == "refuse"
+    assert not policy.resolves(host)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"allowed_hosts": "api.test"}, "allowed_hosts is a list"),
+        ({"allowed_hosts": ["https://api.test/v1"]}, "is a URL"),
+        ({"allowed_hosts": ["api.test:443"]}, "is not the name"),
+        ({"allowed_hosts": [""]}, "is no host"),
+        ({"allowed_hosts": [7]}, "is no host"),
+        ({"denied_hosts": ["a" * 64 + ".test"]}, "longer than 63"),
+        ({"denied_hosts": [".".join(["abcdefgh"] * 30)]}, "longer than the 253"),
+        ({"denied_hosts": ["a b"]}, "is not the name"),
+        ({"outbound_by_host": {"": handler}}, "is no host"),
+        ({"outbound_by_host": {"a.test": 7}}, r"outbound_by_host\['a.test'\] is a function"),
+        ({"outbound_by_host": {"a.test": "no path"}}, "is a function, or"),
+        ({"outbound_by_host": {"a.test": "@clients"}}, "is a function, or"),
+        ({"outbound_by_host": {"a.test": len}}, "does not take"),
+        ({"outbound_by_host": [handler]}, "is a table"),
+        ({"outbound_by_host": {"A.test": handler, "a.test.": other}}, "two handlers for 'a.test'"),
+        ({"outbound_by_host": {"a.test:0": handler}}, "port from 1 to 65535"),
+        ({"outbound_by_host": {"a.test:65536": handler}}, "port from 1 to 65535"),
+        ({"outbound": lambda request: request}, "does not take"),
+        ({"tcp": ["db.test"]}, "port from 1 to 65535"),
+        ({"tcp": ["db.test:70000"]}, "port from 1 to 65535"),
+        ({"tcp": "db.test:1"}, "is a list"),
+        ({"hosts": {"*.test": "127.0.0.1"}}, "without globs"),
+        ({"hosts": {"a.test": "127.0.0.1:99999"}}, "port from 1 to 65535"),
+        ({"hosts": {"a.test": 1}}, "is no host"),
+        ({"hosts": {"a.test": "*.b.test"}}, "single addresses"),
+        ({"internet": "yes"}, "internet is True or False"),
+        ({"scrub": None}, "scrub is True or False"),
+        ({"max_requests": 0}, "max_requests is a positive number"),
+        ({"max_bytes": True}, "max_bytes is a positive number"),
+        ({"requests_per_second": float("inf")}, "requests_per_second is a positive"),
+        ({"alowed_hosts": []}, "has no option 'alowed_hosts'"),
+        ({"allowed_hosts": ["b.test"], "outbound_by_host": {"a.test": handler}}, "never be used"),
+        ({"denied_hosts": ["*.test"], "outbound_by_host": {"a.test": handler}}, "never be used"),
+        ({"denied_hosts": ["*.test"], "tcp": ["a.test:22"]}, "never be used"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_definition(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words) as caught:
+        Egress(**options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "fine", [handler, Callable(), functools.partial(handler), "package.module:name", CLIENT]
+)
+def test_what_takes_a_request_can_be_a_handler(fine: Any) -> None:
+    assert Egress(outbound=fine).decide("a.test").handler is fine
+
+
+def test_a_handler_is_named_without_what_it_holds() -> None:
+    assert handler_name(handler) == "handler"
+    assert handler_name("m:a") == "m:a"
+    assert handler_name(Callable()) == "Callable"
+    assert handler_name(None) is None
+
+
+async def test_a_plain_function_is_a_handler_too() -> None:
+    request, answer = Request("GET", "http://a.test/"), Response("x")
+    context: Any = None
+    assert await run_handler(lambda r, e, c: answer, request, None, context) is answer  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="neither a Request nor a Response"):
+        await run_handler(lambda r, e, c: None, request, None, context)  # type: ignore[arg-type, return-value]
