@@ -81,7 +81,7 @@ UserPart: TypeAlias = Text | Image
 AssistantPart: TypeAlias = Text | Thinking | ToolCall | Native
 
 
-class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True):
+class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True, weakref=True):
     """What the model is told. `signal` names what the harness says by itself, such as
     `interrupted` or `resources`; it is shown to the model as any other text."""
 
@@ -89,7 +89,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True):
     signal: str | None = None
 
 
-class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", kw_only=True):
+class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", kw_only=True, weakref=True):
     """What a model said in one turn."""
 
     parts: tuple[AssistantPart, ...]
@@ -118,7 +118,7 @@ class ToolReturn(msgspec.Struct, frozen=True, omit_defaults=True):
     images: tuple[Image, ...] = ()
 
 
-class ToolReturns(msgspec.Struct, frozen=True, tag="tools"):
+class ToolReturns(msgspec.Struct, frozen=True, tag="tools", weakref=True):
     """What all tool calls of one turn came to, in the order in which they were asked for."""
 
     returns: tuple[ToolReturn, ...]
