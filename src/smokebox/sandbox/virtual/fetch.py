@@ -8,9 +8,9 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from smokebox.egress.scrub import Scrubber, secrets_in
 from smokebox.sandbox.urls import Url, join_url
 from smokebox.sandbox.virtual.connection import Connection, FetchFailed, Head, blocking
-from smokebox.sandbox.virtual.scrub import Scrubber, secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence

@@ -1,0 +1,137 @@
+"""Takes secrets out of bytes that flow past, also where they are cut between two reads.
+
+What stands in for a secret is as long as it was: a length that was announced stays true.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+import json
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+REDACTED = b"[redacted]"
+
+# Shorter values would strike innocent text; they are no secrets either.
+_SHORTEST = 6
+_NOT_SECRET = frozenset(
+    (
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "host",
+        "origin",
+        "range",
+        "referer",
+        "user-agent",
+        "x-amz-content-sha256",
+        "x-amz-date",
+    )
+)
+
+
+def secrets_in(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> set[str]:
+    """The values in `headers` that must not be seen, with and without their scheme."""
+    found: set[str] = set()
+    pairs = headers.items() if hasattr(headers, "items") else headers
+    for name, value in pairs:
+        if name.lower() in _NOT_SECRET:
+            continue
+        scheme, _, rest = value.partition(" ")
+        found |= {value, rest.strip()}
+        if scheme.lower() == "basic":
+            found |= _user_and_password(rest)
+        if name.lower() == "cookie":
+            found |= {pair.partition("=")[2].strip() for pair in value.split(";")}
+    return {value for value in found if len(value) >= _SHORTEST}
+
+
+def _user_and_password(encoded: str) -> set[str]:
+    try:
+        pair = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return set()
+    return {pair, pair.partition(":")[2]}
+
+
+def _spellings(secret: str) -> set[bytes]:
+    raw = secret.encode()
+    texts = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    texts |= {secret.replace("/", "\\/"), html.escape(secret), json.dumps(secret)[1:-1]}
+    encoded = {raw.hex().encode(), raw.hex().upper().encode(), *_in_base64(raw)}
+    return {text.encode() for text in texts} | encoded
+
+
+def _in_base64(raw: bytes) -> set[bytes]:
+    """What is seen of it in base64 wherever in a longer text it stands."""
+    found = set()
+    for before in range(3):
+        # The characters at both ends hold bits of the neighbours too.
+        first = (before * 8 + 5) // 6
+        last = (before + len(raw)) * 8 // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            found.add(encode(b"\0" * before + raw)[first:last])
+    return found
+
+
+class Scrubber:
+    """Replaces every spelling of some secrets in a stream of bytes."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        every = {word for secret in secrets for word in _spellings(secret)}
+        # One that holds another is struck with it.
+        words = {word for word in every if not any(o != word and o in word for o in every)}
+        self._words = sorted(words, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._words))) if words else None
+        self._beginnings = {word[:size] for word in words for size in range(1, len(word))}
+        self._longest = max(map(len, words), default=0)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the stream so far can be shown: all but an end that may begin a secret."""
+        if self._pattern is None:
+            return data
+        clean = self._struck(self._held + data if self._held else data)
+        keep = self._begun(clean)
+        self._held = clean[len(clean) - keep :] if keep else b""
+        return clean[: len(clean) - keep] if keep else clean
+
+    def finish(self) -> bytes:
+        """The end that was held back."""
+        rest, self._held = self._held, b""
+        return rest
+
+    def text(self, value: str) -> str:
+        """One whole text, such as a header, without the secrets."""
+        if self._pattern is None:
+            return value
+        return self._struck(value.encode("utf-8", "replace")).decode("utf-8", "replace")
+
+    def _struck(self, data: bytes) -> bytes:
+        # To look for each word is many times as fast as to match the pattern.
+        if self._pattern is None or not any(word in data for word in self._words):
+            return data
+        return self._pattern.sub(_mask, data)
+
+    def _begun(self, data: bytes) -> int:
+        """How many bytes at the end are the beginning of a secret."""
+        tail = data[-(self._longest - 1) :]
+        for start in range(len(tail)):
+            if tail[start:] in self._beginnings:
+                return len(tail) - start
+        return 0
+
+
+def _mask(found: re.Match[bytes]) -> bytes:
+    return REDACTED[: len(found[0])].ljust(len(found[0]), b"*")
