@@ -114,7 +114,7 @@ FULL: list[Row] = [
         argv=("printf", "", "a b", "\udc80"),
         command="printf '' 'a b' \0 \u00e9",
     ),
-    replace(PORT, name="site"),
+    replace(PORT, name="site", generation=7, private=True),
 ]
 KEYS: dict[type[Row], tuple[str | int, ...]] = {
     SandboxRow: ("box",),

@@ -21,6 +21,7 @@ from smokebox.engine.git.repository import (
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
+from smokebox.engine.ports import Ports
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sessions.sessions import Session, Sessions
@@ -361,8 +362,9 @@ class Sandbox:
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         self.terminals = Terminals(id=self.id, record=record, use=life.use)
+        self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
         files, processes, sessions = self.files, self.processes, self.sessions
-        terminals = self.terminals
+        terminals, ports = self.terminals, self.ports
         life.parts = (
             Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
             Part(
@@ -380,6 +382,11 @@ class Sandbox:
                 ended=terminals.ended,
                 settle=terminals.part,
                 close=lambda: terminals.ended(STOPPED),
+            ),
+            Part(
+                ended=ports.ended,
+                busy=lambda: ports.busy,
+                close=lambda: ports.ended(STOPPED),
             ),
         )
 

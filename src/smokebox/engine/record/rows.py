@@ -91,12 +91,18 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRow:
-    """One port of a sandbox that may be reached from outside, by whoever has the token."""
+    """One port of a sandbox that may be reached from outside, by whoever has the token.
+
+    It is reached in the run that `generation` says. A `private` one is for who has a key of
+    the server, too.
+    """
 
     sandbox_id: str
     port: int
     token: str
     name: str | None = None
+    generation: int = 0
+    private: bool = False
 
 
 Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow
@@ -233,4 +239,5 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "jail": lambda text: JailState(**json.loads(text)),
     "argv": lambda text: tuple(json.loads(text)),
     "stdin": bool,
+    "private": bool,
 }

@@ -65,6 +65,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        "ALTER TABLE ports ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE ports ADD COLUMN private INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 
 
