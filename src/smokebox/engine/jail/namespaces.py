@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail.cloned import CloningJailer
-from smokebox.errors import IsolationUnavailable, ServiceUnavailable
+from smokebox.errors import IsolationUnavailable, SandboxGone, ServiceUnavailable
 
 if TYPE_CHECKING:
     from smokebox.engine.jail.api import Tier
@@ -34,6 +34,12 @@ def explain(error: OSError, tier: Tier) -> SmokeboxError:
             f"this host has no room for another sandbox: {text}.",
             hint="Destroy sandboxes that are not needed, or raise `ulimit -n` and `ulimit -u`.",
             service="kernel",
+        )
+    if number == errno.ESRCH:
+        return SandboxGone(
+            f"{text}: something killed it.",
+            hint="Run the command again; if it stays so, give the sandbox more memory.",
+            reason="killed while it was built",
         )
     if number == errno.ENOSPC and "clone3" in text:
         hint = "Run: sysctl -w user.max_user_namespaces=15000"
