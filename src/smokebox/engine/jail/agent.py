@@ -7,8 +7,8 @@ each connection is one request, taken by a minder. A request starts with a verb.
   its connection, and so does the `shell` of a session, whose commands can be ended alone,
   and the program of a `terminal`, or of a `pty` that is made here; what `start` started
   runs on, and its end is written to a file that came with the request.
-- `signal` sends a signal to what a minder has, or to itself; `root` and `socket` answer
-  with a descriptor.
+- `signal` sends a signal to what a minder has, or to itself; `root`, `socket` and `ways-out`
+  answer with descriptors.
 
 The engine believes nothing that is said here: a process of the sandbox could be saying it.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 RUN, SHELL, START = b"run", b"shell", b"start"
 TERMINAL, PTY = b"terminal", b"pty"
-SIGNAL, ROOT, SOCKET = b"signal", b"root", b"socket"
+SIGNAL, ROOT, SOCKET, WAYS_OUT = b"signal", b"root", b"socket", b"ways-out"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
 STARTED, DONE = b"S", b"D"
@@ -86,9 +86,10 @@ def pack_user(uid: int, gid: int, groups: Sequence[int]) -> bytes:
 class Agent(Keeper):
     """Pid 1 of a jail. It outlives the engine, and ends when it is killed."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, ways_out: Sequence[socket.socket] = ()) -> None:
         listener.setblocking(False)
         super().__init__(listener, None)
+        self.ways_out = ways_out
 
     def serve(self, wake: int) -> None:
         """As any keeper does, with a minder made ahead of the first request."""
@@ -97,7 +98,9 @@ class Agent(Keeper):
 
     def minder(self, control: socket.socket, wake: int) -> Minder:
         """One that knows the verbs above."""
-        return JailMinder(control, None, wake, self.say)
+        minder = JailMinder(control, None, wake, self.say)
+        minder.ways_out = self.ways_out
+        return minder
 
     def read_lines(self) -> list[bytes]:
         """What minders tell; for one that is taken for good another is made ahead."""
@@ -137,6 +140,8 @@ class JailMinder(Minder):
     writer: int | None = None
     shell: MindedShell | None = None
     terminal: MindedTerminal | None = None
+    # The sockets that lead out of the jail, kept for the engine that comes after this one.
+    ways_out: Sequence[socket.socket] = ()
 
     def run(self) -> bool:
         """As any minder does; after an errand another request can follow."""
@@ -183,6 +188,8 @@ class JailMinder(Minder):
         elif verb == SOCKET:
             sock = socket.socket(socket.AF_INET6 if rest == [b"6"] else socket.AF_INET)
             self.give(sock.detach())
+        elif verb == WAYS_OUT:
+            self.give(*(os.dup(sock.fileno()) for sock in self.ways_out))
 
     def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
         """Start a program, found by the PATH that it gets."""
@@ -325,10 +332,11 @@ class JailMinder(Minder):
         else:
             self.control.sendall(DONE)
 
-    def give(self, fd: int) -> None:
-        """Answer with a descriptor."""
-        socket.send_fds(self.control, [DONE], [fd])
-        os.close(fd)
+    def give(self, *fds: int) -> None:
+        """Answer with descriptors."""
+        socket.send_fds(self.control, [DONE], fds)
+        for fd in fds:
+            os.close(fd)
 
 
 def _find(name: bytes, env: list[bytes]) -> bytes:

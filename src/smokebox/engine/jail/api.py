@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import socket
 
     from smokebox.engine.images.image import Layer
+    from smokebox.engine.jail.network import Doors
     from smokebox.engine.limits import Limits
 
 Tier = Literal["namespaces", "gvisor"]
@@ -84,6 +85,11 @@ class Jail(Protocol):
     @property
     def root(self) -> int:
         """An O_PATH descriptor of the root directory; open below it with openat2 only."""
+        ...
+
+    @property
+    def doors(self) -> Doors:
+        """The sockets that lead out of it, closed with it."""
         ...
 
     @property

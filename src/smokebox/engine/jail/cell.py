@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 
-from smokebox.engine.jail import landlock, linux, seccomp
+from smokebox.engine.jail import landlock, linux, network, seccomp
 from smokebox.engine.jail.agent import Agent
 from smokebox.engine.jail.entering import hold_to, lock_up, take_name
 from smokebox.sandbox.keeper import receive_fds
@@ -92,13 +92,14 @@ class Cell:
         self.setup = setup
         self.listener = listener
         self.run = -1
+        self.doors = network.Doors()
         self.stage = "ids"
 
     def live(self, go: socket.socket) -> None:
         """Everything from the fork to the end of the jail."""
         try:
             self.build(go)
-            self.report({"ready": True}, [os.open("/", os.O_PATH | os.O_CLOEXEC)])
+            self.present(os.open("/", os.O_PATH | os.O_CLOEXEC))
             if not self.enter():
                 return
         except OSError as error:
@@ -107,7 +108,7 @@ class Cell:
         self.setup.close()
         close_files()
         gc.freeze()
-        Agent(self.listener).run()
+        Agent(self.listener, self.doors.sockets).run()
 
     def build(self, go: socket.socket) -> None:
         """Wait for the ids, then make the root and stand in it."""
@@ -133,7 +134,13 @@ class Cell:
         linux.umount(".", linux.MNT_DETACH)
         os.chdir("/")
         self.stage = "network"
-        linux.raise_loopback()
+        self.doors = network.furnish()
+
+    def present(self, root: int) -> None:
+        """Tell the engine that the jail stands, with its root and what leads out of it."""
+        # Copies of the sockets stay here, for the engine that may come after this one.
+        doors = [os.dup(sock.fileno()) for sock in self.doors.sockets]
+        self.report({"ready": True, "closed": self.doors.reason}, [root, *doors])
 
     def settle(self, go: socket.socket) -> list[int]:
         """Wait for the ids, and be root in the box, among mounts of our own."""

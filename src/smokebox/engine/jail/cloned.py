@@ -23,6 +23,7 @@ from smokebox.engine.jail.api import JailSpec, JailState, JailStats, Owner, Tier
 from smokebox.engine.jail.box import lay_out, listen
 from smokebox.engine.jail.cell import MESSAGE_SIZE
 from smokebox.engine.jail.cgroups import Cgroup, detect, rlimits_for
+from smokebox.engine.jail.network import MOST_DOORS, Doors
 from smokebox.engine.jail.zygotes import Born, Zygote, unavailable
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError
 from smokebox.sandbox.keeper import receive_fds
@@ -43,6 +44,19 @@ class Order:
     fds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a jail gives once it stands: its root, and the sockets that lead out of it."""
+
+    root: int
+    doors: Doors
+
+    def close(self) -> None:
+        """Let go of both."""
+        os.close(self.root)
+        self.doors.close()
+
+
 class ClonedJail:
     """One jail, seen from the engine."""
 
@@ -53,6 +67,7 @@ class ClonedJail:
         run: int,
         pidfd: int,
         root: int,
+        doors: Doors,
         cgroup: Cgroup,
         setup: socket.socket | None = None,
         limits: Limits | None = None,
@@ -62,6 +77,7 @@ class ClonedJail:
         self._run = run
         self._pidfd = pidfd
         self._root = root
+        self._doors = doors
         self._cgroup = cgroup
         self._setup = setup
         self._ended = asyncio.Event()
@@ -84,6 +100,11 @@ class ClonedJail:
     def root(self) -> int:
         """An O_PATH descriptor of the root directory."""
         return self._root
+
+    @property
+    def doors(self) -> Doors:
+        """The sockets that lead out of it, closed with it."""
+        return self._doors
 
     @property
     def alive(self) -> bool:
@@ -181,6 +202,7 @@ class ClonedJail:
         self._ended.set()
         if self._setup is not None:
             self._setup.close()
+        self._doors.close()
         for fd in (self._run, self._pidfd, self._root):
             os.close(fd)
 
@@ -263,8 +285,8 @@ class CloningJailer(abc.ABC):
                 on_failure.callback(kill_now, born)
                 # The child has its own of all: with ours open, its end would not be heard.
                 always.close()
-                root = await self._build(born, setup, cgroup)
-                on_failure.callback(os.close, root)
+                built = await self._build(born, setup, cgroup)
+                on_failure.callback(built.close)
                 await self.furnish(setup)
             except OSError as error:
                 if isinstance(error, SmokeboxError):
@@ -287,7 +309,8 @@ class CloningJailer(abc.ABC):
                 state,
                 run=run,
                 pidfd=born.pidfd,
-                root=root,
+                root=built.root,
+                doors=built.doors,
                 cgroup=cgroup,
                 setup=setup,
                 limits=spec.limits,
@@ -314,11 +337,13 @@ class CloningJailer(abc.ABC):
             return None
         cgroup = self._hierarchy.adopt(state.key, state.pid)
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        jail = self.kind(state, run=run, pidfd=pidfd, root=root, cgroup=cgroup)
+        doors = Doors()
+        jail = self.kind(state, run=run, pidfd=pidfd, root=root, doors=doors, cgroup=cgroup)
         try:
             found = await errands.open_root(jail)
             os.dup2(found, root, inheritable=False)
             os.close(found)
+            doors.take(await errands.ways_out(jail))
         except SandboxGone:
             await jail.kill()
             return None
@@ -328,19 +353,20 @@ class CloningJailer(abc.ABC):
         """Stop what makes jails. Entered jails run on."""
         self._zygote.close()
 
-    async def _build(self, born: Born, setup: socket.socket, cgroup: Cgroup) -> int:
-        """Wait until the child stands in its root, and is counted; a descriptor of that root."""
+    async def _build(self, born: Born, setup: socket.socket, cgroup: Cgroup) -> Built:
+        """Wait until the child stands in its root, and is counted."""
         attaching = asyncio.create_task(self._attach(born, cgroup))
         try:
-            _, fds = await hear(setup)
+            words, fds = await hear(setup)
         except OSError:
             # What the child said of its end is worth more than that it was not there.
             await asyncio.wait([attaching])
             raise
         await attaching
-        if len(fds) != 1:
+        if not fds:
             raise OSError(errno.EPROTO, "the jail gave no root")
-        return fds[0]
+        sockets = [socket.socket(fileno=fd) for fd in fds[1:]]
+        return Built(root=fds[0], doors=Doors(sockets, reason=str(words.get("closed", ""))))
 
     async def _attach(self, born: Born, cgroup: Cgroup) -> None:
         if not cgroup.joined:
@@ -351,7 +377,7 @@ async def hear(setup: socket.socket) -> tuple[dict[str, object], list[int]]:
     """What the child says of its set-up; raises OSError with what stopped it."""
     if not await readable(setup.fileno(), BUILD_SECONDS):
         raise OSError(errno.ETIMEDOUT, "the jail took too long to build")
-    message, fds = receive_fds(setup, MESSAGE_SIZE, 1)
+    message, fds = receive_fds(setup, MESSAGE_SIZE, 1 + MOST_DOORS)
     if not message:
         raise OSError(errno.ESRCH, "the jail ended while it was built")
     words = json.loads(message)

@@ -12,6 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Any address that is not of the loopback would do: all that is asked by DNS comes to the engine.
+RESOLVER = "10.11.0.1"
+_RESOLV_CONF = "/etc/resolv.conf"
+
 # What root inside may do, to files, processes and ports of the sandbox alone.
 CAPABILITIES = (
     linux.CAP_CHOWN,
@@ -27,11 +31,16 @@ CAPABILITIES = (
 
 
 def take_name(name: str) -> None:
-    """Have a name, that programs inside can look up too."""
+    """Have a name, that programs inside can look up too, and somebody to ask for others."""
     linux.sethostname(name)
     with contextlib.suppress(OSError):
         _write("/etc/hostname", f"{name}\n")
         _write("/etc/hosts", f"127.0.0.1 localhost {name}\n::1 localhost ip6-localhost\n")
+    with contextlib.suppress(OSError):
+        # Often a link to where systemd has its own.
+        if os.path.islink(_RESOLV_CONF):
+            os.unlink(_RESOLV_CONF)
+        _write(_RESOLV_CONF, f"nameserver {RESOLVER}\n")
 
 
 def hold_to(rlimits: Mapping[int, int]) -> None:

@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import agent
+from smokebox.engine.jail.network import MOST_DOORS, Doors
 from smokebox.errors import SandboxGone
 from smokebox.sandbox.keeper import FAILED, LENGTH, MESSAGE, receive_fds
 from smokebox.sandbox.pipes import readable
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from smokebox.engine.jail.api import Jail
 
 ANSWER_SECONDS = 10.0
+
+_STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
+# With IPv6 on the host, and without.
+_DOORS = (
+    [
+        (socket.AF_INET6, _STREAM),
+        (socket.AF_INET, _DATAGRAM),
+        (socket.AF_INET6, _DATAGRAM),
+    ],
+    [(socket.AF_INET, _STREAM), (socket.AF_INET, _DATAGRAM)],
+)
 
 
 async def send_signal(jail: Jail, minder: int, number: int, *, tree: bool) -> bool:
@@ -52,6 +64,22 @@ async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
     raise _nonsense(jail)
 
 
+async def ways_out(jail: Jail) -> Doors:
+    """The sockets that lead out of the jail, which its agent has kept."""
+    answer, fds = await _ask(jail, agent.WAYS_OUT)
+    sockets = [socket.socket(fileno=fd) for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+    kinds = [(sock.family, sock.type) for sock in sockets]
+    if answer == agent.DONE and len(sockets) == len(fds) and kinds in _DOORS:
+        return Doors(sockets)
+    for sock in sockets:
+        sock.detach()
+    _close(fds)
+    if not fds:
+        # As an agent says that has none, or that is of a version before this.
+        return Doors(reason="it was made without a way out")
+    raise _nonsense(jail)
+
+
 async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
     """Send a request, and give the answer with the descriptors that came along."""
     body = b"\0".join(fields)
@@ -61,7 +89,7 @@ async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
             with await jail.connect() as control:
                 await loop.sock_sendall(control, LENGTH.pack(len(body)) + body)
                 await readable(control.fileno())
-                answer, fds = receive_fds(control, MESSAGE.size, 4)
+                answer, fds = receive_fds(control, MESSAGE.size, MOST_DOORS)
     except (TimeoutError, ConnectionError) as error:
         raise SandboxGone(
             f"the agent of jail {jail.state.key} does not answer.",

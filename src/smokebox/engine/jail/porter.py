@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 
-from smokebox.engine.jail import agent, linux, seccomp
+from smokebox.engine.jail import agent, linux, network, seccomp
 from smokebox.engine.jail.cell import IO, MESSAGE_SIZE, Cell, make_way
 from smokebox.engine.jail.entering import CAPABILITIES
 from smokebox.sandbox.keeper import LENGTH
@@ -68,7 +68,7 @@ class Porter(Cell):
         try:
             self.build(go)
             root = os.open(f"/{_ROOT}", os.O_PATH | os.O_CLOEXEC)
-            self.report({"ready": True}, [os.dup(root)])
+            self.present(os.dup(root))
             # The engine counts us first: what we start is counted with us.
             if not self.setup.recv(MESSAGE_SIZE):
                 return
@@ -79,7 +79,7 @@ class Porter(Cell):
             self.report({"error": error.errno or 0, "stage": self.stage, "text": str(error)}, [])
             return
         self.setup.close()
-        Door(self.listener, channel, root).keep()
+        Door(self.listener, channel, root, self.doors.sockets).keep()
 
     def reach(self) -> None:
         """Take hold of the two things of the host's that a sandbox gets to see."""
@@ -121,7 +121,7 @@ class Porter(Cell):
         linux.umount(".", linux.MNT_DETACH)
         os.chdir("/")
         self.stage = "network"
-        linux.raise_loopback()
+        self.doors = network.furnish()
 
     def furnish(self) -> None:
         """What runsc wants to find where it runs."""
@@ -196,10 +196,17 @@ class Porter(Cell):
 class Door:
     """Where connections come in, and what is answered there."""
 
-    def __init__(self, listener: socket.socket, channel: socket.socket, root: int) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        channel: socket.socket,
+        root: int,
+        ways_out: Sequence[socket.socket],
+    ) -> None:
         self.listener = listener
         self.channel = channel
         self.root = root
+        self.ways_out = ways_out
         self.waiting: dict[int, socket.socket] = {}
         self.poll = select.poll()
 
@@ -233,13 +240,16 @@ class Door:
 
     def attend(self, control: socket.socket) -> None:
         """Answer here what asks for a descriptor, and hand everything else in."""
-        head = control.recv(LENGTH.size + len(agent.SOCKET) + 2, socket.MSG_PEEK)
+        head = control.recv(LENGTH.size + len(agent.WAYS_OUT) + 2, socket.MSG_PEEK)
         verb, _, rest = head[LENGTH.size :].partition(b"\0")
         if verb == agent.ROOT:
             socket.send_fds(control, [agent.DONE], [self.root])
         elif verb == agent.SOCKET:
             with socket.socket(socket.AF_INET6 if rest == b"6" else socket.AF_INET) as sock:
                 socket.send_fds(control, [agent.DONE], [sock.fileno()])
+        elif verb == agent.WAYS_OUT:
+            doors = [sock.fileno() for sock in self.ways_out]
+            socket.send_fds(control, [agent.DONE], doors)
         elif head:
             socket.send_fds(self.channel, [HANDED], [control.fileno()])
 
