@@ -1,0 +1,266 @@
+"""OpenTelemetry spans and metrics of agents, by the GenAI conventions, where somebody collects.
+
+That is so where the program has set a provider of its own, or where the environment names
+a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`). Else a hook costs about a microsecond.
+No words of a conversation are ever sent: names, numbers and outcomes only.
+
+    with span_agent("reviewer", session=session.id, model=model.name) as work:
+        with span_chat(model.name) as chat:
+            chat.replied(message)
+        with span_tool("bash", call_id=call.id) as tool:
+            tool.failed("timeout")
+        work.used(usage)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+from smokebox import __version__
+from smokebox.errors import SmokeboxError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from opentelemetry.metrics import Histogram, MeterProvider
+    from opentelemetry.trace import SpanKind, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+    from smokebox.agents.messages import AssistantMessage, Usage
+
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_NAME = "smokebox.agents"
+# The buckets that the conventions ask for: steps of four for tokens, of two for seconds.
+_TOKENS = tuple(4**power for power in range(14))
+_SECONDS = tuple(0.01 * 2**power for power in range(14))
+
+
+class Span:
+    """One thing that is done, from `with` to its end. This one tells nobody."""
+
+    __slots__ = ()
+
+    def replied(self, message: AssistantMessage) -> None:
+        """What a model answered."""
+
+    def used(self, usage: Usage) -> None:
+        """What requests to models took."""
+
+    def failed(self, kind: str) -> None:
+        """It went wrong, though nothing was raised."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+
+_SILENT = Span()
+
+
+def span_agent(agent: str, *, session: str, model: str) -> Span:
+    """An agent works on something that it was asked for."""
+    told = _telemetry()
+    if told is None:
+        return _SILENT
+    return told.begin(
+        "invoke_agent",
+        agent,
+        model,
+        {"gen_ai.agent.name": agent, "gen_ai.conversation.id": session},
+    )
+
+
+def span_chat(model: str, *, max_tokens: int | None = None) -> Span:
+    """A request goes to a model, and its answer comes."""
+    told = _telemetry()
+    if told is None:
+        return _SILENT
+    more = {} if max_tokens is None else {"gen_ai.request.max_tokens": max_tokens}
+    return told.begin("chat", model.partition("/")[2] or model, model, more)
+
+
+def span_tool(tool: str, *, call_id: str) -> Span:
+    """A tool runs."""
+    told = _telemetry()
+    if told is None:
+        return _SILENT
+    return told.begin(
+        "execute_tool",
+        tool,
+        None,
+        {
+            "gen_ai.tool.name": tool,
+            "gen_ai.tool.call.id": call_id,
+            "gen_ai.tool.type": "function",
+        },
+    )
+
+
+class _Told(Span):
+    """A span that is told of, and is the parent of those begun before it ends."""
+
+    __slots__ = ("_error", "_labels", "_manager", "_span", "_started", "_told")
+
+    def __init__(
+        self, told: _Telemetry, name: str, attributes: dict[str, AttributeValue], kind: SpanKind
+    ) -> None:
+        self._told = told
+        self._started = time.perf_counter()
+        self._labels = {key: attributes[key] for key in _LABELS if key in attributes}
+        self._error: str | None = None
+        self._manager = told.tracer.start_as_current_span(
+            name,
+            kind=kind,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    def __enter__(self) -> Self:
+        self._span = self._manager.__enter__()
+        return self
+
+    def replied(self, message: AssistantMessage) -> None:
+        self._span.set_attribute("gen_ai.response.model", message.model.partition("/")[2])
+        self._span.set_attribute("gen_ai.response.finish_reasons", (message.stop,))
+        self.used(message.usage)
+        for kind in ("input", "output"):
+            tokens = getattr(message.usage, f"{kind}_tokens")
+            self._told.tokens.record(tokens, {**self._labels, "gen_ai.token.type": kind})
+
+    def used(self, usage: Usage) -> None:
+        numbers: dict[str, AttributeValue] = {
+            "gen_ai.usage.input_tokens": usage.input_tokens,
+            "gen_ai.usage.output_tokens": usage.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        }
+        if usage.cost is not None:
+            numbers["smokebox.cost_usd"] = usage.cost
+        self._span.set_attributes(numbers)
+
+    def failed(self, kind: str) -> None:
+        self._error = kind
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._error = error.code if isinstance(error, SmokeboxError) else type(error).__name__
+        if self._error is not None:
+            self._span.set_attribute("error.type", self._error)
+            self._span.set_status(self._told.error)
+            self._labels["error.type"] = self._error
+        self._manager.__exit__(None, None, None)
+        self._told.seconds.record(time.perf_counter() - self._started, self._labels)
+
+
+_LABELS = (
+    "gen_ai.operation.name",
+    "gen_ai.provider.name",
+    "gen_ai.request.model",
+    "gen_ai.tool.name",
+    "gen_ai.agent.name",
+)
+
+
+class _Telemetry:
+    """The tracer and the instruments of one pair of providers."""
+
+    def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
+        from opentelemetry import trace
+
+        self.tracers = tracers
+        self.tracer = tracers.get_tracer(_NAME, __version__)
+        self.error = trace.Status(trace.StatusCode.ERROR)
+        self._client, self._internal = trace.SpanKind.CLIENT, trace.SpanKind.INTERNAL
+        meter = meters.get_meter(_NAME, __version__)
+        self.tokens: Histogram = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self.seconds: Histogram = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+
+    def begin(
+        self, operation: str, name: str, model: str | None, more: Mapping[str, AttributeValue]
+    ) -> Span:
+        """A span of that operation; `model` is `provider/model`."""
+        attributes: dict[str, AttributeValue] = {"gen_ai.operation.name": operation, **more}
+        if model is not None:
+            provider, _, rest = model.partition("/")
+            attributes["gen_ai.provider.name"] = provider
+            attributes["gen_ai.request.model"] = rest or model
+        kind = self._client if operation == "chat" else self._internal
+        return _Told(self, f"{operation} {name}", attributes, kind)
+
+
+_own: _Telemetry | None = None
+_opened = False
+_of_program: _Telemetry | None = None
+
+
+def _telemetry() -> _Telemetry | None:
+    """Who is told, if anybody; the program's own providers come before the environment's."""
+    global _own, _opened, _of_program
+    if (trace := sys.modules.get("opentelemetry.trace")) is not None:
+        tracers = trace.get_tracer_provider()
+        if not isinstance(tracers, trace.ProxyTracerProvider):
+            if _of_program is None or _of_program.tracers is not tracers:
+                from opentelemetry import metrics
+
+                _of_program = _Telemetry(tracers, metrics.get_meter_provider())
+            return _of_program
+    if not _opened and any(os.environ.get(name) for name in _VARIABLES):
+        _own, _opened = _open(), True
+    return _own
+
+
+def _open() -> _Telemetry | None:
+    """Providers that send by OTLP to whom the environment names."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        # The variable may be there for other programs: no reason not to work.
+        logging.getLogger("smokebox.agents").warning(
+            "%s is set, and OpenTelemetry is not installed: agents send nothing. "
+            "Run: pip install 'smokebox[telemetry]'",
+            _VARIABLES[1],
+        )
+        return None
+    resource = Resource.create({"service.version": __version__})
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+    atexit.register(meters.shutdown)
+    atexit.register(tracers.shutdown)
+    return _Telemetry(tracers, meters)
