@@ -10,6 +10,10 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
 	print(*(line for group in sys.argv[1:] for line in project["dependency-groups"][group]), sep="\n")
 
+# Seven times as quick as pip, which does it where uv cannot reach what pip is set up to reach.
+INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python "$$@" 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; install
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help start test soak check format bench clean gvisor vttest
@@ -69,22 +73,24 @@ $(BIN)/python:
 		{ echo "smokebox: $$($(PYTHON) -V 2>&1) does not fit; run make PYTHON=python3.11 (up to 3.13)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) >/dev/null || { rm -rf $(VENV); \
 		echo "smokebox: $(PYTHON) cannot make a virtualenv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.11,<0.14' || \
+		echo "smokebox: uv cannot be installed: pip does it, which takes longer"
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing Smokebox into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bucket,shell]'
+	@$(INSTALL) -e '.[bucket,shell]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing Smokebox and what its tests need into $(VENV) ..."
 	@$(BIN)/python -c '$(REQUIREMENTS)' dev > $(VENV)/requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	@$(INSTALL) -r $(VENV)/requirements.txt
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 	@echo "Installing Smokebox and what it is compared with into $(VENV) ..."
 	@$(BIN)/python -c '$(REQUIREMENTS)' dev bench > $(VENV)/requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	@$(INSTALL) -r $(VENV)/requirements.txt
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 # OpenAI's JavaScript client, which speaks to our server in one test.
