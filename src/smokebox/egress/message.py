@@ -63,6 +63,11 @@ class Body:
             yield piece
 
 
+def _as_body(content: Content | Body | None) -> Body:
+    """A body as it is, so that one that was not read is known for the same."""
+    return content if isinstance(content, Body) else Body(content)
+
+
 class _Message:
     headers: CIMultiDict[str]
     body: Body
@@ -91,12 +96,12 @@ class Request(_Message):
         method: str,
         url: str,
         headers: Mapping[str, str] | CIMultiDict[str] | None = None,
-        body: Content | None = None,
+        body: Content | Body | None = None,
     ) -> None:
         self.method = method
         self.url = url
         self.headers = CIMultiDict(headers or {})
-        self.body = Body(body)
+        self.body = _as_body(body)
 
     def __repr__(self) -> str:
         # Never the headers: this is what logs show.
@@ -108,13 +113,13 @@ class Response(_Message):
 
     def __init__(
         self,
-        body: Content | None = None,
+        body: Content | Body | None = None,
         status: int = 200,
         headers: Mapping[str, str] | CIMultiDict[str] | None = None,
     ) -> None:
         self.status = status
         self.headers = CIMultiDict(headers or {})
-        self.body = Body(body)
+        self.body = _as_body(body)
 
     @classmethod
     def of_json(cls, value: object, status: int = 200) -> Response:
