@@ -448,7 +448,7 @@ async def test_a_directory_that_is_not_there_is_an_error_of_that_path(tmp_path: 
 
 async def test_a_full_disk_fails_the_write_and_not_the_record(record: Record) -> None:
     limit = "PRAGMA max_page_count = {}"
-    connection = record._writer._connection
+    connection = record._writer._commits._connection
     [(pages,)] = connection.execute("PRAGMA page_count").fetchall()
     connection.execute(limit.format(pages))
     with pytest.raises(PathError, match="no space left"):

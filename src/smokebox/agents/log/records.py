@@ -22,7 +22,7 @@ class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_de
     """The first record. System prompt and tools are those of the whole session.
 
     `parent` is the session whose task this one does, `forked_from` one whose records up to
-    `forked_at` precede these.
+    `forked_at` precede these; both are names of sessions of the same agent and id.
     """
 
     system: str
@@ -128,7 +128,11 @@ class ApprovalGiven(msgspec.Struct, frozen=True, tag="approval_given", omit_defa
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
-    """From here on the model sees `summary` in place of what came before offset `keep_from`."""
+    """From here on the model sees `summary` in place of what came before `keep_from`.
+
+    That is a position as `Conversation` counts them: an offset, and in a fork one that goes on
+    from those of what it was forked from.
+    """
 
     summary: str
     keep_from: int

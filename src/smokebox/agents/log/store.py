@@ -25,13 +25,17 @@ class SessionKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """What a list of sessions shows. `unfinished` is how much accepted work has no end."""
+    """What a list of sessions shows. `unfinished` is how much accepted work has no end.
+
+    `parent` is the name of the session whose task this one does.
+    """
 
     key: SessionKey
     created_at: float
     updated_at: float
     head: int
     unfinished: int
+    parent: str | None = None
 
 
 class Writer(Protocol):
@@ -50,7 +54,9 @@ class Writer(Protocol):
     async def append(self, records: Sequence[Record]) -> int:
         """Add records, all or none; they are durable when it returns the new head.
 
-        Raises `Fenced` once another writer has taken the session.
+        Appends take effect in the order of the calls. One that is cancelled takes effect all
+        the same, but who called cannot know when. Raises `Fenced` once another writer has
+        taken the session, or it was deleted.
         """
         ...
 
@@ -76,17 +82,24 @@ class Store(Protocol):
         ...
 
     def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[Stored, None]:
-        """Records behind an offset, then those that are added, without gap or repeat."""
+        """Records behind an offset, then those that are added, without gap or repeat.
+
+        Those that another process adds too. Waits for a session that is not there yet, and ends
+        when one is deleted. A slow reader holds nobody up, and takes no memory.
+        """
         ...
 
     async def sessions(
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
     ) -> list[SessionSummary]:
-        """Sessions, those that changed last first."""
+        """Sessions that have records, those that changed last first."""
         ...
 
     async def delete(self, key: SessionKey) -> bool:
-        """Remove a session with its records and children; False where there is none."""
+        """Remove a session with its records and children; False where there is none.
+
+        Their writers are `Fenced` from then on. Raises `Conflict` while a fork needs the records.
+        """
         ...
 
     async def put_blob(self, data: bytes) -> str:

@@ -1,0 +1,75 @@
+"""What the SQLite store asks of its file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smokebox.agents.log.store import SessionKey, SessionSummary
+
+_KEY = "agent = ? AND id = ? AND session = ?"
+
+MAKE = (
+    "INSERT INTO sessions (agent, id, session, created_at, updated_at) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING"
+)
+OWNER = f"SELECT number, owner FROM sessions WHERE {_KEY}"
+TAKE = "UPDATE sessions SET epoch = epoch + 1, owner = ? WHERE number = ? RETURNING epoch, head"
+FORGET_EMPTY = "DELETE FROM sessions WHERE number = ? AND epoch = ? AND head = 0"
+
+HEAD = "SELECT head FROM sessions WHERE number = ? AND epoch = ?"
+ADD = "INSERT INTO records (session, place, at, version, data) VALUES (?, ?, ?, ?, ?)"
+USE = "INSERT INTO uses (session, blob) VALUES (?, ?) ON CONFLICT DO NOTHING"
+ADVANCE = (
+    "UPDATE sessions SET head = ?, updated_at = ?, unfinished = unfinished + ?, "
+    "parent = coalesce(?, parent), forked_from = coalesce(?, forked_from) WHERE number = ?"
+)
+
+FIND = f"SELECT number, head FROM sessions WHERE {_KEY}"
+READ = (
+    "SELECT place, at, version, data FROM records "
+    f"WHERE session = (SELECT number FROM sessions WHERE {_KEY}) AND place > ? "
+    "ORDER BY place LIMIT ?"
+)
+LIST = (
+    "SELECT agent, id, session, created_at, updated_at, head, unfinished, parent FROM sessions "
+    "WHERE head > 0 AND (? IS NULL OR agent = ?) AND (? IS NULL OR id = ?) "
+    "ORDER BY updated_at DESC, number DESC LIMIT ?"
+)
+
+FAMILY = f"""
+    WITH RECURSIVE family (number, name) AS (
+        SELECT number, session FROM sessions WHERE {_KEY}
+        UNION
+        SELECT child.number, child.session
+        FROM family
+        JOIN sessions AS elder ON elder.number = family.number
+        JOIN sessions AS child
+            ON child.agent = elder.agent AND child.id = elder.id AND child.parent = elder.session
+    )
+    SELECT number, name FROM family
+"""
+FORKS = (
+    "SELECT number, session, forked_from FROM sessions "
+    "WHERE agent = ? AND id = ? AND forked_from IS NOT NULL"
+)
+DELETE = "DELETE FROM sessions WHERE number = ?"
+
+PUT_BLOB = (
+    "INSERT INTO blobs (name, at, data) VALUES (?, ?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET at = excluded.at"
+)
+GET_BLOB = "SELECT data FROM blobs WHERE name = ?"
+SWEEP = "DELETE FROM blobs WHERE at < ? AND name NOT IN (SELECT blob FROM uses)"
+
+
+def summary(row: tuple[Any, ...]) -> SessionSummary:
+    """One line of what `LIST` finds."""
+    agent, id, session, created_at, updated_at, head, unfinished, parent = row
+    return SessionSummary(
+        key=SessionKey(agent, id, session),
+        created_at=created_at,
+        updated_at=updated_at,
+        head=head,
+        unfinished=unfinished,
+        parent=parent,
+    )
