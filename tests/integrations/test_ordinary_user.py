@@ -59,6 +59,7 @@ def home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes long: see `make soak`")
 @pytest.mark.timeout(240)
 def test_the_suites_pass_for_who_is_not_root(interpreter: str, home: Path) -> None:
     options = ["-p", "no:cacheprovider", f"--basetemp={home / 'base'}", "-k", CASES]

@@ -109,6 +109,7 @@ def ten_thousand(seaweed: Seaweed) -> Iterator[str]:
     seaweed.delete_bucket(name)
 
 
+@pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes long: see `make soak`")
 @pytest.mark.timeout(120)
 async def test_ten_thousand_objects(seaweed: Seaweed, ten_thousand: str) -> None:
     async with on(seaweed, ten_thousand, read_only=True) as sandbox:
