@@ -14,9 +14,12 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python "$$@" 2>/dev/null || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; install
 
+APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
+PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help start test soak check format bench clean gvisor vttest
+.PHONY: help start test soak check format bench clean programs
 
 help:
 	@echo "make start   install, run a server here, and say what to try from another shell"
@@ -30,7 +33,7 @@ help:
 start: $(VENV)/.installed
 	@$(BIN)/smokebox serve --show
 
-test: $(VENV)/.installed-dev $(VENV)/js/.installed gvisor vttest
+test: $(VENV)/.installed-dev $(VENV)/js/.installed programs
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
@@ -45,16 +48,16 @@ check: $(VENV)/.installed-dev $(VENV)/js/.installed
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# Programs of Debian's that tests need, where we may install them; without them these are skipped.
-gvisor vttest:
-	@program=$$([ $@ = gvisor ] && echo "$${SMOKEBOX_RUNSC:-runsc}" || echo $@); \
-		package=$$([ $@ = gvisor ] && echo runsc || echo $@); \
-		command -v "$$program" >/dev/null || \
+# Programs of Debian's that tests need, and the packages that have them. Where we may not install
+# them, these tests are skipped.
+programs:
+	@for pair in $(PROGRAMS); do \
+		program=$${pair%=*} package=$${pair#*=}; \
+		command -v "$$program" >/dev/null || ls /usr/lib/*/*/bin/"$$program" >/dev/null 2>&1 || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		{ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package || \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; }; } \
-		>/dev/null 2>&1; } || \
-		echo "smokebox: no $$package here: its tests are skipped; as root: apt-get install -y $$package"
+		{ $(APT) $$package || { apt-get update -qq && $(APT) $$package; }; } >/dev/null 2>&1; } || \
+		echo "smokebox: no $$program here: its tests are skipped; as root: apt-get install -y $$package"; \
+	done
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
