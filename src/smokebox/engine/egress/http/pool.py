@@ -28,8 +28,8 @@ _PATIENCE = 900.0
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-class Unreachable(Exception):
-    """A server that could not be asked, and the status that says so."""
+class Unanswered(Exception):
+    """A request that no server answers; the reason, and the status that says so."""
 
     def __init__(self, reason: str, status: int = 502, *, rule: str = "") -> None:
         super().__init__(reason)
@@ -73,21 +73,21 @@ class Pool:
         return None
 
     async def connect(self, place: Place) -> Wire:
-        """A connection of its own. Raises `Unreachable`."""
+        """A connection of its own. Raises `Unanswered`."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 return await self._connect(place)
         except TimeoutError:
-            raise Unreachable(f"{place.host} did not take the connection in time", 504) from None
+            raise Unanswered(f"{place.host} did not take the connection in time", 504) from None
         except ssl.SSLCertVerificationError as error:
             why = f"the certificate of {place.host} is not trusted: {error.verify_message}"
-            raise Unreachable(why) from None
+            raise Unanswered(why) from None
         except ssl.SSLError as error:
             why = (error.reason or "failed").replace("_", " ").lower()
-            raise Unreachable(f"TLS with {place.host}: {why}") from None
+            raise Unanswered(f"TLS with {place.host}: {why}") from None
         except OSError as error:
             why = error.strerror or "the connection failed"
-            raise Unreachable(f"{place.host} port {place.port}: {why}") from None
+            raise Unanswered(f"{place.host} port {place.port}: {why}") from None
 
     def keep(self, place: Place, wire: Wire) -> None:
         """Have a connection ready for the next request."""
@@ -130,24 +130,28 @@ class Pool:
         self._sweep = loop.call_later(_IDLE_SECONDS, self._close_old) if more else None
 
     async def _connect(self, place: Place) -> Wire:
-        failure: OSError = ConnectionRefusedError(None, "no address")
         loop = asyncio.get_running_loop()
+        sock = await self.dial(place)
+        try:
+            _, wire = await loop.create_connection(
+                functools.partial(Wire, patience=_PATIENCE),
+                sock=sock,
+                ssl=_tls(os.environ.get("SSL_CERT_FILE")) if place.tls else None,
+                server_hostname=place.host if place.tls else None,
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return wire
+
+    async def dial(self, place: Place) -> socket.socket:
+        """A bare connection, without TLS. Raises `Unreachable` and OSError."""
+        failure: OSError = ConnectionRefusedError(None, "no address")
         for address, port in await self._addresses(place):
             sock = await _dial(address, port)
-            if isinstance(sock, OSError):
-                failure = sock
-                continue
-            try:
-                _, wire = await loop.create_connection(
-                    functools.partial(Wire, patience=_PATIENCE),
-                    sock=sock,
-                    ssl=_tls(os.environ.get("SSL_CERT_FILE")) if place.tls else None,
-                    server_hostname=place.host if place.tls else None,
-                )
-            except BaseException:
-                sock.close()
-                raise
-            return wire
+            if not isinstance(sock, OSError):
+                return sock
+            failure = sock
         raise failure
 
     async def _addresses(self, place: Place) -> list[tuple[str, int]]:
@@ -164,10 +168,10 @@ class Pool:
             except (OSError, UnicodeError):
                 found = []
         if not found:
-            raise Unreachable(f"there is no host {host}")
+            raise Unanswered(f"there is no host {host}")
         inside = [address for address in found if not is_public(address)]
         if inside and not place.private:
-            raise Unreachable(
+            raise Unanswered(
                 f"{host} is at {inside[0]}, an address inside; hosts={{{place.host!r}: "
                 f"{inside[0]!r}}} would open it",
                 403,
