@@ -5,6 +5,7 @@ Through pydantic where it is installed and knows the type, else through msgspec.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -72,7 +73,7 @@ class _ByPydantic(Shape[T]):
 
         try:
             # From JSON, where a strict model still takes a date as text.
-            return self._adapter.validate_json(msgspec.json.encode(value))
+            return self._adapter.validate_json(_encode(value))
         except ValidationError as error:
             raise ValueError(_faults(error)) from error
 
@@ -87,12 +88,17 @@ class _ByMsgspec(Shape[T]):
 
     def read(self, value: object) -> T:
         try:
-            return self._decoder.decode(msgspec.json.encode(value))
+            return self._decoder.decode(_encode(value))
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
 
     def dump(self, value: T) -> object:
         return msgspec.to_builtins(value)
+
+
+def _encode(value: object) -> str:
+    # The stdlib's, which has no limit on integers.
+    return json.dumps(value, allow_nan=False)
 
 
 def _faults(error: ValidationError) -> str:
@@ -110,7 +116,7 @@ def _fault(fault: dict[str, Any]) -> str:
     said = f"{place.lstrip('.')}: {fault['msg']}" if place else str(fault["msg"])
     if fault["type"] == "missing":
         return said
-    shown = msgspec.json.encode(fault["input"], enc_hook=repr).decode(errors="replace")
+    shown = json.dumps(fault["input"], default=repr)
     return f"{said}, not {shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + '...'}"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.files import load
+from smokebox.agents.tools.images import MAX_IMAGE_BYTES, image_type
 from smokebox.agents.tools.tool import Tool, ToolImage, ToolResult, failure
 from smokebox.agents.tools.truncation import (
     MAX_BYTES,
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
 
 MAX_ENTRIES = 1000
-# 5 MiB once in base64, the smallest limit among the providers.
-MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
-
-_IMAGES = {
-    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
-    "image/gif": re.compile(rb"GIF8[79]a"),
-    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
-}
 _SAMPLE_BYTES = 8192
 
 DESCRIPTION = f"""\
@@ -69,9 +60,9 @@ def read_tool(sandbox: SandboxApi) -> Tool:
             data = await load(sandbox, path)
         except PathIsDirectory:
             return await _directory(sandbox, path, offset, min(limit, MAX_ENTRIES))
-        for media_type, magic in _IMAGES.items():
-            if magic.match(data):
-                return _image(path, media_type, data)
+        media_type = image_type(data)
+        if media_type is not None:
+            return _image(path, media_type, data)
         if _is_binary(data):
             return _binary(path, data)
         return _text(path, data, offset, min(limit, MAX_LINES))
