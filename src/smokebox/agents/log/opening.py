@@ -23,7 +23,8 @@ _open: weakref.WeakValueDictionary[str, SqliteStore] = weakref.WeakValueDictiona
 def open_store(persist: Persist = True) -> Store:
     """The store that is meant. Nothing is opened before it is used; each has its own `aclose`.
 
-    True is a file in the state directory, False is memory, a string is the path of a file. A store is given back as it is, and stays whoever's it was.
+    True is a file in the state directory, False is memory, a string is the path of a file. A
+    store is given back as it is, and stays whoever's it was.
     """
     if persist is True:
         return _open_file(os.path.join(default_home(), "agents.db"))

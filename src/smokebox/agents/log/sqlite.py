@@ -236,7 +236,9 @@ class SqliteStore:
     async def _ready(self) -> _Open:
         if self._users == 0:
             raise closed(self.path)
-        return self._file or await asyncio.to_thread(self._open_file)
+        if self._file is not None:
+            return self._file
+        return await asyncio.to_thread(self._open_file)
 
     def _open_file(self) -> _Open:
         with self._opening:

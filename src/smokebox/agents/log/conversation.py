@@ -1,0 +1,280 @@
+"""What the records of a session come to: what a model sees, and what is still to be done.
+
+Any beginning of a record, cut off by whatever killed its writer, folds into messages that a
+provider takes: tool calls are followed by what all of them came to, and nothing is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from smokebox.agents.log.batch import Batch
+from smokebox.agents.log.blanks import without_blanks
+from smokebox.agents.log.records import (
+    AbortAsked,
+    ApprovalAsked,
+    ApprovalGiven,
+    Compacted,
+    ReplyDelta,
+    ReplyEnded,
+    ReplyFailed,
+    ReplyStarted,
+    SessionCreated,
+    TaskEnded,
+    TaskStarted,
+    ToolEnded,
+    ToolStarted,
+    UserSaid,
+    WorkAccepted,
+    WorkEnded,
+    WorkStarted,
+)
+from smokebox.agents.log.sizes import estimate, estimate_prefix
+from smokebox.agents.log.store import SessionKey
+from smokebox.agents.log.work import OpenReply, Task, Work
+from smokebox.agents.messages import Text, Usage, UserMessage
+
+if TYPE_CHECKING:
+    from smokebox.agents.log.records import Record, Stored
+    from smokebox.agents.log.store import Store
+    from smokebox.agents.log.work import PendingCall
+    from smokebox.agents.messages import AssistantMessage, Message
+
+SUMMARY = "summary"
+"""The signal of the message that stands for what was compacted."""
+PREFACE = "This is a summary of the conversation up to here, made to save room."
+
+_PAGE = 1000
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The state of a session after the records that it was given, in their order.
+
+    `messages` is what the model sees: it grows at its end, and begins anew when the
+    conversation is compacted. `positions` says of each where a `Compacted` may cut before it;
+    messages that must stay together have the same. `base` is the position before the first
+    record, other than 0 in a fork. `tokens` is about how much a model would have to read.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    base: int = 0
+    head: int = 0
+    created: SessionCreated | None = None
+    work: dict[str, Work] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    replies: dict[str, OpenReply] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    summary: str | None = None
+    tokens: int = 0
+    _batch: Batch | None = None
+    # What was said while tools ran: it comes after what they came to.
+    _held: list[UserMessage] = field(default_factory=list)
+
+    @classmethod
+    async def load(cls, store: Store, key: SessionKey, *, until: int | None = None) -> Self:
+        """Fold what a store has of a session, all of it or up to an offset."""
+        conversation = cls()
+        while page := await store.read(key, after=conversation.head, limit=_PAGE):
+            for stored in page:
+                if until is not None and stored.offset > until:
+                    return conversation
+                record = stored.record
+                if isinstance(record, SessionCreated) and record.forked_from is not None:
+                    origin = SessionKey(key.agent, key.id, record.forked_from)
+                    conversation._inherit(await cls.load(store, origin, until=record.forked_at))
+                conversation.apply(stored)
+        return conversation
+
+    @property
+    def unfinished(self) -> list[Work]:
+        """Work whose outcome is still to come, in the order in which it was accepted."""
+        return [work for work in self.work.values() if work.unfinished]
+
+    @property
+    def pending_calls(self) -> list[PendingCall]:
+        """Tool calls of the last answer that have no end yet, in the order of the model."""
+        return [] if self._batch is None else self._batch.pending
+
+    @property
+    def position(self) -> int:
+        """That of the last record."""
+        return self.base + self.head
+
+    def apply(self, stored: Stored) -> None:
+        """Take the next record."""
+        self.head = stored.offset
+        self._apply(stored.record, stored.at)
+
+    def _apply(self, record: Record, at: float) -> None:
+        match record:
+            case SessionCreated():
+                self.created = record
+                self.tokens += estimate_prefix(record)
+            case UserSaid():
+                self._say(record)
+            case Compacted():
+                self._compact(record)
+            case ReplyStarted() | ReplyDelta() | ReplyEnded() | ReplyFailed():
+                self._apply_reply(record)
+            case ToolStarted() | ToolEnded() | ApprovalAsked() | ApprovalGiven():
+                self._apply_tool(record)
+            case TaskStarted() | TaskEnded():
+                self._apply_task(record)
+            case _:
+                self._apply_work(record, at)
+
+    def _apply_work(
+        self, record: WorkAccepted | WorkStarted | AbortAsked | WorkEnded, at: float
+    ) -> None:
+        if isinstance(record, WorkAccepted):
+            self.work.setdefault(
+                record.work_id,
+                Work(
+                    id=record.work_id,
+                    kind=record.kind,
+                    accepted_at=at,
+                    message=record.message,
+                    options=record.options,
+                    key=record.key,
+                ),
+            )
+            if record.key is not None:
+                self.keys.setdefault(record.key, record.work_id)
+            return
+        work = self.work.get(record.work_id)
+        if work is None or work.end is not None:
+            return
+        match record:
+            case WorkStarted():
+                work.attempts = max(work.attempts + 1, record.attempt)
+            case AbortAsked():
+                work.aborting = True
+            case WorkEnded():
+                work.end = record
+                work.message, work.options = None, {}
+                if self._batch is not None and self._batch.work_id == work.id:
+                    self._close_batch()
+                self.replies = {i: r for i, r in self.replies.items() if r.work_id != work.id}
+
+    def _apply_reply(self, record: ReplyStarted | ReplyDelta | ReplyEnded | ReplyFailed) -> None:
+        reply_id = record.reply_id
+        match record:
+            case ReplyStarted():
+                self.replies[reply_id] = OpenReply(
+                    id=reply_id, work_id=record.work_id, model=record.model
+                )
+            case ReplyDelta():
+                if reply_id in self.replies and not record.thinking:
+                    self.replies[reply_id].text += record.text
+            case ReplyFailed():
+                self.replies.pop(reply_id, None)
+            case ReplyEnded():
+                reply = self.replies.pop(reply_id, None)
+                self._answer(record.message, "" if reply is None else reply.work_id)
+
+    def _apply_tool(self, record: ToolStarted | ToolEnded | ApprovalAsked | ApprovalGiven) -> None:
+        batch = self._batch
+        if batch is None or record.call_id not in batch.calls:
+            return
+        call = batch.calls[record.call_id]
+        match record:
+            case ToolStarted():
+                call.started, call.durable = True, record.durable
+            case ApprovalAsked():
+                call.consent = "asked"
+            case ApprovalGiven():
+                call.consent = "allowed" if record.allowed else "denied"
+                call.reason = record.reason
+            case ToolEnded():
+                batch.end(record.call_id, record.result)
+                if not batch.pending:
+                    self._close_batch()
+
+    def _apply_task(self, record: TaskStarted | TaskEnded) -> None:
+        if isinstance(record, TaskStarted):
+            self.tasks[record.session] = Task(
+                session=record.session,
+                work_id=record.work_id,
+                call_id=record.call_id,
+                agent=record.agent,
+            )
+            if self._batch is not None and record.call_id in self._batch.calls:
+                self._batch.calls[record.call_id].task = record.session
+            return
+        self._spend(record.usage, "")
+        if task := self.tasks.get(record.session):
+            task.outcome = record.outcome
+
+    def _say(self, record: UserSaid) -> None:
+        if work := self.work.get(record.work_id):
+            work.applied = True
+        if self._batch is not None:
+            self._held.append(record.message)
+        else:
+            self._add(record.message)
+
+    def _answer(self, message: AssistantMessage, work_id: str) -> None:
+        # One that was not closed: no loop goes on before all tools have ended.
+        self._close_batch()
+        self._spend(message.usage, work_id)
+        if work := self.work.get(work_id):
+            work.turns += 1
+            work.reply = message
+        if message.calls:
+            self._batch = Batch.of(message, work_id)
+        else:
+            self._add(message)
+        if message.usage.total_tokens:
+            self.tokens = message.usage.total_tokens
+
+    def _close_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        held, self._held = self._held, []
+        tokens = self.tokens
+        self._add(batch.message)
+        if batch.message.usage.total_tokens:
+            # It is in that number already.
+            self.tokens = tokens
+        self._add(batch.returns())
+        for message in held:
+            self._add(message)
+
+    def _add(self, message: Message) -> None:
+        if (shown := without_blanks(message)) is not None:
+            self.messages.append(shown)
+            self.positions.append(self.position)
+            self.tokens += estimate(shown)
+
+    def _compact(self, record: Compacted) -> None:
+        self._spend(record.usage, record.work_id)
+        kept = [
+            (position, message)
+            for position, message in zip(self.positions, self.messages, strict=True)
+            if position >= record.keep_from
+            and not (isinstance(message, UserMessage) and message.signal == SUMMARY)
+        ]
+        self.summary = record.summary
+        first = UserMessage((Text(f"{PREFACE}\n\n{record.summary}"),), signal=SUMMARY)
+        # New lists: whoever still has the old ones sees what was.
+        self.messages = [first, *(message for _, message in kept)]
+        self.positions = [min(record.keep_from, self.position), *(place for place, _ in kept)]
+        prefix = 0 if self.created is None else estimate_prefix(self.created)
+        self.tokens = prefix + sum(map(estimate, self.messages))
+
+    def _spend(self, usage: Usage, work_id: str) -> None:
+        self.usage += usage
+        if work := self.work.get(work_id):
+            work.usage += usage
+
+    def _inherit(self, origin: Conversation) -> None:
+        """Begin with what was said in another session, and with nothing of its work."""
+        self.base = origin.position
+        self.messages, self.positions = origin.messages, origin.positions
+        self.summary = origin.summary
+        self.tokens = sum(map(estimate, self.messages))
