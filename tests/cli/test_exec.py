@@ -1,4 +1,4 @@
-"""`smokebox exec` and `smokebox run`: commands in a sandbox, as if they ran here."""
+"""`smokebox exec` and `smokebox once`: commands in a sandbox, as if they ran here."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_create_makes_the_sandbox(served: Served) -> None:
 
 
 def test_run_uses_a_sandbox_of_its_own_and_destroys_it(served: Served) -> None:
-    done = served.apart("run", "--", "python3", "-c", "print(6 * 7); raise SystemExit(5)")
+    done = served.apart("once", "--", "python3", "-c", "print(6 * 7); raise SystemExit(5)")
     assert (done.returncode, done.stdout, done.stderr) == (5, "42\n", "")
     assert json.loads(served.says("ls", "--json", "--prefix", "run-")) == []
 
 
 def test_run_destroys_its_sandbox_when_it_is_interrupted(served: Served) -> None:
-    with served.started("run", "echo begun; sleep 1000") as process:
+    with served.started("once", "echo begun; sleep 1000") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
@@ -107,4 +107,4 @@ def test_run_destroys_its_sandbox_when_it_is_interrupted(served: Served) -> None
 
 def test_run_has_the_settings_of_create(served: Served) -> None:
     words = ["-e", "A=1", "-w", "/tmp", "-i", "--limits", "lite", "echo $A; pwd; cat"]
-    assert served.says("run", *words, stdin="in\n") == "1\n/tmp\nin\n"
+    assert served.says("once", *words, stdin="in\n") == "1\n/tmp\nin\n"

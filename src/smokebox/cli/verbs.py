@@ -32,7 +32,7 @@ class Verb:
 VERBS = {
     "exec": Verb("exec", "exec_command", WORK),
     "sh": Verb("sh", "sh", WORK),
-    "run": Verb("run", "run", WORK),
+    "once": Verb("once", "once", WORK),
     "cp": Verb("cp", "cp", WORK),
     "demo": Verb("demo", "demo", WORK),
     "start": Verb("start", "start", PROCESSES),

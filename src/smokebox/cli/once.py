@@ -1,4 +1,4 @@
-"""`smokebox run`: a command in a sandbox that is made for it, and goes with it."""
+"""`smokebox once`: a command in a sandbox that is made for it, and goes with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
 
 
-def run(
+def once(
     command: Command,
     image: Image = None,
     limits: Limits = None,
@@ -36,7 +36,7 @@ def run(
 ) -> int:
     """Run a command in a fresh sandbox, and destroy it.
 
-    For example: smokebox run -- python3 -c 'print(6 * 7)'
+    For example: smokebox once -- python3 -c 'print(6 * 7)'
     """
     from smokebox.cli.given import parse_command
     from smokebox.cli.remote.finding import fresh
@@ -57,4 +57,4 @@ def run(
     return talk(work)
 
 
-run.command_class = Trailing  # type: ignore[attr-defined]
+once.command_class = Trailing  # type: ignore[attr-defined]
