@@ -6,6 +6,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from smokebox.testing.fake.server import FakeModelServer as FakeModelServer
     from smokebox.testing.scripted import ScriptedModel as ScriptedModel
     from smokebox.testing.scripted import ScriptExhausted as ScriptExhausted
     from smokebox.testing.seaweed import Seaweed as Seaweed
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from smokebox.testing.turns import think as think
 
 _HOME = {
+    "FakeModelServer": "fake.server",
     "ScriptExhausted": "scripted",
     "ScriptedModel": "scripted",
     "Seaweed": "seaweed",
