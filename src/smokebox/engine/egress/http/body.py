@@ -9,7 +9,7 @@ from smokebox.engine.egress.http.head import Framing, Malformed
 from smokebox.engine.egress.http.wire import Cut, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 _PIECE = 128 * 1024
 _MOST_LINE = 4096
@@ -20,33 +20,55 @@ _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class Incoming:
-    """What a framing makes of the bytes on a wire. `expected` says that the sender waits
-    for a word before it begins."""
+    """What a framing makes of the bytes on a wire.
 
-    def __init__(self, wire: Wire, framing: Framing, *, expected: bool = False) -> None:
+    `expected` says that the sender waits for a word before it begins. `count` is told the
+    size of each piece, and may raise to have no more.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        framing: Framing,
+        *,
+        expected: bool = False,
+        count: Callable[[int], None] | None = None,
+    ) -> None:
         self.framing = framing
         self.done = framing == 0
+        self.broken = False
         self.expected = expected and not self.done
         self.size = 0
         self._wire = wire
+        self._count = count
         self._left = framing if isinstance(framing, int) else 0
         self._open = False
 
     async def read(self) -> bytes:
-        """The next piece, or nothing at the end. Raises `Cut` where the end is missing."""
+        """The next piece, or nothing; at the end `done`. Raises `Cut` where that is missing."""
         if self.done:
             return b""
         if self.expected:
             self.welcome()
+        try:
+            piece = await self._piece()
+        except Malformed:
+            self.broken = True
+            raise
+        self.size += len(piece)
+        if self._count is not None:
+            self._count(len(piece))
+        return piece
+
+    async def _piece(self) -> bytes:
         if self.framing == "chunked":
-            piece = await self._chunked()
-        elif self.framing == "close":
+            return await self._chunked()
+        if self.framing == "close":
             piece = await self._wire.some(_PIECE)
             self.done = not piece
         else:
             piece = await self._counted()
             self.done = self._left == 0
-        self.size += len(piece)
         return piece
 
     def welcome(self) -> None:
@@ -60,9 +82,17 @@ class Incoming:
         """Whether the next piece is here already."""
         return self.done or (self._wire.waiting > 0 and not self.expected)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here already, and short."""
+        if self.expected or not isinstance(self.framing, int):
+            return False
+        return self._left <= min(self._wire.waiting, _PIECE)
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while piece := await self.read():
-            yield piece
+        while not self.done:
+            if piece := await self.read():
+                yield piece
 
     async def _counted(self) -> bytes:
         piece = await self._wire.some(min(self._left, _PIECE))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import ssl
 
-    from smokebox.egress.handler import Handler, HandlerOption
     from smokebox.egress.policy import Egress
     from smokebox.engine.egress.http.pool import Pool
+    from smokebox.types import NetworkVerdict
 
 
 class Authority(Protocol):
@@ -23,25 +23,24 @@ class Authority(Protocol):
 class Journal(Protocol):
     """The audit log of one sandbox."""
 
-    def request(
+    def note(
         self,
         *,
+        verdict: NetworkVerdict,
         host: str,
         port: int,
         rule: str,
-        method: str = "",
-        path: str = "",
-        status: int = 0,
+        protocol: Literal["http", "https", "tcp", "dns"],
+        method: str | None = None,
+        path: str | None = None,
+        status: int | None = None,
         sent: int = 0,
         received: int = 0,
-        handler: str = "",
-        reason: str = "",
         seconds: float = 0.0,
-    ) -> None:
-        """One request that ended, or a connection without one (then `status` is 0).
-
-        `sent` and `received` are the bytes of bodies, as the sandbox sees them.
-        """
+        handler: str | None = None,
+        reason: str = "",
+    ) -> object:
+        """One thing that ended: a `NetworkEvent`, to which the journal adds cursor and time."""
         ...
 
 
@@ -57,16 +56,11 @@ class Meter(Protocol):
         ...
 
 
-class Handlers(Protocol):
-    """What finds the function that the policy names."""
-
-    async def resolve(self, option: HandlerOption) -> Handler:
-        """The handler itself. Raises `Refused` where its client is gone."""
-        ...
-
-
 class Doorway(Protocol):
-    """The door of a sandbox, as requests pass it. `policy` is asked anew for each."""
+    """The door of a sandbox, as requests pass it. `policy` is asked anew for each.
+
+    Its handlers are functions or import paths; those of clients are functions that ask them.
+    """
 
     @property
     def sandbox_id(self) -> str: ...
@@ -78,8 +72,6 @@ class Doorway(Protocol):
     def journal(self) -> Journal: ...
     @property
     def meter(self) -> Meter: ...
-    @property
-    def handlers(self) -> Handlers: ...
     @property
     def env(self) -> Any: ...
     @property

@@ -149,13 +149,14 @@ def bodiless(method: str, status: int) -> bool:
     return method == "HEAD" or status in (204, 304) or status < 200
 
 
-def check_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """Raise `Malformed` where a handler's header cannot be sent. No value is shown."""
+def wrong_field(fields: Iterable[tuple[str, str]]) -> str:
+    """What is wrong with a handler's headers, if anything. No value is shown."""
     for name, value in fields:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise Malformed(f"{name!r:.80} is not the name of a header")
+            return f"{name!r:.80} is not the name of a header"
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            raise Malformed(f"the value of the header {name} cannot be sent")
+            return f"the value of the header {name} cannot be sent"
+    return ""
 
 
 def is_token(text: str) -> bool:

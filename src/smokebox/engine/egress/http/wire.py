@@ -21,13 +21,15 @@ class Cut(ConnectionError):
 class Wire(asyncio.Protocol):
     """Reads as far as it is asked to, and says when the other side has gone.
 
-    `patience` bounds how long one wait for the other side may take, either way.
+    `patience` bounds how long one wait for the other side may take, either way. `lost` is
+    called when it left, and `left` says that it was.
     """
 
-    def __init__(self, *, patience: float, lost: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, patience: float, lost: Callable[[], object] | None = None) -> None:
         self.patience = patience
         self.lost = lost
         self.ended = False
+        self.left = False
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # What came, and how much of it was read: cutting it off each time would cost more.
@@ -149,10 +151,7 @@ class Wire(asyncio.Protocol):
         """Wait until the other side keeps up."""
         while self._full and not self.ended:
             self._writer = self._loop.create_future()
-            try:
-                await self._bounded(self._writer)
-            finally:
-                self._writer = None
+            await self._bounded(self._writer)
 
     def close(self) -> None:
         """Send what is kept, and close."""
@@ -173,10 +172,7 @@ class Wire(asyncio.Protocol):
 
     async def _more(self) -> None:
         self._reader = self._loop.create_future()
-        try:
-            await self._bounded(self._reader)
-        finally:
-            self._reader = None
+        await self._bounded(self._reader)
 
     async def _bounded(self, waiter: asyncio.Future[None]) -> None:
         timer = self._loop.call_later(self.patience, _give_up, waiter)
@@ -192,6 +188,7 @@ class Wire(asyncio.Protocol):
         _wake(self._reader)
         _wake(self._writer)
         if self.lost is not None:
+            self.left = True
             self.lost()
 
 
