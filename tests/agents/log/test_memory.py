@@ -1,0 +1,34 @@
+"""The store in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from smokebox.agents.log.contract import KEY, StoreSuite, fill
+from smokebox.agents.log.memory import MemoryStore
+from smokebox.agents.log.records import UserSaid
+from smokebox.agents.messages import Image, UserMessage
+from smokebox.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class TestMemoryStore(StoreSuite):
+    @pytest_asyncio.fixture
+    async def store(self) -> AsyncIterator[MemoryStore]:
+        store = MemoryStore()
+        yield store
+        await store.aclose()
+
+
+async def test_blobs_go_with_the_last_session_that_shows_them() -> None:
+    store = MemoryStore()
+    name = await store.put_blob(b"picture")
+    await fill(store, KEY, UserSaid("w", UserMessage((Image("image/png", name, 7),))))
+    await store.delete(KEY)
+    with pytest.raises(NotFound):
+        await store.get_blob(name)
