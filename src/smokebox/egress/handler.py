@@ -17,6 +17,14 @@ class Refused(Exception):
     """A handler raises this to refuse a request; the sandbox gets 403 and the reason."""
 
 
+class HandlerFailed(Exception):
+    """A handler elsewhere has failed; `kind` says with what, and nothing that it held."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"the handler failed with {kind}")
+        self.kind = kind
+
+
 class Context(Protocol):
     """What a handler knows besides the request."""
 

@@ -59,8 +59,14 @@ class Body:
             return
         assert not isinstance(self._content, (bytes, str))
         self._taken = True
-        async for piece in self._content:
-            yield piece
+        pieces = aiter(self._content)
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            # Whoever stops reading is done with it, and not only when it is garbage.
+            if (close := getattr(pieces, "aclose", None)) is not None:
+                await close()
 
 
 def _as_body(content: Content | Body | None) -> Body:
