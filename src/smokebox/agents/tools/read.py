@@ -60,14 +60,19 @@ def read_tool(sandbox: SandboxApi) -> Tool:
             data = await load(sandbox, path)
         except PathIsDirectory:
             return await _directory(sandbox, path, offset, min(limit, MAX_ENTRIES))
-        media_type = image_type(data)
-        if media_type is not None:
-            return _image(path, media_type, data)
-        if _is_binary(data):
-            return _binary(path, data)
-        return _text(path, data, offset, min(limit, MAX_LINES))
+        return show(path, data, offset, min(limit, MAX_LINES))
 
     return Tool(name="read", description=DESCRIPTION, parameters=PARAMETERS, function=read)
+
+
+def show(path: str, data: bytes, offset: int, limit: int) -> ToolResult:
+    """The bytes of a file as a model sees them: a picture, or lines of text from `offset` on."""
+    media_type = image_type(data)
+    if media_type is not None:
+        return _image(path, media_type, data)
+    if _is_binary(data):
+        return _binary(path, data)
+    return _text(path, data, offset, limit)
 
 
 def _text(path: str, data: bytes, offset: int, limit: int) -> ToolResult:

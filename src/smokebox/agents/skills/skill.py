@@ -1,0 +1,150 @@
+"""What a skill is: a name, a line on when it helps, and what to do, loaded when it is wanted."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smokebox.agents.skills.sources import InCode, SkillSource
+from smokebox.errors import Conflict, InvalidOption, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MAX_NAME = 64
+MAX_DESCRIPTION = 1024
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """A procedure for a model. It always knows `name` and `description`, and asks for the rest.
+
+    In code: `instructions`, with `resources`, files by name that it may read. From a folder
+    or a package: `skill_folder` and `skill_package`. In a workspace they are found.
+    """
+
+    name: str
+    description: str
+    instructions: str = field(default="", repr=False)
+    resources: Mapping[str, str | bytes] = field(default_factory=dict, repr=False)
+    source: SkillSource | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not self.description.strip() or len(self.description) > MAX_DESCRIPTION:
+            raise InvalidOption(
+                f"the description of the skill {self.name!r} has {len(self.description)} "
+                f"characters; it must have some, and at most {MAX_DESCRIPTION}.",
+                hint="Say in a sentence what it does and when to use it.",
+                option="description",
+                value=self.name,
+            )
+        if self.source is None and not self.instructions.strip():
+            raise InvalidOption(
+                f"the skill {self.name!r} has no instructions.",
+                hint="Pass instructions=, or use skill_folder(path).",
+                option="instructions",
+                value=self.name,
+            )
+
+    @property
+    def directory(self) -> str | None:
+        """Where its files are in the workspace, or None where they are not in it."""
+        return self._source.directory
+
+    async def load(self) -> str:
+        """What the model is told to do, and which files there are besides."""
+        text = (await self._source.instructions()).strip()
+        files = await self.files()
+        if not files:
+            return text
+        where = f"in {self.directory}" if self.directory else "read by the skill tool's `file`"
+        return f"{text}\n\nFiles of this skill, {where}:\n" + "\n".join(files)
+
+    async def files(self) -> list[str]:
+        """The names of its files, sorted, without SKILL.md."""
+        return await self._source.files()
+
+    async def read(self, file: str) -> bytes:
+        """One of its files. Raises `NotFound` for any other."""
+        known = await self.files()
+        if file not in known:
+            raise NotFound(
+                f"the skill {self.name!r} has no file {file!r}.",
+                hint=_nearest(file, known, "It has"),
+                kind="file",
+                name=file,
+            )
+        return await self._source.read(file)
+
+    async def prompt(self, args: Mapping[str, object] | str | None = None) -> str:
+        """What a model is told when a program, not the model itself, asks for the skill."""
+        told = f"Use the skill {self.name!r}:\n\n<skill>\n{await self.load()}\n</skill>"
+        if not args:
+            return told
+        shown = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+        return f"{told}\n\nIts arguments: {shown}"
+
+    @property
+    def _source(self) -> SkillSource:
+        return self.source or InCode(self.instructions, self.resources)
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidOption` for what cannot be the name of a skill."""
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise InvalidOption(
+            f"{name!r} cannot be the name of a skill.",
+            hint=f"Use at most {MAX_NAME} small letters and digits, with single hyphens between.",
+            option="name",
+            value=name,
+        )
+
+
+def merge(*groups: Iterable[Skill]) -> list[Skill]:
+    """All skills, in order. Raises `Conflict` where two have one name."""
+    found: dict[str, Skill] = {}
+    for skill in (skill for group in groups for skill in group):
+        if not isinstance(skill, Skill):
+            raise InvalidOption(
+                f"{skill!r} is not a skill.",
+                hint="Pass Skill(...), or what skill_folder or skill_package give.",
+                option="skills",
+                value=repr(skill),
+            )
+        if skill.name in found:
+            places = sorted(each.directory or "code" for each in (found[skill.name], skill))
+            raise Conflict(
+                f"two skills are called {skill.name!r}: one from {places[0]}, one from "
+                f"{places[1]}.",
+                hint="Rename one of them.",
+                kind="skill",
+                name=skill.name,
+            )
+        found[skill.name] = skill
+    return list(found.values())
+
+
+def find_skill(skills: Sequence[Skill], name: str) -> Skill:
+    """The skill of that name. Raises `NotFound` with the nearest one."""
+    for skill in skills:
+        if skill.name == name:
+            return skill
+    names = [skill.name for skill in skills]
+    raise NotFound(
+        f"there is no skill {name!r}.",
+        hint=_nearest(name, names, "There are"),
+        kind="skill",
+        name=name,
+    )
+
+
+def _nearest(name: str, known: Sequence[str], words: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"{words}: {', '.join(known[:50])}." if known else f"{words} none."

@@ -1,0 +1,82 @@
+"""The system prompt says what the project says, where the agent is, and what it knows."""
+
+from __future__ import annotations
+
+from smokebox import virtual
+from smokebox.agents.context import MAX_PROJECT_BYTES, system_prompt
+from smokebox.agents.skills import Skill
+
+
+async def test_everything_is_in_its_place() -> None:
+    skill = Skill(name="review", description="Reviews\n changes.", instructions="x")
+    async with virtual() as sandbox:
+        await sandbox.write_file("AGENTS.md", "Use tabs.\n")
+        said = await system_prompt(" Be brief. ", sandbox, None, [skill])
+        instructions, project, workspace, skills = said.split("\n\n")
+        assert instructions == "Be brief."
+        assert project == f'<project path="{sandbox.cwd}/AGENTS.md">\nUse tabs.\n</project>'
+        capabilities = (await sandbox.capabilities()).describe()
+        assert workspace == f"Working directory: {sandbox.cwd}, in a {capabilities}"
+        assert workspace.count("\n") == 1
+        assert skills.endswith("\n- review: Reviews changes.")
+
+
+async def test_the_nearest_project_file_comes_last_and_others_do_not_come() -> None:
+    async with virtual() as sandbox:
+        for path in ("AGENTS.md", "app/AGENTS.md", "app/src/AGENTS.md", "other/AGENTS.md"):
+            await sandbox.write_file(path, f"This is {path}.")
+        await sandbox.write_file("/AGENTS.md", "Outside.")
+        said = await system_prompt(None, sandbox, "app/src")
+        found = [line for line in said.splitlines() if line.startswith("This is")]
+        assert found == [
+            "This is AGENTS.md.",
+            "This is app/AGENTS.md.",
+            "This is app/src/AGENTS.md.",
+        ]
+        assert "Outside" not in said
+        assert f"Working directory: {sandbox.cwd}/app/src," in said
+        assert "This is AGENTS.md" not in await system_prompt(None, sandbox, "app", root="app")
+
+
+async def test_a_directory_outside_of_the_workspace_speaks_for_itself() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file("AGENTS.md", "Inside.")
+        await sandbox.write_file("/srv/AGENTS.md", "There.")
+        said = await system_prompt(None, sandbox, "/srv")
+        assert "There." in said
+        assert "Inside." not in said
+
+
+async def test_a_root_that_is_the_root_of_all_is_fine() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file("/AGENTS.md", "Top.")
+        assert '<project path="/AGENTS.md">' in await system_prompt(None, sandbox, root="/")
+
+
+async def test_a_long_project_file_is_cut_between_characters() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file("AGENTS.md", "x" + "é" * MAX_PROJECT_BYTES)
+        said = await system_prompt(None, sandbox)
+        assert len(said.encode()) < MAX_PROJECT_BYTES + 8000
+        assert f"has {2 * MAX_PROJECT_BYTES + 1} bytes; these are the first" in said
+        assert "\ufffd" not in said
+
+
+async def test_a_huge_project_file_is_only_named() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file("AGENTS.md", b"x" * (8 * 1024 * 1024 + 1))
+        assert "AGENTS.md has 8388609 bytes, too many" in await system_prompt(None, sandbox)
+
+
+async def test_what_is_no_text_file_does_no_harm() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file("AGENTS.md", b"\xffodd")
+        assert "odd" in await system_prompt(None, sandbox)
+        await sandbox.rm("AGENTS.md")
+        await sandbox.mkdir("AGENTS.md")
+        assert "<project" not in await system_prompt(None, sandbox)
+
+
+async def test_an_agent_without_a_workspace_has_only_its_instructions() -> None:
+    assert await system_prompt("Be brief.", None) == "Be brief."
+    assert await system_prompt(None, None) == ""

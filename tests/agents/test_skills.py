@@ -1,0 +1,347 @@
+"""Skills are found where people put them, named in the prompt, and loaded when wanted."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox import local, virtual
+from smokebox.agents.skills import (
+    Skill,
+    discover,
+    find_skill,
+    merge,
+    skill_folder,
+    skill_package,
+    skill_tool,
+)
+from smokebox.agents.skills.frontmatter import parse_document
+from smokebox.errors import Conflict, InvalidOption, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+REVIEW = """---
+name: review
+description: Reviews a change. Use it before a merge.
+---
+# Review
+
+Read the diff twice.
+"""
+
+
+def manifest(name: str, description: str = "Does it.", body: str = "Do it.") -> str:
+    return f"---\nname: {name}\ndescription: {description}\n---\n{body}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of two skills, one with files that must and files that must not be seen."""
+    home = tmp_path / "skills"
+    (home / "review" / "notes").mkdir(parents=True)
+    (home / "review" / "SKILL.md").write_text(REVIEW)
+    (home / "review" / "notes" / "style.md").write_text("Short lines.")
+    (home / "review" / ".env").write_text("KEY=secret")
+    (tmp_path / "outside.txt").write_text("secret")
+    (home / "review" / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (home / "nested" / "deep").mkdir(parents=True)
+    (home / "nested" / "deep" / "SKILL.md").write_text(manifest("deep"))
+    return home
+
+
+async def test_skills_of_the_workspace_are_found_at_any_depth() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file(".agents/skills/review/SKILL.md", REVIEW)
+        await sandbox.write_file(".agents/skills/review/notes/style.md", "Short lines.")
+        await sandbox.write_file(".agents/skills/triage/reproduce/SKILL.md", manifest("reproduce"))
+        await sandbox.write_file("elsewhere/SKILL.md", manifest("elsewhere"))
+        review, reproduce = await discover(sandbox, sandbox.cwd)
+        assert (review.name, reproduce.name) == ("review", "reproduce")
+        assert review.description == "Reviews a change. Use it before a merge."
+        home = f"{sandbox.cwd}/.agents/skills/review"
+        assert review.directory == home
+        assert await review.load() == (
+            f"# Review\n\nRead the diff twice.\n\nFiles of this skill, in {home}:\nnotes/style.md"
+        )
+        assert await review.read("notes/style.md") == b"Short lines."
+
+
+async def test_skills_of_the_host_are_found_too(tmp_path: Path) -> None:
+    home = tmp_path / ".agents" / "skills" / "review"
+    home.mkdir(parents=True)
+    (home / "SKILL.md").write_text(REVIEW)
+    async with local(cwd=tmp_path) as sandbox:
+        assert [skill.name for skill in await discover(sandbox, ".")] == ["review"]
+
+
+async def test_the_body_is_read_when_it_is_wanted() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file(".agents/skills/a/SKILL.md", manifest("a", body="Old."))
+        [skill] = await discover(sandbox, ".")
+        await sandbox.write_file(".agents/skills/a/SKILL.md", manifest("a", body="New."))
+        assert await skill.load() == "New."
+
+
+async def test_directories_up_to_the_root_are_looked_at() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file(".agents/skills/a/SKILL.md", manifest("a"))
+        await sandbox.write_file("app/.agents/skills/b/SKILL.md", manifest("b"))
+        await sandbox.write_file("other/.agents/skills/c/SKILL.md", manifest("c"))
+        found = await discover(sandbox, "app/src")
+        assert [skill.name for skill in found] == ["a", "b"]
+        only = await discover(sandbox, "app/src", root="app")
+        assert [skill.name for skill in only] == ["b"]
+        assert await discover(sandbox, "/tmp") == []
+
+
+async def test_a_skill_that_cannot_be_read_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file(".agents/skills/good/SKILL.md", manifest("good"))
+        await sandbox.write_file(".agents/skills/bad/SKILL.md", "no head")
+        await sandbox.write_file(".agents/skills/odd/SKILL.md", manifest("Bad Name"))
+        await sandbox.write_file(".agents/skills/bytes/SKILL.md", b"\xff\xfe")
+        await sandbox.write_file(".agents/skills/large/SKILL.md", "x" * 1_100_000)
+        with caplog.at_level(logging.WARNING, "smokebox.skills"):
+            assert [skill.name for skill in await discover(sandbox, ".")] == ["good"]
+        said = "\n".join(record.getMessage() for record in caplog.records)
+        assert all(name in said for name in ("bad", "odd", "bytes", "large"))
+
+
+async def test_a_skill_that_was_spoilt_says_so_when_it_is_loaded() -> None:
+    async with virtual() as sandbox:
+        path = ".agents/skills/a/SKILL.md"
+        await sandbox.write_file(path, manifest("a"))
+        tool = skill_tool(await discover(sandbox, "."))
+        await sandbox.write_file(path, "spoilt")
+        assert "cannot be read: line 1" in (await tool.run({"name": "a"})).text
+        await sandbox.rm(path)
+        result = await tool.run({"name": "a"})
+        assert result.is_error
+        assert "not there any more" in result.text
+
+
+async def test_a_folder_gives_its_skills_without_secrets(folder: Path) -> None:
+    deep, review = skill_folder(folder)
+    assert (deep.name, review.name) == ("deep", "review")
+    assert await review.files() == ["notes/style.md"]
+    assert await review.read("notes/style.md") == b"Short lines."
+    assert [skill.name for skill in skill_folder(folder / "review")] == ["review"]
+    with pytest.raises(NotFound, match="no file"):
+        await review.read("../../outside.txt")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+async def test_a_package_gives_its_skills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool
+) -> None:
+    name = f"acme_skills_{'zip' if zipped else 'dir'}"
+    files = {
+        f"{name}/__init__.py": "",
+        f"{name}/review/SKILL.md": REVIEW,
+        f"{name}/review/a.txt": "A",
+    }
+    place = tmp_path / ("lib.zip" if zipped else "lib")
+    if zipped:
+        with zipfile.ZipFile(place, "w") as archive:
+            for path, text in files.items():
+                archive.writestr(path, text)
+    else:
+        for path, text in files.items():
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / path).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+    [review] = skill_package(name)
+    assert await review.load() == (
+        "# Review\n\nRead the diff twice.\n\n"
+        "Files of this skill, read by the skill tool's `file`:\na.txt"
+    )
+    assert await review.read("a.txt") == b"A"
+
+
+@pytest.mark.parametrize("name", ["no_such_package_at_all", "json.decoder", "email"])
+def test_a_package_without_skills_says_so(name: str) -> None:
+    with pytest.raises(NotFound, match=name):
+        skill_package(name)
+
+
+def test_a_folder_without_skills_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no skill in"):
+        skill_folder(tmp_path)
+    with pytest.raises(NotFound, match="there is no folder"):
+        skill_folder(tmp_path / "nowhere")
+    (tmp_path / "SKILL.md").write_text("---\nname: a\n---\n")
+    with pytest.raises(InvalidOption, match="its head has no description"):
+        skill_folder(tmp_path)
+
+
+def in_code(name: str = "greet") -> Skill:
+    return Skill(
+        name=name,
+        description="Greets.",
+        instructions="Say hello as in hello.txt.",
+        resources={"hello.txt": "Hello!", "logo.png": b"\x89PNG\r\n\x1a\n"},
+    )
+
+
+async def test_the_tool_loads_a_skill_and_its_files() -> None:
+    tool = skill_tool([in_code()])
+    assert (await tool.run({"name": "greet"})).text == (
+        "Say hello as in hello.txt.\n\n"
+        "Files of this skill, read by the skill tool's `file`:\nhello.txt\nlogo.png"
+    )
+    assert (await tool.run({"name": "greet", "file": "hello.txt"})).text == "Hello!"
+    image = await tool.run({"name": "greet", "file": "logo.png"})
+    assert image.images[0].media_type == "image/png"
+
+
+async def test_a_long_file_is_read_in_parts() -> None:
+    text = "\n".join(map(str, range(5000)))
+    long = Skill(name="long", description="x", instructions="y", resources={"a.txt": text})
+    tool = skill_tool([long])
+    first = (await tool.run({"name": "long", "file": "a.txt"})).text
+    assert first.endswith("Use offset=2001 to continue.]")
+    assert (await tool.run({"name": "long", "file": "a.txt", "offset": 5000})).text == "4999"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name": "great"}, "Did you mean 'greet'?"),
+        ({"name": "zzz"}, "There are: greet."),
+        ({"name": "greet", "file": "helo.txt"}, "Did you mean 'hello.txt'?"),
+    ],
+)
+async def test_an_unknown_name_suggests_the_nearest(
+    arguments: dict[str, object], said: str
+) -> None:
+    result = await skill_tool([in_code()]).run(arguments)
+    assert result.is_error
+    assert said in result.text
+
+
+def test_no_skills_at_all_says_so() -> None:
+    with pytest.raises(NotFound, match="There are none"):
+        find_skill([], "x")
+
+
+async def test_a_program_may_ask_for_a_skill_with_arguments() -> None:
+    skill = Skill(name="greet", description="x", instructions="Greet.")
+    assert await skill.prompt() == "Use the skill 'greet':\n\n<skill>\nGreet.\n</skill>"
+    assert (await skill.prompt({"who": "Åse"})).endswith('\n\nIts arguments: {"who": "Åse"}')
+    assert (await skill.prompt("Åse")).endswith("Its arguments: Åse")
+
+
+async def test_two_of_one_name_are_an_error_wherever_they_come_from() -> None:
+    async with virtual() as sandbox:
+        await sandbox.write_file(".agents/skills/greet/SKILL.md", manifest("greet"))
+        found = await discover(sandbox, ".")
+        with pytest.raises(Conflict, match=r"one from /\S+/greet, one from code"):
+            merge(found, [in_code()])
+        await sandbox.write_file(".agents/skills/other/SKILL.md", manifest("greet"))
+        with pytest.raises(Conflict, match="'greet'"):
+            await discover(sandbox, ".")
+    assert [s.name for s in merge([in_code("a")], [in_code("b")])] == ["a", "b"]
+    with pytest.raises(InvalidOption, match="is not a skill"):
+        merge(["greet"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", ["", "Review", "a--b", "-a", "a_b", "a/b", "a" * 65, "é"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match="name of a skill"):
+        in_code(name)
+
+
+@pytest.mark.parametrize("description", ["", "  ", "x" * 1025])
+def test_a_bad_description_is_refused(description: str) -> None:
+    with pytest.raises(InvalidOption, match="description"):
+        Skill(name="a", description=description, instructions="x")
+
+
+def test_a_skill_without_instructions_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="has no instructions"):
+        Skill(name="a", description="x")
+
+
+def test_the_head_is_read_as_yaml() -> None:
+    document = parse_document(
+        "\ufeff---\r\n"
+        "# a comment\n"
+        "name: review # why not\n"
+        "description: Use it: when\n"
+        "  there is more # of it\n"
+        "  to say.\n"
+        'quoted: "a \\"b\\" \\u00e9 # no comment"\n'
+        "single: 'it''s'\n"
+        "kept: |\n"
+        "  one\n"
+        "    two\n"
+        "\n"
+        "  three\n"
+        "folded: >-\n"
+        "  one\n"
+        "  two\n"
+        "\n"
+        "  three\n"
+        "allowed-tools: [read, grep]\n"
+        "list:\n"
+        "- a\n"
+        "- b\n"
+        "metadata:\n"
+        "  version: 1.0\n"
+        "  tags:\n"
+        "    - x\n"
+        "empty:\n"
+        "---\n"
+        "\n"
+        "Body\n---\nmore\n"
+    )
+    assert document.head == {
+        "name": "review",
+        "description": "Use it: when there is more to say.",
+        "quoted": 'a "b" é # no comment',
+        "single": "it's",
+        "kept": "one\n  two\n\nthree\n",
+        "folded": "one two\nthree",
+        "allowed-tools": ["read", "grep"],
+        "list": ["a", "b"],
+        "metadata": {"version": "1.0", "tags": ["x"]},
+        "empty": "",
+    }
+    assert document.body == "Body\n---\nmore"
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("name", "line 2: 'name' is not `key: value`"),
+        ("a: 1\na: 2", "line 3: 'a: 2' has the key 'a' a second time"),
+        ("a: &x 1", "an anchor"),
+        ("a: *x", "an alias"),
+        ("a: !!str 1", "a tag"),
+        ("a: {b: 1}", "a flow mapping"),
+        ("a: @x", "a reserved character"),
+        ('a: "x', "does not end"),
+        ('a: "\\q"', "an escape"),
+        ("a: [b, [c]]", "a list that is not understood"),
+        ("\ta: 1", "by a tab"),
+        ("a:\n    b: 1\n  c: 2", "fits nothing"),
+    ],
+)
+def test_what_is_not_understood_is_an_error_with_its_line(head: str, said: str) -> None:
+    with pytest.raises(ValueError, match="line ") as caught:
+        parse_document(f"---\n{head}\n---\n")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# Title\n", "---\nname: a\n", "--- \nx"])
+def test_a_file_without_a_head_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        parse_document(text)
