@@ -78,6 +78,7 @@ def test_a_store_serves_one_event_loop_after_another(path: str) -> None:
     asyncio.run(store.aclose())
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_copy_of_the_process_neither_holds_nor_breaks_sessions(path: str) -> None:
     async def work() -> None:
         store = SqliteStore(path)

@@ -1,0 +1,154 @@
+"""Records of sessions as a loop would write them, made up at random, and what must hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smokebox.agents.log.records import (
+    AbortAsked,
+    ApprovalAsked,
+    ApprovalGiven,
+    Compacted,
+    ReplyDelta,
+    ReplyEnded,
+    ReplyFailed,
+    ReplyStarted,
+    SessionCreated,
+    Stored,
+    TaskEnded,
+    TaskStarted,
+    ToolEnded,
+    ToolStarted,
+    UserSaid,
+    WorkAccepted,
+    WorkEnded,
+    WorkStarted,
+)
+from smokebox.agents.messages import (
+    AssistantMessage,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    Usage,
+    UserMessage,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from smokebox.agents.log.conversation import Conversation
+    from smokebox.agents.log.records import Record
+    from smokebox.agents.messages import AssistantPart, Message, StopReason
+
+
+def user(text: str) -> UserMessage:
+    return UserMessage((Text(text),))
+
+
+def answer(text: str = "", *calls: str, tokens: int = 0) -> AssistantMessage:
+    """What a model says, with calls of the tool `bash` by these ids."""
+    parts: list[AssistantPart] = [Text(text)] if text else []
+    parts += [ToolCall(call, "bash", "{}") for call in calls]
+    usage = Usage(requests=1, input_tokens=tokens, output_tokens=0)
+    stop: StopReason = "tool_calls" if calls else "end"
+    return AssistantMessage(parts=tuple(parts), model="m", stop=stop, usage=usage)
+
+
+def ended(call: str, text: str = "done") -> ToolEnded:
+    return ToolEnded(call, ToolReturn(call, "bash", text))
+
+
+def fold(conversation: Conversation, records: Iterable[Record]) -> Conversation:
+    """Have a conversation take the next records."""
+    for record in records:
+        conversation.apply(Stored(conversation.head + 1, 1000.0 + conversation.head, record))
+    return conversation
+
+
+def sendable(messages: Sequence[Message]) -> bool:
+    """Whether a provider would take these."""
+    asked: tuple[str, ...] = ()
+    for message in messages:
+        if isinstance(message, ToolReturns):
+            if not asked or tuple(one.call_id for one in message.returns) != asked:
+                return False
+            asked = ()
+            continue
+        if asked or not message.parts:
+            return False
+        if any(isinstance(part, Text) and not part.text.strip() for part in message.parts):
+            return False
+        if isinstance(message, AssistantMessage):
+            if all(isinstance(part, Thinking) for part in message.parts):
+                return False
+            asked = tuple(call.id for call in message.calls)
+    return not asked
+
+
+class Scene:
+    """A session that a loop could have written, from a seed."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._count = 0
+
+    def records(self) -> Iterator[Record]:
+        yield SessionCreated("You are a test.", model="m")
+        for _ in range(self._dice.randint(1, 6)):
+            yield from self._work()
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def _work(self) -> Iterator[Record]:
+        work = self._name("work")
+        yield WorkAccepted(work, "prompt", user(f"do {work}"), key=self._dice.choice([None, work]))
+        yield WorkStarted(work)
+        yield UserSaid(work, user(f"do {work}"))
+        for _ in range(self._dice.randint(0, 4)):
+            yield from self._turn(work)
+        if self._dice.random() < 0.3:
+            yield Compacted("All is well.", self._count, work_id=work)
+        if self._dice.random() < 0.2:
+            yield AbortAsked(work)
+            yield WorkEnded(work, "aborted")
+            return
+        yield from self._reply(work, ())
+        yield WorkEnded(work, "completed", text="done")
+
+    def _turn(self, work: str) -> Iterator[Record]:
+        calls = tuple(self._name("call") for _ in range(self._dice.randint(1, 3)))
+        yield from self._reply(work, calls)
+        started = list(calls)
+        self._dice.shuffle(started)
+        for call in started:
+            if self._dice.random() < 0.2:
+                yield ApprovalAsked(work, call, "bash", "{}")
+                yield ApprovalGiven(call, self._dice.random() < 0.5, "no")
+            yield ToolStarted(work, call, "bash", durable=self._dice.random() < 0.2)
+        self._dice.shuffle(started)
+        for call in started:
+            if self._dice.random() < 0.2:
+                child = self._name("child")
+                yield TaskStarted(work, child, call)
+                yield TaskEnded(child, "completed")
+            if self._dice.random() < 0.2:
+                yield UserSaid(work, user("and more"))
+            yield ended(call, f"came of {call}")
+
+    def _reply(self, work: str, calls: tuple[str, ...]) -> Iterator[Record]:
+        while self._dice.random() < 0.3:
+            reply = self._name("reply")
+            yield ReplyStarted(work, reply, "m")
+            yield ReplyDelta(reply, "I was cut")
+            yield ReplyFailed(reply, "overloaded")
+        reply = self._name("reply")
+        yield ReplyStarted(work, reply, "m")
+        yield ReplyDelta(reply, "Let me ")
+        yield ReplyDelta(reply, "hm", thinking=True)
+        text = self._dice.choice(["", " ", f"I say {reply}"])
+        yield ReplyEnded(reply, answer(text, *calls, tokens=self._dice.choice([0, 500])))
