@@ -9,6 +9,14 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
 if TYPE_CHECKING:
+    from smokebox.agents.agent import Agent as Agent
+    from smokebox.agents.agent import create_agent as create_agent
+    from smokebox.agents.budget import Budget as Budget
+    from smokebox.agents.durability import Durability as Durability
+    from smokebox.agents.harness import Harness as Harness
+    from smokebox.agents.harness import init as init
+    from smokebox.agents.skills import Skill as Skill
+    from smokebox.agents.tools.function import tool as tool
     from smokebox.client.bindings import env as env
     from smokebox.client.client import Client as Client
     from smokebox.client.client import connect as connect
@@ -39,15 +47,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Agent": "smokebox.agents.agent",
     "Allow": "smokebox.sandbox.network",
+    "Budget": "smokebox.agents.budget",
     "Capabilities": "smokebox.types",
     "Client": "smokebox.client.client",
     "CommandCall": "smokebox.sandbox.virtual.command",
     "CommandOutput": "smokebox.sandbox.virtual.command",
     "CommandStream": "smokebox.sandbox.virtual.command",
+    "Durability": "smokebox.agents.durability",
     "ExecResult": "smokebox.types",
     "ExecStream": "smokebox.sandbox.api",
     "FileInfo": "smokebox.types",
+    "Harness": "smokebox.agents.harness",
     "Limits": "smokebox.sandbox.virtual",
     "Network": "smokebox.sandbox.network",
     "OutputChunk": "smokebox.types",
@@ -55,15 +67,19 @@ _HOME = {
     "Sandbox": "smokebox.client.sandbox",
     "SandboxApi": "smokebox.sandbox.api",
     "Session": "smokebox.client.session",
+    "Skill": "smokebox.agents.skills",
     "SmokeboxError": "smokebox.errors",
     "Terminal": "smokebox.client.terminal",
     "bucket": "smokebox.sandbox.bucket",
     "connect": "smokebox.client.client",
+    "create_agent": "smokebox.agents.agent",
     "env": "smokebox.client.bindings",
     "get_sandbox": "smokebox.client.client",
     "get_virtual_sandbox": "smokebox.sandbox.bucket",
+    "init": "smokebox.agents.harness",
     "list_sandboxes": "smokebox.client.client",
     "local": "smokebox.sandbox.local",
+    "tool": "smokebox.agents.tools.function",
     "virtual": "smokebox.sandbox.virtual",
 }
 

@@ -1,0 +1,131 @@
+"""What one session of an agent works with: its workspace, its tools, its skills."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smokebox.agents.context import system_prompt
+from smokebox.agents.model import ToolSpec
+from smokebox.agents.options import OMITTED
+from smokebox.agents.skills import discover, merge, skill_tool
+from smokebox.agents.tools import workspace_tools
+from smokebox.agents.tools.function import as_tools
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from smokebox.agents.agent import Agent
+    from smokebox.agents.options import AgentOptions
+    from smokebox.agents.skills import Skill
+    from smokebox.agents.tools.tool import Tool
+    from smokebox.sandbox.api import SandboxApi
+
+TASK = "task"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """An agent in a workspace. `tools` are those that every session of it has, but for `task`,
+    which `subagents` are for: those by name, or None where the model is to give no tasks."""
+
+    agent: Agent
+    options: AgentOptions
+    sandbox: SandboxApi | None
+    workspace: SandboxApi | None
+    tools: Mapping[str, Tool]
+    skills: Sequence[Skill]
+    subagents: Mapping[str, Agent] | None
+
+    async def system(self) -> str:
+        """The system prompt of a session that begins."""
+        return await system_prompt(
+            self.options.instructions, self.workspace, skills=self.skills, root=self.root
+        )
+
+    @property
+    def root(self) -> str | None:
+        """The directory above which nothing speaks to the agent."""
+        return None if self.sandbox is None else self.sandbox.cwd
+
+
+async def make_setup(
+    agent: Agent,
+    options: AgentOptions,
+    *,
+    sandbox: SandboxApi | None,
+    workspace: SandboxApi | None,
+    tools: Sequence[Any] = (),
+    skills: Sequence[Skill] = (),
+    subagents: Sequence[Agent] = (),
+) -> Setup:
+    """Put together what an agent's options name, and what is given besides."""
+    own = await _own_tools(sandbox, workspace)
+    known = list(skills) + list(options.skills)
+    if workspace is not None:
+        root = None if sandbox is None else sandbox.cwd
+        known = merge(await discover(workspace, workspace.cwd, root=root), known)
+    else:
+        known = merge(known)
+    if known:
+        own.append(skill_tool(known))
+    return Setup(
+        agent=agent,
+        options=options,
+        sandbox=sandbox,
+        workspace=workspace,
+        tools=by_name(as_tools([*own, *options.tools, *tools])),
+        skills=known,
+        subagents=_subagents(options, subagents, offered=workspace is not None),
+    )
+
+
+async def _own_tools(sandbox: SandboxApi | None, workspace: SandboxApi | None) -> list[Tool]:
+    """The six tools of a workspace, or those that its sandbox brings in their place."""
+    if workspace is None:
+        return []
+    bring = getattr(sandbox, "agent_tools", None)
+    if bring is None:
+        return workspace_tools(workspace)
+    brought = bring()
+    return as_tools(await brought if inspect.isawaitable(brought) else brought)
+
+
+def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Tools by their names, none of which may be one that the harness itself needs."""
+    found = {tool.name: tool for tool in tools}
+    for name in (TASK, "finish", "give_up"):
+        if name in found:
+            raise InvalidOption(
+                f"a tool cannot be called {name!r}: the harness has one of that name.",
+                hint="Give it another: @tool(name=...).",
+                option="tools",
+                value=name,
+            )
+    return found
+
+
+def _subagents(
+    options: AgentOptions, more: Sequence[Agent], *, offered: bool
+) -> dict[str, Agent] | None:
+    if options.subagents is None and not more:
+        return None
+    named = () if options.subagents in (OMITTED, None) else options.subagents
+    found: dict[str, Agent] = {}
+    for agent in (*named, *more):
+        if agent.name in found:
+            raise InvalidOption(
+                f"two subagents have the name {agent.name!r}.",
+                hint="Give one another: create_agent(name=...).",
+                option="subagents",
+                value=agent.name,
+            )
+        found[agent.name] = agent
+    return found if found or offered else None
+
+
+def specs_of(tools: Iterable[Tool]) -> list[ToolSpec]:
+    """Tools as models are told of them."""
+    return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools]
