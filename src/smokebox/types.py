@@ -86,7 +86,7 @@ class Capabilities:
 
     sandbox: str
     isolation: Literal["none", "interpreter", "process", "namespaces", "gvisor", "remote"]
-    network: Literal["off", "allowlist", "open"]
+    network: Literal["off", "guarded", "allowlist", "open"]
     persistence: Literal["memory", "host", "bucket", "remote"]
     shell_state: Literal["fresh", "persistent"] = "fresh"
     commands: frozenset[str] | None = None
@@ -232,6 +232,22 @@ class TerminalInfo:
     rows: int
     created_at: float
     exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedPort:
+    """A port of a sandbox that may be reached at `url`, by whoever has that.
+
+    It is "active" in the run in which it was exposed, and "stale" in others. One that is
+    `private` is for who has a key of the server as well, or a URL that expires.
+    """
+
+    port: int
+    url: str
+    token: str
+    name: str | None
+    private: bool
+    status: Literal["active", "stale"]
 
 
 @dataclass(slots=True, kw_only=True)

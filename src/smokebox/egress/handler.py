@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from smokebox.egress.message import Request, Response
 from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from smokebox.egress.message import Request, Response
 
 CLIENT = "@client"
 """Stands for a handler that the client of a sandbox has in its own process."""
@@ -47,7 +50,7 @@ class Context(Protocol):
         ...
 
 
-Handler: TypeAlias = Callable[[Request, Any, Context], Awaitable[Request | Response]]
+Handler: TypeAlias = "Callable[[Request, Any, Context], Awaitable[Request | Response]]"
 """Gets a request, `env` (where the secrets are) and a context.
 
 It returns the request, edited or not, to have it sent; a `Response` to answer itself, which
@@ -55,7 +58,7 @@ may be one that `context.forward` gave; or raises `Refused`. Whatever else happe
 error, nothing returned, no end) is an answer of 502 or 504, and nothing is sent.
 """
 
-HandlerOption: TypeAlias = Handler | str
+HandlerOption: TypeAlias = "Handler | str"
 """A handler, or `package.module:name` of one that the server imports."""
 
 
@@ -66,6 +69,9 @@ async def run_handler(
 
     Raises whatever it raises, and TypeError for what is neither a request nor a response.
     """
+    # Every engine imports this file, and few sandboxes have a handler.
+    from smokebox.egress.message import Request, Response
+
     made: object = handler(request, env, context)
     if inspect.isawaitable(made):
         made = await made

@@ -24,6 +24,7 @@ from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
+    from smokebox.egress.layers import Layers
     from smokebox.engine.jail.api import Jail
     from smokebox.engine.run import Run
     from smokebox.engine.workshop import Workshop
@@ -54,12 +55,14 @@ _NOBODY = 1 << 23
 class Part:
     """Something that lives in the runs of a sandbox: its files, processes or sessions.
 
-    `adopt` takes over a run of another engine's time, `ended` lets go of one that is over,
+    `begin` is told of a run that starts, and of one that goes on by another record, `adopt`
+    takes over one of another engine's time, `ended` lets go of one that is over,
     also of one that was never taken over, `settle` finishes what it can before the end, and
     `close` lets go of whatever there is. A part that is `busy` keeps the sandbox from sleeping.
     """
 
     ended: Callable[[str], Awaitable[None]]
+    begin: Callable[[Run], Awaitable[None]] | None = None
     settle: Callable[[], Awaitable[None]] | None = None
     adopt: Callable[[Run], Awaitable[None]] | None = None
     busy: Callable[[], bool] = lambda: False
@@ -111,6 +114,17 @@ class Lifecycle:
         """What the sandbox has on the host's disk; empty before it was ever woken."""
         row = self._row or await self._shop.record.get(SandboxRow, self.id)
         return self._shop.home.box(row.key) if row is not None else ""
+
+    @property
+    def layers(self) -> Layers | None:
+        """What it may reach, as far as that is known."""
+        return self._row.egress if self._row is not None else None
+
+    async def amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
+        """Change its record, and what runs with it. Wakes it where it was never woken."""
+        if await self.row() is None:
+            await self.wake()
+        await asyncio.shield(self._keep(self._amend(change)))
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Run]:
@@ -218,6 +232,7 @@ class Lifecycle:
                 self._run = await self._start()
                 self._shop.guard.watch(self, self._run)
                 self._keep(self._watch(self._run))
+                await self._begin()
             return self._run
 
     async def _sleep(self, reason: str) -> None:
@@ -237,8 +252,23 @@ class Lifecycle:
         if self._row is None or self._asked.empty:
             return
         asked, self._asked = self._asked, Options()
-        changed = asked.change(self._row)
-        if changed == self._row:
+        await self._rewrite(self._row, asked.change(self._row))
+
+    async def _amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
+        async with self._lock:
+            self._check_open()
+            await self._change()
+            if self._row is None:
+                raise SandboxGone(
+                    f"sandbox {self.id} was destroyed meanwhile.",
+                    hint="Say it again: another is made.",
+                    reason=DESTROYED,
+                    sandbox_id=self.id,
+                )
+            await self._rewrite(self._row, change(self._row))
+
+    async def _rewrite(self, row: SandboxRow, changed: SandboxRow) -> None:
+        if changed == row:
             return
         run = self._run if self._run is not None and self._run.jail.alive else None
         if run is not None and changed.limits != run.limits:
@@ -249,13 +279,20 @@ class Lifecycle:
         if run is not None:
             self._run = replace(
                 run,
-                env={**run.image.env, **changed.env},
+                env=starting.environment(run.image, changed),
                 cwd=changed.settings.cwd,
                 default_user=changed.settings.user,
                 limits=changed.limits,
             )
             self._shop.guard.watch(self, self._run)
             self._arm()
+            if changed.egress != row.egress:
+                await self._begin()
+
+    async def _begin(self) -> None:
+        for part in self.parts:
+            if part.begin is not None and self._run is not None:
+                await part.begin(self._run)
 
     async def _start(self) -> Run:
         asked, self._asked = self._asked, Options()

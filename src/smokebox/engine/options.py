@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from smokebox.egress.layers import Layers, split_handlers
+from smokebox.egress.policy import Egress
+from smokebox.engine.egress.network import as_settings
 from smokebox.engine.limits import Limits, parse_limits
 from smokebox.engine.names import check_labels, check_user
 from smokebox.engine.record.rows import SandboxRow, Settings
@@ -15,8 +19,9 @@ from smokebox.options import check_env, refuse_unknown
 from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from smokebox.egress.handler import HandlerOption
     from smokebox.engine.images.image import Image
     from smokebox.engine.jail.api import Tier
 
@@ -39,6 +44,8 @@ class Options:
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None
+    egress: dict[str, Any] | None = None
+    handlers: dict[str, HandlerOption] | None = None
 
     @property
     def empty(self) -> bool:
@@ -62,6 +69,10 @@ class Options:
             user=_or(self.user, now.user),
         )
 
+    def layers(self, now: Layers) -> Layers:
+        """What it may reach, with what was asked for."""
+        return now if self.egress is None else now.with_settings(self.egress)
+
     def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
         """The record of a sandbox that is not there yet; the image has a say in it."""
         at = time.time()
@@ -77,6 +88,7 @@ class Options:
             env=self.env or {},
             labels=self.labels or {},
             settings=self.settings(Settings(cwd=image.cwd, user=image.user)),
+            egress=self.layers(Layers()),
         )
 
     def change(self, row: SandboxRow) -> SandboxRow:
@@ -98,6 +110,7 @@ class Options:
             env=row.env if self.env is None else self.env,
             labels=row.labels if self.labels is None else self.labels,
             settings=self.settings(row.settings),
+            egress=self.layers(row.egress),
         )
 
 
@@ -106,7 +119,8 @@ class SandboxOptions(TypedDict, total=False):
 
     `limits` is an instance type by name, or numbers by name. `sleep_after` is seconds, or
     "30s", "10m", "2h" without a call, after which the sandbox sleeps unless `keep_alive`.
-    An `ephemeral` one forgets its files when it does.
+    An `ephemeral` one forgets its files when it does. `egress` says what it may reach, which
+    by default is nothing; what was changed at run time stays.
     """
 
     image: str
@@ -119,13 +133,19 @@ class SandboxOptions(TypedDict, total=False):
     ephemeral: bool
     cwd: str
     user: str
+    egress: Egress | Mapping[str, object]
 
 
 def parse_options(where: str, given: SandboxOptions) -> Options:
     """Options as users give them, checked. One that is None was not given."""
     refuse_unknown(where, given, SandboxOptions.__annotations__)
     asked = {name: value for name, value in given.items() if value is not None}
-    return Options(**{name: _CHECKS[name](value) for name, value in asked.items()})
+    options = Options(**{name: _CHECKS[name](value) for name, value in asked.items()})
+    if options.egress is None:
+        return options
+    split = split_handlers(options.egress)
+    Layers().with_settings(split.settings)
+    return replace(options, egress=split.settings, handlers=split.handlers)
 
 
 def parse_duration(value: float | str) -> float:
@@ -199,6 +219,17 @@ def _cwd(value: str) -> str:
     return value
 
 
+def _egress(value: object) -> dict[str, Any]:
+    if isinstance(value, (Egress, Mapping)):
+        return dict(as_settings(value))
+    raise InvalidOption(
+        f"egress is an Egress, not {value!r:.200}.",
+        hint="Pass Egress(allowed_hosts=['pypi.org']), or its settings by name.",
+        option="egress",
+        value=value,
+    )
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "image": _image,
     "tier": _tier,
@@ -210,4 +241,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ephemeral": functools.partial(_flag, "ephemeral"),
     "cwd": _cwd,
     "user": check_user,
+    "egress": _egress,
 }

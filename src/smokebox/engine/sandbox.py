@@ -10,7 +10,10 @@ import contextlib
 import shlex
 from typing import TYPE_CHECKING, Self
 
+from smokebox.egress.clients import Clients
 from smokebox.engine import commands
+from smokebox.engine.egress.door import Door
+from smokebox.engine.egress.network import Network
 from smokebox.engine.files.files import Files
 from smokebox.engine.git.repository import (
     check_branch,
@@ -102,6 +105,8 @@ class Sandbox:
         """Have it be so from its next call on."""
         if options.cwd is not None:
             self._shop.cwds[self.id] = options.cwd
+        if options.handlers:
+            self.network.serve(options.handlers)
         self._life.ask(options)
 
     def resolve_path(self, path: str) -> str:
@@ -305,7 +310,7 @@ class Sandbox:
             return Capabilities(
                 sandbox="linux",
                 isolation=run.jail.state.tier,
-                network="off",
+                network="guarded" if self.door.open else "off",
                 persistence="host",
             )
 
@@ -354,6 +359,7 @@ class Sandbox:
     def _renew(self) -> None:
         """Be as a sandbox that was never there."""
         self._shop.cwds.pop(self.id, None)
+        self._shop.clients.pop(self.id, None)
         self._furnish()
 
     def _furnish(self) -> None:
@@ -363,6 +369,12 @@ class Sandbox:
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         self.terminals = Terminals(id=self.id, record=record, use=life.use)
         self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
+        clients = self._shop.clients.get(self.id) or Clients()
+        self.door = Door(
+            self.id, layers=lambda: life.layers, clients=clients, workers=self._shop.workers
+        )
+        self.network = Network(self.door, life.amend, keep=self._keep_handlers)
+        door = self.door
         files, processes, sessions = self.files, self.processes, self.sessions
         terminals, ports = self.terminals, self.ports
         life.parts = (
@@ -383,12 +395,17 @@ class Sandbox:
                 settle=terminals.part,
                 close=lambda: terminals.ended(STOPPED),
             ),
+            Part(ended=door.ended, begin=door.begin, adopt=door.adopt, close=door.leave),
             Part(
                 ended=ports.ended,
                 busy=lambda: ports.busy,
                 close=lambda: ports.ended(STOPPED),
             ),
         )
+
+    def _keep_handlers(self) -> None:
+        """Have its handlers outlive this object, of which another is made when it is asked for."""
+        self._shop.clients[self.id] = self.door.clients
 
     async def _root(self) -> tuple[int, Owner]:
         async with self._life.use() as run:

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from smokebox.egress.layers import Layers
+from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.files.steps import Desk
 from smokebox.engine.jail.cell import IO
@@ -86,7 +88,7 @@ async def as_run(shop: Workshop, row: SandboxRow, jail: Jail, image: Image) -> R
         generation=row.generation,
         directory=directory,
         image=image,
-        env={**image.env, **row.env},
+        env=environment(image, row),
         cwd=row.settings.cwd,
         default_user=row.settings.user,
         shell=await desk.run(_prepare, row.settings.cwd),
@@ -94,6 +96,12 @@ async def as_run(shop: Workshop, row: SandboxRow, jail: Jail, image: Image) -> R
         spills=SpillFolder(parent=f"{directory}/run/io", seen_at=IO),
         read=lambda path: desk.run(Rooted.read, path),
     )
+
+
+def environment(image: Image, row: SandboxRow) -> dict[str, str]:
+    """What every program of a sandbox finds in its environment."""
+    closed = row.egress == Layers() or row.egress.egress().closed
+    return {**image.env, **({} if closed else VARIABLES), **row.env}
 
 
 async def _enter(shop: Workshop, row: SandboxRow, jail: Jail, image: Image) -> Started:

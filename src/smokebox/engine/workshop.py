@@ -18,6 +18,7 @@ from smokebox.errors import IsolationUnavailable, PathNotFound
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smokebox.egress.clients import Clients
     from smokebox.engine.guard import Guard
     from smokebox.engine.home import Home
     from smokebox.engine.images.image import Image, ImageStore
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 class Workshop:
     """The state directory and what works in it. `tier` is the one for who asks for none.
 
-    `cwds` has the directory of each sandbox, by id, that does not begin in the usual one.
+    `cwds` has the directory of each sandbox, by id, that does not begin in the usual one, and
+    `clients` who runs handlers for it.
     """
 
     home: Home
@@ -45,6 +47,7 @@ class Workshop:
     pool: Pool
     tag: str
     cwds: dict[str, str] = field(default_factory=dict)
+    clients: dict[str, Clients] = field(default_factory=dict)
 
     def jailer(self, tier: str) -> Jailer:
         """Who makes jails of that tier here; raises `IsolationUnavailable`."""

@@ -65,6 +65,12 @@ class Doors:
         """Be those others."""
         self.tcp, self.dns, self.reason = others.tcp, others.dns, others.reason
 
+    def release(self) -> Doors:
+        """The same, for another to close; here there are none left."""
+        released = Doors(self.sockets, reason=self.reason)
+        self.tcp, self.dns = None, ()
+        return released
+
     def close(self) -> None:
         """Let go of them."""
         for sock in self.sockets:

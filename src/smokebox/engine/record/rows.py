@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from smokebox.egress.layers import Layers
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.limits import Limits
 from smokebox.errors import InvalidOption
@@ -32,6 +33,10 @@ class Settings:
     user: str = "root"
 
 
+# What most have, so that it is made once.
+_CLOSED = Layers()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRow:
     """One sandbox. `generation` counts its runs, `jail` finds the one that runs.
@@ -54,6 +59,7 @@ class SandboxRow:
     settings: Settings = field(default_factory=Settings)
     jail: JailState | None = None
     stop_reason: str | None = None
+    egress: Layers = _CLOSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +196,8 @@ def _values(row: Row) -> tuple[Value, ...]:
 def _encode(column: str, value: Any) -> Value:
     if isinstance(value, (Limits, Settings)):
         return _dump_shared(value)
+    if isinstance(value, Layers):
+        return "{}" if value == _CLOSED else _dump(value.to_json())
     if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
     if isinstance(value, str) and not value.isascii():
@@ -231,6 +239,11 @@ def _load_settings(text: str) -> Settings:
     return Settings(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
+@functools.lru_cache(256)
+def _load_egress(text: str) -> Layers:
+    return _CLOSED if text == "{}" else Layers.from_json(json.loads(text))
+
+
 _LOADERS: dict[str, Callable[[Any], object]] = {
     "limits": _load_limits,
     "env": json.loads,
@@ -240,4 +253,5 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "argv": lambda text: tuple(json.loads(text)),
     "stdin": bool,
     "private": bool,
+    "egress": _load_egress,
 }

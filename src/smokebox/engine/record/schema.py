@@ -69,6 +69,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ports ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE ports ADD COLUMN private INTEGER NOT NULL DEFAULT 0",
     ),
+    ("ALTER TABLE sandboxes ADD COLUMN egress TEXT NOT NULL DEFAULT '{}'",),
 )
 
 

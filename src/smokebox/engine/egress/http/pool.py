@@ -145,7 +145,7 @@ class Pool:
         return wire
 
     async def dial(self, place: Place) -> socket.socket:
-        """A bare connection, without TLS. Raises `Unreachable` and OSError."""
+        """A bare connection, without TLS. Raises `Unanswered` and OSError."""
         failure: OSError = ConnectionRefusedError(None, "no address")
         for address, port in await self._addresses(place):
             sock = await _dial(address, port)
