@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE = "smokebox.toml"
 PROJECT = "pyproject.toml"
-_TABLES = ("sandboxes",)
+_TABLES = ("sandboxes", "models")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,14 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The bindings of one file; of none, where there is no such file above."""
+    """The bindings of one file; of none, where there is no such file above.
+
+    `models` are its providers of models, which `smokebox.agents.providers` understands.
+    """
 
     file: str | None
     sandboxes: Mapping[str, Binding]
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def find(self, name: str) -> Binding:
         """The binding of that name. Raises `InvalidOption`."""
@@ -96,11 +100,16 @@ def load(start: Path | None = None) -> Project:
 def _project(file: Path, table: Mapping[str, Any]) -> Project:
     refuse_unknown(str(file), table, _TABLES)
     found: dict[str, Binding] = {}
-    for name, settings in _table(file, "sandboxes", table.get("sandboxes", {})).items():
+    for name, given in _table(file, "sandboxes", table.get("sandboxes", {})).items():
         where = f"{file}: [sandboxes.{name}]"
-        table = _table(file, f"sandboxes.{name}", settings)
-        found[name] = Binding(name=name, settings=parse_settings(where, table), file=str(file))
-    return Project(str(file), found)
+        settings = parse_settings(where, _table(file, f"sandboxes.{name}", given))
+        found[name] = Binding(name=name, settings=settings, file=str(file))
+    models = _table(file, "models", table.get("models", {}))
+    return Project(
+        str(file),
+        found,
+        {name: _table(file, f"models.{name}", given) for name, given in models.items()},
+    )
 
 
 def _table(file: Path, key: str, value: object) -> dict[str, Any]:
