@@ -20,6 +20,7 @@ from smokebox.agents.log.records import (
     ReplyEnded,
     ReplyFailed,
     ReplyStarted,
+    ResourcesChanged,
     SessionCreated,
     TaskEnded,
     TaskStarted,
@@ -55,7 +56,8 @@ class Conversation:
     `messages` is what the model sees: it grows at its end, and begins anew when the
     conversation is compacted. `positions` says of each where a `Compacted` may cut before it;
     messages that must stay together have the same. `base` is the position before the first
-    record, other than 0 in a fork. `tokens` is about how much a model would have to read.
+    record, other than 0 in a fork. `resources` is the record that has the tools of now.
+    `tokens` is about how much a model would have to read.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -63,6 +65,7 @@ class Conversation:
     base: int = 0
     head: int = 0
     created: SessionCreated | None = None
+    resources: SessionCreated | ResourcesChanged | None = None
     work: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -112,8 +115,11 @@ class Conversation:
     def _apply(self, record: Record, at: float) -> None:
         match record:
             case SessionCreated():
-                self.created = record
+                self.created = self.resources = record
                 self.tokens += estimate_prefix(record)
+            case ResourcesChanged():
+                self.resources = record
+                self._tell(record.message)
             case UserSaid():
                 self._say(record)
             case Compacted():
@@ -212,10 +218,13 @@ class Conversation:
     def _say(self, record: UserSaid) -> None:
         if work := self.work.get(record.work_id):
             work.applied = True
+        self._tell(record.message)
+
+    def _tell(self, message: UserMessage) -> None:
         if self._batch is not None:
-            self._held.append(record.message)
+            self._held.append(message)
         else:
-            self._add(record.message)
+            self._add(message)
 
     def _answer(self, message: AssistantMessage, work_id: str) -> None:
         # One that was not closed: no loop goes on before all tools have ended.

@@ -19,7 +19,8 @@ WorkKind: TypeAlias = Literal["prompt", "skill", "task", "shell", "compact"]
 
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_defaults=True):
-    """The first record. System prompt and tools are those of the whole session.
+    """The first record. System prompt and tools are those of the whole session, until
+    `ResourcesChanged` has others.
 
     `parent` is the session whose task this one does, `forked_from` one whose records up to
     `forked_at` precede these; both are names of sessions of the same agent and id.
@@ -32,6 +33,16 @@ class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_de
     forked_from: str | None = None
     forked_at: int = 0
     depth: int = 0
+    instructions: str = ""
+
+
+class ResourcesChanged(msgspec.Struct, frozen=True, tag="resources_changed", omit_defaults=True):
+    """The agent has other tools or instructions than when the session began, as `message`
+    tells the model. `instructions` is a digest of them, as it is in `SessionCreated`."""
+
+    tools: tuple[dict[str, Any], ...]
+    instructions: str
+    message: UserMessage
 
 
 class WorkAccepted(msgspec.Struct, frozen=True, tag="work_accepted", omit_defaults=True):
@@ -177,6 +188,7 @@ class WorkEnded(msgspec.Struct, frozen=True, tag="work_ended", omit_defaults=Tru
 
 Record: TypeAlias = (
     SessionCreated
+    | ResourcesChanged
     | WorkAccepted
     | WorkStarted
     | UserSaid
