@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import html
 import json
 import re
@@ -85,25 +86,53 @@ def _in_base64(raw: bytes) -> set[bytes]:
     return found
 
 
+class _Words:
+    """What to look for. Made once for some secrets: a request is read faster than that."""
+
+    def __init__(self, secrets: frozenset[str]) -> None:
+        every = {word for secret in secrets for word in _spellings(secret)}
+        # One that holds another is struck with it.
+        words = {word for word in every if not any(o != word and o in word for o in every)}
+        self.words = sorted(words, key=len, reverse=True)
+        self.pattern = re.compile(b"|".join(map(re.escape, self.words)))
+        self.beginnings = {word[:size] for word in words for size in range(1, len(word))}
+        self.longest = max(map(len, words))
+
+    def strike(self, data: bytes) -> bytes:
+        """The same without the secrets."""
+        # To look for each word is many times as fast as to match the pattern.
+        for word in self.words:
+            if word in data:
+                return self.pattern.sub(_mask, data)
+        return data
+
+    def begun(self, data: bytes) -> int:
+        """How many bytes at the end are the beginning of a secret."""
+        tail = data[-(self.longest - 1) :]
+        for start in range(len(tail)):
+            if tail[start:] in self.beginnings:
+                return len(tail) - start
+        return 0
+
+
+_words = functools.lru_cache(64)(_Words)
+
+
 class Scrubber:
     """Replaces every spelling of some secrets in a stream of bytes."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        every = {word for secret in secrets for word in _spellings(secret)}
-        # One that holds another is struck with it.
-        words = {word for word in every if not any(o != word and o in word for o in every)}
-        self._words = sorted(words, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._words))) if words else None
-        self._beginnings = {word[:size] for word in words for size in range(1, len(word))}
-        self._longest = max(map(len, words), default=0)
+        found = frozenset(secrets)
+        self._words = _words(found) if found else None
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         """What of the stream so far can be shown: all but an end that may begin a secret."""
-        if self._pattern is None:
+        words = self._words
+        if words is None:
             return data
-        clean = self._struck(self._held + data if self._held else data)
-        keep = self._begun(clean)
+        clean = words.strike(self._held + data if self._held else data)
+        keep = words.begun(clean)
         self._held = clean[len(clean) - keep :] if keep else b""
         return clean[: len(clean) - keep] if keep else clean
 
@@ -114,23 +143,11 @@ class Scrubber:
 
     def text(self, value: str) -> str:
         """One whole text, such as a header, without the secrets."""
-        if self._pattern is None:
+        if self._words is None:
             return value
-        return self._struck(value.encode("utf-8", "replace")).decode("utf-8", "replace")
-
-    def _struck(self, data: bytes) -> bytes:
-        # To look for each word is many times as fast as to match the pattern.
-        if self._pattern is None or not any(word in data for word in self._words):
-            return data
-        return self._pattern.sub(_mask, data)
-
-    def _begun(self, data: bytes) -> int:
-        """How many bytes at the end are the beginning of a secret."""
-        tail = data[-(self._longest - 1) :]
-        for start in range(len(tail)):
-            if tail[start:] in self._beginnings:
-                return len(tail) - start
-        return 0
+        raw = value.encode("utf-8", "replace")
+        clean = self._words.strike(raw)
+        return value if clean is raw else clean.decode("utf-8", "replace")
 
 
 def _mask(found: re.Match[bytes]) -> bytes:

@@ -269,7 +269,7 @@ async def echo(request: aioweb.Request) -> aioweb.Response:
         {
             "method": request.method,
             "path": request.raw_path,
-            "headers": [[name, value] for name, value in request.headers.items()],
+            "headers": [[name.lower(), value] for name, value in request.headers.items()],
             "body": (await request.read()).decode("latin-1"),
         }
     )

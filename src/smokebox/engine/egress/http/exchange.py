@@ -33,11 +33,12 @@ Source: TypeAlias = bytes | Incoming | AsyncIterable[bytes]
 
 @dataclass(slots=True, kw_only=True)
 class Errand:
-    """A request as it is sent. `fields` have no framing, and the Host."""
+    """A request as it is sent. `fields` have neither the Host nor framing."""
 
     method: str
     place: Place
     target: str
+    host: str
     fields: Fields
     body: Source = b""
     framing: Framing = 0
@@ -45,7 +46,7 @@ class Errand:
 
     def head(self, *, expect: bool) -> bytes:
         """Its first bytes."""
-        fields = list(self.fields)
+        fields = [("Host", self.host), *self.fields]
         if self.upgrade:
             fields += [("connection", "Upgrade"), ("upgrade", "websocket")]
         if self.framing == "chunked":

@@ -40,7 +40,6 @@ DECIDE_SECONDS = 30.0
 _SHORTEST_QUERY = 6
 # With secrets to look for, the answer must be readable, and whole.
 _UNREADABLE = frozenset({"accept-encoding", "if-range", "range", "sec-websocket-extensions"})
-_OWN = HOP_BY_HOP | {"expect"}
 _MOST_DIGITS = 19
 
 
@@ -61,7 +60,6 @@ class Handling:
         self._given: list[tuple[Body, Answer]] = []
         self._secrets: set[str] = set()
         self._deadline: asyncio.Timeout | None = None
-        self._host = dict(errand.fields)["host"]
         self._url = f"{origin.scheme}://{origin.authority}{errand.target}"
         self._incoming = body
         self._body = Body(None if body.done else _Patient(self, body))
@@ -88,7 +86,7 @@ class Handling:
 
     async def decide(self, option: HandlerOption) -> Request | Response:
         """What the handler makes of it. Raises `Unanswered` where that is nothing."""
-        fields = list(self._errand.fields)
+        fields = [("Host", self._errand.host), *self._errand.fields]
         if self._errand.upgrade:
             fields += [("connection", "Upgrade"), ("upgrade", "websocket")]
         request = Request(self._errand.method, self._url, CIMultiDict(fields))
@@ -138,7 +136,7 @@ class Handling:
         """What a handler's answer is on the wire. Raises `Unanswered`."""
         if type(made.status) is not int or not 200 <= made.status <= 999:
             raise Unanswered(f"the status {made.status!r:.20} cannot be sent")
-        fields = _fields(made.headers, HOP_BY_HOP)
+        fields = _fields(made.headers)
         length = made.headers.get("content-length", "")
         if self._errand.method == "HEAD" and length.isascii() and length.isdigit():
             fields.append(("content-length", length))
@@ -178,7 +176,7 @@ class Handling:
         """The errand that a handler's request is."""
         if not is_token(request.method):
             raise Unanswered(f"the method {request.method!r:.40} cannot be sent")
-        fields = _fields(request.headers, _OWN)
+        fields = _fields(request.headers)
         place, authority, target = self._place(request, to)
         if self._door.policy.scrub:
             added = [field for field in fields if field not in self._errand.fields]
@@ -186,22 +184,22 @@ class Handling:
         if self._secrets:
             fields = [field for field in fields if field[0].lower() not in _UNREADABLE]
             fields.append(("accept-encoding", "identity"))
-        hosts = [value for name, value in fields if name.lower() == "host"]
-        if len(hosts) != 1 or hosts[0] == self._host:
-            hosts = [authority]
+        named = request.headers.get("host", self._errand.host)
         errand = replace(
             self._errand,
             method=request.method,
             place=place,
             target=target,
-            fields=[("host", hosts[0]), *(f for f in fields if f[0].lower() != "host")],
+            host=named if named != self._errand.host else authority,
+            fields=fields,
         )
         self._fill(errand, request)
         return errand
 
     def _place(self, request: Request, to: str | None) -> tuple[Place, str, str]:
         """Where a request goes, the Host to name there, and what to ask for."""
-        place, authority, target = self._errand.place, self._host, self._errand.target
+        errand = self._errand
+        place, authority, target = errand.place, errand.host, errand.target
         if request.url != self._url:
             wanted = _destination(request.url)
             target, origin = wanted.target, wanted.origin
@@ -259,9 +257,9 @@ async def _made(body: Body) -> AsyncIterator[bytes]:
         raise Unanswered(why) from error
 
 
-def _fields(headers: Mapping[str, str], without: frozenset[str]) -> Fields:
-    fields = [field for field in headers.items() if field[0].lower() not in without]
-    if wrong := wrong_field(fields):
+def _fields(headers: Mapping[str, str]) -> Fields:
+    fields = [field for field in headers.items() if field[0].lower() not in HOP_BY_HOP]
+    if wrong := wrong_field([*fields, ("host", headers.get("host", ""))]):
         raise Unanswered(f"of what the handler made, {wrong}")
     return fields
 

@@ -34,11 +34,13 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _TARGET = re.compile(rf"{_VISIBLE}+")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
-# They belong to one connection, and each side of the door has its own.
+# They belong to one connection, or say where it goes; each side of the door has its own.
 HOP_BY_HOP = frozenset(
     (
         "connection",
         "content-length",
+        "expect",
+        "host",
         "keep-alive",
         "proxy-authenticate",
         "proxy-authorization",
@@ -62,7 +64,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a program asks for. `fields` are those that concern the server."""
+    """What a program asks for. `fields` are those that concern the server, without the Host."""
 
     method: str
     target: str
@@ -107,7 +109,7 @@ def parse_request(raw: bytes) -> RequestHead:
         method,
         target,
         own.host[0],
-        [(name, value) for name, value in fields if own.passes(name)],
+        [field for field in fields if own.passes(field[0])],
         0 if framing is None else framing,
         keep,
         modern,
@@ -134,7 +136,7 @@ def parse_response(raw: bytes, method: str) -> ResponseHead:
     if own.coding and own.length:
         # RFC 9112, 6.3: the chunks are believed, and the connection is not used again.
         keep = False
-    kept = [(name, value) for name, value in fields if own.passes(name)]
+    kept = [field for field in fields if own.passes(field[0])]
     if bodiless(method, code):
         if own.length and framing != "chunked":
             kept.append(("content-length", own.length[0]))
