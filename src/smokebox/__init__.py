@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smokebox.agents.budget import Budget as Budget
     from smokebox.agents.durability import Durability as Durability
     from smokebox.agents.harness import Harness as Harness
-    from smokebox.agents.harness import init as init
+    from smokebox.agents.initializing import init as init
     from smokebox.agents.skills import Skill as Skill
     from smokebox.agents.tools.function import tool as tool
     from smokebox.client.bindings import env as env
@@ -76,7 +76,7 @@ _HOME = {
     "env": "smokebox.client.bindings",
     "get_sandbox": "smokebox.client.client",
     "get_virtual_sandbox": "smokebox.sandbox.bucket",
-    "init": "smokebox.agents.harness",
+    "init": "smokebox.agents.initializing",
     "list_sandboxes": "smokebox.client.client",
     "local": "smokebox.sandbox.local",
     "tool": "smokebox.agents.tools.function",

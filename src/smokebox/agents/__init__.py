@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smokebox.agents.budget import Budget as Budget
     from smokebox.agents.durability import Durability as Durability
     from smokebox.agents.harness import Harness as Harness
-    from smokebox.agents.harness import init as init
+    from smokebox.agents.initializing import init as init
     from smokebox.agents.model import Model as Model
     from smokebox.agents.operation import Operation as Operation
     from smokebox.agents.options import AgentOptions as AgentOptions
@@ -43,7 +43,7 @@ _HOME = {
     "ToolContext": "tools.toolcontext",
     "ToolResult": "tools.tool",
     "create_agent": "agent",
-    "init": "harness",
+    "init": "initializing",
     "tool": "tools.function",
 }
 

@@ -105,9 +105,9 @@ class Calls:
 
     async def _one(self, one: _Call) -> None:
         if one.refusal is None and self.gate is not None:
-            allowed = await self.gate.pass_through(one.call, one.tool, one.arguments)
-            if not allowed.allowed:
-                self._end(one, allowed.reason, "denied")
+            verdict = await self.gate.pass_through(one.call, one.arguments, self._context(one))
+            if not verdict.allowed:
+                self._end(one, f"This call was denied: {verdict.reason or 'no reason'}", "denied")
                 await self.journal.flush()
                 return
             await self.journal.append(one.started(self.work_id))
@@ -120,16 +120,11 @@ class Calls:
 
     async def _run(self, one: _Call, tool: Tool) -> None:
         one.began = time.monotonic()
-        ctx = replace(
-            self.context,
-            call_id=one.call.id,
-            tool=tool.name,
-            key=f"{self.context.session}:{one.call.id}",
-            attempt=one.attempt,
-        )
         with span_tool(tool.name, call_id=one.call.id) as span:
             try:
-                result = await tool.run(one.arguments, on_output=self._output(one.call), ctx=ctx)
+                result = await tool.run(
+                    one.arguments, on_output=self._output(one.call), ctx=self._context(one)
+                )
             except Exception as error:
                 result = self._failed(one, error)
             status: ToolStatus = "ok"
@@ -138,6 +133,15 @@ class Calls:
                 span.failed(status)
         images = [await self._keep(image.media_type, image.data) for image in result.images]
         self._end(one, result.text, status, tuple(images))
+
+    def _context(self, one: _Call) -> ToolContext:
+        return replace(
+            self.context,
+            call_id=one.call.id,
+            tool=one.call.name,
+            key=f"{self.context.session}:{one.call.id}",
+            attempt=one.attempt,
+        )
 
     def _failed(self, one: _Call, error: Exception) -> ToolResult:
         """What the model is told of a failure that the tool did not put into words."""

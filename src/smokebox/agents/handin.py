@@ -11,7 +11,7 @@ from smokebox.agents.results import ALREADY, FINISH, GIVE_UP, REMINDER
 from smokebox.agents.tools.tool import Tool, ToolResult, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from smokebox.agents.messages import ToolCall
     from smokebox.agents.model import Model
@@ -27,7 +27,7 @@ class HandIn(Generic[T]):
     result; else `finish` and `give_up` are there for it.
     """
 
-    def __init__(self, spec: ResultSpec[T], models: list[Model]) -> None:
+    def __init__(self, spec: ResultSpec[T], models: Sequence[Model]) -> None:
         self._spec = spec
         self.native = all(model.info.native_results for model in models)
         self.reminder = REMINDER

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from secrets import token_hex
+import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
-from smokebox.agents.agent import Agent, AgentContext, check_name, create_agent
+from smokebox.agents.changes import digest
 from smokebox.agents.journal import Journal
-from smokebox.agents.log.opening import open_store
 from smokebox.agents.log.records import SessionCreated
 from smokebox.agents.log.store import SessionKey
-from smokebox.agents.sandboxes import no_workspace, open_sandbox
+from smokebox.agents.sandboxes import no_workspace
 from smokebox.agents.session import Session
-from smokebox.agents.setup import make_setup
+from smokebox.agents.sessions import Sessions, check_session_name
 from smokebox.agents.view import Files
-from smokebox.errors import InvalidOption
+from smokebox.errors import Conflict, InvalidOption, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from smokebox.agents.agent import Agent, AgentContext
+    from smokebox.agents.budget import Meter
     from smokebox.agents.log.store import Store
     from smokebox.agents.model import Model
     from smokebox.agents.options import ModelChoice
     from smokebox.agents.sandboxes import Opened
     from smokebox.agents.setup import Setup
-    from smokebox.agents.skills import Skill
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import ExecResult
 
+DEFAULT = "default"
+# How long to wait for another process that makes the same session at this moment.
+_PATIENCE = 10.0
+
 
 class Harness:
-    """An agent at work. `init` makes it; `async with` ends what it made."""
+    """An agent at work. `init` makes it; `async with` ends what it made.
+
+    The conversation is kept in the store, and the files are in the sandbox: neither keeps the
+    other.
+    """
 
     def __init__(
         self,
@@ -42,15 +50,25 @@ class Harness:
         owns_store: bool,
     ) -> None:
         self.setup = setup
-        self.id = ctx.id
-        self.env = ctx.env
         self.ctx = ctx
         self.store = store
+        self.sessions = Sessions(self)
         self._opened = opened
         self._owns_store = owns_store
         self._models: dict[str, Model] = {}
-        self._sessions: dict[str, Session] = {}
+        self._open: dict[str, Session] = {}
+        self._opening = asyncio.Lock()
         self._closed = False
+
+    @property
+    def id(self) -> str:
+        """Which instance of the agent it is."""
+        return self.ctx.id
+
+    @property
+    def env(self) -> Any:
+        """What the agent was initialized with."""
+        return self.ctx.env
 
     @property
     def agent(self) -> Agent:
@@ -87,37 +105,138 @@ class Harness:
             command, cwd=cwd, env=env, timeout=timeout, stdin=stdin
         )
 
-    async def session(self, name: str = "default") -> Session:
+    async def session(self, name: str = DEFAULT) -> Session:
         """The session of that name, made if it is not there.
 
         Work that a process left without an outcome when it was killed goes on: see
         `Session.running`.
         """
-        found = self._sessions.get(name)
-        if found is None:
-            found = await self._open(name)
-            self._sessions[name] = found
-        return found
+        if name in self._open:
+            return self._open[name]
+        return await self.open(check_session_name(name), self.setup)
 
-    async def _open(self, name: str) -> Session:
-        journal = Journal(self.store, self._key(name))
-        await journal.refresh()
-        session = Session(self, self.setup, journal, name)
-        if journal.head == 0:
-            await journal.acquire(wait=5.0)
+    async def fork(self, origin: Session, name: str) -> Session:
+        """A session that begins with what another has said. Raises `Conflict`."""
+        key = self.key(check_session_name(name))
+        if await self.store.read(key, limit=1):
+            raise Conflict(
+                f"there is a session {name!r} already.",
+                hint="Fork under another name.",
+                kind="session",
+                name=name,
+            )
+        created = origin.journal.conversation.created
+        system = "" if created is None else created.system
+        first = self._first(origin.setup, system, origin.depth)
+        return await self.open(
+            name,
+            origin.setup,
+            first=SessionCreated(
+                first.system,
+                first.tools,
+                forked_from=origin.key.session,
+                forked_at=origin.journal.head,
+                depth=first.depth,
+                instructions=first.instructions,
+            ),
+        )
+
+    async def open(
+        self,
+        name: str,
+        setup: Setup,
+        *,
+        parent: Session | None = None,
+        meter: Meter | None = None,
+        first: SessionCreated | None = None,
+    ) -> Session:
+        """Open a session, and go on with what it was at."""
+        if self._closed:
+            raise Unsupported(
+                "the harness is closed.", hint="Make another with init().", operation="session"
+            )
+        async with self._opening:
+            if name in self._open:
+                return self._open[name]
+            journal = Journal(self.store, self.key(name))
+            await journal.refresh()
             if journal.head == 0:
-                tools = tuple(tool.schema for tool in self.setup.tools.values())
-                await journal.append(SessionCreated(await self.setup.system(), tools))
-            await journal.release()
+                await self._create(journal, setup, parent, first)
+            session = Session(self, setup, journal, name, meter=meter)
+            self._open[name] = session
         await session.recover()
         return session
 
-    def _key(self, session: str) -> SessionKey:
-        inner = session if self.ctx.name == "default" else f"{self.ctx.name}/{session}"
-        return SessionKey(self.agent.name, self.id, inner)
+    async def _create(
+        self,
+        journal: Journal,
+        setup: Setup,
+        parent: Session | None,
+        first: SessionCreated | None,
+    ) -> None:
+        depth = 0 if parent is None else parent.depth + 1
+        if first is None:
+            made = self._first(setup, await setup.system(), depth)
+            above = None if parent is None else parent.key.session
+            first = SessionCreated(
+                made.system,
+                made.tools,
+                parent=above,
+                depth=depth,
+                instructions=made.instructions,
+            )
+        await journal.acquire(wait=_PATIENCE)
+        try:
+            if journal.head == 0:
+                await journal.append(first)
+        finally:
+            await journal.release()
+
+    def _first(self, setup: Setup, system: str, depth: int) -> SessionCreated:
+        return SessionCreated(
+            system,
+            setup.schemas(depth=depth),
+            depth=depth,
+            instructions=digest(setup.options.instructions),
+        )
+
+    def forget(self, session: Session) -> None:
+        """Hold on to a session no longer."""
+        if self._open.get(session.name) is session:
+            del self._open[session.name]
+
+    async def let_go(self, name: str) -> None:
+        """Call off what a session works on, and hold on to it no longer."""
+        if (session := self._open.pop(name, None)) is not None:
+            await session.close("the session was deleted")
+            session.deleted = True
+
+    def key(self, session: str) -> SessionKey:
+        """Where the record of a session is."""
+        return SessionKey(self.agent.name, self.id, self._prefix + session)
+
+    def owns(self, session: str) -> bool:
+        """Whether a session in the store is one of this harness, not of another of its id."""
+        if self._prefix:
+            return session.startswith(self._prefix)
+        return "/" not in session
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self.ctx.name == DEFAULT else f"{self.ctx.name}/"
+
+    async def models(self, choices: Sequence[ModelChoice]) -> list[Model]:
+        """Models by their names. Raises `InvalidOption` where there are none."""
+        if not choices:
+            raise InvalidOption(
+                "the agent has no model, and the prompt names none.",
+                hint="Write create_agent(model='anthropic/claude-sonnet-4-6'), or pass model=.",
+                option="model",
+            )
+        return [await self.model(choice) for choice in choices]
 
     async def model(self, choice: ModelChoice) -> Model:
-        """A model by its name, opened once."""
+        """A model by its name, opened once; one that was given stays whoever's it was."""
         if not isinstance(choice, str):
             return choice
         if choice not in self._models:
@@ -131,7 +250,7 @@ class Harness:
         if self._closed:
             return
         self._closed = True
-        for session in list(self._sessions.values()):
+        for session in list(self._open.values()):
             await session.close("the harness was closed")
         for model in self._models.values():
             await model.aclose()
@@ -145,102 +264,3 @@ class Harness:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class Opening:
-    """A harness that is about to be: `await` it, or use it with `async with`."""
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-        self._made: Harness | None = None
-
-    def __await__(self) -> Generator[Any, None, Harness]:
-        made: Generator[Any, None, Harness] = self._make().__await__()
-        return made
-
-    async def __aenter__(self) -> Harness:
-        self._made = await self
-        return self._made
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._made is not None:
-            await self._made.aclose()
-
-
-def init(
-    agent: Agent | None = None,
-    /,
-    *,
-    id: str | None = None,
-    env: Any = None,
-    payload: Any = None,
-    name: str = "default",
-    tools: Sequence[Any] = (),
-    skills: Sequence[Skill] = (),
-    subagents: Sequence[Agent] = (),
-    store: Store | None = None,
-    **options: Any,
-) -> Opening:
-    """Have an agent work: `harness = await init(agent)`, or `async with init(agent) as harness`.
-
-    Without an `id` it is a fresh instance each time; the same id finds its conversations
-    again. `name` keeps several harnesses of one instance apart. `tools`, `skills` and
-    `subagents` come to those of the agent. `init(model=..., sandbox=...)` makes the agent on
-    the spot.
-    """
-    if agent is None:
-        agent = create_agent(**options)
-    elif not isinstance(agent, Agent):
-        raise InvalidOption(
-            f"init() takes an agent, not {agent!r:.80}.",
-            hint="Make one with create_agent(...), or pass its options by keyword.",
-            option="agent",
-        )
-    elif options:
-        raise InvalidOption(
-            f"init() of an agent has no option {next(iter(options))!r}.",
-            hint="Give it to create_agent().",
-            option=next(iter(options)),
-        )
-    ctx = AgentContext(
-        id=token_hex(8) if id is None else check_name("id", id),
-        env=env,
-        payload=payload,
-        name=check_name("name", name),
-    )
-
-    async def make() -> Harness:
-        return await _make(agent, ctx, tools, skills, subagents, store)
-
-    return Opening(make)
-
-
-async def _make(
-    agent: Agent,
-    ctx: AgentContext,
-    tools: Sequence[Any],
-    skills: Sequence[Skill],
-    subagents: Sequence[Agent],
-    store: Store | None,
-) -> Harness:
-    options = await agent.options(ctx)
-    opened = await open_sandbox(
-        options.sandbox, options.cwd, ctx, made_for_it=agent.initializer is not None
-    )
-    try:
-        setup = await make_setup(
-            agent,
-            options,
-            sandbox=None if opened is None else opened.sandbox,
-            workspace=None if opened is None else opened.workspace,
-            tools=tools,
-            skills=skills,
-            subagents=subagents,
-        )
-    except BaseException:
-        if opened is not None and opened.owned:
-            await opened.sandbox.aclose()
-        raise
-    given = store if store is not None else options.persist
-    owns = isinstance(given, (bool, str)) or hasattr(given, "__fspath__")
-    return Harness(setup, ctx, opened, open_store(given), owns_store=owns)

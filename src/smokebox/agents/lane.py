@@ -118,7 +118,7 @@ class Lane:
 
     def _start(self, piece: _Piece, work: Coroutine[Any, Any, None]) -> None:
         piece.task = self._spawn(work)
-        piece.operation.run_by(lambda: self._stop(piece))
+        piece.operation.run_by(piece.task, lambda: self._stop(piece))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smokebox.agents.handin import HandIn
     from smokebox.agents.journal import Journal
     from smokebox.agents.messages import AssistantMessage, ToolCall
+    from smokebox.agents.model import Model
     from smokebox.agents.turn import Asking
 
 # A model that was reminded this often will not give a result the next time either.
@@ -43,7 +44,7 @@ class Loop:
     meter: Meter
     hand_in: HandIn[Any] | None
     joins: Callable[[], bool]
-    settle: Callable[[], Awaitable[None]]
+    settle: Callable[[Model], Awaitable[None]]
     _said: str = field(default="", init=False)
     _reminders: int = field(default=0, init=False)
 
@@ -69,7 +70,7 @@ class Loop:
             if (limit := self.meter.exceeded()) is not None:
                 return self._stopped(limit)
             await self.journal.flush()
-            await self.settle()
+            await self.settle(self.asking.model)
             message = await self.asking.ask()
             self._count(message)
             calls = message.calls

@@ -36,6 +36,7 @@ class Operation(Generic[T]):
         self._readers: list[asyncio.Future[None]] = []
         self._listener = listener
         self._result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
         self._stop: Callable[[], object] | None = None
         self.abort_reason: str | None = None
 
@@ -50,7 +51,10 @@ class Operation(Generic[T]):
         Awaiting what this gives waits until that is recorded. Nothing happens where it has
         ended already.
         """
-        if self.abort_reason is None and not self._result.done():
+        # A task that is cancelled without us is one whose event loop ends: what it does is
+        # not called off, but goes on when its session is opened again.
+        ending = self._task is not None and self._task.cancelling()
+        if self.abort_reason is None and not self._result.done() and not ending:
             self.abort_reason = reason or "abort() was called"
             if self._stop is not None:
                 self._stop()
@@ -104,9 +108,13 @@ class Operation(Generic[T]):
         if self._readers:
             self._wake()
 
-    def run_by(self, stop: Callable[[], object]) -> None:
-        """Say how the one that does the work is stopped."""
-        self._stop = stop
+    def listen(self, listener: Callable[[Event], object]) -> None:
+        """Have somebody told of each event from here on."""
+        self._listener = listener
+
+    def run_by(self, task: asyncio.Task[None], stop: Callable[[], object]) -> None:
+        """Say what does the work, and how that is stopped."""
+        self._task, self._stop = task, stop
         if self.abort_reason is not None:
             stop()
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from smokebox.agents.approval import as_approval
 from smokebox.agents.budget import Budget
+from smokebox.agents.compaction import as_compaction
 from smokebox.agents.durability import Durability
 from smokebox.agents.model import THINKING_LEVELS
 from smokebox.errors import InvalidOption
@@ -84,6 +86,8 @@ class AgentOptions:
         if self.subagents is not OMITTED and self.subagents is not None:
             _set(self, "subagents", check_subagents(self.subagents))
         check_thinking(self.thinking)
+        _set(self, "compaction", as_compaction(self.compaction) or False)
+        _set(self, "approval", as_approval(self.approval))
         _set(self, "budget", _of_fields("budget", Budget, self.budget))
         _set(self, "durability", _of_fields("durability", Durability, self.durability))
         _check_persist(self.persist)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from smokebox.agents.context import system_prompt
 from smokebox.agents.model import ToolSpec
 from smokebox.agents.options import OMITTED
+from smokebox.agents.sandboxes import seen_from
 from smokebox.agents.skills import discover, merge, skill_tool
+from smokebox.agents.tasktool import MAX_DEPTH, TASK, task_spec
 from smokebox.agents.tools import workspace_tools
 from smokebox.agents.tools.function import as_tools
 from smokebox.errors import InvalidOption
@@ -23,7 +25,14 @@ if TYPE_CHECKING:
     from smokebox.agents.tools.tool import Tool
     from smokebox.sandbox.api import SandboxApi
 
-TASK = "task"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """What `init` adds to an agent."""
+
+    tools: Sequence[Any] = ()
+    skills: Sequence[Skill] = ()
+    subagents: Sequence[Agent] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +47,33 @@ class Setup:
     tools: Mapping[str, Tool]
     skills: Sequence[Skill]
     subagents: Mapping[str, Agent] | None
+    more: More
+
+    async def seen_from(self, cwd: str) -> Setup:
+        """The same agent in another directory."""
+        workspace = None if self.workspace is None else await seen_from(self.workspace, cwd)
+        return await make_setup(
+            self.agent, self.options, sandbox=self.sandbox, workspace=workspace, more=self.more
+        )
 
     async def system(self) -> str:
         """The system prompt of a session that begins."""
         return await system_prompt(
             self.options.instructions, self.workspace, skills=self.skills, root=self.root
+        )
+
+    def schemas(self, *, depth: int) -> tuple[dict[str, Any], ...]:
+        """The tools of a session that is so many tasks deep, as the record has them."""
+        specs = specs_of(self.tools.values())
+        if self.subagents is not None and depth < MAX_DEPTH:
+            specs.append(task_spec(self.subagents))
+        return tuple(
+            {
+                "name": spec.name,
+                "description": spec.description,
+                "parameters": dict(spec.parameters),
+            }
+            for spec in specs
         )
 
     @property
@@ -57,13 +88,12 @@ async def make_setup(
     *,
     sandbox: SandboxApi | None,
     workspace: SandboxApi | None,
-    tools: Sequence[Any] = (),
-    skills: Sequence[Skill] = (),
-    subagents: Sequence[Agent] = (),
+    more: More | None = None,
 ) -> Setup:
     """Put together what an agent's options name, and what is given besides."""
+    more = more or More()
     own = await _own_tools(sandbox, workspace)
-    known = list(skills) + list(options.skills)
+    known = [*options.skills, *more.skills]
     if workspace is not None:
         root = None if sandbox is None else sandbox.cwd
         known = merge(await discover(workspace, workspace.cwd, root=root), known)
@@ -76,9 +106,10 @@ async def make_setup(
         options=options,
         sandbox=sandbox,
         workspace=workspace,
-        tools=by_name(as_tools([*own, *options.tools, *tools])),
+        tools=by_name(as_tools([*own, *options.tools, *more.tools])),
         skills=known,
-        subagents=_subagents(options, subagents, offered=workspace is not None),
+        subagents=_subagents(options, more.subagents, offered=workspace is not None),
+        more=more,
     )
 
 

@@ -45,7 +45,7 @@ class Asking:
     result: Mapping[str, Any] | None
     durability: Durability
     load: Callable[[Image], Awaitable[bytes]]
-    shorten: Callable[[], Awaitable[bool]]
+    shorten: Callable[[Model], Awaitable[bool]]
     """Makes the conversation shorter; False where that cannot be done (again)."""
     at: int = 0
     partial: str = ""
@@ -65,7 +65,7 @@ class Asking:
             try:
                 return await self._request(self.model)
             except ContextOverflow as error:
-                if not await self.shorten():
+                if not await self.shorten(self.model):
                     self._fall_back(error)
             except ModelError as error:
                 attempt += 1
