@@ -24,7 +24,7 @@ async def test_an_injected_header_is_sent_and_its_echo_scrubbed(authority: Autho
         policy = Egress(outbound_by_host={HOST: inject}, hosts={HOST: address})
         async with open_door(authority, policy) as door:
             answer = await door.get("/")
-    status, headers, body = parts(answer)
+    status, _, body = parts(answer)
     seen = dict(json.loads(body)["headers"])
     assert status == 200
     assert TOKEN.encode() not in answer
