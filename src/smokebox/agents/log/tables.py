@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from smokebox.agents.log.migrations import too_new
 from smokebox.errors import AccessDenied, Conflict, PathError, SmokeboxError, StorageFull
 from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.wire.private_file import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,8 +75,7 @@ def connect(path: str) -> sqlite3.Connection:
     """A connection in autocommit, which any one thread at a time may use."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        # Made before SQLite would, for the owner only; what SQLite puts beside it is like it.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        make_private(path)
     except OSError as error:
         raise from_os_error(error, path) from error
     connection = sqlite3.connect(

@@ -17,6 +17,7 @@ from smokebox.errors import (
     Unsupported,
 )
 from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.wire.private_file import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,8 +77,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 def connect(path: str) -> sqlite3.Connection:
     """A connection in autocommit, which any one thread at a time may use."""
     try:
-        # Made before SQLite would, for the owner only; what SQLite puts beside it is like it.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        make_private(path)
     except OSError as error:
         raise from_os_error(error, path) from error
     connection = sqlite3.connect(
