@@ -7,6 +7,8 @@ import contextlib
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -151,6 +153,19 @@ async def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database at all, but long enough to look at" * 10)
     with pytest.raises(PathError, match="does not hold sessions"):
         await SqliteStore(str(tmp_path / "text.db")).sessions()
+
+
+async def test_a_process_that_comes_and_goes_takes_nothing_along(store: SqliteStore) -> None:
+    writer = await store.open(KEY)
+    await writer.append([created()])
+    look = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM sessions')"
+    for _ in range(2):
+        # Were our locks on the file lost, it would be the last to close it, and end our log.
+        subprocess.run([sys.executable, "-c", look, store.path], check=True)
+        await writer.append([said("more")])
+    other = SqliteStore(store.path)
+    assert len(await other.read(KEY)) == 3
+    await other.aclose()
 
 
 async def test_many_that_make_the_file_at_once_all_succeed(path: str) -> None:

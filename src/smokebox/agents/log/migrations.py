@@ -6,6 +6,7 @@ record, which stays as it was written and is brought up to date as it is read.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,8 +26,15 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """A record as JSON, of the version that this code writes."""
-    return _encoder.encode(record)
+    """A record as JSON, of the version that this code writes.
+
+    What no encoding has, such as half of a surrogate pair that a model wrote, becomes `?`.
+    """
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
+        return text.encode(errors="replace")
 
 
 def decode(

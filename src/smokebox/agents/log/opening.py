@@ -23,13 +23,15 @@ _open: weakref.WeakValueDictionary[str, SqliteStore] = weakref.WeakValueDictiona
 def open_store(persist: Persist = True) -> Store:
     """The store that is meant. Nothing is opened before it is used; each has its own `aclose`.
 
-    True is a file in the state directory, False is memory, a string is the path of a file. A
-    store is given back as it is, and stays whoever's it was.
+    True is a file in the state directory, False is memory, a string is the path of a file or
+    the URL of a Postgres database. A store is given back as it is, and stays whoever's it was.
     """
     if persist is True:
         return _open_file(os.path.join(default_home(), "agents.db"))
     if persist is False:
         return MemoryStore()
+    if isinstance(persist, str) and "://" in persist:
+        return _open_url(persist)
     if isinstance(persist, str | os.PathLike):
         return _open_file(os.fspath(persist))
     if callable(getattr(persist, "follow", None)) and callable(getattr(persist, "open", None)):
@@ -47,10 +49,18 @@ def _open_file(path: str) -> SqliteStore:
     return store
 
 
+def _open_url(url: str) -> Store:
+    if not url.startswith(("postgres://", "postgresql://")):
+        raise _invalid(url.partition("://")[0] + "://...")
+    from smokebox.agents.log.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
 def _invalid(value: object) -> InvalidOption:
     return InvalidOption(
         f"persist= cannot be {value!r:.80}.",
-        hint="Give True, False, the path of a file, or a store.",
+        hint="Give True, False, the path of a file, a postgres:// URL, or a store.",
         option="persist",
         value=value,
     )

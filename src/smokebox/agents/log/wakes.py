@@ -7,19 +7,17 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smokebox.agents.log.store import SessionKey
+    from collections.abc import Hashable, Iterator
 
 
 class Wakes:
     """Events of followers, which may be of several event loops; set from any thread."""
 
     def __init__(self) -> None:
-        self._events: dict[SessionKey, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
+        self._events: dict[Hashable, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
 
     @contextlib.contextmanager
-    def listen(self, key: SessionKey) -> Iterator[asyncio.Event]:
+    def listen(self, key: Hashable) -> Iterator[asyncio.Event]:
         """An event that is set whenever something happens to the session."""
         event = asyncio.Event()
         self._events.setdefault(key, {})[event] = asyncio.get_running_loop()
@@ -31,7 +29,7 @@ class Wakes:
             if not listeners:
                 del self._events[key]
 
-    def wake(self, key: SessionKey) -> None:
+    def wake(self, key: Hashable) -> None:
         """Something happened to a session."""
         for event, loop in list(self._events.get(key, {}).items()):
             # The loop may be gone, and with it whoever listened.

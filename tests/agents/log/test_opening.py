@@ -1,0 +1,71 @@
+"""Which store `persist` means."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.agents.log.contract import KEY, fill
+from smokebox.agents.log.memory import MemoryStore
+from smokebox.agents.log.opening import open_store
+from smokebox.agents.log.postgres import PostgresStore
+from smokebox.agents.log.sqlite import SqliteStore
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_true_is_a_file_in_the_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / "home"))
+    store = open_store()
+    await fill(store, KEY)
+    await store.aclose()
+    assert (tmp_path / "home" / "agents.db").exists()
+
+
+async def test_false_is_memory_of_its_own() -> None:
+    first, second = open_store(False), open_store(False)
+    await fill(first, KEY)
+    assert await second.sessions() == []
+
+
+async def test_a_path_is_a_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a.db")
+    assert isinstance(store, SqliteStore)
+    assert not os.path.exists(store.path), "nothing is made before it is used"
+    await store.aclose()
+
+
+async def test_agents_of_a_process_share_a_file_until_the_last_lets_go(tmp_path: Path) -> None:
+    first, second = open_store(f"{tmp_path}/a.db"), open_store(tmp_path / "x" / ".." / "a.db")
+    assert first is second
+    await first.aclose()
+    await fill(second, KEY)
+    await second.aclose()
+    third = open_store(f"{tmp_path}/a.db")
+    assert third is not first
+    assert len(await third.read(KEY)) == 1
+    await third.aclose()
+
+
+def test_a_url_is_a_database() -> None:
+    for url in ("postgres://me@host/db", "postgresql://host/db"):
+        assert isinstance(open_store(url), PostgresStore)
+
+
+def test_a_store_is_itself() -> None:
+    store = MemoryStore()
+    assert open_store(store) is store
+
+
+@pytest.mark.parametrize("value", ["", "mysql://me:secret@host/db", 7, None, "a\0b"])
+def test_anything_else_is_refused(value: object) -> None:
+    with pytest.raises(InvalidOption, match="persist=") as caught:
+        open_store(value)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert caught.value.option == "persist"
