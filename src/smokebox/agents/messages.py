@@ -41,10 +41,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Text(msgspec.Struct, frozen=True, tag="text"):
-    """Words."""
+class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+    """Words. `extra` is what the provider that said them wants back with them."""
 
     text: str
+    extra: dict[str, Any] | None = None
 
 
 class Image(msgspec.Struct, frozen=True, tag="image"):
@@ -56,18 +57,23 @@ class Image(msgspec.Struct, frozen=True, tag="image"):
 
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking", omit_defaults=True):
-    """What a model thought. `signature` is the provider's own, sent back as it came."""
+    """What a model thought. `signature` and `extra` are the provider's, sent back as they came."""
 
     text: str
     signature: str | None = None
+    extra: dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag="tool_call"):
-    """A tool that the model wants run. `arguments` is what it wrote, perhaps not even JSON."""
+class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True):
+    """A tool that the model wants run. `arguments` is what it wrote, perhaps not even JSON.
+
+    `extra` is what the provider wants back with it.
+    """
 
     id: str
     name: str
     arguments: str
+    extra: dict[str, Any] | None = None
 
 
 class Native(msgspec.Struct, frozen=True, tag="native"):

@@ -1,0 +1,196 @@
+"""Who serves models: the providers that are known, those that a project names, and their keys.
+
+[models.local]                          # smokebox.toml: any server that speaks OpenAI's chat
+base_url = "http://localhost:8000/v1"
+context_window = 32768
+
+[models.anthropic]                      # a known one, by another way
+base_url = "https://gateway.example.com/anthropic"
+api_key_env = "GATEWAY_KEY"
+headers = { x-team = "agents" }
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from smokebox.errors import InvalidOption, ModelRefused
+from smokebox.options import refuse_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Dialect: TypeAlias = Literal["anthropic", "chat", "responses", "openrouter", "google"]
+DIALECTS: tuple[Dialect, ...] = ("anthropic", "chat", "responses", "openrouter", "google")
+WITHOUT_A_KEY = (
+    "Without any key, use smokebox.testing.ScriptedModel, or a server of your own by "
+    "[models.NAME] base_url in smokebox.toml."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """Where a provider is, how it is spoken to, and what its models can do where one must say.
+
+    `api_key_env` are the variables that may hold its key, the first that is set; none for a
+    server that wants no key. What is None of the last five is known from the model's name.
+    """
+
+    name: str
+    api: Dialect = "chat"
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_key_env: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    context_window: int | None = None
+    max_output: int | None = None
+    images: bool | None = None
+    thinking: bool | None = None
+    native_results: bool | None = None
+
+    def key(self) -> str | None:
+        """Its key, or None where it wants none. Raises `ModelRefused`."""
+        if self.api_key:
+            return self.api_key
+        for variable in self.api_key_env:
+            if value := os.environ.get(variable):
+                return value
+        if not self.api_key_env:
+            return None
+        raise ModelRefused(
+            f"there is no key for {self.name}: {' or '.join(self.api_key_env)} is not set.",
+            hint=f"Set {self.api_key_env[0]} in the environment or in .env. {WITHOUT_A_KEY}",
+            model=self.name,
+            variable=self.api_key_env[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model by its provider and its name there."""
+
+    provider: Provider
+    model: str
+
+    @property
+    def name(self) -> str:
+        """`provider/model`."""
+        return f"{self.provider.name}/{self.model}"
+
+
+def _known(name: str, url: str | None, *keys: str, api: Dialect = "chat") -> Provider:
+    return Provider(name=name, base_url=url, api_key_env=keys, api=api)
+
+
+KNOWN: dict[str, Provider] = {
+    provider.name: provider
+    for provider in (
+        _known("anthropic", None, "ANTHROPIC_API_KEY", api="anthropic"),
+        _known("openai", None, "OPENAI_API_KEY", api="responses"),
+        _known(
+            "openrouter", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", api="openrouter"
+        ),
+        _known("google", None, "GEMINI_API_KEY", "GOOGLE_API_KEY", api="google"),
+        _known("cerebras", "https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
+        _known("deepseek", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+        _known("fireworks", "https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
+        _known("groq", "https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+        _known("mistral", "https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+        _known("moonshotai", "https://api.moonshot.ai/v1", "MOONSHOTAI_API_KEY"),
+        _known("ollama", "http://localhost:11434/v1"),
+        _known("together", "https://api.together.xyz/v1", "TOGETHER_API_KEY"),
+        _known("xai", "https://api.x.ai/v1", "XAI_API_KEY"),
+        _known("zai", "https://api.z.ai/api/paas/v4", "ZAI_API_KEY"),
+    )
+}
+_OPTIONS = tuple(each.name for each in fields(Provider) if each.name != "name")
+_SHAPES: dict[str, type | tuple[type, ...]] = {
+    "context_window": int,
+    "max_output": int,
+    "images": bool,
+    "thinking": bool,
+    "native_results": bool,
+    "base_url": str,
+    "api_key": str,
+    "api": str,
+    "headers": dict,
+    "api_key_env": (str, list, tuple),
+}
+
+
+def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> Named:
+    """The provider and the model that `provider/model` names. Raises `InvalidOption`."""
+    name, slash, model = spec.partition("/")
+    if not slash or not name or not model:
+        raise InvalidOption(
+            f"a model is named as provider/model, not {spec!r}.",
+            hint='As in "anthropic/claude-sonnet-4-6" or "openrouter/moonshotai/kimi-k2.6".',
+            option="model",
+            value=spec,
+        )
+    return Named(find_provider(name, config), model)
+
+
+def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provider:
+    """A provider by its name, as the project has it. Raises `InvalidOption`."""
+    given = config.get(name)
+    known = KNOWN.get(name)
+    if given is None and known is None:
+        names = sorted({*KNOWN, *config})
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(names)}."
+        raise InvalidOption(
+            f"there is no provider {name!r} of models.",
+            hint=f"{hint} A server of your own is named by [models.{name}] in smokebox.toml.",
+            option="model",
+            value=name,
+            nearest=near[0] if near else None,
+        )
+    provider = known or Provider(name=name)
+    if given is not None:
+        provider = _changed(provider, f"[models.{name}]", given)
+    if provider.base_url is None and known is None:
+        raise InvalidOption(
+            f"[models.{name}] does not say where its server is.",
+            hint='Add base_url = "http://localhost:8000/v1", or wherever it is.',
+            option="base_url",
+        )
+    return provider
+
+
+def _changed(provider: Provider, where: str, given: Mapping[str, Any]) -> Provider:
+    refuse_unknown(where, given, _OPTIONS)
+    for option, value in given.items():
+        shape = _SHAPES[option]
+        if not isinstance(value, shape) or (shape is int and isinstance(value, bool)):
+            raise InvalidOption(
+                f"{where}: {option} cannot be {value!r}.",
+                hint=f"It is {_said(shape)}.",
+                option=option,
+                value=value,
+            )
+    api = given.get("api")
+    if api is not None and api not in DIALECTS:
+        raise InvalidOption(
+            f"{where}: api cannot be {api!r}.",
+            hint=f"It is one of: {', '.join(DIALECTS)}.",
+            option="api",
+            value=api,
+        )
+    changes: dict[str, Any] = dict(given)
+    if isinstance(names := changes.get("api_key_env"), str):
+        changes["api_key_env"] = (names,)
+    elif names is not None:
+        changes["api_key_env"] = tuple(names)
+    if "base_url" in changes and api is None and provider.api == "responses":
+        # What speaks as OpenAI does elsewhere speaks its older dialect.
+        changes["api"] = "chat"
+    return replace(provider, **changes)
+
+
+def _said(shape: type | tuple[type, ...]) -> str:
+    words = {int: "a whole number", bool: "true or false", str: "text", dict: "a table of text"}
+    return "a name, or a list of names" if isinstance(shape, tuple) else words[shape]
