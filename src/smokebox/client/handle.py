@@ -67,7 +67,7 @@ class Handle:
         repeat_key: str | None = None,
     ) -> T:
         """Ask about the sandbox; one that somebody destroyed meanwhile is made again."""
-        if not self._found:
+        if not self._ready:
             await self._find()
         try:
             return await self._transport.ask(
@@ -165,7 +165,7 @@ class Handle:
             yield socket
 
     async def _be_there(self) -> None:
-        if not self._found:
+        if not self._ready:
             await self._find()
 
     async def _find(self) -> SandboxInfo:
@@ -188,7 +188,16 @@ class Handle:
             SandboxInfo, "PUT", self._root, body=settings, timeout=None
         )
         self._cwd, self._found = info.cwd, True
+        await self._attach()
         return info
+
+    @property
+    def _ready(self) -> bool:
+        """Whether calls about the sandbox can be made: it is there, with all that it needs."""
+        return self._found
+
+    async def _attach(self) -> None:
+        """Have what the sandbox needs of this process, once it is there."""
 
 
 def part(option: str, name: object) -> str:

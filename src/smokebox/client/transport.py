@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
+from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -46,6 +47,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class Channel(Protocol):
+    """What keeps a connection open by itself."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        ...
+
+
 REQUEST_SECONDS = 60.0
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
@@ -71,6 +81,7 @@ class Transport:
     ) -> None:
         self.address = address
         self.connections = Connections(address, key)
+        self.channels: WeakSet[Channel] = WeakSet()
         self._revive = revive
 
     async def ask(
@@ -176,11 +187,17 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, path: str, *, query: Mapping[str, Any] | None = None, heartbeat: float
+        self,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        heartbeat: float,
+        again: bool = True,
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives.
 
-        One that is refused raises `aiohttp.WSServerHandshakeError`.
+        One that is refused raises `aiohttp.WSServerHandshakeError`. Unless `again` there is
+        one attempt, which starts no server: `Unconnected` says that nobody was there.
         """
 
         async def once(
@@ -196,11 +213,17 @@ class Transport:
                 raise broken(error, path) from error
 
         target = _target(path, query)
-        async with await self._repeatedly(once, "GET", target, None, {}, safe=True) as socket:
+        if again:
+            opened = await self._repeatedly(once, "GET", target, None, {}, safe=True)
+        else:
+            opened = await once("GET", target, None, {})
+        async with opened as socket:
             yield socket
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens others."""
+        for channel in list(self.channels):
+            await channel.aclose()
         await self.connections.aclose()
 
     def _url(self, target: str) -> URL:

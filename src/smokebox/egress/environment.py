@@ -29,11 +29,14 @@ class Secrets:
 
     A variable of this process goes before one in `.env`, which is looked for next to the
     nearest smokebox.toml from `folder` upwards (by default the working directory), else in
-    `folder` itself.
+    `folder` itself; or `file` says where it is.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, file: Path | None = None
+    ) -> None:
         self._folder = folder
+        self._file = file
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("__"):
@@ -58,6 +61,8 @@ class Secrets:
     @property
     def file(self) -> Path:
         """The `.env` that is read, whether or not it is there."""
+        if self._file is not None:
+            return self._file
         here = Path(self._folder or Path.cwd()).absolute()
         for folder in (here, *here.parents):
             if (folder / PROJECT).is_file():

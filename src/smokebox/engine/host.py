@@ -30,6 +30,7 @@ from smokebox.errors import SandboxGone, SmokeboxError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smokebox.engine.egress.traffic import Traffic
     from smokebox.engine.jail.api import Jailer, Tier
     from smokebox.types import SandboxInfo, SandboxStatus
 
@@ -91,6 +92,11 @@ class Host:
     def home(self) -> str:
         """The state directory."""
         return self._shop.home.path
+
+    @property
+    def traffic(self) -> Traffic:
+        """How much the sandboxes asked of the network."""
+        return self._shop.traffic
 
     @property
     def pool(self) -> Pool:

@@ -371,9 +371,15 @@ class Sandbox:
         self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
         clients = self._shop.clients.get(self.id) or Clients()
         self.door = Door(
-            self.id, layers=lambda: life.layers, clients=clients, workers=self._shop.workers
+            self.id,
+            layers=lambda: life.layers,
+            clients=clients,
+            workers=self._shop.workers,
+            traffic=self._shop.traffic,
         )
-        self.network = Network(self.door, life.amend, keep=self._keep_handlers)
+        self.network = Network(
+            self.door, life.amend, keep=self._keep_handlers, directory=life.directory
+        )
         door = self.door
         files, processes, sessions = self.files, self.processes, self.sessions
         terminals, ports = self.terminals, self.ports

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import usage
+from smokebox.engine.egress.traffic import Traffic
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.names import random_key
@@ -34,7 +35,7 @@ class Workshop:
     """The state directory and what works in it. `tier` is the one for who asks for none.
 
     `cwds` has the directory of each sandbox, by id, that does not begin in the usual one, and
-    `clients` who runs handlers for it.
+    `clients` who runs handlers for it. `traffic` is that of all.
     """
 
     home: Home
@@ -48,6 +49,7 @@ class Workshop:
     tag: str
     cwds: dict[str, str] = field(default_factory=dict)
     clients: dict[str, Clients] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def jailer(self, tier: str) -> Jailer:
         """Who makes jails of that tier here; raises `IsolationUnavailable`."""

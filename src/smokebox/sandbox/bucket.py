@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from smokebox.errors import MissingDependency
@@ -45,6 +45,15 @@ class BucketOptions(TypedDict, total=False):
     commands: Mapping[str, Command] | None
     python: bool
     shell: ShellState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketBinding:
+    """A bucket that a project names, for `bucket()` and `get_virtual_sandbox()`."""
+
+    name: str
+    target: str
+    options: BucketOptions = field(default_factory=BucketOptions, repr=False)
 
 
 class BucketSandbox(ThreadSandbox):
@@ -157,12 +166,16 @@ def bucket(
 
 
 async def get_virtual_sandbox(
-    target: str | ObjectStore | None = None, **options: Unpack[BucketOptions]
+    target: str | ObjectStore | BucketBinding | None = None, **options: Unpack[BucketOptions]
 ) -> VirtualSandbox:
     """A sandbox over a bucket, once it is seen to be there. Takes what `bucket()` takes.
 
-    Without a bucket its files are in memory, and are gone with it.
+    `env.KNOWLEDGE_BASE` is one that the project names, with its options. Without a bucket
+    its files are in memory, and are gone with it.
     """
+    if isinstance(target, BucketBinding):
+        options = {**target.options, **options}
+        target = target.target
     if target is None and not options:
         return virtual()
     sandbox = bucket("memory:///" if target is None else target, **options)

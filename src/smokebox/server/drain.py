@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from smokebox.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # How long those that were broken off have to say so to their callers.
 _LAST_WORDS = 2.0
@@ -31,6 +32,7 @@ class Drain:
         self.cut = False
         self.last_request = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lasting = 0
         self._changed = asyncio.Event()
 
     @property
@@ -65,6 +67,15 @@ class Drain:
         if self.begun:
             self._changed.set()
 
+    @contextlib.contextmanager
+    def lasting(self) -> Iterator[None]:
+        """A request that lasts for as long as its caller likes: no end waits for it."""
+        self._lasting += 1
+        try:
+            yield
+        finally:
+            self._lasting -= 1
+
     async def finish(self, seconds: float) -> None:
         """Wait for the requests that there are, and break off those that take longer."""
         await self._none_left(seconds)
@@ -86,7 +97,7 @@ class Drain:
     async def _none_left(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                while self._tasks and not self.cut:
+                while len(self._tasks) > self._lasting and not self.cut:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -19,7 +19,7 @@ from smokebox.engine.egress import dns
 from smokebox.engine.egress.arrival import Arrival
 from smokebox.engine.egress.handlers import Handlers
 from smokebox.engine.egress.hello import LONGEST, Hello, read_hello
-from smokebox.engine.egress.journal import Journal
+from smokebox.engine.egress.journal import FILE, Journal
 from smokebox.engine.egress.listening import BACKLOG, Listener, Questions
 from smokebox.engine.egress.meter import Meter
 from smokebox.engine.egress.names import Names
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from smokebox.egress.policy import Egress, Verdict
     from smokebox.engine.egress.authority import Authority
     from smokebox.engine.egress.http.pool import Pool
+    from smokebox.engine.egress.traffic import Traffic
     from smokebox.engine.jail.api import Jail, Owner
     from smokebox.engine.run import Run
     from smokebox.engine.workers import Workers
@@ -46,7 +47,7 @@ CONNECT_SECONDS = 10.0
 
 _DNS, _HTTPS = 53, 443
 _CLOSED = Layers()
-_LOG, _NAMES, _AUTHORITY = "egress.log", "egress.names", "egress.pem"
+_NAMES, _AUTHORITY = "egress.names", "egress.pem"
 
 _log = logging.getLogger("smokebox.egress")
 
@@ -65,12 +66,13 @@ class Door:
         layers: Callable[[], Layers | None],
         clients: Clients,
         workers: Workers,
+        traffic: Traffic,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.clients = clients
         self.env: Any = Secrets()
         self.handlers = Handlers()
-        self.journal = Journal()
+        self.journal = Journal(traffic.count)
         self.names = Names()
         self.meter = Meter(lambda: self.policy)
         self.problem = ""
@@ -162,7 +164,7 @@ class Door:
         self._jail = run.jail
         if run.directory != self._directory:
             self._directory, self._authority = run.directory, None
-        self.journal.place(f"{run.directory}/{_LOG}")
+        self.journal.place(f"{run.directory}/{FILE}")
         self._doors = run.jail.doors.release()
         self.problem = self._doors.reason
         self._questions = [Questions(sock, self._answer) for sock in self._doors.dns]

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from smokebox.types import NetworkEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from smokebox.types import NetworkVerdict
+
+FILE = "egress.log"
+"""What it is called, next to what else a sandbox has on disk."""
 
 # In memory, and on disk in each of two files.
 MOST_IN_MEMORY = 512
@@ -34,10 +37,11 @@ _KNOWN = {one.name for one in dataclasses.fields(NetworkEvent)}
 
 class Journal:
     """What happened last, in order. It is kept in a file next to the sandbox's own, and goes on
-    with it after a restart; the oldest is forgotten. `path` is known once the sandbox was woken.
+    with it after a restart; the oldest is forgotten. `told` is told of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[NetworkEvent], None] | None = None) -> None:
+        self._told = told
         self._recent: collections.deque[NetworkEvent] = collections.deque(maxlen=MOST_IN_MEMORY)
         self._path = ""
         self._file: int | None = None
@@ -95,6 +99,8 @@ class Journal:
         )
         self._recent.append(event)
         self._write(event)
+        if self._told is not None:
+            self._told(event)
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)

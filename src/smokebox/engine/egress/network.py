@@ -16,6 +16,7 @@ from smokebox.egress.layers import (
     split_handlers,
 )
 from smokebox.egress.policy import Egress, handler_key
+from smokebox.engine.egress.journal import FILE, Journal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -33,9 +34,17 @@ class Network:
     refused until they are given again.
     """
 
-    def __init__(self, door: Door, amend: Amend, *, keep: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        door: Door,
+        amend: Amend,
+        *,
+        keep: Callable[[], None],
+        directory: Callable[[], Awaitable[str]],
+    ) -> None:
         self.door = door
         self._amend = amend
+        self._directory = directory
         self._keep = keep
         self._detach: dict[str, Callable[[], None]] = {}
 
@@ -43,6 +52,12 @@ class Network:
     def policy(self) -> Egress:
         """The policy in force."""
         return self.door.policy
+
+    async def journal(self) -> Journal:
+        """The audit log, also of a sandbox that sleeps."""
+        if directory := await self._directory():
+            self.door.journal.place(f"{directory}/{FILE}")
+        return self.door.journal
 
     async def configure(self, settings: Egress | Mapping[str, object]) -> None:
         """Have other settings; changes at run time stay. Of a mapping only what it has."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import ssl
 
+    from smokebox.egress.handler import Handler, HandlerOption
     from smokebox.egress.policy import Egress
     from smokebox.engine.egress.http.pool import Pool
     from smokebox.types import NetworkVerdict
@@ -56,10 +57,18 @@ class Meter(Protocol):
         ...
 
 
+class Handlers(Protocol):
+    """What finds the function that a policy names."""
+
+    async def resolve(self, option: HandlerOption) -> Handler:
+        """The handler itself. Raises where there is none."""
+        ...
+
+
 class Doorway(Protocol):
     """The door of a sandbox, as requests pass it. `policy` is asked anew for each.
 
-    Its handlers are functions or import paths; those of clients are functions that ask them.
+    Handlers of clients are functions that ask them.
     """
 
     @property
@@ -72,6 +81,8 @@ class Doorway(Protocol):
     def journal(self) -> Journal: ...
     @property
     def meter(self) -> Meter: ...
+    @property
+    def handlers(self) -> Handlers: ...
     @property
     def env(self) -> Any: ...
     @property

@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, urlsplit
 from multidict import CIMultiDict
 
 from smokebox.egress.handler import HandlerOption, Refused, run_handler
-from smokebox.egress.importing import find_handler
 from smokebox.egress.message import Body, Request, Response
 from smokebox.egress.scrub import Scrubber, secrets_in
 from smokebox.engine.egress.http.exchange import Answer, Errand, send
@@ -94,7 +93,8 @@ class Handling:
         deadline = self._deadline = asyncio.timeout(DECIDE_SECONDS)
         try:
             async with deadline:
-                return await run_handler(find_handler(option), request, self._door.env, self)
+                handler = await self._door.handlers.resolve(option)
+                return await run_handler(handler, request, self._door.env, self)
         except (Unanswered, Cut):
             raise
         except Refused as error:
