@@ -23,6 +23,7 @@ from smokebox.engine.egress.journal import FILE, Journal
 from smokebox.engine.egress.listening import BACKLOG, Listener, Questions
 from smokebox.engine.egress.meter import Meter
 from smokebox.engine.egress.names import Names
+from smokebox.engine.egress.trust import install
 from smokebox.engine.egress.tunnel import Tunnel, abort
 from smokebox.engine.files.steps import Desk
 from smokebox.engine.jail.network import Doors, destination
@@ -184,14 +185,19 @@ class Door:
 
     async def _furnish(self, run: Run) -> None:
         """Have the sandbox trust what it is shown here."""
-        from smokebox.engine.egress.trust import install
-
         try:
-            authority = await asyncio.to_thread(lambda: self.authority)
+            authority = await asyncio.to_thread(self._prepare)
             await self._desk(run.jail).run(install, authority.pem)
         except (SmokeboxError, OSError) as error:
             # Such as a full disk: programs will say that they do not trust, and the rest goes on.
             _log.warning("sandbox %s cannot be given certificates: %s", self.sandbox_id, error)
+
+    def _prepare(self) -> Authority:
+        # What takes long to import does so here, and not while others wait for the loop.
+        from smokebox.engine.egress import web
+
+        assert web
+        return self.authority
 
     def _desk(self, jail: Jail) -> Desk:
         async def root() -> tuple[int, Owner]:

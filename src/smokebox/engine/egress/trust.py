@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.errors import PathNotFound
+from smokebox.engine.egress import truststore
+from smokebox.errors import PathError, PathNotDirectory, PathNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smokebox.engine.files.rooted import Rooted
 
 # Where Debian, Alpine and Arch have them all; made where there is none.
@@ -21,6 +24,13 @@ _OTHERS = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
+_OF_JAVA = (
+    "/etc/ssl/certs/java/cacerts",
+    "/etc/pki/java/cacerts",
+    "/etc/pki/ca-trust/extracted/java/cacerts",
+)
+# Where a Java has its own, below a directory for each of them.
+_JAVAS, _IN_JAVA = ("/usr/lib/jvm", "/opt/java"), ("lib/security", "jre/lib/security")
 _LARGEST = 8 << 20
 
 VARIABLES = {
@@ -50,14 +60,29 @@ def install(files: Rooted, pem: bytes) -> None:
     if _read(files, OWN) != pem:
         files.write(OWN, pem)
     found = {path: content for path in (BUNDLE, *_OTHERS) if (content := _read(files, path))}
-    found.setdefault(BUNDLE, next(iter(found.values()), b""))
-    for path, content in found.items():
+    bundle = next(iter(found.values()), b"")
+    for path, content in {BUNDLE: bundle, **found}.items():
         if pem not in content:
             files.write(path, content + (b"" if content.endswith(b"\n") else b"\n") + pem)
+    [own] = truststore.certificates(pem)
+    for path in _of_java(files):
+        content = _read(files, path)
+        if content and own not in content:
+            files.write(path, truststore.add_certificate(content, pem, bundle))
+
+
+def _of_java(files: Rooted) -> Iterator[str]:
+    yield from _OF_JAVA
+    for folder in _JAVAS:
+        try:
+            names = files.names(folder)
+        except PathError:
+            continue
+        yield from (f"{folder}/{name}/{place}/cacerts" for name in names for place in _IN_JAVA)
 
 
 def _read(files: Rooted, path: str) -> bytes:
     try:
         return files.read(path, limit=_LARGEST)
-    except PathNotFound:
+    except (PathNotFound, PathNotDirectory):
         return b""
