@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+AGENTS = "Have agents work"
 WORK = "Work in a sandbox"
 PROCESSES = "Run processes in the background"
 SANDBOXES = "Manage sandboxes"
@@ -30,6 +31,7 @@ class Verb:
 
 
 VERBS = {
+    "sessions": Verb("sessions", "sessions", AGENTS),
     "exec": Verb("exec", "exec_command", WORK),
     "sh": Verb("sh", "sh", WORK),
     "once": Verb("once", "once", WORK),

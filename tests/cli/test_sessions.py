@@ -1,0 +1,225 @@
+"""`smokebox sessions`: conversations listed, read, followed, exported and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.terminal import PATIENCE, SMOKEBOX
+from smokebox.agents.log.records import (
+    AbortAsked,
+    ApprovalAsked,
+    ApprovalGiven,
+    Compacted,
+    Record,
+    ReplyDelta,
+    ReplyEnded,
+    ReplyFailed,
+    ReplyStarted,
+    ResourcesChanged,
+    SessionCreated,
+    TaskEnded,
+    TaskStarted,
+    ToolEnded,
+    ToolStarted,
+    UserSaid,
+    WorkAccepted,
+    WorkEnded,
+    WorkStarted,
+)
+from smokebox.agents.log.sqlite import SqliteStore
+from smokebox.agents.log.store import SessionKey
+from smokebox.agents.messages import (
+    AssistantMessage,
+    Image,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolReturn,
+    Usage,
+    UserMessage,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.terminal import Run
+
+KEY = SessionKey("helper", "one", "default")
+CALL = ToolCall("c", "bash", '{"command": "make test"}')
+SESSION: list[Record] = [
+    SessionCreated("You are a helper.", model="test/model"),
+    WorkAccepted("w", "prompt"),
+    WorkStarted("w"),
+    UserSaid("w", UserMessage((Text("Fix the bug."), Image("image/png", "b", 12)))),
+    ReplyStarted("w", "r", "test/model"),
+    ReplyDelta("r", "Let me"),
+    ReplyFailed("r", "overloaded"),
+    ReplyEnded(
+        "s",
+        AssistantMessage(parts=(Thinking("A thought."), Text("Let me see."), CALL), model="m"),
+    ),
+    ApprovalAsked("w", "c", "bash", CALL.arguments),
+    ApprovalGiven("c", True),
+    ToolStarted("w", "c", "bash"),
+    ToolEnded(
+        "c",
+        ToolReturn("c", "bash", "\n".join(f"line {n}" for n in range(40))),
+        status="error",
+        seconds=2.0,
+    ),
+    TaskStarted("w", "task-1", agent="reviewer"),
+    TaskEnded("task-1", "failed"),
+    Compacted("They looked.", 3, tokens_before=12345),
+    ResourcesChanged((), "x", UserMessage((Text("You have a new tool."),), signal="resources")),
+    WorkStarted("w", attempt=2),
+    AbortAsked("w"),
+    WorkEnded("w", "failed", error={"message": "It broke."}, usage=Usage(input_tokens=9)),
+]
+
+
+def write(path: str, *sessions: tuple[SessionKey, list[Record]]) -> None:
+    async def work() -> None:
+        store = SqliteStore(path)
+        for key, records in sessions:
+            await (await store.open(key)).append(records)
+        await store.aclose()
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    path = str(tmp_path / "agents.db")
+    write(path, (KEY, SESSION), (SessionKey("helper", "two", "default"), SESSION[:2]))
+    return path
+
+
+def says(run: Run, *arguments: str) -> str:
+    done = run("sessions", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sessions_are_listed(run: Run, path: str) -> None:
+    rows = [line.split() for line in says(run, "ls", "--store", path).splitlines()]
+    assert rows[0][:3] == ["SESSION", "RECORDS", "UNFINISHED"]
+    assert [row[:3] for row in rows[1:]] == [
+        ["helper/two/default", "2", "1"],
+        ["helper/one/default", str(len(SESSION)), "-"],
+    ]
+
+
+def test_sessions_are_listed_for_programs(run: Run, path: str) -> None:
+    [one] = json.loads(says(run, "ls", "--json", "--id", "one", "--store", path))
+    assert one["key"] == {"agent": "helper", "id": "one", "session": "default"}
+    assert (one["head"], one["unfinished"], one["parent"]) == (len(SESSION), 0, None)
+
+
+def test_the_default_store_is_in_the_state_directory(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / "home"))
+    assert says(run, "ls").split()[0] == "SESSION"
+    write(str(tmp_path / "home" / "agents.db"), (KEY, SESSION))
+    assert "helper/one/default" in says(run, "ls")
+
+
+def test_a_conversation_is_shown_for_people(run: Run, path: str) -> None:
+    shown = says(run, "show", "helper/one", "--store", path)
+    for words in (
+        "> Fix the bug.",
+        "> [image/png, 12 bytes]",
+        "Let me see.",
+        "● bash make test",
+        "no answer: overloaded",
+        "? bash make test waits to be allowed",
+        "  allowed",
+        "  bash: error",
+        "  line 5\n  ... 34 more lines",
+        "▶ reviewer: session task-1",
+        "  task-1: failed",
+        "summarized 12,345 tokens",
+        "  They looked.",
+        "[resources]",
+        "(attempt 2)",
+        "asked to stop",
+        "failed, 9 tokens",
+        "  It broke.",
+    ):
+        assert words in shown
+    assert "thought" not in shown
+
+
+def test_a_conversation_is_shown_in_full(run: Run, path: str) -> None:
+    shown = says(run, "show", "one", "--full", "--store", path)
+    assert "A thought." in shown
+    assert "line 39" in shown
+    assert "You are a helper." in shown
+
+
+@pytest.mark.parametrize("words", [["show", "--json"], ["export"]])
+def test_records_are_exported_as_lines_of_json(run: Run, path: str, words: list[str]) -> None:
+    lines = says(run, *words, "one", "--store", path).splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [one["offset"] for one in records] == list(range(1, len(SESSION) + 1))
+    assert records[0]["record"]["type"] == "session_created"
+
+
+def test_a_session_is_followed_until_it_is_removed(run: Run, path: str) -> None:
+    words = [SMOKEBOX, "sessions", "tail", "helper/one", "-n", "1", "--store", path]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline().startswith("failed, 9 tokens")
+        write(path, (KEY, [UserSaid("w", UserMessage((Text("Once more."),)))]))
+        assert tail.stdout.readline().strip() == "It broke."
+        assert tail.stdout.readline() == "> Once more.\n"
+        says(run, "rm", str(KEY), "--store", path)
+        assert tail.wait(PATIENCE) == 0
+
+
+def test_sessions_are_removed(run: Run, path: str) -> None:
+    assert says(run, "rm", "helper/one/default", "two", "--store", path) == ""
+    assert len(says(run, "ls", "--store", path).splitlines()) == 1
+
+
+def test_a_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
+    async def work() -> None:
+        store = SqliteStore(path)
+        await store.open(KEY)
+        done = await asyncio.to_thread(run, "sessions", "rm", str(KEY), "--store", path)
+        assert done.returncode == 1
+        assert f"in use by process {os.getpid()}" in done.stderr and "--force" in done.stderr
+        done = await asyncio.to_thread(run, "sessions", "rm", "--force", str(KEY), "--store", path)
+        assert done.returncode == 0
+        await store.aclose()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "none"], "there is no session 'none'"),
+        (["show", "helper"], "'helper' is not one session but 2: helper/two/default, helper/one"),
+        (["rm", "none"], "`smokebox sessions ls` lists them"),
+    ],
+)
+def test_a_name_that_is_no_session_is_refused(
+    run: Run, path: str, words: list[str], said: str
+) -> None:
+    done = run("sessions", *words, "--store", path)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_a_store_that_is_not_there_is_not_made(run: Run, tmp_path: Path) -> None:
+    done = run("sessions", "ls", "--store", str(tmp_path / "none.db"))
+    assert done.returncode == 1
+    assert "no sessions are kept in" in done.stderr
+    assert list(tmp_path.iterdir()) == []
