@@ -33,6 +33,7 @@ from smokebox.types import (
     Capabilities,
     DiskUsage,
     ExecResult,
+    ExposedPort,
     Extracted,
     FileInfo,
     GitCheckout,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from smokebox.client.git import Git
+from smokebox.client.ports import Ports
 from smokebox.client.processes import Processes
 from smokebox.client.sessions import Sessions
 from smokebox.client.settings import SandboxSettings, declared, over, parse_settings
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(Sessions, Transfers, Processes, Terminals, Git):
+class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git):
     """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
 
     A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from smokebox.errors import Forbidden
+from smokebox.server.previews.sites import Sites
 from smokebox.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
@@ -34,13 +35,20 @@ class Hosts:
         # A page that tricks its way to a server with keys has none.
         self._any = "*" in settings.hosts or (settings.needs_keys and not settings.hosts)
         self._origins = frozenset(one.rstrip("/").lower() for one in settings.origins)
+        self._sites = Sites(settings)
         self._good: set[bytes] = set()
 
     def check_host(self, told: bytes) -> None:
         """Raise `Forbidden` for a request by another name."""
-        if self._any or told in self._good:
+        if told in self._good:
             return
-        if _name(told) not in self._names:
+        if self._sites.is_preview(told):
+            raise Forbidden(
+                f"{told.decode('latin-1')!r} is where a preview is, and not this API.",
+                hint="Ask it over a connection of its own.",
+                reason="host",
+            )
+        if not self._any and _name(told) not in self._names:
             raise Forbidden(
                 f"this server is not asked by the name {told.decode('latin-1')!r}.",
                 hint="Start it with --allow-host for each name that it has.",

@@ -67,8 +67,10 @@ class Keys:
 
     def principal(self, told: bytes | None) -> Principal:
         """Whoever sent a request by TCP with that `Authorization`. Raises `Unauthorized`."""
-        if not self._needed:
-            return LOCAL
+        return self.holder(told) if self._needed else LOCAL
+
+    def holder(self, told: bytes | None) -> Principal:
+        """Whoever has the key of that `Authorization`, whether or not keys are needed."""
         if told is None:
             raise self._none_told()
         scheme, _, credentials = told.strip().partition(b" ")

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.process_collector import ProcessCollector
 
 from smokebox import __version__
+from smokebox.server.previews.visits import Visits
 from smokebox.types import SandboxStatus
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.previews = Visits()
+        registry.register(self.previews)
         self._execs = Counter(
             "smokebox_execs", "Commands that ended, by how.", ["outcome"], registry=registry
         )

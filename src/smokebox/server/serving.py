@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
 import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
@@ -25,6 +26,8 @@ from smokebox.server.idempotency import Requests
 from smokebox.server.keys import Keys
 from smokebox.server.limits import Limits
 from smokebox.server.metrics import Metrics
+from smokebox.server.previews.front import Front
+from smokebox.server.previews.previews import Previews
 from smokebox.server.state import State
 from smokebox.server.telemetry import Telemetry
 from smokebox.wire.frames import LARGEST_FRAME
@@ -69,6 +72,8 @@ async def running(settings: Settings, drain: Drain | None = None) -> AsyncIterat
     async with open_state(settings, drain) as state:
         with contextlib.ExitStack() as stack:
             sockets = [stack.enter_context(one) for one in listen(settings)]
+            state.previews.start(_port(sockets))
+            await state.previews.resume()
             server = _Embedded(_config(state))
             serving = asyncio.create_task(server.serve(sockets=sockets))
             watching = asyncio.create_task(_ask_when_idle(state))
@@ -77,7 +82,9 @@ async def running(settings: Settings, drain: Drain | None = None) -> AsyncIterat
             finally:
                 watching.cancel()
                 state.drain.ask(keep=False)
-                await state.drain.finish(settings.drain_seconds)
+                until = time.monotonic() + settings.drain_seconds
+                await state.previews.finish(settings.drain_seconds)
+                await state.drain.finish(max(0.0, until - time.monotonic()))
                 server.should_exit = True
                 await asyncio.wait((serving, watching))
             serving.result()
@@ -138,7 +145,7 @@ def _config(state: State) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=cast("type[asyncio.Protocol]", functools.partial(Front, state.previews)),
         ws=keepalive.WebSocketProtocol,
         ws_max_size=LARGEST_FRAME,
         ws_ping_interval=keepalive.PING_SECONDS,
@@ -160,6 +167,13 @@ def _url(sockets: list[socket.socket]) -> str | None:
     return None
 
 
+def _port(sockets: list[socket.socket]) -> int | None:
+    for one in sockets:
+        if one.family != socket.AF_UNIX:
+            return int(one.getsockname()[1])
+    return None
+
+
 @contextlib.asynccontextmanager
 async def open_state(settings: Settings, drain: Drain | None = None) -> AsyncIterator[State]:
     """An engine, and what a server keeps besides."""
@@ -173,6 +187,7 @@ async def open_state(settings: Settings, drain: Drain | None = None) -> AsyncIte
         keys = Keys(settings)
         stack.push_async_callback(keys.aclose)
         requests = await stack.enter_async_context(await Requests.open(host.home))
+        metrics = Metrics(drain)
         yield State(
             host=host,
             settings=settings,
@@ -182,8 +197,11 @@ async def open_state(settings: Settings, drain: Drain | None = None) -> AsyncIte
             limits=Limits(settings),
             drain=drain,
             health=Health(),
-            metrics=Metrics(drain),
+            metrics=metrics,
             telemetry=telemetry,
+            previews=Previews(
+                host=host, settings=settings, keys=keys, drain=drain, metrics=metrics
+            ),
         )
 
 

@@ -26,6 +26,9 @@ class Settings:
     those that it listens on, `*` for any; one that wants keys takes any unless some are
     given. `origins` are the web sites, as https://name, whose pages may ask, `*` for any.
 
+    Where previews are: below `preview_url`, such as https://preview.example.com, all names
+    below which lead to this server; and always below localhost.
+
     How much: `rate` is requests a second and `concurrency` requests at a time, for each key,
     None for no limit; by the unix socket only with `limit_socket`. `max_body` is the longest
     body in bytes, for all but files.
@@ -46,6 +49,7 @@ class Settings:
     keys: bool | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    preview_url: str | None = None
     rate: float | None = None
     concurrency: int | None = None
     limit_socket: bool = False

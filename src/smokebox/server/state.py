@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smokebox.server.keys import Keys
     from smokebox.server.limits import Limits
     from smokebox.server.metrics import Metrics
+    from smokebox.server.previews.previews import Previews
     from smokebox.server.settings import Settings
     from smokebox.server.telemetry import Telemetry
 
@@ -34,4 +35,5 @@ class State:
     health: Health
     metrics: Metrics
     telemetry: Telemetry | None
+    previews: Previews
     patterns: Patterns = field(default_factory=Patterns)

@@ -18,6 +18,7 @@ from smokebox.client import sandbox as _sandbox
 from smokebox.client import session as _session
 from smokebox.client import terminal as _terminal
 from smokebox.client import watching as _watching
+from smokebox.client import websocket as _websocket
 from smokebox.client.bindings import env
 from smokebox.sandbox import api as _api
 from smokebox.sync.facade import Facade, Stream, calling
@@ -32,6 +33,7 @@ __all__ = [
     "Stream",
     "Terminal",
     "Watch",
+    "WebSocket",
     "connect",
     "env",
     "get_sandbox",
@@ -57,6 +59,10 @@ class Terminal(Facade, of=_terminal.Terminal):
 
 class Watch(Facade, of=_watching.Watch):
     """`smokebox.client.watching.Watch`, without `await`."""
+
+
+class WebSocket(Facade, of=_websocket.WebSocket):
+    """`smokebox.client.websocket.WebSocket`, without `await`."""
 
 
 class ExecStream(Facade, of=_api.ExecStream):

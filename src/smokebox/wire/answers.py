@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from smokebox.types import (
+    ExposedPort,
     FileInfo,
     ProcessInfo,
     SandboxInfo,
@@ -35,6 +36,25 @@ class Terminals(msgspec.Struct):
     """Terminals in the order in which they were opened."""
 
     terminals: list[TerminalInfo]
+
+
+class Ports(msgspec.Struct):
+    """Ports in the order in which they were exposed."""
+
+    ports: list[ExposedPort]
+
+
+class PreviewUrl(msgspec.Struct):
+    """Where a port is seen; until `expires_at`, in seconds since the epoch, if that is given."""
+
+    url: str
+    expires_at: float | None = None
+
+
+class TokenCheck(msgspec.Struct):
+    """Whether a token opens a port."""
+
+    valid: bool
 
 
 class Names(msgspec.Struct):

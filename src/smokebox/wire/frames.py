@@ -36,6 +36,10 @@ class CloseStdinFrame(Frame, tag="close_stdin"):
     """End of file for a process."""
 
 
+class EndFrame(Frame, tag="end"):
+    """The side of a connection that sends this sends nothing more, and still listens."""
+
+
 class ReadyFrame(Frame, tag="ready"):
     """What a terminal had written before was given; what follows is as it is written."""
 

@@ -300,3 +300,24 @@ class Shutdown(Body):
     """What becomes of the sandboxes of a server that ends."""
 
     sandboxes: Literal["sleep", "keep"] = "sleep"
+
+
+class ExposePort(Body):
+    """A port to be seen from outside; what is left out stays, or has its default."""
+
+    port: int
+    name: str | None = None
+    token: str | None = None
+    private: bool | None = None
+
+
+class MakePreviewUrl(Body):
+    """For how many seconds a URL is to be good; None for as long as the port is exposed."""
+
+    expires_in: Positive | None = None
+
+
+class CheckToken(Body):
+    """A token to be tried."""
+
+    token: str

@@ -8,6 +8,7 @@ from smokebox.server.routes import (
     files,
     git,
     keys,
+    ports,
     processes,
     sandboxes,
     sessions,
@@ -29,6 +30,7 @@ _MODULES = (
     sandboxes,
     sessions,
     terminals,
+    ports,
     git,
     archives,
     watches,
@@ -44,4 +46,4 @@ def all_endpoints() -> list[Endpoint]:
 
 def all_sockets() -> list[Socket]:
     """Every WebSocket of the API."""
-    return [*processes.SOCKETS, *terminals.SOCKETS]
+    return [*processes.SOCKETS, *terminals.SOCKETS, *ports.SOCKETS]
