@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from smokebox.engine.egress import web
 from smokebox.engine.egress.arrival import Arrival
+from smokebox.engine.egress.handlers import Handlers
 from smokebox.engine.egress.http.pool import Pool
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Door:
     journal: Journal = field(default_factory=Journal)
     meter: Meter = field(default_factory=Meter)
     env: dict[str, str] = field(default_factory=lambda: {"TOKEN": TOKEN})
+    handlers: Handlers = field(default_factory=Handlers)
     pool: Pool = field(default_factory=Pool)
     served: list[asyncio.Task[None]] = field(default_factory=list)
 

@@ -36,6 +36,8 @@ async def serve(door: Doorway, arrival: Arrival) -> None:
             return
         # What is done for a program that left is not done to its end.
         await Conversation(door, wire, origin, task.cancel).run()
+        if isinstance(wire.error, ssl.SSLError):
+            _note(door, origin, _why(wire.error))
     except (Cut, TimeoutError):
         wire.abort()
     except asyncio.CancelledError:
@@ -72,11 +74,16 @@ async def _open(door: Doorway, arrival: Arrival, origin: Origin, wire: Wire) -> 
         )
     except (OSError, TimeoutError) as error:
         arrival.sock.close()
-        trust = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
-        why = "the program does not trust the certificate of the door; pass_through would pass it"
-        _note(door, origin, why if trust else "TLS with the program did not come about")
+        _note(door, origin, _why(error))
         return False
     return True
+
+
+def _why(error: Exception) -> str:
+    # In TLS 1.3 a program says so when all is said and done here.
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        return "the program does not trust the door's certificate; pass_through= would pass it"
+    return "the program broke off TLS with the door; it may not trust its certificate"
 
 
 def _note(door: Doorway, origin: Origin, reason: str) -> None:

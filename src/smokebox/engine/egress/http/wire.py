@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import TYPE_CHECKING
 
 from smokebox.engine.egress.http.head import MOST_HEAD, Malformed
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 # Above this, no more is read until some was taken; the peer's own buffers fill, and it waits.
 _FULL = 128 * 1024
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Cut(ConnectionError):
@@ -30,6 +33,7 @@ class Wire(asyncio.Protocol):
         self.lost = lost
         self.ended = False
         self.left = False
+        self.error: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # What came, and how much of it was read: cutting it off each time would cost more.
@@ -61,6 +65,7 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio: it is gone."""
+        self.error = exc
         self._end()
 
     def pause_writing(self) -> None:
@@ -163,6 +168,9 @@ class Wire(asyncio.Protocol):
         """Close so that the other side can tell that something is missing."""
         self.lost = None
         if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._transport.abort()
 
     async def _needed(self) -> None:
