@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from smokebox.engine.egress.traffic import Traffic
 from smokebox.server.drain import Drain
 from smokebox.server.metrics import Metrics
 from smokebox.server.serving import Running, running
@@ -83,7 +84,7 @@ async def test_refusals_are_counted_by_their_reason(tmp_path: Path) -> None:
         for headers in ({}, {}, {"authorization": "Bearer x"}, {"origin": "https://evil.example"}):
             async with session.get("/metrics", headers=headers) as answer:
                 assert answer.status in (401, 403)
-        found = _read(server.state.metrics.render([]).decode())
+        found = _read(server.state.metrics.render([], Traffic()).decode())
     failures = "smokebox_auth_failures_total"
     assert found[failures, _labels(reason="missing")] == 2
     assert found[failures, _labels(reason="malformed")] == 1
@@ -99,7 +100,7 @@ def test_commands_are_counted_by_how_they_ended() -> None:
         ExecResult(exit_code=124, timed_out=True),
     ):
         metrics.executed(result)
-    found = _read(metrics.render([]).decode())
+    found = _read(metrics.render([], Traffic()).decode())
     counts = [found["smokebox_execs_total", _labels(outcome=one)] for one in _OUTCOMES]
     assert counts == [1, 2, 1]
 

@@ -1,10 +1,16 @@
-"""Bindings: kinds of sandboxes that a project names in `smokebox.toml`, or in its pyproject.toml.
+"""What a project names in `smokebox.toml`, or in its pyproject.toml, and its secrets.
 
     [sandboxes.PyBox]
     image = "host"
     limits = "lite"
 
-`from smokebox import env` and `get_sandbox(env.PyBox, "user-42")`.
+    [buckets.KNOWLEDGE_BASE]
+    bucket = "my-knowledge-base"
+    endpoint = "https://s3.example.com"
+
+`from smokebox import env` has them as `get_sandbox(env.PyBox, "user-42")` and
+`get_virtual_sandbox(env.KNOWLEDGE_BASE)`. What neither file names is a secret, of the
+environment of this process or the `.env` next to the file: `bearer(env.GITHUB_TOKEN)`.
 """
 
 from __future__ import annotations
@@ -16,17 +22,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smokebox.client.settings import parse_settings
+from smokebox.egress.environment import FILE as SECRETS
+from smokebox.egress.environment import Secrets
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smokebox.sandbox.bucket import BucketBinding
     from smokebox.wire.requests import Settings
 
 FILE = "smokebox.toml"
 PROJECT = "pyproject.toml"
-_TABLES = ("sandboxes", "models")
+_TABLES = ("sandboxes", "buckets", "models")
+_BUCKET = frozenset(
+    (
+        "allow_http",
+        "anonymous",
+        "bucket",
+        "cache_bytes",
+        "endpoint",
+        "prefetch",
+        "prefix",
+        "read_only",
+        "region",
+        "url",
+    )
+)
+_CREDENTIALS = {
+    "access_key": "AWS_ACCESS_KEY_ID",
+    "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +67,30 @@ class Binding:
 
 
 class Environment:
-    """What a project names, by attribute: `env.PyBox`. The file is read at each access."""
+    """What a project names, by attribute: `env.PyBox`. The files are read at each access.
+
+    A sandbox is a `Binding`, a bucket a `BucketBinding`, and a secret a str.
+    """
 
     __name__ = "env"
 
-    def __getattr__(self, name: str) -> Binding:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return load().find(name)
+        project = load()
+        if name in project.sandboxes:
+            return project.sandboxes[name]
+        if name in project.buckets:
+            return project.bucket(name)
+        secret = project.secrets.get(name)
+        if secret is not None:
+            return secret
+        # Kinds of sandboxes have names like classes, secrets like constants.
+        raise project.secrets.missing(name) if name.isupper() else project.unknown(name)
 
     def __dir__(self) -> list[str]:
-        return sorted(load().sandboxes)
+        project = load()
+        return sorted([*project.sandboxes, *project.buckets])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +103,29 @@ class Project:
     file: str | None
     sandboxes: Mapping[str, Binding]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    buckets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def find(self, name: str) -> Binding:
-        """The binding of that name. Raises `InvalidOption`."""
-        if name in self.sandboxes:
-            return self.sandboxes[name]
+    @property
+    def secrets(self) -> Secrets:
+        """The secrets of the project."""
+        folder = Path.cwd() if self.file is None else Path(self.file).parent
+        return Secrets(file=folder / SECRETS)
+
+    def bucket(self, name: str) -> BucketBinding:
+        """A bucket, with the credentials of the project where it has some."""
+        from smokebox.sandbox.bucket import BucketBinding
+
+        options = dict(self.buckets[name])
+        target = options.pop("url", None) or options.pop("bucket")
+        keys = {option: self.secrets.get(one) for option, one in _CREDENTIALS.items()}
+        if keys["access_key"] and keys["secret_key"]:
+            options.update(keys)
+        return BucketBinding(name=name, target=target, options=options)  # type: ignore[arg-type]
+
+    def unknown(self, name: str) -> InvalidOption:
+        """The error for a name that it does not have."""
         if self.file is None:
-            raise InvalidOption(
+            return InvalidOption(
                 f"there is no {FILE} that could name {name!r}: none in {Path.cwd()} or above.",
                 hint=f"Write one with [sandboxes.{name}], or [tool.smokebox.sandboxes.{name}] "
                 f"in {PROJECT}.",
@@ -76,7 +133,7 @@ class Project:
             )
         near = difflib.get_close_matches(name, self.sandboxes, n=1, cutoff=0.5)
         names = ", ".join(sorted(self.sandboxes)) or "none"
-        raise InvalidOption(
+        return InvalidOption(
             f"{self.file} names no sandbox {name!r}.",
             hint=f"Did you mean {near[0]!r}?" if near else f"It names: {names}.",
             option=name,
@@ -102,14 +159,37 @@ def _project(file: Path, table: Mapping[str, Any]) -> Project:
     found: dict[str, Binding] = {}
     for name, given in _table(file, "sandboxes", table.get("sandboxes", {})).items():
         where = f"{file}: [sandboxes.{name}]"
-        settings = parse_settings(where, _table(file, f"sandboxes.{name}", given))
-        found[name] = Binding(name=name, settings=settings, file=str(file))
+        asked = parse_settings(where, _table(file, f"sandboxes.{name}", given))
+        found[name] = Binding(name=name, settings=asked.settings, file=str(file))
     models = _table(file, "models", table.get("models", {}))
     return Project(
         str(file),
         found,
         {name: _table(file, f"models.{name}", given) for name, given in models.items()},
+        _buckets(file, _table(file, "buckets", table.get("buckets", {}))),
     )
+
+
+def _buckets(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, given in table.items():
+        options = _table(file, f"buckets.{name}", given)
+        where = f"{file}: [buckets.{name}]"
+        for option in _CREDENTIALS.keys() & options:
+            raise InvalidOption(
+                f"{where}: {option} is a secret, which has no place in this file.",
+                hint=f"Write {_CREDENTIALS[option]}=... into {file.parent / SECRETS}.",
+                option=option,
+            )
+        refuse_unknown(where, options, _BUCKET)
+        if sum(isinstance(options.get(one), str) for one in ("url", "bucket")) != 1:
+            raise InvalidOption(
+                f"{where}: a bucket has one of url and bucket.",
+                hint='Write bucket = "my-data", or url = "s3://my-data/folder".',
+                option="bucket",
+            )
+        found[name] = options
+    return found
 
 
 def _table(file: Path, key: str, value: object) -> dict[str, Any]:

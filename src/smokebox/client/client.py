@@ -15,13 +15,13 @@ from smokebox.client.connection import Address
 from smokebox.client.handle import repeat_key
 from smokebox.client.keys import Keys
 from smokebox.client.sandbox import Sandbox
-from smokebox.client.settings import SandboxSettings, over, parse_settings
+from smokebox.client.settings import Asked, SandboxSettings, parse_settings
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
 from smokebox.types import SandboxInfo
 from smokebox.wire import answers
 from smokebox.wire.place import default_home, socket_path
-from smokebox.wire.requests import CreateSandbox, Settings
+from smokebox.wire.requests import CreateSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,11 +84,11 @@ class Client:
     ) -> Sandbox:
         """A sandbox under a random id, which is destroyed at the end of its `async with`."""
         form, asked = _asked("create()", kind or Sandbox, settings)
-        body = msgspec.convert(msgspec.to_builtins(asked), CreateSandbox)
+        body = msgspec.convert(msgspec.to_builtins(asked.settings), CreateSandbox)
         info = await self._transport.ask(
             SandboxInfo, "POST", "/sandboxes", body=body, timeout=None, repeat_key=repeat_key()
         )
-        sandbox = form(info.id, self._transport, asked)
+        sandbox = form(info.id, self._transport, asked.settings, asked.handlers)
         sandbox.made(info)
         return sandbox
 
@@ -135,7 +135,7 @@ class Client:
                 hint='Pass get_sandbox(Kind, "id").',
                 option="id",
             )
-        return form(id, self._transport, asked)
+        return form(id, self._transport, asked.settings, asked.handlers)
 
 
 def connect(url: str | None = None, api_key: str | None = None) -> Client:
@@ -209,14 +209,14 @@ def _local(home: str) -> Client:
     )
 
 
-def _asked(where: str, kind: object, given: Mapping[str, object]) -> tuple[type[Sandbox], Settings]:
+def _asked(where: str, kind: object, given: Mapping[str, object]) -> tuple[type[Sandbox], Asked]:
     """The class of a handle, and the settings of a kind of sandboxes with those given."""
     asked = parse_settings(where, given)
     if isinstance(kind, Binding):
-        return Sandbox, over(asked, kind.settings)
+        return Sandbox, asked.over(Asked(settings=kind.settings))
     if isinstance(kind, type) and issubclass(kind, Sandbox):
         own = parse_settings(f"class {kind.__name__}", kind.declared)
-        return kind, over(asked, own)
+        return kind, asked.over(own)
     raise InvalidOption(
         f"a kind of sandbox is a subclass of Sandbox or a binding, not {kind!r}.",
         hint='Pass get_sandbox("id"), get_sandbox(Kind, "id") or get_sandbox(env.Name, "id").',

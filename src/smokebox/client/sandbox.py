@@ -8,10 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from smokebox.client.git import Git
+from smokebox.client.network import Network
 from smokebox.client.ports import Ports
 from smokebox.client.processes import Processes
 from smokebox.client.sessions import Sessions
-from smokebox.client.settings import SandboxSettings, declared, over, parse_settings
+from smokebox.client.settings import (
+    Asked,
+    SandboxSettings,
+    check_network,
+    declared,
+    parse_settings,
+)
 from smokebox.client.terminals import Terminals
 from smokebox.client.transfers import Transfers
 from smokebox.errors import NotFound
@@ -21,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.client.transport import Transport
+    from smokebox.egress.handler import Handler
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git):
+class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git, Network):
     """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
 
     A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =
@@ -38,9 +46,16 @@ class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.declared = {**cls.declared, **declared(cls)}
+        check_network(cls.declared)
 
-    def __init__(self, id: str, transport: Transport, settings: Settings) -> None:
-        super().__init__(id, transport, settings)
+    def __init__(
+        self,
+        id: str,
+        transport: Transport,
+        settings: Settings,
+        handlers: Mapping[str, Handler] | None = None,
+    ) -> None:
+        super().__init__(id, transport, settings, handlers)
         self._ends = False
 
     @classmethod
@@ -74,7 +89,13 @@ class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git):
 
     async def update(self, **settings: Unpack[SandboxSettings]) -> SandboxInfo:
         """Have it be so from its next call on; what is left out stays. Makes it if need be."""
-        self._settings = over(parse_settings("update()", dict(settings)), self._settings)
+        before = Asked(settings=self._settings, handlers=self._channel.handlers)
+        asked = parse_settings("update()", dict(settings))
+        self._settings = asked.over(before).settings
+        self._channel.handlers.update(asked.handlers)
+        if asked.handlers and self._found:
+            # Before the policy names them: from then on they are asked for.
+            await self._channel.open()
         return await self._put(self._settings)
 
     async def wake(self) -> SandboxInfo:
@@ -89,11 +110,16 @@ class Sandbox(Sessions, Transfers, Processes, Terminals, Ports, Git):
         """Remove every trace of it. Safe to repeat; the next call makes another, empty."""
         await self._transport.ask(type(None), "DELETE", self._root, timeout=None)
         self._found = False
+        await self._channel.aclose()
 
     async def aclose(self) -> None:
-        """Destroy it if `create` made it; others live by their id until they are destroyed."""
+        """Destroy it if `create` made it; others live by their id until they are destroyed.
+
+        Its handlers that are functions of this process serve no more.
+        """
         if self._ends:
             await self.destroy()
+        await self._channel.aclose()
 
     async def __aenter__(self) -> Self:
         return self

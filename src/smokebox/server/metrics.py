@@ -14,11 +14,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from smokebox import __version__
 from smokebox.server.previews.visits import Visits
-from smokebox.types import SandboxStatus
+from smokebox.types import NetworkVerdict, SandboxStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from smokebox.engine.egress.traffic import Traffic
     from smokebox.server.drain import Drain
     from smokebox.types import ExecResult, SandboxInfo
 
@@ -78,6 +79,18 @@ class Metrics:
         self._sandboxes = Gauge(
             "smokebox_sandboxes", "Sandboxes by status.", ["status"], registry=registry
         )
+        self._network = Gauge(
+            "smokebox_network_events",
+            "What sandboxes asked of the network, by what became of it.",
+            ["verdict"],
+            registry=registry,
+        )
+        self._traffic = Gauge(
+            "smokebox_network_bytes",
+            "Bytes that sandboxes sent to and got from the network.",
+            ["direction"],
+            registry=registry,
+        )
         for reason in _REFUSALS:
             self._refused.labels(reason)
         for outcome in _OUTCOMES:
@@ -111,8 +124,12 @@ class Metrics:
             outcome = "success" if result.exit_code == 0 else "failure"
         self._execs.labels(outcome).inc()
 
-    def render(self, sandboxes: Iterable[SandboxInfo]) -> bytes:
+    def render(self, sandboxes: Iterable[SandboxInfo], traffic: Traffic) -> bytes:
         """Everything, as text."""
+        for verdict in get_args(NetworkVerdict):
+            self._network.labels(verdict).set(traffic.events[verdict])
+        self._traffic.labels("sent").set(traffic.sent)
+        self._traffic.labels("received").set(traffic.received)
         tally = Tally(info.status for info in sandboxes)
         for status in get_args(SandboxStatus):
             self._sandboxes.labels(status).set(tally[status])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from smokebox.types import (
     ExposedPort,
     FileInfo,
+    NetworkEvent,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
@@ -142,3 +145,43 @@ class Health(msgspec.Struct, kw_only=True):
     version: str
     sandboxes: int | None = None
     draining: bool = False
+
+
+class EgressInForce(msgspec.Struct, kw_only=True):
+    """The policy that is held to: settings with the changes over them.
+
+    `opened_hosts` are those that were allowed at run time.
+    """
+
+    internet: bool
+    allowed_hosts: list[str] | None
+    opened_hosts: list[str]
+    denied_hosts: list[str]
+    outbound_by_host: dict[str, str]
+    outbound: str | None
+    tcp: list[str]
+    pass_through: list[str]
+    hosts: dict[str, str]
+    scrub: bool
+    max_requests: int | None
+    max_bytes: int | None
+    requests_per_second: float | None
+
+
+class EgressInfo(msgspec.Struct, kw_only=True):
+    """What a sandbox may reach: in force, as it was set, and what was changed since.
+
+    `served` are the entries of `outbound_by_host` that a connected client runs; an empty
+    one is `outbound`.
+    """
+
+    in_force: EgressInForce
+    settings: dict[str, Any]
+    changes: dict[str, Any]
+    served: list[str]
+
+
+class NetworkEvents(msgspec.Struct):
+    """What a sandbox asked of the network, the oldest first."""
+
+    events: list[NetworkEvent]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Command = str | list[str]
 Limits = str | dict[str, Any]
@@ -21,7 +22,28 @@ class Query(Body):
     """What all queries are."""
 
 
-class Settings(Body):
+class Egress(Body):
+    """What a sandbox may reach; what is left out stays, and null is the default again.
+
+    Hosts are names, addresses or globs. A handler is `package.module:name` of one that the
+    server imports, for keys of administrators, or `@client` for one that a client runs.
+    """
+
+    internet: bool | UnsetType | None = UNSET
+    allowed_hosts: list[str] | UnsetType | None = UNSET
+    denied_hosts: list[str] | UnsetType | None = UNSET
+    outbound_by_host: dict[str, str] | UnsetType | None = UNSET
+    outbound: str | UnsetType | None = UNSET
+    tcp: list[str] | UnsetType | None = UNSET
+    pass_through: list[str] | UnsetType | None = UNSET
+    hosts: dict[str, str] | UnsetType | None = UNSET
+    scrub: bool | UnsetType | None = UNSET
+    max_requests: int | UnsetType | None = UNSET
+    max_bytes: int | UnsetType | None = UNSET
+    requests_per_second: float | UnsetType | None = UNSET
+
+
+class Settings(Egress):
     """How a sandbox is to be; what is left out stays, or has its default."""
 
     image: str | None = None
@@ -321,3 +343,35 @@ class CheckToken(Body):
     """A token to be tried."""
 
     token: str
+
+
+class ChangeEgress(Body):
+    """Changes at run time, which go before the settings and are made all at once.
+
+    `allow` and `deny` open and close hosts, `remove_allowed` and `remove_denied` end entries
+    of those very names. A handler that is null is taken away, as is what `internet` says.
+    """
+
+    allow: list[str] = []
+    deny: list[str] = []
+    remove_allowed: list[str] = []
+    remove_denied: list[str] = []
+    outbound_by_host: dict[str, str | None] = {}
+    outbound: str | UnsetType | None = UNSET
+    internet: bool | UnsetType | None = UNSET
+
+
+class NetworkLog(Query):
+    """Of the audit log what came after a cursor, the oldest first."""
+
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+class FollowNetworkLog(Query):
+    """From where on the audit log is followed; without a cursor, from here on.
+
+    The header Last-Event-ID is a `cursor` too.
+    """
+
+    cursor: Annotated[int, msgspec.Meta(ge=0)] | None = None

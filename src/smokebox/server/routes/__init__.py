@@ -8,6 +8,7 @@ from smokebox.server.routes import (
     files,
     git,
     keys,
+    network,
     ports,
     processes,
     sandboxes,
@@ -32,6 +33,7 @@ _MODULES = (
     terminals,
     ports,
     git,
+    network,
     archives,
     watches,
     system,
@@ -46,4 +48,4 @@ def all_endpoints() -> list[Endpoint]:
 
 def all_sockets() -> list[Socket]:
     """Every WebSocket of the API."""
-    return [*processes.SOCKETS, *terminals.SOCKETS, *ports.SOCKETS]
+    return [*processes.SOCKETS, *terminals.SOCKETS, *ports.SOCKETS, *network.SOCKETS]

@@ -19,9 +19,10 @@ from smokebox.errors import (
 from smokebox.server.call import Call, missing
 from smokebox.server.endpoint import endpoint
 from smokebox.server.idempotency import Making, taken
+from smokebox.server.routes.network import egress_of
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire.answers import Sandboxes
-from smokebox.wire.requests import CreateSandbox, ListSandboxes, Settings
+from smokebox.wire.requests import CreateSandbox, Egress, ListSandboxes, Settings
 
 if TYPE_CHECKING:
     from smokebox.engine import Sandbox
@@ -61,7 +62,7 @@ async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
     async def make(id: str) -> SandboxInfo:
         if await call.host.sandbox(id).info() is not None:
             raise taken("sandbox", id)
-        sandbox = _named(call, id, body)
+        sandbox = await _named(call, id, body)
         try:
             return await _made(sandbox)
         except (SmokeboxError, asyncio.CancelledError):
@@ -83,7 +84,7 @@ async def put(call: Call, body: Settings) -> SandboxInfo:
 
     What is left out stays as it is. Its image and tier cannot change.
     """
-    sandbox = _named(call, call.part("id"), body)
+    sandbox = await _named(call, call.part("id"), body)
     return await _info(sandbox) if await sandbox.info() is not None else await _made(sandbox)
 
 
@@ -127,15 +128,19 @@ async def capabilities(call: Call) -> Capabilities:
     return await call.sandbox.capabilities()
 
 
-def given(body: Settings) -> dict[str, Any]:
-    """The options of a sandbox that a body has."""
-    fields = {name: getattr(body, name) for name in Settings.__struct_fields__}
-    return {name: value for name, value in fields.items() if value is not None}
+async def given(call: Call, body: Settings) -> dict[str, Any]:
+    """The options of a sandbox that a body has. Raises `Forbidden` for what is not for all."""
+    names = set(Settings.__struct_fields__) - set(Egress.__struct_fields__)
+    fields = {name: getattr(body, name) for name in names}
+    options = {name: value for name, value in fields.items() if value is not None}
+    if egress := await egress_of(call.principal, body):
+        options["egress"] = egress
+    return options
 
 
-def _named(call: Call, id: str, body: Settings) -> Sandbox:
+async def _named(call: Call, id: str, body: Settings) -> Sandbox:
     call.principal.check_sandbox(check_id(id))
-    return call.host.sandbox(id, **given(body))
+    return call.host.sandbox(id, **await given(call, body))
 
 
 async def _made(sandbox: Sandbox) -> SandboxInfo:

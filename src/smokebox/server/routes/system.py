@@ -39,7 +39,7 @@ async def ready(call: Call) -> Health:
 @endpoint("GET", METRICS, admin=True, gives=_TEXT)
 async def metrics(call: Call) -> Response:
     """What the server counts, as Prometheus reads it. Also at /metrics."""
-    text = call.state.metrics.render(await call.host.list())
+    text = call.state.metrics.render(await call.host.list(), call.host.traffic)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -1,0 +1,397 @@
+"""Guarded egress by the SDK: policies, handlers of this process, changes, and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from client.served import served
+from client.upstream import HOST, Upstream, upstream
+from smokebox import Sandbox
+from smokebox.egress import Refused, Request, Response, bearer, chain, log
+from smokebox.errors import InvalidOption
+from smokebox.wire.answers import EgressInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from client.served import Served
+    from smokebox.client.client import Client
+    from smokebox.egress import Context
+
+SECRET = "s3cret-token-of-the-tests"
+SECONDS = 20.0
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+async def server_outside() -> AsyncIterator[Upstream]:
+    async with upstream() as server:
+        yield server
+
+
+@pytest.fixture
+async def make(client: Client, server_outside: Upstream) -> AsyncIterator[Any]:
+    """Makes handles of sandboxes that know where `api.test` is; all are destroyed."""
+    made: list[Sandbox] = []
+
+    def handle(kind: type[Sandbox] = Sandbox, id: str = "", **settings: Any) -> Sandbox:
+        settings = {"hosts": {HOST: server_outside.place}, **settings}
+        sandbox = client.sandbox(kind, id or f"net-{next(_numbers)}", **settings)
+        made.append(sandbox)
+        return sandbox
+
+    yield handle
+    for sandbox in made:
+        await sandbox.destroy()
+        await sandbox.aclose()
+
+
+async def curl(sandbox: Sandbox, path: str = "/", *options: str) -> str:
+    """What a program in the sandbox gets, with the status in a line of its own."""
+    words = ["curl", "-s", "-m", "15", "-w", "\n%{http_code}", *options, f"http://{HOST}{path}"]
+    return (await sandbox.exec(words)).stdout
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_handler_of_this_process_adds_what_the_sandbox_never_sees(
+    make: Any, server_outside: Upstream
+) -> None:
+    class GitHub(Sandbox):
+        outbound_by_host: ClassVar = {HOST: bearer(SECRET)}
+
+    sandbox = make(GitHub)
+    told = await curl(sandbox, "/user", "-H", "authorization: Bearer placeholder")
+    assert told.endswith("\n200")
+    assert SECRET not in told
+    ((method, path, headers),) = server_outside.asked
+    assert (method, path, headers["authorization"]) == ("GET", "/user", f"Bearer {SECRET}")
+    found = await sandbox.exec(f"env | grep {SECRET}; cat /proc/*/environ | grep -a {SECRET}")
+    assert found.stdout == ""
+
+
+async def test_a_function_in_the_body_of_a_class_is_a_handler(make: Any) -> None:
+    class Answering(Sandbox):
+        async def outbound(request: Request, env: Any, context: Context) -> Response:  # type: ignore[misc]
+            return Response(f"{context.sandbox_id} {context.rule}", 201)
+
+    sandbox = make(Answering)
+    assert await curl(sandbox) == f"{sandbox.id} outbound\n201"
+
+
+async def test_a_handler_may_answer_refuse_fail_or_forward(
+    make: Any, server_outside: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def choose(request: Request, env: Any, context: Context) -> Request | Response:
+        match request.url.rpartition("/")[2]:
+            case "refuse":
+                raise Refused("not on a monday")
+            case "fail":
+                raise KeyError(SECRET)
+            case "forward":
+                response = await context.forward(request)
+                response.headers["x-seen"] = "yes"
+                return response
+            case "upper":
+                response = await context.forward(request)
+                return Response((await response.text()).upper(), response.status)
+            case _:
+                return request
+
+    sandbox = make(outbound_by_host={HOST: choose})
+    refused = await curl(sandbox, "/refuse")
+    assert refused.endswith("403")
+    assert "not on a monday" in refused
+    failed = await curl(sandbox, "/fail")
+    assert failed.endswith("502")
+    assert SECRET not in failed
+    assert [path for _, path, _ in server_outside.asked] == []
+    assert "x-seen: yes" in (await curl(sandbox, "/forward", "-i")).lower()
+    assert "GET /UPPER 0" in await curl(sandbox, "/upper")
+    assert (await curl(sandbox, "/plain")).startswith("GET /plain")
+
+
+async def test_large_bodies_pass_a_handler_that_reads_them_and_one_that_does_not(
+    make: Any, server_outside: Upstream
+) -> None:
+    size = 8 << 20
+    seen: list[int] = []
+
+    async def read(request: Request, env: Any, context: Context) -> Request:
+        if request.url.endswith("/read"):
+            seen.append(len(await request.read()))
+        return request
+
+    sandbox = make(outbound_by_host={HOST: read})
+    await sandbox.exec(f"head -c {size} /dev/zero > /tmp/big")
+    for path in ("/read", "/pass"):
+        told = await curl(sandbox, path, "-X", "PUT", "-T", "/tmp/big")
+        assert told.startswith(f"PUT {path} {size}")
+    assert seen == [size]
+    got = await sandbox.exec(f"curl -s http://{HOST}/big/{size} | wc -c")
+    assert got.stdout.strip() == str(size)
+
+
+async def test_many_requests_are_handled_at_once(make: Any) -> None:
+    waiting = asyncio.Semaphore(0)
+    count = 0
+
+    async def meet(request: Request, env: Any, context: Context) -> Response:
+        nonlocal count
+        count += 1
+        if count == 8:
+            for _ in range(8):
+                waiting.release()
+        await waiting.acquire()
+        return Response("met")
+
+    sandbox = make(outbound=meet)
+    script = f"for i in 1 2 3 4 5 6 7 8; do curl -s -m 15 http://{HOST}/ & done; wait"
+    assert (await sandbox.exec(script)).stdout == "met" * 8
+
+
+async def test_without_the_client_the_request_is_refused_with_the_reason(
+    make: Any, client: Client, server_outside: Upstream
+) -> None:
+    sandbox = make(outbound_by_host={HOST: bearer(SECRET)})
+    assert (await curl(sandbox)).endswith("200")
+    await sandbox.aclose()
+    other = client.sandbox(sandbox.id)
+    told = ""
+    async with asyncio.timeout(SECONDS):
+        # The server hears a moment later that we left.
+        while "none is connected" not in told:
+            told = await curl(other)
+    assert told.endswith("403")
+    # The next call of the handle connects again.
+    assert (await curl(sandbox)).endswith("200")
+
+
+async def test_a_handle_that_is_garbage_serves_no_more(make: Any, client: Client) -> None:
+    id = make().id
+    sandbox = client.sandbox(id, outbound_by_host={HOST: bearer(SECRET)})
+    await sandbox.wake()
+    other = client.sandbox(id)
+    assert (await other._ask(EgressInfo, "GET", "/egress")).served == [HOST]
+    del sandbox
+    gc.collect()
+    async with asyncio.timeout(SECONDS):
+        while (await other._ask(EgressInfo, "GET", "/egress")).served:
+            await asyncio.sleep(0.01)
+
+
+async def test_of_two_clients_the_latest_is_asked(make: Any) -> None:
+    async def first(request: Request, env: Any, context: Context) -> Response:
+        return Response("first")
+
+    async def second(request: Request, env: Any, context: Context) -> Response:
+        return Response("second")
+
+    one = make(outbound=first)
+    assert await curl(one) == "first\n200"
+    two = make(id=one.id, outbound=second)
+    assert await curl(two) == "second\n200"
+    await two.aclose()
+    async with asyncio.timeout(SECONDS):
+        while await curl(one) != "first\n200":
+            pass
+
+
+async def test_handlers_can_be_changed_while_it_runs(make: Any, server_outside: Upstream) -> None:
+    sandbox = make()
+    assert (await curl(sandbox)).endswith("000")
+    await sandbox.set_outbound_by_host(HOST, chain(log, bearer(SECRET)))
+    assert (await curl(sandbox)).endswith("200")
+    assert server_outside.asked[-1][2]["authorization"] == f"Bearer {SECRET}"
+    policy = await sandbox.get_egress()
+    assert policy.decide(HOST).rule == f"outbound_by_host['{HOST}']"
+    assert policy.outbound_by_host == {HOST: "@client"}
+
+    async def answer(request: Request, env: Any, context: Context) -> Response:
+        return Response("caught")
+
+    await sandbox.set_outbound(answer)
+    await sandbox.remove_outbound_by_host(HOST)
+    assert await curl(sandbox) == "caught\n200"
+    await sandbox.set_outbound(None)
+    assert not (await curl(sandbox)).endswith("200")
+
+
+async def test_hosts_and_the_internet_can_be_changed_while_it_runs(make: Any) -> None:
+    sandbox = make()
+    await sandbox.allow_host(HOST)
+    assert (await curl(sandbox)).endswith("200")
+    await sandbox.deny_host(HOST)
+    assert not (await curl(sandbox)).endswith("200")
+    await sandbox.remove_denied_host(HOST)
+    await sandbox.set_internet(True)
+    assert (await curl(sandbox)).endswith("200")
+    await sandbox.set_internet(False)
+    assert not (await curl(sandbox)).endswith("200")
+    await sandbox.allow_host(HOST)
+    await sandbox.remove_allowed_host(HOST)
+    assert (await sandbox.get_egress()).closed
+    await sandbox.reset_egress()
+    policy = await sandbox.get_egress()
+    assert (policy.closed, policy.denied_hosts) == (True, [])
+
+
+async def test_settings_that_are_sent_again_undo_no_change(make: Any) -> None:
+    sandbox = make(allowed_hosts=["other.test"])
+    await sandbox.allow_host(HOST)
+    again = make(id=sandbox.id, allowed_hosts=["other.test"])
+    assert (await curl(again)).endswith("200")
+    await again.update(denied_hosts=["evil.test"])
+    policy = await again.get_egress()
+    assert (policy.opened_hosts, policy.denied_hosts) == ([HOST], ["evil.test"])
+
+
+async def test_an_update_may_bring_handlers(make: Any, server_outside: Upstream) -> None:
+    sandbox = make()
+    await sandbox.wake()
+    await sandbox.update(outbound_by_host={HOST: bearer(SECRET)})
+    assert (await curl(sandbox)).endswith("200")
+    assert server_outside.asked[-1][2]["authorization"] == f"Bearer {SECRET}"
+    await sandbox.update(outbound_by_host=None)
+    assert not (await curl(sandbox)).endswith("200")
+
+
+async def test_a_sandbox_that_create_made_has_its_handlers(
+    client: Client, server_outside: Upstream
+) -> None:
+    hosts = {HOST: server_outside.place}
+    async with await client.create(hosts=hosts, outbound_by_host={HOST: bearer(SECRET)}) as sandbox:
+        assert (await curl(sandbox)).endswith("200")
+    assert server_outside.asked[-1][2]["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_after_a_destroy_the_next_sandbox_has_the_handlers_too(make: Any) -> None:
+    sandbox = make(outbound_by_host={HOST: bearer(SECRET)})
+    assert (await curl(sandbox)).endswith("200")
+    await sandbox.destroy()
+    assert (await curl(sandbox)).endswith("200")
+
+
+async def test_the_log_tells_what_was_asked_and_what_became_of_it(make: Any) -> None:
+    sandbox = make(allowed_hosts=[HOST])
+    await curl(sandbox, "/one?key=value")
+    await sandbox.exec("curl -s -m 5 http://other.test/")
+    events = await sandbox.network_log()
+    allowed = next(one for one in events if one.host == HOST)
+    assert (allowed.verdict, allowed.method, allowed.status) == ("forwarded", "GET", 200)
+    assert allowed.path is not None
+    assert allowed.path.startswith("/one")
+    assert allowed.rule == f"allowed_hosts['{HOST}']"
+    refused = next(one for one in events if one.host == "other.test")
+    assert refused.verdict == "refused"
+    assert "allowed_hosts" in refused.reason
+    assert await sandbox.network_log(after=events[-1].cursor) == []
+    assert await sandbox.network_log(limit=1) == events[:1]
+
+
+async def test_the_log_can_be_followed(make: Any) -> None:
+    sandbox = make(allowed_hosts=[HOST])
+    await sandbox.wake()
+    following = sandbox.follow_network_log(after=0)
+    first = asyncio.ensure_future(anext(following))
+    await curl(sandbox, "/followed")
+    async with asyncio.timeout(SECONDS):
+        event = await first
+    assert (event.host, event.path) == (HOST, "/followed")
+    await following.aclose()
+
+
+async def test_the_channel_is_connected_again_after_the_server_was_killed(
+    tmp_path: Path, server_outside: Upstream
+) -> None:
+    # It starts a loop of its own to warm up.
+    with contextlib.ExitStack() as stack:
+        server = await asyncio.to_thread(stack.enter_context, served(str(tmp_path / "home")))
+        client = server.client()
+        hosts = {HOST: server_outside.place}
+        sandbox = client.sandbox("again", hosts=hosts, outbound_by_host={HOST: bearer(SECRET)})
+        assert (await curl(sandbox)).endswith("200")
+        await asyncio.to_thread(_restart, server)
+        assert (await curl(sandbox)).endswith("200")
+        await sandbox.destroy()
+        await client.aclose()
+        await asyncio.to_thread(stack.close)
+
+
+def _restart(server: Served) -> None:
+    server.kill()
+    server.start()
+
+
+async def test_closing_the_client_closes_its_channels(
+    server: Served, server_outside: Upstream
+) -> None:
+    client = server.client()
+    sandbox = client.sandbox(f"net-{next(_numbers)}", outbound=bearer(SECRET))
+    await sandbox.wake()
+    assert sandbox._channel.ready
+    await client.aclose()
+    assert not sandbox._channel.ready
+    await until(lambda: sandbox._channel._task is None)
+    await sandbox.destroy()
+    await client.aclose()
+
+
+def test_a_class_is_checked_when_it_is_defined() -> None:
+    with pytest.raises(InvalidOption, match="is a URL"):
+
+        class Wrong(Sandbox):
+            allowed_hosts = ("https://api.test/v1",)
+
+    with pytest.raises(InvalidOption, match="two handlers"):
+
+        class Twice(Sandbox):
+            outbound_by_host: ClassVar = {"a.test": "m:a", "A.test.": "m:b"}
+
+    class Parent(Sandbox):
+        denied_hosts = ("*.test",)
+
+    with pytest.raises(InvalidOption, match="never be used"):
+
+        class Child(Parent):
+            outbound_by_host: ClassVar = {"a.test": bearer(SECRET)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"alowed_hosts": []}, "Did you mean 'allowed_hosts'"),
+        ({"internet": "yes"}, "internet is True or False"),
+        ({"tcp": ["db.test:99999"]}, "port from 1 to 65535"),
+        ({"outbound": bearer}, "does not take"),
+    ],
+)
+def test_settings_are_checked_when_they_are_given(
+    client: Client, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        client.sandbox("never", **settings)
+
+
+async def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(make: Any) -> None:
+    sandbox = make(denied_hosts=["*.example.com"])
+    with pytest.raises(InvalidOption, match="is a URL"):
+        await sandbox.allow_host("https://api.test")
+    with pytest.raises(InvalidOption, match="stays closed"):
+        await sandbox.allow_host("api.example.com")
+    with pytest.raises(InvalidOption, match="does not take"):
+        await sandbox.set_outbound_by_host(HOST, bearer)
+    with pytest.raises(InvalidOption, match="there is no handler"):
+        await sandbox.set_outbound("smokebox.nowhere:nothing")
+    assert (await sandbox.get_egress()).closed
