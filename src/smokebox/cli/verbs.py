@@ -45,6 +45,7 @@ VERBS = {
     "create": Verb("create", "create", SANDBOXES),
     "info": Verb("info", "info", SANDBOXES),
     "stats": Verb("stats", "stats", SANDBOXES),
+    "net": Verb("net", "net", SANDBOXES),
     "sleep": Verb("sleep", "sleep", SANDBOXES),
     "wake": Verb("wake", "wake", SANDBOXES),
     "rm": Verb("rm", "rm", SANDBOXES),
