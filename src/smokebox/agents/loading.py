@@ -1,0 +1,79 @@
+"""Agents that are written in a file of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox.agents.agent import Agent
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+NAME = "agent"
+
+
+def load_agent(file: str | Path) -> Agent:
+    """The agent of a Python file: the one named `agent`, or the only one in it."""
+    path = Path(file)
+    module = load_module(path)
+    found = {name: one for name, one in vars(module).items() if isinstance(one, Agent)}
+    if isinstance(agent := found.get(NAME), Agent):
+        return agent
+    several = list({id(one): one for one in found.values()}.values())
+    if len(several) == 1:
+        return several[0]
+    if not several:
+        raise InvalidOption(
+            f"{path} has no agent.",
+            hint="Write `agent = create_agent(model=...)` at its top level.",
+            option=str(path),
+        )
+    raise InvalidOption(
+        f"{path} has several agents: {', '.join(sorted(found))}.",
+        hint=f"Name one of them `{NAME}`.",
+        option=str(path),
+    )
+
+
+def load_module(path: Path, name: str | None = None) -> ModuleType:
+    """A Python file as a module, beside which its own imports find theirs.
+
+    Raises `InvalidOption` with the line at which it went wrong.
+    """
+    spec = None
+    if path.suffix == ".py" and path.is_file():
+        spec = importlib.util.spec_from_file_location(name or path.stem, path.absolute())
+    if spec is None or spec.loader is None:
+        raise InvalidOption(
+            f"there is no Python file {str(path)!r}.",
+            hint="Pass the path of a file such as agent.py.",
+            option=str(path),
+        )
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.parent.absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidOption(
+            f"{path}{_line(error, path)}: {type(error).__name__}: {error}",
+            hint="Mend it, and try again.",
+            option=str(path),
+        ) from error
+    return module
+
+
+def _line(error: Exception, path: Path) -> str:
+    """Where in that file it went wrong, however deep below it did."""
+    here = str(path.absolute())
+    if isinstance(error, SyntaxError) and error.filename == here:
+        return f", line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == here]
+    return f", line {lines[-1]}" if lines else ""

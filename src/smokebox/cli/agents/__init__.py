@@ -1,0 +1,1 @@
+"""What the verbs that have an agent work share."""
