@@ -55,6 +55,27 @@ def parse_command(words: list[str]) -> str | list[str]:
     return words[0] if len(words) == 1 else words
 
 
+def parse_forward(text: str) -> tuple[int, int]:
+    """The port here and the one there of `8080:3000`; one alone is the same on both sides."""
+    here, colon, there = text.partition(":")
+    ports = (here, there if colon else here)
+    if not all(port.isascii() and port.isdigit() and int(port) < 65536 for port in ports):
+        raise InvalidOption(
+            f"{text!r} does not name two ports.",
+            hint="Pass for example 8080:3000, for port 3000 of the sandbox at 8080 here.",
+            option="ports",
+            value=text,
+        )
+    if int(ports[1]) == 0:
+        raise InvalidOption(
+            f"no sandbox has a port 0, as {text!r} says.",
+            hint="A port there is from 1 to 65535; here it may be 0, for any that is free.",
+            option="ports",
+            value=text,
+        )
+    return int(ports[0]), int(ports[1])
+
+
 def _limit(text: str) -> float | str | None:
     if text in ("none", ""):
         return None

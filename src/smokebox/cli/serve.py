@@ -41,6 +41,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="A site whose pages may ask. Repeatable."),
     ] = None,
+    preview_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Below which name previews are, besides localhost."),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests a second, for each key.")
     ] = None,
@@ -84,6 +88,7 @@ def serve(
         keys=keys,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
+        preview_url=preview_url,
         rate=rate,
         concurrency=concurrency,
         idle_exit=idle_exit,

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 AGENTS = "Have agents work"
 WORK = "Work in a sandbox"
 PROCESSES = "Run processes in the background"
+PORTS = "Reach what listens in a sandbox"
 SANDBOXES = "Manage sandboxes"
 SERVER = "Run a server"
 LOOK = "Look at this machine"
@@ -41,11 +42,14 @@ VERBS = {
     "ps": Verb("ps", "ps", PROCESSES),
     "logs": Verb("logs", "logs", PROCESSES),
     "kill": Verb("kill", "kill", PROCESSES),
+    "expose": Verb("expose", "expose", PORTS),
+    "ports": Verb("ports", "ports", PORTS),
+    "unexpose": Verb("expose", "unexpose", PORTS),
+    "forward": Verb("forward", "forward", PORTS),
     "ls": Verb("ls", "ls", SANDBOXES),
     "create": Verb("create", "create", SANDBOXES),
     "info": Verb("info", "info", SANDBOXES),
     "stats": Verb("stats", "stats", SANDBOXES),
-    "net": Verb("net", "net", SANDBOXES),
     "sleep": Verb("sleep", "sleep", SANDBOXES),
     "wake": Verb("wake", "wake", SANDBOXES),
     "rm": Verb("rm", "rm", SANDBOXES),
