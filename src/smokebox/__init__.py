@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from smokebox.client.sandbox import Sandbox as Sandbox
     from smokebox.client.session import Session as Session
     from smokebox.client.terminal import Terminal as Terminal
+    from smokebox.egress.policy import Egress as Egress
     from smokebox.errors import SmokeboxError as SmokeboxError
     from smokebox.sandbox.api import ExecStream as ExecStream
     from smokebox.sandbox.api import SandboxApi as SandboxApi
@@ -56,6 +57,7 @@ _HOME = {
     "CommandOutput": "smokebox.sandbox.virtual.command",
     "CommandStream": "smokebox.sandbox.virtual.command",
     "Durability": "smokebox.agents.durability",
+    "Egress": "smokebox.egress.policy",
     "ExecResult": "smokebox.types",
     "ExecStream": "smokebox.sandbox.api",
     "FileInfo": "smokebox.types",

@@ -85,11 +85,11 @@ def create_agent(initializer: Initializer | None = None, /, **options: Any) -> A
         name = _named_as(initializer)
     refuse_unknown("create_agent()", options, [*OPTION_NAMES, "name", "description"])
     # Checked here, so that what is wrong shows where it is written.
-    AgentOptions(**options)
+    checked = AgentOptions(**options)
     return Agent(
         name=check_name("name", name),
         description=description or inspect.getdoc(initializer) or "",
-        given=dict(options),
+        given={option: getattr(checked, option) for option in options},
         initializer=initializer,
     )
 

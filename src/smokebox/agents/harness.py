@@ -158,6 +158,7 @@ class Harness:
         async with self._opening:
             if name in self._open:
                 return self._open[name]
+            setup = await setup.with_skills()
             journal = Journal(self.store, self.key(name))
             await journal.refresh()
             if journal.head == 0:
@@ -189,6 +190,7 @@ class Harness:
         try:
             if journal.head == 0:
                 await journal.append(first)
+                await journal.reload()
         finally:
             await journal.release()
 
@@ -254,6 +256,7 @@ class Harness:
             await session.close("the harness was closed")
         for model in self._models.values():
             await model.aclose()
+        await self.setup.aclose()
         if self._opened is not None and self._opened.owned:
             await self._opened.sandbox.aclose()
         if self._owns_store:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from smokebox.agents.agent import Agent, AgentContext, check_name, create_agent
 from smokebox.agents.harness import DEFAULT, Harness
 from smokebox.agents.log.opening import open_store
-from smokebox.agents.options import check_list, check_subagents
+from smokebox.agents.options import OMITTED, Omitted, check_list, check_subagents, check_tools
 from smokebox.agents.sandboxes import open_sandbox
-from smokebox.agents.setup import More, make_setup
+from smokebox.agents.setup import SKILL, More, make_setup
+from smokebox.agents.tasktool import TASK
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def init(
     name: str = DEFAULT,
     tools: Sequence[Any] = (),
     skills: Sequence[Skill] = (),
-    subagents: Sequence[Agent] = (),
+    subagents: Sequence[Agent] | Omitted | None = OMITTED,
     store: Store | None = None,
     **options: Any,
 ) -> Opening:
@@ -68,15 +69,15 @@ def init(
             options["tools"] = tools
         if skills:
             options["skills"] = skills
-        if subagents:
+        if subagents is not OMITTED:
             options["subagents"] = subagents
         agent, more = create_agent(**options), More()
     else:
         _check_agent(agent, options)
         more = More(
-            tools=check_list("tools", tools),
+            tools=check_tools(tools),
             skills=check_list("skills", skills),
-            subagents=check_subagents(subagents),
+            subagents=() if subagents is OMITTED else check_subagents(subagents or ()),
         )
     ctx = AgentContext(
         id=token_hex(8) if id is None else check_name("id", id),
@@ -100,6 +101,8 @@ async def _make(agent: Agent, ctx: AgentContext, more: More, store: Store | None
             workspace=None if opened is None else opened.workspace,
             more=more,
         )
+        if options.approval is not None:
+            options.approval.check_names([*setup.tools, SKILL, TASK])
         kept = open_store(persist)
     except BaseException:
         if opened is not None and opened.owned:

@@ -47,10 +47,14 @@ class Journal:
         """Whether this process may add to the session."""
         return self._writer is not None
 
+    async def reload(self) -> None:
+        """Take in the whole record, and what comes before it in a fork."""
+        self.conversation = await Conversation.load(self.store, self.key)
+
     async def refresh(self) -> None:
         """Take in what was recorded since."""
         if self.head == 0:
-            self.conversation = await Conversation.load(self.store, self.key)
+            await self.reload()
             return
         while page := await self.store.read(self.key, after=self.head, limit=_PAGE):
             for stored in page:

@@ -13,12 +13,15 @@ from smokebox.agents.budget import Budget
 from smokebox.agents.compaction import as_compaction
 from smokebox.agents.durability import Durability
 from smokebox.agents.model import THINKING_LEVELS
+from smokebox.agents.tools.function import as_tools
+from smokebox.agents.tools.mcp import MCPServer
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smokebox.agents.model import Model, ThinkingLevel
+    from smokebox.agents.tools.tool import Tool
     from smokebox.sandbox.api import SandboxApi
 
     ModelChoice = str | Model
@@ -81,8 +84,8 @@ class AgentOptions:
         if self.cwd is not None and not (isinstance(self.cwd, (str, os.PathLike)) and self.cwd):
             raise _wrong("cwd", self.cwd, "a path in the sandbox", "Pass for example '/workspace'.")
         _set(self, "cwd", None if self.cwd is None else os.fspath(self.cwd))
-        for name in ("tools", "skills"):
-            _set(self, name, check_list(name, getattr(self, name)))
+        _set(self, "tools", check_tools(self.tools))
+        _set(self, "skills", check_list("skills", self.skills))
         if self.subagents is not OMITTED and self.subagents is not None:
             _set(self, "subagents", check_subagents(self.subagents))
         check_thinking(self.thinking)
@@ -142,6 +145,13 @@ def check_list(option: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(value)
     raise _wrong(option, value, "a list", f"Write {option}=[...].")
+
+
+def check_tools(value: object) -> tuple[Tool | MCPServer, ...]:
+    """Tools and servers of tools, functions made to tools; no two of one name."""
+    given = check_list("tools", value)
+    tools = iter(as_tools(one for one in given if not isinstance(one, MCPServer)))
+    return tuple(one if isinstance(one, MCPServer) else next(tools) for one in given)
 
 
 def check_subagents(value: object) -> tuple[Any, ...]:

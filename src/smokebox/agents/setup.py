@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from smokebox.agents.context import system_prompt
 from smokebox.agents.model import ToolSpec
 from smokebox.agents.options import OMITTED
+from smokebox.agents.results import FINISH, GIVE_UP
 from smokebox.agents.sandboxes import seen_from
 from smokebox.agents.skills import discover, merge, skill_tool
 from smokebox.agents.tasktool import MAX_DEPTH, TASK, task_spec
 from smokebox.agents.tools import workspace_tools
 from smokebox.agents.tools.function import as_tools
+from smokebox.agents.tools.mcp import open_tools
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from smokebox.agents.skills import Skill
     from smokebox.agents.tools.tool import Tool
     from smokebox.sandbox.api import SandboxApi
+
+SKILL = "skill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,7 @@ class Setup:
     skills: Sequence[Skill]
     subagents: Mapping[str, Agent] | None
     more: More
+    opened: AsyncExitStack
 
     async def seen_from(self, cwd: str) -> Setup:
         """The same agent in another directory."""
@@ -55,6 +61,20 @@ class Setup:
         return await make_setup(
             self.agent, self.options, sandbox=self.sandbox, workspace=workspace, more=self.more
         )
+
+    async def with_skills(self) -> Setup:
+        """What a session has that begins now, with the skills that are in the workspace."""
+        known = list(self.skills)
+        if self.workspace is not None:
+            found = await discover(self.workspace, self.workspace.cwd, root=self.root)
+            known = merge(found, known)
+        if not known:
+            return self
+        return replace(self, skills=known, tools={**self.tools, SKILL: skill_tool(known)})
+
+    async def aclose(self) -> None:
+        """Let go of servers of tools."""
+        await self.opened.aclose()
 
     async def system(self) -> str:
         """The system prompt of a session that begins."""
@@ -93,23 +113,23 @@ async def make_setup(
     """Put together what an agent's options name, and what is given besides."""
     more = more or More()
     own = await _own_tools(sandbox, workspace)
-    known = [*options.skills, *more.skills]
-    if workspace is not None:
-        root = None if sandbox is None else sandbox.cwd
-        known = merge(await discover(workspace, workspace.cwd, root=root), known)
-    else:
-        known = merge(known)
-    if known:
-        own.append(skill_tool(known))
+    opened = AsyncExitStack()
+    try:
+        tools = await open_tools([*own, *options.tools, *more.tools], workspace, opened)
+        named = by_name(tools)
+    except BaseException:
+        await opened.aclose()
+        raise
     return Setup(
         agent=agent,
         options=options,
         sandbox=sandbox,
         workspace=workspace,
-        tools=by_name(as_tools([*own, *options.tools, *more.tools])),
-        skills=known,
+        tools=named,
+        skills=merge([*options.skills, *more.skills]),
         subagents=_subagents(options, more.subagents, offered=workspace is not None),
         more=more,
+        opened=opened,
     )
 
 
@@ -127,7 +147,7 @@ async def _own_tools(sandbox: SandboxApi | None, workspace: SandboxApi | None) -
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Tools by their names, none of which may be one that the harness itself needs."""
     found = {tool.name: tool for tool in tools}
-    for name in (TASK, "finish", "give_up"):
+    for name in (TASK, SKILL, FINISH, GIVE_UP):
         if name in found:
             raise InvalidOption(
                 f"a tool cannot be called {name!r}: the harness has one of that name.",

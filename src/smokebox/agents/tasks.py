@@ -128,6 +128,8 @@ async def child_session(
         finally:
             parent.harness.forget(child)
     finally:
+        if made.setup.opened is not parent.setup.opened:
+            await made.setup.aclose()
         if made.owned is not None:
             await made.owned.aclose()
 

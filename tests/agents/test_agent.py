@@ -1,0 +1,154 @@
+"""Agents as they are defined: options that are checked where they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from smokebox import create_agent, init, local, tool, virtual
+from smokebox.agents import Agent, AgentContext, Budget, Durability
+from smokebox.errors import InvalidOption
+from smokebox.testing import ScriptedModel
+
+CTX = AgentContext(id="one", env=None)
+
+
+async def test_options_by_keyword_make_an_agent() -> None:
+    agent = create_agent(model="anthropic/claude-sonnet-4-6", cwd="/workspace")
+    options = await agent.options(CTX)
+    assert (agent.name, options.model) == ("agent", ("anthropic/claude-sonnet-4-6",))
+    assert options.cwd == "/workspace"
+
+
+async def test_a_decorated_function_gives_the_options_of_an_instance() -> None:
+    @create_agent
+    def coder(ctx: AgentContext) -> dict[str, Any]:
+        """Writes code."""
+        return {"model": "openai/gpt-5", "instructions": f"You are {ctx.id}: {ctx.payload}"}
+
+    assert isinstance(coder, Agent)
+    assert (coder.name, coder.description) == ("coder", "Writes code.")
+    options = await coder.options(AgentContext(id="one", env=None, payload="hello"))
+    assert options.instructions == "You are one: hello"
+
+
+async def test_an_initializer_may_be_async_and_options_beside_it_are_defaults() -> None:
+    async def later(ctx: AgentContext) -> dict[str, Any]:
+        return {"instructions": "mine"}
+
+    agent = create_agent(later, name="other", model="openai/gpt-5", instructions="default")
+    options = await agent.options(CTX)
+    assert agent.name == "other"
+    assert (options.instructions, options.model) == ("mine", ("openai/gpt-5",))
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(InvalidOption, match="Did you mean 'instructions'"):
+        create_agent(model="openai/gpt-5", instruction="x")
+
+
+async def test_an_unknown_option_of_an_initializer_names_the_nearest() -> None:
+    agent = create_agent(lambda ctx: {"modell": "openai/gpt-5"})
+    with pytest.raises(InvalidOption, match="Did you mean 'model'"):
+        await agent.options(CTX)
+
+
+async def test_an_initializer_that_gives_no_options_is_told() -> None:
+    agent = create_agent(lambda ctx: "gpt-5")  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidOption, match="not options"):
+        await agent.options(CTX)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model", "gpt-5"),
+        ("model", []),
+        ("model", 5),
+        ("instructions", 5),
+        ("sandbox", "virtual"),
+        ("cwd", 5),
+        ("tools", "bash"),
+        ("skills", 5),
+        ("subagents", ["coder"]),
+        ("thinking", "very"),
+        ("compaction", 5),
+        ("persist", 5),
+        ("approval", 5),
+        ("budget", 5),
+        ("budget", {"turns": 0}),
+        ("budget", {"turn": 1}),
+        ("durability", {"max_attempts": 0}),
+        ("durability", {"timeout": "long"}),
+        ("name", "no spaces"),
+    ],
+)
+def test_a_bad_value_is_refused_at_the_definition(option: str, value: object) -> None:
+    with pytest.raises(InvalidOption):
+        create_agent(**{option: value})
+
+
+def test_a_sandbox_that_is_still_to_be_awaited_is_refused() -> None:
+    async def make() -> object:
+        return virtual()
+
+    with pytest.raises(InvalidOption, match="Await it first"):
+        create_agent(sandbox=make())
+
+
+def test_two_subagents_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="two subagents have the name 'one'"):
+        create_agent(subagents=[create_agent(name="one"), create_agent(name="one")])
+
+
+def test_two_tools_of_one_name_are_refused_at_the_definition() -> None:
+    @tool(name="same")
+    def one() -> str:
+        """One."""
+        return ""
+
+    @tool(name="same")
+    def two() -> str:
+        """Two."""
+        return ""
+
+    with pytest.raises(Exception, match="two tools are called 'same'"):
+        create_agent(tools=[one, two])
+
+
+async def test_an_agent_is_frozen_with_its_options() -> None:
+    tools: list[Any] = []
+    agent = create_agent(model="openai/gpt-5", tools=tools)
+    tools.append(print)
+    assert (await agent.options(CTX)).tools == ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        agent.name = "other"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        (await agent.options(CTX)).cwd = "/"  # type: ignore[misc]
+
+
+async def test_limits_may_be_given_as_dicts() -> None:
+    agent = create_agent(budget={"turns": 3}, durability={"max_attempts": 2})
+    options = await agent.options(CTX)
+    assert options.budget == Budget(turns=3)
+    assert options.durability == Durability(max_attempts=2)
+
+
+def test_init_refuses_options_beside_an_agent() -> None:
+    with pytest.raises(InvalidOption, match="Give it to create_agent"):
+        init(create_agent(), model="openai/gpt-5")
+    with pytest.raises(InvalidOption, match="takes an agent"):
+        init("agent")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="id is"):
+        init(create_agent(), id="a/b")
+
+
+async def test_a_sandbox_object_stays_its_owners() -> None:
+    sandbox = local()
+    agent = create_agent(model=ScriptedModel("hi"), sandbox=sandbox, persist=False)
+    async with init(agent) as harness:
+        assert harness.sandbox is sandbox
+    assert (await sandbox.exec("echo still")).stdout == "still\n"
+    await sandbox.aclose()
