@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo, Provider
+    from genai_prices.types import ModelPrice
 
     from smokebox.agents.messages import Usage
+
+_MILLION = 1_000_000
+# Prices of one token that do not depend on how many there are, and what is then not looked at.
+_RATES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Dollars for a token of each kind."""
+
+    input: float
+    output: float
+    cache_read: float
+    cache_write: float
+
+    def cost(self, usage: Usage) -> float:
+        """In US dollars."""
+        fresh = usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens
+        return (
+            fresh * self.input
+            + usage.output_tokens * self.output
+            + usage.cache_read_tokens * self.cache_read
+            + usage.cache_write_tokens * self.cache_write
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of one model, looked up once."""
+    """The price of one model, looked up once. `rates` is None where it is not that simple."""
 
-    provider: Provider
-    model: ModelInfo
-
-    @property
-    def context_window(self) -> int | None:
-        """How many tokens the model reads, where the table says."""
-        return self.model.context_window
+    table: ModelPrice
+    rates: Rates | None
+    context_window: int | None
 
     def cost(self, usage: Usage) -> float | None:
         """In US dollars; None where the table has no price for what was used."""
+        if self.rates is not None:
+            return self.rates.cost(usage)
         from genai_prices import Usage as Counted
 
         counted: Any = Counted(
@@ -34,19 +58,30 @@ class Price:
             cache_write_tokens=usage.cache_write_tokens,
         )
         try:
-            return float(self.model.calc_price(counted, self.provider).total_price)
+            return float(self.table.calc_price(counted)["total_price"])
         except (LookupError, ValueError):
             return None
 
 
 def find_price(provider: str, model: str) -> Price | None:
-    """The price of a model, or None where nobody says."""
+    """The price of a model as of today, or None where nobody says."""
     from genai_prices.data_snapshot import get_snapshot
 
     try:
-        found = get_snapshot().find_provider_model(
+        _, found = get_snapshot().find_provider_model(
             model, provider=None, provider_id=provider, provider_api_url=None
         )
     except LookupError:
         return None
-    return Price(*found)
+    table = found.get_prices(datetime.now(UTC))
+    return Price(table, _rates(table), found.context_window)
+
+
+def _rates(table: ModelPrice) -> Rates | None:
+    given = [getattr(table, name, None) for name in _RATES]
+    simple = all(value is None or isinstance(value, Decimal) for value in given)
+    if not simple or given[0] is None or given[1] is None or table.requests_kcount is not None:
+        return None
+    # Without a price of its own, what is cached costs what all input does.
+    words = [float(given[0] if value is None else value) / _MILLION for value in given]
+    return Rates(*words)
