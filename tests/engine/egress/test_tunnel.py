@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from smokebox.engine.egress import tunnel as module
 from smokebox.engine.egress.tunnel import Tunnel, abort
 
 if TYPE_CHECKING:
@@ -96,4 +97,27 @@ async def test_too_many_bytes_end_it_on_both_sides() -> None:
         assert await ends.running == "max_bytes=1 is reached"
         with pytest.raises(ConnectionResetError):
             await loop.sock_recv(ends.outside, 10)
+    await ends.close()
+
+
+async def test_half_a_tunnel_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HALF_SECONDS", 0.05)
+    ends = Ends()
+    ends.inside.shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(10):
+        assert await ends.running == "one side has ended, and the other says nothing"
+    await ends.close()
+
+
+async def test_half_a_tunnel_that_talks_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HALF_SECONDS", 1.0)
+    loop, ends = asyncio.get_running_loop(), Ends()
+    ends.inside.shutdown(socket.SHUT_WR)
+    for _ in range(6):
+        await asyncio.sleep(0.25)
+        await loop.sock_sendall(ends.outside, b"more")
+    ends.outside.shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(10):
+        assert await ends.running == ""
+    assert ends.tunnel.received == 24
     await ends.close()

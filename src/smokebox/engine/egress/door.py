@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -318,7 +319,7 @@ class Door:
             self._refuse(sock, name, port, error.rule or verdict.rule, error.reason)
             return
         except (OSError, TimeoutError) as error:
-            why = getattr(error, "strerror", None) or "no answer in time"
+            why = os.strerror(error.errno) if error.errno else "no answer in time"
             why = f"{name} port {port}: {why}"
             self._refuse(sock, name, port, verdict.rule, why, failed=True)
             return

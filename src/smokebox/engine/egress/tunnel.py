@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# How long one side may say nothing after the other has ended: a process that was killed ends
+# as one does that waits for an answer.
+HALF_SECONDS = 120.0
+
 _SIZE = 64 * 1024
 _ABORT = struct.pack("ii", 1, 0)
 
@@ -34,8 +38,15 @@ class Tunnel:
         up = asyncio.create_task(self._pass(self._inside, self._outside))
         down = asyncio.create_task(self._pass(self._outside, self._inside))
         try:
-            ended, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
+            ended, left = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+            while left and not any(_fault(task) for task in ended):
+                before = self.sent + self.received
+                ended, left = await asyncio.wait({up, down}, timeout=HALF_SECONDS)
+                if left and before == self.sent + self.received:
+                    raise _Cut("one side has ended, and the other says nothing")
             reason = next((why for task in ended if (why := _fault(task))), "")
+        except _Cut as error:
+            reason = str(error)
         finally:
             for task in (up, down):
                 task.cancel()
@@ -54,14 +65,14 @@ class Tunnel:
             else:
                 self.received += size
             if reason := self._count(size):
-                raise _TooMuch(reason)
+                raise _Cut(reason)
             await loop.sock_sendall(target, buffer[:size])
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
 
-class _TooMuch(Exception):
-    """More passed than may."""
+class _Cut(Exception):
+    """Why it is not to go on."""
 
 
 def abort(sock: socket.socket) -> None:
@@ -75,4 +86,4 @@ def _fault(task: asyncio.Task[None]) -> str:
     error = None if task.cancelled() else task.exception()
     if error is None:
         return ""
-    return str(error) if isinstance(error, _TooMuch) else f"the connection broke: {error}"
+    return str(error) if isinstance(error, _Cut) else f"the connection broke: {error}"
