@@ -42,25 +42,26 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the authority")])
-        self._own = self._certificate(self._name, self._key, None)
+        self._own = self._certificate(self._name, self._key, ())
         self.file.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def context_for(self, host: str) -> ssl.SSLContext:
         """What a server of that name shows."""
         if host not in self._contexts:
-            self._contexts[host] = self._context(host)
+            self._contexts[host] = self.context_of(host)
         return self._contexts[host]
 
     def trusting(self) -> ssl.SSLContext:
         """What a client of it needs."""
         return ssl.create_default_context(cafile=self.file)
 
-    def _context(self, host: str) -> ssl.SSLContext:
+    def context_of(self, *hosts: str) -> ssl.SSLContext:
+        """What one server of many names shows."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        made = self._certificate(name, key, host)
-        file = self._folder / f"{host}.pem"
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+        made = self._certificate(name, key, hosts)
+        file = self._folder / f"{hosts[0]}.pem"
         secret = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -73,7 +74,7 @@ class Authority:
         return context
 
     def _certificate(
-        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, host: str | None
+        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, hosts: tuple[str, ...]
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -84,10 +85,10 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=2))
-            .add_extension(x509.BasicConstraints(ca=host is None, path_length=None), critical=True)
+            .add_extension(x509.BasicConstraints(ca=not hosts, path_length=None), critical=True)
         )
-        if host is not None:
-            names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        if hosts:
+            names = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
