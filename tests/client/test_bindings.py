@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox import env, get_sandbox
+from smokebox import env, get_sandbox, get_virtual_sandbox
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -85,4 +85,71 @@ def test_what_is_wrong_is_named_with_its_file_and_key(project: Path, text: str, 
 def test_a_binding_needs_an_id(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     with pytest.raises(InvalidOption, match="needs an id"):
-        get_sandbox(env.PyBox)  # type: ignore[call-overload]
+        get_sandbox(env.PyBox)
+
+
+def test_a_kind_of_sandboxes_says_what_it_may_reach(project: Path) -> None:
+    (project / "smokebox.toml").write_text(
+        '[sandboxes.Net]\nallowed_hosts = ["*.example.com"]\nmax_requests = 9\n'
+        'outbound_by_host = { "api.example.com" = "handlers:add_token" }\n'
+    )
+    assert env.Net.settings.allowed_hosts == ["*.example.com"]
+    assert env.Net.settings.outbound_by_host == {"api.example.com": "handlers:add_token"}
+    (project / "smokebox.toml").write_text('[sandboxes.Net]\ntcp = ["db.test"]\n')
+    with pytest.raises(InvalidOption, match="port from 1 to 65535"):
+        _ = env.Net
+
+
+def test_what_no_file_names_is_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "smokebox.toml").write_text(TEXT)
+    (project / ".env").write_text("MY_TEST_TOKEN=from-file\nPyBox=never\n")
+    assert env.MY_TEST_TOKEN == "from-file"
+    assert env.PyBox.name == "PyBox"
+    monkeypatch.setenv("MY_TEST_TOKEN", "from-process")
+    assert env.MY_TEST_TOKEN == "from-process"
+
+
+def test_a_secret_that_is_missing_names_the_variable_and_the_file(project: Path) -> None:
+    (project / "pyproject.toml").write_text("[tool.smokebox.sandboxes.Own]\nimage = 'host'\n")
+    with pytest.raises(InvalidOption, match=rf"MY_TEST_TOKEN is not set.*{project}/\.env"):
+        _ = env.MY_TEST_TOKEN
+
+
+async def test_a_bucket_that_the_project_names_is_a_sandbox(project: Path) -> None:
+    folder = project / "objects"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("found")
+    (project / "smokebox.toml").write_text(
+        f'[buckets.KNOWLEDGE_BASE]\nurl = "file://{folder}"\nread_only = true\n'
+    )
+    assert dir(env) == ["KNOWLEDGE_BASE"]
+    async with await get_virtual_sandbox(env.KNOWLEDGE_BASE) as sandbox:
+        assert (await sandbox.exec("cat notes.txt")).stdout == "found"
+        assert (await sandbox.exec("echo x > notes.txt")).exit_code != 0
+
+
+def test_a_bucket_has_the_credentials_of_the_project(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (project / "smokebox.toml").write_text('[buckets.KB]\nbucket = "kb"\nregion = "eu"\n')
+    (project / ".env").write_text("AWS_ACCESS_KEY_ID=id\nAWS_SECRET_ACCESS_KEY=s3cret\n")
+    assert env.KB.options["secret_key"] == "s3cret"
+    assert "s3cret" not in repr(env.KB)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[buckets.A]\nregion = 'eu'\n", "a bucket has one of url and bucket"),
+        ("[buckets.A]\nurl = 's3://a'\nbucket = 'a'\n", "a bucket has one of url and bucket"),
+        ("[buckets.A]\nbucket = 'a'\nregio = 'eu'\n", "Did you mean 'region'"),
+        ("[buckets.A]\nbucket = 'a'\nsecret_key = 'x'\n", r"no place.*AWS_SECRET_ACCESS_KEY=.*env"),
+        ("[buckets]\nA = 3\n", "buckets.A is a table"),
+    ],
+)
+def test_a_bucket_that_makes_no_sense_is_refused(project: Path, text: str, told: str) -> None:
+    (project / "smokebox.toml").write_text(text)
+    with pytest.raises(InvalidOption, match=told):
+        _ = env.A

@@ -213,6 +213,6 @@ def test_a_handler_is_named_without_what_it_holds() -> None:
 async def test_a_plain_function_is_a_handler_too() -> None:
     request, answer = Request("GET", "http://a.test/"), Response("x")
     context: Any = None
-    assert await run_handler(lambda r, e, c: answer, request, None, context) is answer  # type: ignore[arg-type, return-value]
+    assert await run_handler(lambda r, e, c: answer, request, None, context) is answer
     with pytest.raises(TypeError, match="neither a Request nor a Response"):
         await run_handler(lambda r, e, c: None, request, None, context)  # type: ignore[arg-type, return-value]

@@ -10,7 +10,7 @@ import pytest
 
 import smokebox.egress
 from smokebox.egress import Refused, Request, Response, basic, bearer, chain, header, log, sign_s3
-from smokebox.egress.handler import check_handler, handler_name
+from smokebox.egress.handler import check_handler, handler_name, run_handler
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def asking() -> Request:
 
 
 async def run(handler: Handler, request: Request | None = None) -> Any:
-    return await handler(request or asking(), None, Asked())
+    return await run_handler(handler, request or asking(), None, Asked())
 
 
 async def test_bearer_replaces_what_the_sandbox_sends() -> None:

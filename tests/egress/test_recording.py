@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from smokebox.egress import Refused, Request, Response, bearer, chain, record, replay
+from smokebox.egress.handler import run_handler
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def asking(path: str = "/a", body: bytes = b"", method: str = "GET") -> Request:
 
 async def run(handler: Handler, request: Request, server: Server | None = None) -> Response:
     context: Any = server or Server()
-    made = await handler(request, None, context)
+    made = await run_handler(handler, request, None, context)
     assert isinstance(made, Response)
     return made
 

@@ -10,6 +10,7 @@ import pytest
 from yarl import URL
 
 from smokebox.egress import Request, sign_s3
+from smokebox.egress.handler import run_handler
 from smokebox.egress.message import Body
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def test_the_examples_of_aws_have_the_signatures_of_aws(
 
 
 async def signed(request: Request, **options: Any) -> Request:
-    made = await sign_s3(KEY, SECRET, "us-east-1", **options)(request, None, NOBODY)
+    handler = sign_s3(KEY, SECRET, "us-east-1", **options)
+    made = await run_handler(handler, request, None, NOBODY)
     assert isinstance(made, Request)
     return made
 
@@ -159,7 +161,7 @@ async def send(
     session: aiohttp.ClientSession, seaweed: Seaweed, request: Request, secret: str = ""
 ) -> tuple[int, bytes]:
     handler = sign_s3(seaweed.access_key, secret or seaweed.secret_key, seaweed.region)
-    made = await handler(request, None, NOBODY)
+    made = await run_handler(handler, request, None, NOBODY)
     assert isinstance(made, Request)
     async with session.request(
         made.method,

@@ -50,8 +50,10 @@ class Context(Protocol):
         ...
 
 
-Handler: TypeAlias = "Callable[[Request, Any, Context], Awaitable[Request | Response]]"
-"""Gets a request, `env` (where the secrets are) and a context.
+Made: TypeAlias = "Request | Response"
+Handler: TypeAlias = "Callable[[Request, Any, Context], Awaitable[Made] | Made]"
+"""Gets a request, `env` (where the secrets are) and a context; async, or a plain function
+that does not take long.
 
 It returns the request, edited or not, to have it sent; a `Response` to answer itself, which
 may be one that `context.forward` gave; or raises `Refused`. Whatever else happens in it (an

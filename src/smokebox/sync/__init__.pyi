@@ -9,6 +9,8 @@ from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
 from smokebox.client.settings import SandboxSettings
 from smokebox.client.transfers import Progress
+from smokebox.egress.handler import HandlerOption
+from smokebox.egress.policy import Egress
 from smokebox.types import (
     Capabilities,
     DiskUsage,
@@ -19,6 +21,7 @@ from smokebox.types import (
     GitCheckout,
     LogChunk,
     LogMatch,
+    NetworkEvent,
     OutputChunk,
     ProcessInfo,
     ProcessLogs,
