@@ -82,7 +82,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing Smokebox into $(VENV) ..."
-	@$(INSTALL) -e '.[bucket,shell]'
+	@$(INSTALL) -e '.[bucket,models,shell]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

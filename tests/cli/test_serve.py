@@ -70,7 +70,7 @@ def test_keys_open_it_by_tcp(tmp_path: Path) -> None:
         assert here.says("ls", "--json") == "[]\n"
 
 
-def test_show_runs_a_program_and_says_what_to_try(tmp_path: Path) -> None:
+def test_show_runs_a_program_and_an_agent_and_says_what_to_try(tmp_path: Path) -> None:
     with serving(tmp_path, "--no-tcp", "--show") as process:
         assert process.stdout is not None
         seen = ""
@@ -79,6 +79,7 @@ def test_show_runs_a_program_and_says_what_to_try(tmp_path: Path) -> None:
             assert line, seen
             seen += line
         assert "in a new sandbox said 42" in seen
+        assert "Lisbon spends most: 350." in seen
         assert "smokebox exec mine" in seen
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0

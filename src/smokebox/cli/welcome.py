@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from smokebox.cli.agents.demonstration import PROMPT, demonstrate
 from smokebox.cli.failure import report
 from smokebox.client.client import connect
 from smokebox.errors import SmokeboxError
@@ -35,6 +36,11 @@ or from Python ({python} -m asyncio):
   result = await sandbox.exec("cat note.txt")
   print(result.stdout)
   await sandbox.destroy()
+
+or an agent, with a key of yours:
+
+  export ANTHROPIC_API_KEY=...
+  {smokebox} chat --model anthropic/claude-sonnet-4-6 --sandbox mine
 
 Ctrl-C stops this server. Sandboxes run on: the next one has them again.
 """
@@ -68,6 +74,8 @@ async def _prove(socket: str) -> None:
             took = (time.monotonic() - began) * 1000
             program = shlex.join(_PROGRAM)
             typer.echo(f"It works: {program} in a new sandbox said {said}, in {took:.0f} ms.")
+            typer.echo(f"\nAn agent works in it (its model is a script: no key needed): {PROMPT}")
+            typer.echo((await demonstrate(sandbox)).rstrip())
     except SmokeboxError as error:
         report(error)
         typer.echo(f"{_command('smokebox')} doctor says what this machine lacks.", err=True)
