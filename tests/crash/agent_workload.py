@@ -1,0 +1,178 @@
+"""An agent that is started to be killed. It says what it is at, and goes on where it was.
+
+    agent_workload.py HOME PROMPTS
+
+Its model is a function of what it is sent, so that it makes no difference which process asks:
+it counts steps up to a goal, and never asks twice for the same one. What a step does is a line
+in a ledger, by which one sees whether it was done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from agents.log.scenes import sendable
+from smokebox.agents.agent import create_agent
+from smokebox.agents.compaction import Compaction
+from smokebox.agents.durability import Durability
+from smokebox.agents.initializing import init
+from smokebox.agents.messages import (
+    AssistantMessage,
+    Text,
+    ToolCall,
+    ToolReturns,
+    UserMessage,
+)
+from smokebox.agents.model import ModelInfo
+from smokebox.agents.tools.function import tool
+from smokebox.agents.tools.toolcontext import ToolContext  # noqa: TC001
+from smokebox.testing.scripted import ScriptedModel
+from smokebox.testing.turns import Turn, call
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from smokebox.agents.messages import Message
+    from smokebox.agents.model import Delta, ModelRequest
+
+HOME = sys.argv[1]
+PROMPTS = int(sys.argv[2])
+STEPS_EACH = 6
+PACE = 0.001
+INFO = ModelInfo(context_window=4000, max_output=400)
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """Have an effect that outlives this process."""
+    file = os.open(f"{HOME}/ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
+
+
+@tool
+async def effect(step: str) -> str:
+    """Do a step, which must not be done twice."""
+    note(step)
+    say("tool")
+    await asyncio.sleep(PACE)
+    return f"did {step}"
+
+
+@tool(durable=True)
+async def steady(step: str, ctx: ToolContext) -> str:
+    """Do a step, which may be done twice under the same key."""
+    note(f"durable {ctx.key} {step}")
+    say("durable")
+    await asyncio.sleep(PACE)
+    return f"did {step}"
+
+
+def words(messages: tuple[Message, ...]) -> Iterator[str]:
+    for message in messages:
+        match message:
+            case ToolReturns():
+                yield from (one.text for one in message.returns)
+            case UserMessage() | AssistantMessage():
+                for part in message.parts:
+                    if isinstance(part, Text):
+                        yield part.text
+                    elif isinstance(part, ToolCall):
+                        yield part.arguments
+
+
+def child_of(messages: tuple[Message, ...]) -> str:
+    """Which child this is, by what it was asked first; empty for the parent."""
+    first = messages[0]
+    found = re.search(r"child-\d+", " ".join(words(messages[:1])))
+    is_summary = isinstance(first, UserMessage) and first.signal == "summary"
+    return "" if found is None or is_summary else found[0]
+
+
+def play(request: ModelRequest) -> Turn:
+    messages = tuple(request.messages)
+    said = "\n".join(words(messages))
+    step = max(map(int, re.findall(r"step-(\d+)", said)), default=0)
+    goal = max(map(int, re.findall(r"goal-(\d+)", said)), default=0)
+    if not request.tools:
+        return Turn(f"They got to step-{step} on the way to goal-{goal}.", pace=PACE)
+    if child := child_of(messages):
+        if any(isinstance(message, ToolReturns) for message in messages):
+            return Turn("The child is done.", pace=PACE)
+        return Turn(["A child.", call("effect", call_id="only", step=child)], pace=PACE)
+    if step >= goal:
+        return Turn(f"I have reached goal-{goal}.", pace=PACE)
+    return Turn([f"Now comes step-{step + 1}. " + "And so on. " * 40, *calls(step + 1)], pace=PACE)
+
+
+def calls(step: int) -> list[ToolCall]:
+    if step % 4 == 0:
+        return [
+            call("task", call_id=f"c{step}", prompt=f"Be child-0{step}.", agent="helper"),
+            marker(step),
+        ]
+    if step % 3 == 0:
+        return [
+            call("effect", call_id=f"c{step}", step=f"step-{step}"),
+            call("steady", call_id=f"c{step + 1}", step=f"step-{step + 1}"),
+        ]
+    return [call("effect", call_id=f"c{step}", step=f"step-{step}")]
+
+
+def marker(step: int) -> ToolCall:
+    return call("effect", call_id=f"m{step}", step=f"step-{step}")
+
+
+class Player:
+    """The model. It says when it is in the middle of something."""
+
+    name = "crash/player"
+    info = INFO
+
+    def __init__(self) -> None:
+        self._script = ScriptedModel(then=play, info=INFO, chunk=40)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
+        assert sendable(request.messages), "a history that no provider takes"
+        child = child_of(tuple(request.messages))
+        phase = "compaction" if not request.tools else "child" if child else "stream"
+        async for item in self._script.stream(request):
+            yield item
+            if not isinstance(item, AssistantMessage):
+                say(phase)
+
+    async def aclose(self) -> None:
+        await self._script.aclose()
+
+
+async def main() -> None:
+    model = Player()
+    helper = create_agent(name="helper", model=model, sandbox=None, tools=[effect])
+    agent = create_agent(
+        name="crash",
+        model=model,
+        sandbox=None,
+        tools=[effect, steady],
+        subagents=[helper],
+        persist=f"{HOME}/agents.db",
+        compaction=Compaction(reserve=1500, keep_recent=300),
+        durability=Durability(max_attempts=1000, retries=0),
+    )
+    async with init(agent, id="one") as harness:
+        session = await harness.session()
+        say("ready")
+        for number in range(1, PROMPTS + 1):
+            text = f"Please get to goal-{number * STEPS_EACH}."
+            reply = await session.prompt(text, key=f"prompt-{number}", when_busy="queue")
+            say("done", number, reply.text)
+
+
+asyncio.run(main())
