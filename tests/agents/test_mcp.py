@@ -14,11 +14,14 @@ import pytest
 
 from agents.mcp_server import PNG
 from client.served import Served, served
-from smokebox import local, virtual
+from smokebox import create_agent, init, local, virtual
+from smokebox.agents.events import ToolEnd
 from smokebox.agents.tools import Tool, ToolContext
 from smokebox.agents.tools.mcp import Connection, MCPServer, mcp_tools
 from smokebox.client.client import connect
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable, Unsupported
+from smokebox.testing.scripted import ScriptedModel
+from smokebox.testing.turns import call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,13 +142,13 @@ async def test_cancelling_a_call_leaves_the_connection_as_it_is(port: int, tmp_p
         found = by_name(tools)
         begun = asyncio.Event()
         arguments = {"marker": str(tmp_path / "marker")}
-        call = asyncio.create_task(
+        running = asyncio.create_task(
             found["slow"].run(arguments, on_output=lambda chunk: begun.set())
         )
         await asyncio.wait_for(begun.wait(), 30)
-        call.cancel()
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await call
+            await running
         assert await text(found["add"], a=1) == "2"
 
 
@@ -285,9 +288,10 @@ def linux(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 async def test_a_command_runs_in_a_linux_sandbox(linux: Served) -> None:
     async with connect(linux.url) as client, await client.create() as sandbox:
-        await sandbox.write_file("small.py", SMALL)
-        async with mcp_tools(in_sandbox(cwd=sandbox.cwd), sandbox=sandbox) as tools:
-            await check_in_sandbox(tools, sandbox.cwd)
+        await sandbox.mkdir("app")
+        await sandbox.write_file("app/small.py", SMALL)
+        async with mcp_tools(in_sandbox(cwd="app"), sandbox=sandbox) as tools:
+            await check_in_sandbox(tools, f"{sandbox.cwd}/app")
             assert [p.running for p in await sandbox.list_processes()].count(True) == 1
         assert not any(p.running for p in await sandbox.list_processes())
 
@@ -299,6 +303,22 @@ async def test_a_command_runs_where_a_local_sandbox_is(tmp_path: Path) -> None:
         mcp_tools(in_sandbox(), sandbox=sandbox) as tools,
     ):
         await check_in_sandbox(tools, str(tmp_path))
+
+
+async def test_an_agent_that_works_in_a_directory_has_its_servers_there(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "small.py").write_text(SMALL)
+    agent = create_agent(
+        model=ScriptedModel(call("t__echo", word="hi"), "Done."),
+        sandbox=local(cwd=tmp_path),
+        cwd="app",
+        tools=[in_sandbox()],
+        persist=False,
+    )
+    async with await init(agent) as harness:
+        session = await harness.session()
+        ends = [e async for e in session.prompt("Go.") if isinstance(e, ToolEnd)]
+    assert [end.text for end in ends] == [f"hi {tmp_path}/app blue"]
 
 
 async def test_a_sandbox_without_processes_is_refused() -> None:

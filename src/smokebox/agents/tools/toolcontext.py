@@ -13,6 +13,7 @@ from smokebox.types import OutputChunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smokebox.agents.harness import Harness
     from smokebox.sandbox.api import SandboxApi
 
 _log = logging.getLogger("smokebox.tools")
@@ -34,7 +35,7 @@ class ToolContext:
     attempt: int = 1
     sandbox: SandboxApi | None = None
     env: Any = None
-    harness: Any = None
+    harness: Harness | None = None
     aborted: AbortSignal = field(default_factory=AbortSignal)
     on_output: Callable[[OutputChunk], object] | None = field(default=None, repr=False)
 

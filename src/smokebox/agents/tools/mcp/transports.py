@@ -12,6 +12,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from smokebox.agents.tools.mcp.pipe import Starter, pipe
+from smokebox.agents.view import View
 from smokebox.errors import Unsupported
 from smokebox.sandbox.local import LocalSandbox
 
@@ -34,19 +35,21 @@ def transport(
         return _http(server, complaints)
     if not server.in_sandbox:
         return _host(server, server.cwd, dict(server.env or {}), complaints)
-    if isinstance(sandbox, LocalSandbox):
-        cwd = sandbox.resolve_path(server.cwd or ".")
+    # A view has no processes of its own, and says where those of its sandbox begin.
+    machine = sandbox._sandbox if isinstance(sandbox, View) else sandbox
+    cwd = "." if sandbox is None else sandbox.resolve_path(server.cwd or ".")
+    if isinstance(machine, LocalSandbox):
         return _host(server, cwd, dict(server.env or {}), complaints)
-    if sandbox is None or not hasattr(sandbox, "start_process"):
+    if not hasattr(machine, "start_process"):
         raise Unsupported(
             f"the MCP server {server.name!r} is to run in the sandbox, and this one has no "
             "processes.",
             hint="Use a Linux sandbox (get_sandbox), or leave in_sandbox out.",
             operation="start_process",
-            sandbox=type(sandbox).__name__,
+            sandbox=type(machine).__name__,
         )
-    starter = cast("Starter", sandbox)
-    return pipe(starter, server.words, cwd=server.cwd, env=server.env, complaints=complaints)
+    starter = cast("Starter", machine)
+    return pipe(starter, server.words, cwd=cwd, env=server.env, complaints=complaints)
 
 
 def _host(
