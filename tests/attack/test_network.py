@@ -38,6 +38,7 @@ def connect(address, kind=socket.SOCK_STREAM, port=int(sys.argv[1])):
         try:
             sock.connect((address, port))
             sock.send(b"x")
+            sock.recv(1)
         except TimeoutError:
             return "timeout"
         except OSError as error:
@@ -47,7 +48,7 @@ def connect(address, kind=socket.SOCK_STREAM, port=int(sys.argv[1])):
 places = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "169.254.169.254", "10.0.0.1", "172.17.0.1",
           "192.168.0.1", "8.8.8.8", "2001:4860:4860::8888", *sys.argv[2:]]
 answers = {place: connect(place) for place in places}
-answers["dns"] = connect("8.8.8.8", socket.SOCK_DGRAM, 53)
+answers["quic"] = connect("8.8.8.8", socket.SOCK_DGRAM, 443)
 answers["broadcast"] = connect("255.255.255.255", socket.SOCK_DGRAM, 67)
 tell(answers)
 """,
