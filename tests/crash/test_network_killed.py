@@ -1,0 +1,102 @@
+"""Kill -9 of the engine under a sandbox that talks to the network: the next one opens the door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engine.egress.outside import ask, shouting
+from smokebox.engine.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from smokebox.engine.sandbox import Sandbox
+
+ENGINE = """
+import asyncio, os, sys
+from smokebox.egress.policy import Egress
+from smokebox.engine.host import Host
+
+async def main():
+    home, layers, tier, port, talk = sys.argv[1:]
+    place = f"127.0.0.1:{port}"
+    policy = Egress(tcp=["db.test:5432"], hosts={"db.test": place, "web.test": place},
+                    allowed_hosts=["db.test", "web.test"])
+    host = await Host.open(home, tier=tier, pool=0, images=layers)
+    sandbox = await host.create("box", egress=policy)
+    await sandbox.start_process(["python3", "-c", talk])
+    while not await sandbox.exists("/workspace/said"):
+        await asyncio.sleep(0.01)
+    os.write(1, sandbox.door.authority.pem)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+# It asks for the address once, and talks on by that.
+TALK = """
+import socket, time
+address = socket.gethostbyname("db.test")
+number = 0
+while True:
+    number += 1
+    try:
+        with socket.create_connection((address, 5432), 10) as sock:
+            sock.sendall(b"word %d" % number)
+            sock.shutdown(socket.SHUT_WR)
+            said = sock.recv(100)
+    except OSError:
+        said = b""
+    if said:
+        with open("/workspace/said", "ab") as file:
+            file.write(said + b"\\n")
+    time.sleep(0.05)
+"""
+
+
+@contextlib.asynccontextmanager
+async def adopted(tmp_path: Path, layers: Path, tier: str) -> AsyncIterator[tuple[Sandbox, bytes]]:
+    """A sandbox whose engine was killed, in the hands of another; and whom it trusted then."""
+    source = str(Path(__file__).parents[2] / "src")
+    async with shouting() as port:
+        killed = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ENGINE, str(tmp_path / "home"), str(layers), tier),
+            *(str(port), TALK),
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": source},
+        )
+        pem, _ = await asyncio.wait_for(killed.communicate(), 60)
+        assert killed.returncode == -signal.SIGKILL
+        async with await Host.open(tmp_path / "home", tier="namespaces", images=layers) as host:
+            yield host.sandbox("box"), pem
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("tier", ["namespaces", "gvisor"])
+async def test_what_runs_goes_on_talking_by_the_addresses_that_it_knows(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tier: str
+) -> None:
+    if tier == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("gVisor is not on this machine: apt-get install -y runsc")
+    layers = tmp_path_factory.getbasetemp() / "crash-images"
+    async with adopted(tmp_path, layers, tier) as (sandbox, pem):
+        info = await sandbox.info()
+        assert info is not None
+        assert (info.status, info.generation) == ("active", 1)
+        before = len((await sandbox.read_bytes("/workspace/said")).splitlines())
+        async with asyncio.timeout(30):
+            while len((await sandbox.read_bytes("/workspace/said")).splitlines()) < before + 3:
+                await asyncio.sleep(0.02)
+        assert await ask(sandbox, "db.test", 5432, "new") == "NEW"
+        assert sandbox.door.authority.pem == pem
+        cursors = [event.cursor for event in await sandbox.door.journal.read()]
+        assert cursors == sorted(set(cursors))
