@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.engine.egress import truststore
-from smokebox.errors import PathError, PathNotDirectory, PathNotFound
+from smokebox.errors import AccessDenied, PathError, PathNotDirectory, PathNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 # Where Debian, Alpine and Arch have them all; made where there is none.
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+OWN = "/etc/ssl/certs/smokebox.crt"
+
 # From here `update-ca-certificates` takes it when it makes the bundle anew.
-OWN = "/usr/local/share/ca-certificates/smokebox.crt"
+_FOR_UPDATES = "/usr/local/share/ca-certificates/smokebox.crt"
 
 # Where Red Hat, SUSE, Alpine and OpenSSL itself have them.
 _OTHERS = (
@@ -57,18 +59,19 @@ VARIABLES = {
 
 def install(files: Rooted, pem: bytes) -> None:
     """Have the programs of a sandbox trust an authority. Safe to repeat."""
-    if _read(files, OWN) != pem:
-        files.write(OWN, pem)
+    for path in (OWN, _FOR_UPDATES):
+        if _read(files, path) != pem:
+            _write(files, path, pem)
     found = {path: content for path in (BUNDLE, *_OTHERS) if (content := _read(files, path))}
     bundle = next(iter(found.values()), b"")
     for path, content in {BUNDLE: bundle, **found}.items():
         if pem not in content:
-            files.write(path, content + (b"" if content.endswith(b"\n") else b"\n") + pem)
+            _write(files, path, content + (b"" if content.endswith(b"\n") else b"\n") + pem)
     [own] = truststore.certificates(pem)
     for path in _of_java(files):
         content = _read(files, path)
         if content and own not in content:
-            files.write(path, truststore.add_certificate(content, pem, bundle))
+            _write(files, path, truststore.add_certificate(content, pem, bundle))
 
 
 def _of_java(files: Rooted) -> Iterator[str]:
@@ -79,6 +82,16 @@ def _of_java(files: Rooted) -> Iterator[str]:
         except PathError:
             continue
         yield from (f"{folder}/{name}/{place}/cacerts" for name in names for place in _IN_JAVA)
+
+
+def _write(files: Rooted, path: str, content: bytes) -> None:
+    try:
+        files.write(path, content)
+    except AccessDenied:
+        # By an ordinary user's engine, root inside may not change what is root's outside, such
+        # as the host's /usr. What the variables name is not there.
+        if path in (OWN, BUNDLE):
+            raise
 
 
 def _read(files: Rooted, path: str) -> bytes:
