@@ -50,10 +50,26 @@ async def test_what_is_not_there_says_so(bridge: Bridge) -> None:
     body = {"bucket": "b", "mountPath": "/workspace/b", "options": {}}
     assert (await bridge.refused("POST", "/mount", json=body))[:2] == (501, "mount_error")
     assert (await bridge.refused("POST", "/unmount", json=body))[:2] == (501, "unmount_error")
-    for method in ("POST", "DELETE"):
-        assert (await bridge.refused(method, "/tunnel/80"))[:2] == (501, "tunnel_error")
     assert (await bridge.refused("GET", "/nothing"))[:2] == (404, "not_found")
     assert (await bridge.refused("PATCH", "/exec"))[:2] == (405, "method_not_allowed")
+
+
+async def test_a_tunnel_is_a_preview(bridge: Bridge, server: Running) -> None:
+    for body in ({"name": "site"}, None):
+        async with bridge.ask("POST", "/tunnel/3000", json=body) as answer:
+            assert answer.status == 200
+            made = await answer.json()
+        assert (made["port"], made["name"]) == (3000, "site")
+        assert made["url"] == f"http://{made['hostname']}:{server.state.previews.port}/"
+    [exposed] = await server.state.host.sandbox("box").ports.list()
+    assert made["hostname"] == f"3000-box-{exposed.token}.localhost"
+    for _ in range(2):
+        async with bridge.ask("DELETE", "/tunnel/3000") as answer:
+            assert answer.status == 204
+    assert await server.state.host.sandbox("box").ports.list() == []
+    for port in ("0", "x", "65536"):
+        assert (await bridge.refused("POST", f"/tunnel/{port}"))[0] == 400
+    assert (await bridge.refused("POST", "/tunnel/3000", json={"name": 3}))[0] == 400
 
 
 async def test_running_makes_nothing_and_is_true_while_state_is_kept(

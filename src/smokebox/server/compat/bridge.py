@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from smokebox.errors import ServiceUnavailable, SmokeboxError
 from smokebox.server.call import Call
-from smokebox.server.compat import archives, exec, files, openapi, pool, pty, sandboxes
+from smokebox.server.compat import archives, exec, files, openapi, pool, pty, sandboxes, tunnels
 from smokebox.server.compat.ids import ID
 from smokebox.server.compat.refusal import Refusal, refusal_of, translated
 from smokebox.wire.failure import FailureAnswer
@@ -52,8 +52,8 @@ def routes() -> list[BaseRoute]:
         _route("DELETE", f"{one}/session/{{sid}}", sandboxes.delete_session),
         _route("POST", f"{one}/mount", sandboxes.mount),
         _route("POST", f"{one}/unmount", sandboxes.unmount),
-        _route("POST", f"{one}/tunnel/{{port}}", sandboxes.tunnel),
-        _route("DELETE", f"{one}/tunnel/{{port}}", sandboxes.tunnel),
+        _route("POST", f"{one}/tunnel/{{port}}", tunnels.create),
+        _route("DELETE", f"{one}/tunnel/{{port}}", tunnels.delete),
         _route("GET", f"{PREFIX}/pool/stats", pool.stats),
         _route("POST", f"{PREFIX}/pool/prime", pool.prime),
         _route("POST", f"{PREFIX}/pool/shutdown-prewarmed", pool.shut_down),

@@ -61,6 +61,19 @@ _SESSION_BODY = {
         "env": {"type": "object", "additionalProperties": {"type": "string"}},
     },
 }
+_TUNNEL_BODY = {"type": "object", "properties": {"name": {"type": "string"}}}
+_TUNNEL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "port": {"type": "integer"},
+        "url": {"type": "string"},
+        "hostname": {"type": "string"},
+        "name": {"type": "string"},
+        "createdAt": {"type": "string"},
+    },
+    "required": ["id", "port", "url", "hostname", "createdAt"],
+}
 _DELETED = {
     "type": "object",
     "properties": {
@@ -231,8 +244,18 @@ def _paths() -> dict[str, Any]:
         f"{_ONE}/mount": {"post": _operation("mountBucket", "Not there", {}, (501,), _ID)},
         f"{_ONE}/unmount": {"post": _operation("unmountBucket", "Not there", {}, (501,), _ID)},
         f"{_ONE}/tunnel/{{port}}": {
-            "post": _operation("createTunnel", "Not there", {}, (501,), _ID, port),
-            "delete": _operation("deleteTunnel", "Not there", {}, (501,), _ID, port),
+            "post": _operation(
+                "createTunnel",
+                "Have a port be seen at a URL",
+                {200: _TUNNEL},
+                (400, 409),
+                _ID,
+                port,
+                body=_TUNNEL_BODY,
+            ),
+            "delete": _operation(
+                "deleteTunnel", "Have it not be seen any more", {204: None}, (400,), _ID, port
+            ),
         },
         "/v1/pool/stats": {
             "get": _operation("getPoolStats", "What is made ahead", {200: _STATS}, (403,))

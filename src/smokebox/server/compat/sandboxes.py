@@ -98,8 +98,3 @@ async def mount(call: Call) -> Response:
 async def unmount(call: Call) -> Response:
     """Refused: there is nothing that could be mounted."""
     raise Refusal(501, "this server mounts no buckets", "unmount_error")
-
-
-async def tunnel(call: Call) -> Response:
-    """Refused: sandboxes have no address outside."""
-    raise Refusal(501, "this server has no tunnels", "tunnel_error")
