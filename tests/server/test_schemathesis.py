@@ -42,10 +42,9 @@ asyncio.run(serve(Settings(home=sys.argv[1], host="127.0.0.1", pool=0, drain_sec
 # The document as programs read it.
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(make_document(all_endpoints(), all_sockets())))
 TAGS = [tag["name"] for tag in DOCUMENT["tags"]]
-LEFT_OUT = {
-    "system_shutdown": "ends the server; test_drain has it",
-    "watches_watch": "never ends by itself; its own tests have it",
-}
+LEFT_OUT = {"system_shutdown": "ends the server; test_drain has it"}
+# Streams that do not end by themselves: of these only the beginning of the answer is seen.
+ENDLESS = {"network_follow_log", "watches_watch"}
 # What is there, so that most requests get past 404.
 THERE = {"id": "box", "process": "p", "session": "s", "terminal": "t"}
 FILE = "/workspace/there"
@@ -132,6 +131,23 @@ def _has_timeout(case: Any) -> bool:
     return "timeout" in schema.get("properties", {})
 
 
+def answer_to(case: Any, url: str) -> schemathesis.Response:
+    if case.operation.definition.raw["operationId"] not in ENDLESS:
+        answer: schemathesis.Response = case.call(base_url=url, timeout=30)
+        return answer
+    asked = case.as_transport_kwargs(base_url=url)
+    with requests.Session() as session, session.request(**asked, stream=True, timeout=30) as got:
+        return schemathesis.Response(
+            status_code=got.status_code,
+            headers={name.lower(): [value] for name, value in got.headers.items()},
+            content=b"" if got.ok else got.content,
+            request=got.request,
+            elapsed=got.elapsed.total_seconds(),
+            verify=False,
+            stream_cut_short=got.ok,
+        )
+
+
 def modes(operation: Any) -> list[GenerationMode]:
     """How an operation can be asked: one that takes nothing cannot be asked wrongly."""
     raw = operation.definition.raw
@@ -150,7 +166,7 @@ def attack(operation: Any, url: str, mode: GenerationMode) -> None:
     )
     def ask(case: Any) -> None:
         tame(case, mode)
-        answer = case.call(base_url=url, timeout=30)
+        answer = answer_to(case, url)
         assert answer.status_code != 500, f"{case.as_curl_command()}\n{answer.text}"
         case.validate_response(answer, checks=CHECKED)
 
@@ -174,4 +190,4 @@ def test_no_request_finds_a_defect_or_an_undocumented_answer(tag: str, tmp_path:
 
 
 def test_what_is_left_out_is_there() -> None:
-    assert LEFT_OUT.keys() <= {one.name for one in all_endpoints()}
+    assert LEFT_OUT.keys() | ENDLESS <= {one.name for one in all_endpoints()}
