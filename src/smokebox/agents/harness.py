@@ -249,11 +249,19 @@ class Harness:
 
     async def aclose(self) -> None:
         """Call off what goes on, and end what was made for this harness. Safe to repeat."""
+        if not self._closed:
+            for session in list(self._open.values()):
+                await session.close("the harness was closed")
+            await self.leave()
+
+    async def leave(self) -> None:
+        """As `aclose`, but what goes on is not called off: it continues when its session is
+        opened again, by whoever does."""
         if self._closed:
             return
         self._closed = True
         for session in list(self._open.values()):
-            await session.close("the harness was closed")
+            await session.leave()
         for model in self._models.values():
             await model.aclose()
         await self.setup.aclose()

@@ -31,12 +31,15 @@ _CALLED_OFF = "[The request above was called off before it was done.]"
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Work on its way. `accepted` is whether its acceptance is recorded, `at` when it was;
-    `attempt` counts how often it was begun, and `applied` says whether the model was told."""
+    """Work on its way. `stoppable` is whether cancelling its task stops it: neither before the
+    first step nor while its end is recorded. `accepted` is whether its acceptance is recorded,
+    `at` when it was; `attempt` counts how often it was begun, and `applied` says whether the
+    model was told."""
 
     job: Job
     operation: Operation[Any]
     joining: bool = False
+    stoppable: bool = False
     accepted: bool = False
     at: float = 0.0
     attempt: int = 0
@@ -116,8 +119,16 @@ class Lane:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def leave(self) -> None:
+        """Stop without an outcome: what was accepted goes on when the session is opened again."""
+        for task in list(self._tasks):
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def _start(self, piece: _Piece, work: Coroutine[Any, Any, None]) -> None:
         piece.task = self._spawn(work)
+        piece.task.add_done_callback(lambda _: piece.operation.fail(asyncio.CancelledError()))
         piece.operation.run_by(piece.task, lambda: self._stop(piece))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -132,7 +143,7 @@ class Lane:
             self._journal.add(AbortAsked(piece.id))
             self._spawn(self._flush())
         piece.job.stop()
-        if piece.task is not None:
+        if piece.task is not None and piece.stoppable:
             piece.task.cancel()
 
     async def _flush(self) -> None:
@@ -174,7 +185,10 @@ class Lane:
     async def _drive(self, piece: _Piece, before: _Piece | None, *, patient: bool) -> None:
         ending: Ending | None = None
         error: BaseException | None = None
+        piece.stoppable = True
         try:
+            if piece.operation.abort_reason is not None:
+                raise asyncio.CancelledError
             await self._acquire(patient=patient)
             if not piece.accepted:
                 before = await self._adopt(piece) or before
@@ -186,6 +200,7 @@ class Lane:
             error = _why(piece, cancelled)
         except Exception as failure:
             error = failure
+        piece.stoppable = False
         try:
             error = await self._end(piece, ending, error)
             self._pieces.remove(piece)

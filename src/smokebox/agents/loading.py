@@ -20,7 +20,11 @@ NAME = "agent"
 def load_agent(file: str | Path) -> Agent:
     """The agent of a Python file: the one named `agent`, or the only one in it."""
     path = Path(file)
-    module = load_module(path)
+    return pick_agent(load_module(path), path)
+
+
+def pick_agent(module: ModuleType, path: Path) -> Agent:
+    """The agent of a module that was read from that file."""
     found = {name: one for name, one in vars(module).items() if isinstance(one, Agent)}
     if isinstance(agent := found.get(NAME), Agent):
         return agent
@@ -47,7 +51,8 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     """
     spec = None
     if path.suffix == ".py" and path.is_file():
-        spec = importlib.util.spec_from_file_location(name or path.stem, path.absolute())
+        name = name or f"smokebox_file_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise InvalidOption(
             f"there is no Python file {str(path)!r}.",
@@ -58,15 +63,25 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     folder = str(path.parent.absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    # Dataclasses and models look up their own annotations by it.
+    before, sys.modules[spec.name] = sys.modules.get(spec.name), module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        _put_back(spec.name, before)
         raise InvalidOption(
             f"{path}{_line(error, path)}: {type(error).__name__}: {error}",
             hint="Mend it, and try again.",
             option=str(path),
         ) from error
     return module
+
+
+def _put_back(name: str, module: ModuleType | None) -> None:
+    if module is None:
+        del sys.modules[name]
+    else:
+        sys.modules[name] = module
 
 
 def _line(error: Exception, path: Path) -> str:

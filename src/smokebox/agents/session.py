@@ -283,6 +283,10 @@ class Session:
         """Call off what it works on."""
         await self._lane.close(reason)
 
+    async def leave(self) -> None:
+        """Stop, and have what it works on go on when it is opened again."""
+        await self._lane.leave()
+
     async def recover(self) -> None:
         """Go on with what another process has left without an outcome, unless it is alive."""
         if self.journal.conversation.unfinished:

@@ -112,6 +112,9 @@ class Tasks:
             parameters=spec.parameters,
             function=task,
             context="ctx",
+            # The child session is named in the record before it begins: a second run goes on
+            # with it, or is the first.
+            durable=True,
         )
 
 

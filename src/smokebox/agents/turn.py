@@ -17,7 +17,7 @@ from smokebox.agents.telemetry import span_chat
 from smokebox.errors import ContextOverflow, ModelError, ModelUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
     from typing import Any
 
     from smokebox.agents.durability import Durability
@@ -155,7 +155,7 @@ class _Answer:
 
     def ended(self, message: AssistantMessage) -> AssistantMessage:
         """Have the whole answer recorded, without the pieces that wait: they are part of it."""
-        whole = _told_apart(message)
+        whole = _told_apart(message, self._journal.conversation.call_ids)
         self._begin()
         self._journal.add(ReplyEnded(self._id, whole))
         return whole
@@ -177,10 +177,14 @@ class _Answer:
             self._started = None
 
 
-def _told_apart(message: AssistantMessage) -> AssistantMessage:
-    """The message with an id of its own for each call: some servers number or omit them."""
+def _told_apart(message: AssistantMessage, known: Set[str]) -> AssistantMessage:
+    """The message with an id of its own for each call of the conversation.
+
+    Some servers omit them, or number them anew in each answer, and others reject ids that come
+    twice; a durable tool would take the second call for the first.
+    """
     ids = [call.id for call in message.calls]
-    if all(ids) and len(set(ids)) == len(ids):
+    if all(ids) and len(set(ids)) == len(ids) and known.isdisjoint(ids):
         return message
     parts = tuple(
         ToolCall(f"call_{token_hex(8)}", part.name, part.arguments)

@@ -57,7 +57,8 @@ class Conversation:
     conversation is compacted. `positions` says of each where a `Compacted` may cut before it;
     messages that must stay together have the same. `base` is the position before the first
     record, other than 0 in a fork. `resources` is the record that has the tools of now.
-    `tokens` is about how much a model would have to read.
+    `tokens` is about how much a model would have to read. `call_ids` are those of all tool
+    calls since it began.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Conversation:
     usage: Usage = field(default_factory=Usage)
     summary: str | None = None
     tokens: int = 0
+    call_ids: set[str] = field(default_factory=set)
     _batch: Batch | None = None
     # What was said while tools ran: it comes after what they came to.
     _held: list[UserMessage] = field(default_factory=list)
@@ -233,7 +235,8 @@ class Conversation:
         if work := self.work.get(work_id):
             work.turns += 1
             work.reply = message
-        if message.calls:
+        if calls := message.calls:
+            self.call_ids.update(call.id for call in calls)
             self._batch = Batch.of(message, work_id)
         else:
             self._add(message)
@@ -285,5 +288,5 @@ class Conversation:
         """Begin with what was said in another session, and with nothing of its work."""
         self.base = origin.position
         self.messages, self.positions = origin.messages, origin.positions
-        self.summary = origin.summary
+        self.summary, self.call_ids = origin.summary, origin.call_ids
         self.tokens = sum(map(estimate, self.messages))
