@@ -32,6 +32,8 @@ class Verb:
 
 
 VERBS = {
+    "run": Verb("run", "run", AGENTS),
+    "chat": Verb("chat", "chat", AGENTS),
     "sessions": Verb("sessions", "sessions", AGENTS),
     "exec": Verb("exec", "exec_command", WORK),
     "sh": Verb("sh", "sh", WORK),
@@ -50,6 +52,7 @@ VERBS = {
     "create": Verb("create", "create", SANDBOXES),
     "info": Verb("info", "info", SANDBOXES),
     "stats": Verb("stats", "stats", SANDBOXES),
+    "net": Verb("net", "net", SANDBOXES),
     "sleep": Verb("sleep", "sleep", SANDBOXES),
     "wake": Verb("wake", "wake", SANDBOXES),
     "rm": Verb("rm", "rm", SANDBOXES),
