@@ -128,6 +128,14 @@ def test_imports_go_down_the_rooms_only(file: Path) -> None:
     assert rooms_imported(file) <= MAY_IMPORT[room] | {room}
 
 
+def test_contributors_are_told_of_every_room() -> None:
+    lines = (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+    firsts = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    told = {name for first in firsts for name in re.findall(r"`(\w+)(?:/|\.py)`", first)}
+    there = {room_of(file) for file in SOURCE.rglob("*.py")} - {"__init__", "__main__"}
+    assert there <= told <= MAY_IMPORT.keys()
+
+
 @pytest.mark.parametrize("file", STDLIB_ONLY, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_the_contract_imports_only_the_standard_library(file: Path) -> None:
     tops = {name.split(".")[0] for name in modules(file, ast.parse(file.read_text()))}
