@@ -176,7 +176,7 @@ def test_a_bad_secret_is_not_in_the_error() -> None:
 
 def test_a_list_of_urls_is_a_policy() -> None:
     network = check_network(["https://a.test/"])
-    assert network is not None and network.decide("GET", "https://a.test/x").allowed
+    assert isinstance(network, Network) and network.decide("GET", "https://a.test/x").allowed
     assert check_network(None) is None
     with pytest.raises(InvalidOption, match="network is a Network"):
         check_network(True)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from smokebox.egress.policy import Egress
 from smokebox.errors import InvalidOption
 from smokebox.options import strict_fields
 from smokebox.sandbox.urls import Url, parse_url
@@ -157,14 +158,17 @@ class Network:
         return Decision(allowed=True, url=target, headers=best.headers, private=best.private)
 
 
-def check_network(network: Network | Sequence[str | Allow] | None) -> Network | None:
-    """The policy itself: a `Network`, one made from a bare allow-list, or None for no network."""
-    if network is None or isinstance(network, Network):
+def check_network(
+    network: Network | Egress | Sequence[str | Allow] | None,
+) -> Network | Egress | None:
+    """The policy itself: a `Network`, one made from a bare allow-list, an `Egress` as Linux
+    sandboxes have it, or None for no network."""
+    if network is None or isinstance(network, (Network, Egress)):
         return network
     if isinstance(network, (list, tuple)):
         return Network(allow=network)
     raise InvalidOption(
-        f"network is a Network, a list of URLs or None, not {network!r}.",
+        f"network is a Network, an Egress, a list of URLs or None, not {network!r}.",
         hint="Pass network=Network(allow=['https://api.example.com/']).",
         option="network",
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from smokebox.egress.environment import Secrets
 from smokebox.egress.layers import Layers
+from smokebox.egress.meter import Meter
 from smokebox.egress.policy import WEB_PORTS
 from smokebox.engine.egress import dns
 from smokebox.engine.egress.arrival import Arrival
@@ -22,7 +23,6 @@ from smokebox.engine.egress.handlers import Handlers
 from smokebox.engine.egress.hello import LONGEST, Hello, read_hello
 from smokebox.engine.egress.journal import FILE, Journal
 from smokebox.engine.egress.listening import BACKLOG, Listener, Questions
-from smokebox.engine.egress.meter import Meter
 from smokebox.engine.egress.names import Names
 from smokebox.engine.egress.trust import install
 from smokebox.engine.egress.tunnel import Tunnel, abort

@@ -43,10 +43,10 @@ def virtual(
 
     `files` are text, bytes, or functions that are called when the file is first read.
     `mounts` are folders of the host, to be looked at only, or any `Filesystem`. `network`
-    is an allow-list; without it there is none. `commands` are functions by the name that
-    scripts call them by. `python` adds a small interpreter as `python3`. With
-    `shell="fresh"` no variable outlives its script, only files do. With
-    `isolation="process"` all of it runs in a process of its own.
+    is an allow-list, or an `Egress` as Linux sandboxes have it; without it there is none.
+    `commands` are functions by the name that scripts call them by. `python` adds a small
+    interpreter as `python3`. With `shell="fresh"` no variable outlives its script, only files
+    do. With `isolation="process"` all of it runs in a process of its own.
     """
     check_isolation(isolation)
     settings = make_settings(

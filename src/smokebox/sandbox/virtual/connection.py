@@ -52,12 +52,16 @@ class Head:
 
 
 class Connection:
-    """Sends one request and reads its answer."""
+    """Sends one request and reads its answer. `place` is where the host of the URL is said
+    to be, instead of what its name leads to."""
 
-    def __init__(self, network: Network, url: Url, *, private: bool) -> None:
+    def __init__(
+        self, network: Network, url: Url, *, private: bool, place: tuple[str, int] | None = None
+    ) -> None:
         self._network = network
         self._url = url
         self._private = private
+        self._host, self._port = place or (url.host, url.port)
         self._socket: socket.socket | None = None
         self._response: http.client.HTTPResponse | None = None
         self._lock = threading.Lock()
@@ -137,7 +141,7 @@ class Connection:
             raw = self._socket = socket.socket(family, socket.SOCK_STREAM)
             try:
                 raw.settimeout(timeout)
-                raw.connect((address, self._url.port))
+                raw.connect((address, self._port))
                 return self._secure(raw)
             except OSError as error:
                 raw.close()
@@ -153,8 +157,8 @@ class Connection:
     def _addresses(self) -> list[str]:
         # The address that was judged is the one connected to: a name that answers
         # differently the second time is never asked a second time.
-        host = self._url.host
-        found = list((self._network.resolver or _resolve)(host, self._url.port))
+        host = self._host
+        found = list((self._network.resolver or _resolve)(host, self._port))
         if not found:
             raise FetchFailed(6, f"Could not resolve host: {host}")
         if not self._private and not all(is_public(address) for address in found):

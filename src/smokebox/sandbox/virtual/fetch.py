@@ -1,4 +1,4 @@
-"""Requests under a `Network` policy: every hop judged, secrets added and taken out again."""
+"""Requests under a policy: every hop judged, secrets added and taken out again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from smokebox.egress.scrub import Scrubber, secrets_in
+from smokebox.sandbox.network import Network
 from smokebox.sandbox.urls import Url, join_url
 from smokebox.sandbox.virtual.connection import Connection, FetchFailed, Head, blocking
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
 
-    from smokebox.sandbox.network import Decision, Network
+    from smokebox.sandbox.network import Decision
+    from smokebox.sandbox.virtual.guarded import Guarded
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # They frame the message or name the server, which is decided here; or change the method
@@ -79,13 +81,23 @@ class Response:
         return self.hops[-1]
 
 
-@contextlib.asynccontextmanager
-async def fetch(network: Network, request: Request) -> AsyncIterator[Response]:
+def fetch(
+    network: Network | Guarded, request: Request
+) -> contextlib.AbstractAsyncContextManager[Response]:
     """Make a request and follow where it leads, as far as the policy goes.
 
     Leaving, also by cancellation, closes the connection at once. Raises `FetchFailed`.
     """
-    _check_request(network, request)
+    if isinstance(network, Network):
+        return _fetch(network, request)
+    from smokebox.sandbox.virtual.guarded import fetch_guarded
+
+    return fetch_guarded(network, request)
+
+
+@contextlib.asynccontextmanager
+async def _fetch(network: Network, request: Request) -> AsyncIterator[Response]:
+    check_request(network, request)
     limit = min(request.timeout or network.timeout, network.timeout)
     secrets = [secrets_in(entry.headers) for entry in network.entries] if network.scrub else []
     scrubber = Scrubber(set().union(*secrets))
@@ -98,16 +110,16 @@ async def fetch(network: Network, request: Request) -> AsyncIterator[Response]:
                 assert decision.url is not None
                 connection = Connection(network, decision.url, private=decision.private)
                 sent = await _send(network, request, decision, connection)
-                hops.append(_scrubbed(sent, scrubber))
-                following = _next(request, sent)
-                if following is None:
+                hops.append(scrubbed(sent, scrubber))
+                after = following(request, sent)
+                if after is None:
                     break
                 if len(hops) > min(request.redirects or 0, network.max_redirects):
                     raise FetchFailed(47, f"Maximum ({len(hops) - 1}) redirects followed")
-                request = following
+                request = after
                 connection.abort()
             decode = request.decode or bool(set().union(*secrets))
-            body = _body(network, connection, sent.head, scrubber, decode)
+            body = read_body(network, pieces_of(connection), sent.head, scrubber, decode)
             async with contextlib.aclosing(body):
                 yield Response(hops=hops, body=body)
     except FetchFailed as error:
@@ -119,7 +131,8 @@ async def fetch(network: Network, request: Request) -> AsyncIterator[Response]:
             connection.abort()
 
 
-def _check_request(network: Network, request: Request) -> None:
+def check_request(network: Network, request: Request) -> None:
+    """Refuse what no policy lets a script send."""
     size = len(request.body or b"")
     if size > network.max_request_bytes:
         raise FetchFailed(
@@ -159,7 +172,8 @@ async def _send(
     return Sent(method=request.method, url=decision.url, headers=visible, head=head)
 
 
-def _next(request: Request, sent: Sent) -> Request | None:
+def following(request: Request, sent: Sent) -> Request | None:
+    """The request that an answer leads to, where redirects are followed."""
     location = sent.head.get("location")
     if request.redirects is None or sent.head.status not in _REDIRECTS or location is None:
         return None
@@ -167,18 +181,25 @@ def _next(request: Request, sent: Sent) -> Request | None:
     headers = [pair for pair in request.headers if pair[0].lower() != "referer"]
     if not url.startswith(f"{sent.url.origin}/"):
         headers = [pair for pair in headers if pair[0].lower() not in _CREDENTIALS]
-    following = replace(request, url=url, headers=headers)
+    after = replace(request, url=url, headers=headers)
     status = sent.head.status
     to_get = status == 303 or (status in (301, 302) and request.method == "POST")
     if not to_get or request.keep_method or request.method == "HEAD":
-        return following
+        return after
     bodiless = [pair for pair in headers if not pair[0].lower().startswith("content-")]
-    return replace(following, method="GET", body=None, headers=bodiless)
+    return replace(after, method="GET", body=None, headers=bodiless)
 
 
-async def _body(
-    network: Network, connection: Connection, head: Head, scrubber: Scrubber, decode: bool
+async def pieces_of(connection: Connection) -> AsyncIterator[bytes]:
+    """The body of an answer as it comes."""
+    while data := await blocking(connection.read):
+        yield data
+
+
+async def read_body(
+    network: Network, pieces: AsyncIterable[bytes], head: Head, scrubber: Scrubber, decode: bool
 ) -> AsyncGenerator[bytes, None]:
+    """A body as the script may see it, up to what the network allows."""
     encoding = (head.get("content-encoding") or "identity").lower()
     inflate = None
     if decode and encoding != "identity":
@@ -186,7 +207,7 @@ async def _body(
             raise FetchFailed(61, f"Unrecognized content encoding type: {encoding}")
         inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
     size = 0
-    while data := await blocking(connection.read):
+    async for data in pieces:
         for piece in _inflated(inflate, data) if inflate else (data,):
             size += len(piece)
             if size > network.max_response_bytes:
@@ -208,7 +229,8 @@ def _inflated(inflate: zlib._Decompress, data: bytes) -> Iterator[bytes]:
         raise FetchFailed(61, "the content encoding of the response is broken") from None
 
 
-def _scrubbed(sent: Sent, scrubber: Scrubber) -> Sent:
+def scrubbed(sent: Sent, scrubber: Scrubber) -> Sent:
+    """A hop as the script may see it."""
     head = sent.head
     headers = [(name, scrubber.text(value)) for name, value in head.headers]
     clean = replace(head, reason=scrubber.text(head.reason), headers=headers)

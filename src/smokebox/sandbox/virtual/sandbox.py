@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from smokebox.egress.policy import Egress
 from smokebox.errors import InvalidOption, SandboxGone
 from smokebox.options import check_env, check_timeout
 from smokebox.sandbox.api import ExecStream
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
     from types import TracebackType
 
+    from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.settings import Settings
     from smokebox.types import ExecResult, FileInfo, OutputChunk
 
@@ -140,7 +142,7 @@ class VirtualSandbox(ABC):
         return Capabilities(
             sandbox="virtual",
             isolation=self._isolation,
-            network="off" if network is None else "open" if network.is_open else "allowlist",
+            network=_reach(network),
             persistence="memory",
             shell_state=settings.shell,
             commands=commands | settings.commands.keys(),
@@ -219,6 +221,14 @@ class VirtualSandbox(ABC):
             env=given,
             stdin=None if stdin is None else _checked_stdin(stdin),
         )
+
+
+def _reach(network: Network | Egress | None) -> Literal["off", "guarded", "allowlist", "open"]:
+    if network is None:
+        return "off"
+    if isinstance(network, Egress):
+        return "off" if network.closed else "guarded"
+    return "open" if network.is_open else "allowlist"
 
 
 def _check_text(what: str, text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from smokebox.errors import InvalidOption, PathNotDirectory, PathNotFound
 from smokebox.options import check_env
@@ -16,10 +16,13 @@ from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.virtual.command import Command, check_commands
 from smokebox.sandbox.virtual.limits import Limits, check_limits
 
+if TYPE_CHECKING:
+    from smokebox.egress.policy import Egress
+
 Loader: TypeAlias = Callable[[], "str | bytes | Awaitable[str | bytes]"]
 FileSource: TypeAlias = str | bytes | Loader
 Mount: TypeAlias = "Filesystem | str | os.PathLike[str]"
-NetworkOption: TypeAlias = "Network | Sequence[str | Allow] | None"
+NetworkOption: TypeAlias = "Network | Egress | Sequence[str | Allow] | None"
 ShellState: TypeAlias = Literal["persistent", "fresh"]
 Isolation: TypeAlias = Literal["thread", "process"]
 
@@ -35,7 +38,7 @@ class Settings:
     cwd: str
     env: Mapping[str, str]
     limits: Limits
-    network: Network | None
+    network: Network | Egress | None
     commands: Mapping[str, Command]
     python: bool
     shell: ShellState

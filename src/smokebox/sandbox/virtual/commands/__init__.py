@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smokebox.egress.policy import Egress
 from smokebox.sandbox.virtual.commands.csplit import csplit
 from smokebox.sandbox.virtual.commands.curl import curl_on
 from smokebox.sandbox.virtual.commands.date import date
@@ -21,14 +22,16 @@ from smokebox.sandbox.virtual.commands.touch import touch
 from smokebox.sandbox.virtual.commands.wget import wget_on
 from smokebox.sandbox.virtual.commands.yes import yes
 from smokebox.sandbox.virtual.commands.zcat import zcat
+from smokebox.sandbox.virtual.guarded import Guarded
 
 if TYPE_CHECKING:
     from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.command import Command
 
 
-def own_commands(network: Network | None) -> dict[str, Command]:
+def own_commands(policy: Network | Egress | None) -> dict[str, Command]:
     """Every command of ours, for a sandbox with this network."""
+    network = Guarded(policy) if isinstance(policy, Egress) else policy
     return {
         "csplit": csplit,
         "curl": curl_on(network),
@@ -50,6 +53,6 @@ def own_commands(network: Network | None) -> dict[str, Command]:
     }
 
 
-def absent_commands(network: Network | None) -> frozenset[str]:
+def absent_commands(network: Network | Egress | None) -> frozenset[str]:
     """Those that are there only to say why they are not."""
     return frozenset({"git"} if network is not None else {"git", "curl", "wget"})

@@ -20,6 +20,7 @@ from smokebox.sandbox.virtual.fetch import Request, Response, Sent, fetch
 if TYPE_CHECKING:
     from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
+    from smokebox.sandbox.virtual.guarded import Guarded
 
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_DELAY = 600.0
@@ -29,7 +30,7 @@ _OFF = (
 )
 
 
-def curl_on(network: Network | None) -> StreamingCommand:
+def curl_on(network: Network | Guarded | None) -> StreamingCommand:
     """The `curl` command of a sandbox with this policy, or of one that has no network."""
 
     async def curl(call: CommandStream) -> int:
@@ -62,7 +63,7 @@ class Transfer:
     held: bytearray = field(default_factory=bytearray)
 
 
-async def _all(call: CommandStream, network: Network, options: CurlOptions) -> int:
+async def _all(call: CommandStream, network: Network | Guarded, options: CurlOptions) -> int:
     code = 0
     for index, url in enumerate(options.urls):
         transfer = Transfer(url, "-")
@@ -96,7 +97,7 @@ def _destination(url: str, options: CurlOptions, index: int) -> str | None:
 
 
 async def _with_retries(
-    call: CommandStream, network: Network, options: CurlOptions, transfer: Transfer
+    call: CommandStream, network: Network | Guarded, options: CurlOptions, transfer: Transfer
 ) -> None:
     request = await _request(call, options, transfer.url)
     for attempt in range(options.retry + 1):
@@ -117,7 +118,7 @@ async def _with_retries(
 
 async def _once(
     call: CommandStream,
-    network: Network,
+    network: Network | Guarded,
     options: CurlOptions,
     transfer: Transfer,
     request: Request,

@@ -14,6 +14,7 @@ from smokebox.sandbox.virtual.fetch import Request, Response, fetch
 if TYPE_CHECKING:
     from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
+    from smokebox.sandbox.virtual.guarded import Guarded
 
 _OFF = (
     "wget: the network is off in this sandbox. Whoever made it can open it: "
@@ -43,7 +44,7 @@ class _Options:
     flags: set[str] = field(default_factory=set)
 
 
-def wget_on(network: Network | None) -> StreamingCommand:
+def wget_on(network: Network | Guarded | None) -> StreamingCommand:
     """The `wget` command of a sandbox with this policy, or of one that has no network."""
 
     async def wget(call: CommandStream) -> int:
@@ -97,7 +98,7 @@ def _take(options: _Options, name: str, value: str) -> None:
         options.values[name] = value
 
 
-async def _one(call: CommandStream, network: Network, options: _Options, url: str) -> int:
+async def _one(call: CommandStream, network: Network | Guarded, options: _Options, url: str) -> int:
     try:
         name = _target(call, options, url)
         if name is None:

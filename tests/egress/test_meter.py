@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from smokebox.egress.meter import Meter
 from smokebox.egress.policy import Egress
-from smokebox.engine.egress.meter import Meter
 
 
 class Box:
