@@ -24,7 +24,9 @@ try:
 except socket.gaierror as error:
     print("no such name")
 except OSError as error:
-    print(errno.errorcode.get(error.errno, error))
+    # A connection that was reset says so once, to whatever is called first: not always to recv.
+    broken = error.errno in (errno.ENOTCONN, errno.EPIPE)
+    print("ECONNRESET" if broken else errno.errorcode.get(error.errno, error))
 """
 
 
