@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FILE = "smokebox.toml"
 PROJECT = "pyproject.toml"
-_TABLES = ("sandboxes", "buckets", "models")
+_TABLES = ("sandboxes", "buckets", "models", "app")
 _BUCKET = frozenset(
     (
         "allow_http",
@@ -69,15 +69,19 @@ class Binding:
 class Environment:
     """What a project names, by attribute: `env.PyBox`. The files are read at each access.
 
-    A sandbox is a `Binding`, a bucket a `BucketBinding`, and a secret a str.
+    A sandbox is a `Binding`, a bucket a `BucketBinding`, and a secret a str. The project is
+    that of `folder`, by default of the working directory.
     """
 
     __name__ = "env"
 
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        project = load()
+        project = load(self._folder)
         if name in project.sandboxes:
             return project.sandboxes[name]
         if name in project.buckets:
@@ -89,7 +93,7 @@ class Environment:
         raise project.secrets.missing(name) if name.isupper() else project.unknown(name)
 
     def __dir__(self) -> list[str]:
-        project = load()
+        project = load(self._folder)
         return sorted([*project.sandboxes, *project.buckets])
 
 
@@ -97,13 +101,15 @@ class Environment:
 class Project:
     """The bindings of one file; of none, where there is no such file above.
 
-    `models` are its providers of models, which `smokebox.agents.providers` understands.
+    `models` are its providers of models, which `smokebox.agents.providers` understands, and
+    `app` says how it is served, as `smokebox.app.settings` understands it.
     """
 
     file: str | None
     sandboxes: Mapping[str, Binding]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buckets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    app: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def secrets(self) -> Secrets:
@@ -167,6 +173,7 @@ def _project(file: Path, table: Mapping[str, Any]) -> Project:
         found,
         {name: _table(file, f"models.{name}", given) for name, given in models.items()},
         _buckets(file, _table(file, "buckets", table.get("buckets", {}))),
+        _table(file, "app", table.get("app", {})),
     )
 
 

@@ -1,0 +1,111 @@
+"""An app as ASGI: to be served, or mounted in an app of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from smokebox.app.app import App
+from smokebox.app.call import answer, endpoint
+from smokebox.app.routes import agents, submissions, workflows
+from smokebox.app.served import ServedAgent
+from smokebox.wire.work import Index, ServedInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+
+    from smokebox.app.call import Call
+    from smokebox.app.project import Served
+
+
+def create_app(
+    folder: str | Path = ".", *, keys: Sequence[str] | None = None, strict: bool = True
+) -> Starlette:
+    """The agents and workflows of a folder as an ASGI app.
+
+    Serve it by itself, or mount it: `site.mount("/work", create_app("."))`. Whoever mounts it
+    has its work go on at the start, too, by running its `lifespan`; else it begins with the
+    first request. `keys` are what opens it, by default those of SMOKEBOX_APP_KEYS.
+    """
+    return asgi(App(folder, strict=strict, keys=None if keys is None else tuple(keys)))
+
+
+def asgi(app: App) -> Starlette:
+    """That app as ASGI."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await app.start()
+        try:
+            yield
+        finally:
+            await app.stop()
+
+    site: list[BaseRoute] = [] if app.project.site is None else [Mount("/", app.project.site)]
+    made = Starlette(routes=[*_routes(app), *site], lifespan=lifespan)
+    made.state.smokebox = app
+    return made
+
+
+def _routes(app: App) -> list[BaseRoute]:
+    one, run = "/agents/{name}/{id}", "/runs/{id}"
+    return [
+        endpoint(app, "GET", "/health", _health, guarded=False),
+        endpoint(app, "GET", "/agents", _index),
+        endpoint(app, "GET", "/workflows", _index),
+        endpoint(app, "GET", "/agents/{name}", agents.conversations),
+        endpoint(app, "POST", one, agents.post, guarded=False),
+        endpoint(app, "GET", one, agents.get),
+        endpoint(app, "DELETE", one, agents.delete),
+        endpoint(app, "POST", f"{one}/abort", agents.abort),
+        endpoint(app, "POST", f"{one}/approvals/{{call_id}}", agents.decide),
+        endpoint(app, "POST", "/workflows/{name}", workflows.post, guarded=False),
+        endpoint(app, "GET", "/workflows/{name}", workflows.runs),
+        endpoint(app, "GET", run, workflows.get),
+        endpoint(app, "GET", f"{run}/events", workflows.events),
+        endpoint(app, "POST", f"{run}/abort", workflows.abort),
+        endpoint(app, "GET", "/submissions/{submission}", submissions.get),
+    ]
+
+
+async def _health(call: Call) -> Response:
+    """Whether it works."""
+    return answer({"status": "ok", "open": await call.app.inbox.open()})
+
+
+async def _index(call: Call) -> Response:
+    """What is served."""
+    project = call.app.project
+    return answer(
+        Index(
+            _infos(call, "agents", project.agents),
+            _infos(call, "workflows", project.workflows),
+        )
+    )
+
+
+def _infos(call: Call, kind: str, served: Mapping[str, Served]) -> list[ServedInfo]:
+    found = [
+        ServedInfo(
+            name=name,
+            url=call.url(f"/{kind}/{name}"),
+            description=one.agent.description if isinstance(one, ServedAgent) else "",
+            schedule=None
+            if isinstance(one, ServedAgent) or one.schedule is None
+            else str(one.schedule),
+        )
+        for name, one in served.items()
+    ]
+    faults = call.app.project.faults.items()
+    return found + [
+        ServedInfo(name=file.stem, url=call.url(f"/{kind}/{file.stem}"), error=str(fault))
+        for file, fault in faults
+        if file.parent.name == kind
+    ]

@@ -1,0 +1,1 @@
+"""The routes of an app, resource by resource."""

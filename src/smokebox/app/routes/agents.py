@@ -1,0 +1,181 @@
+"""Agents: messages to them, and what comes of these."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from smokebox.agents.harness import DEFAULT
+from smokebox.agents.log.store import SessionKey
+from smokebox.app.admission import admit
+from smokebox.app.call import answer
+from smokebox.app.routes.submissions import aborting, accepted, described
+from smokebox.app.sse import event, events_response, last_offset, wants_events
+from smokebox.app.streams import line_of
+from smokebox.app.submission import Target
+from smokebox.app.unit import Unit
+from smokebox.errors import InvalidOption, NotFound
+from smokebox.wire import work
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.responses import Response
+
+    from smokebox.app.call import Call
+    from smokebox.app.submission import Submission
+
+_MOST_EVENTS = 1000
+
+
+async def post(call: Call) -> Response:
+    """Take a message on. `?wait=result` waits for what comes of it."""
+    offset = await _head(call, call.part("name"), call.part("id"))
+    submission = await admit(call, "agent")
+    if wants_events(call.request):
+        return events_response(_events(call, submission, offset))
+    return await accepted(call, submission, offset)
+
+
+async def get(call: Call) -> Response:
+    """What was said and done in a conversation, behind an offset; `?wait=20` waits for more."""
+    name, id = _name(call), call.id
+    after = last_offset(call.request)
+    key = SessionKey(name, id, DEFAULT)
+    if wants_events(call.request):
+        return events_response(_conversation(call, key, after))
+    wait = call.seconds("wait")
+    lines = [line_of(one) for one in await call.app.store.read(key, after=after, limit=_most(call))]
+    if not lines and wait:
+        try:
+            async with asyncio.timeout(wait), call.app.streams.watch(key, after) as stream:
+                lines = list(await stream.read(after) or ())[: _most(call)]
+        except TimeoutError:
+            lines = []
+    events = [msgspec.Raw(line.data) for line in lines]
+    return answer(work.Events(events, lines[-1].offset if lines else after))
+
+
+async def abort(call: Call) -> Response:
+    """Call off one submission of a conversation, or all that have no outcome."""
+    body = await call.decoded(work.AbortBody, optional=True)
+    target = Target(kind="agent", name=_name(call), id=call.id)
+    return await aborting(call, target, body.submission_id)
+
+
+async def decide(call: Call) -> Response:
+    """Let a tool call run that waits for it, or not."""
+    body = await call.decoded(work.ApprovalBody)
+    harness = call.app.conversations.find(_name(call), call.id)
+    call_id = call.part("call_id")
+    session = None if harness is None else await harness.session()
+    if session is None or call_id not in {one.call_id for one in session.approvals}:
+        raise NotFound(
+            f"no tool call {call_id!r:.100} waits to be allowed.",
+            hint="The event approval_asked has the ids of those that do.",
+            kind="approval",
+            name=call_id,
+        )
+    if body.allow:
+        await session.approve(call_id)
+    else:
+        await session.deny(call_id, body.reason)
+    return answer({})
+
+
+async def conversations(call: Call) -> Response:
+    """The conversations with an agent."""
+    found = await call.app.store.sessions(agent=_name(call), limit=_most(call))
+    return answer(
+        work.Conversations(
+            [
+                work.ConversationInfo(
+                    id=one.key.id,
+                    created_at=one.created_at,
+                    updated_at=one.updated_at,
+                    offset=one.head,
+                    working=one.unfinished,
+                )
+                for one in found
+                if one.key.session == DEFAULT
+            ]
+        )
+    )
+
+
+async def delete(call: Call) -> Response:
+    """Remove a conversation with everything that was recorded of it."""
+    app, name, id = call.app, _name(call), call.id
+    target = Target(kind="agent", name=name, id=id)
+    await app.inbox.forget(target)
+    await app.conversations.let_go(name, id)
+    gone = [await app.store.delete(one.key) for one in await app.store.sessions(agent=name, id=id)]
+    if not any(gone):
+        raise NotFound(
+            f"there is no conversation {id!r} with {name}.",
+            hint=f"GET /agents/{name} lists them.",
+            kind="conversation",
+            name=id,
+        )
+    return answer({})
+
+
+def _name(call: Call) -> str:
+    return call.app.project.find("agent", call.part("name")).name
+
+
+async def _head(call: Call, name: str, id: str) -> int:
+    for one in await call.app.store.sessions(agent=name, id=id):
+        if one.key.session == DEFAULT:
+            return one.head
+    return 0
+
+
+def _most(call: Call) -> int:
+    text = call.request.query_params.get("limit", str(_MOST_EVENTS))
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_EVENTS:
+        return int(text)
+    raise InvalidOption(
+        f"limit is a whole number from 1 to {_MOST_EVENTS}, not {text!r:.80}.",
+        hint="Ask for more behind the offset of the last.",
+        option="limit",
+        value=text,
+    )
+
+
+async def _conversation(call: Call, key: SessionKey, after: int) -> AsyncGenerator[bytes, None]:
+    async for line in call.app.streams.lines(key, after):
+        yield event(line.kind, line.data, line.offset)
+
+
+async def _events(call: Call, submission: Submission, offset: int) -> AsyncGenerator[bytes, None]:
+    """The events of one submission, and what it came to."""
+    inbox, target = call.app.inbox, submission.target
+    told = await accepted(call, submission, offset)
+    yield event("accepted", bytes(told.body))
+    unit = Unit(submission.id)
+    key = SessionKey(target.name, target.id, DEFAULT)
+    ended = asyncio.create_task(inbox.wait(submission.id))
+    lines = call.app.streams.lines(key, offset)
+    following: asyncio.Task[Any] | None = None
+    try:
+        while not unit.ended:
+            following = following or asyncio.ensure_future(anext(lines, None))
+            await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                # Ended without a record, as what fails before it is begun.
+                break
+            line, following = following.result(), None
+            if line is None:
+                break
+            if unit.takes(line):
+                yield event(line.kind, line.data, line.offset)
+        yield event("outcome", msgspec.json.encode(described(await ended)))
+    finally:
+        ended.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        await lines.aclose()

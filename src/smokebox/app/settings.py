@@ -1,0 +1,96 @@
+"""The table `[app]` of a project: where its work is kept, and what bounds it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from smokebox.client.bindings import load
+from smokebox.errors import InvalidOption
+from smokebox.options import refuse_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FOLDER = ".smokebox"
+KEYS = "SMOKEBOX_APP_KEYS"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    """How an app is served.
+
+    - `state`: the folder of its files, relative to the project's.
+    - `store`: where conversations are: a file, by default in `state`, or `postgres://...`.
+    - `concurrency`: how many conversations and runs are worked on at once.
+    - `idle`: seconds after which the workspace of a silent conversation is let go.
+    - `retention`: seconds for which ended work is kept, None for ever.
+    - `max_body`: the longest body of a request, in bytes.
+    """
+
+    state: str = FOLDER
+    store: str | None = None
+    concurrency: int = 64
+    idle: float = 600.0
+    retention: float | None = None
+    max_body: int = 32 * 1024 * 1024
+
+    def folder(self, project: Path) -> Path:
+        """Where the files are."""
+        return (project / self.state).absolute()
+
+    def conversations(self, project: Path) -> str:
+        """The store of conversations, as `open_store` takes it."""
+        if self.store is not None and "://" in self.store:
+            return self.store
+        if self.store is not None:
+            return str((project / self.store).absolute())
+        return str(self.folder(project) / "conversations.db")
+
+
+def load_settings(project: Path) -> AppSettings:
+    """What the project's file says. Raises `InvalidOption` with its name."""
+    found = load(project)
+    where = f"{found.file}: [app]"
+    given = dict(found.app)
+    refuse_unknown(where, given, [field.name for field in fields(AppSettings)])
+    for name in ("idle", "retention"):
+        if name in given:
+            given[name] = _seconds(where, name, given[name])
+    for name in ("concurrency", "max_body"):
+        if name in given and (not _is_whole(given[name]) or given[name] < 1):
+            raise _wrong(where, name, given[name], "a whole number above 0")
+    for name in ("state", "store"):
+        if name in given and not (isinstance(given[name], str) and given[name]):
+            raise _wrong(where, name, given[name], "a path")
+    return AppSettings(**given)
+
+
+def app_keys(secrets: Mapping[str, str] | Any) -> tuple[str, ...]:
+    """The keys that open the app, from the environment or `.env`; none where nobody needs one."""
+    return tuple(filter(None, (one.strip() for one in (secrets.get(KEYS) or "").split(","))))
+
+
+def _seconds(where: str, name: str, value: object) -> float:
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        return float(match[1]) * _UNITS[match[2]]
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    raise _wrong(where, name, value, "seconds, or text such as '30d', '12h', '10m'")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(where: str, name: str, value: object, wanted: str) -> InvalidOption:
+    return InvalidOption(
+        f"{where}: {name} is {wanted}, not {value!r:.80}.",
+        hint="Mend that line.",
+        option=name,
+        value=value,
+    )

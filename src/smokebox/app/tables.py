@@ -1,0 +1,94 @@
+"""The tables of an inbox, and what is asked of them."""
+
+from __future__ import annotations
+
+# One tuple of statements for each version. Those that were released never change.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        # AUTOINCREMENT: a number stands for one target for ever, and locks go by it.
+        """
+        CREATE TABLE targets (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            kind TEXT NOT NULL, name TEXT NOT NULL, id TEXT NOT NULL,
+            UNIQUE (kind, name, id)
+        )
+        """,
+        """
+        CREATE TABLE submissions (
+            place INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            target INTEGER NOT NULL REFERENCES targets (number) ON DELETE CASCADE,
+            body BLOB NOT NULL, request BLOB,
+            key TEXT, digest TEXT NOT NULL,
+            accepted_at REAL NOT NULL, ended_at REAL,
+            state TEXT NOT NULL DEFAULT 'waiting',
+            attempts INTEGER NOT NULL DEFAULT 0, abort_asked INTEGER NOT NULL DEFAULT 0,
+            ending BLOB,
+            UNIQUE (target, key)
+        )
+        """,
+        "CREATE INDEX submissions_open ON submissions (target, place) WHERE state != 'ended'",
+        "CREATE INDEX submissions_ended ON submissions (ended_at) WHERE state = 'ended'",
+        """
+        CREATE TABLE notes (
+            submission TEXT NOT NULL REFERENCES submissions (id) ON DELETE CASCADE,
+            place INTEGER NOT NULL, at REAL NOT NULL, data BLOB NOT NULL,
+            PRIMARY KEY (submission, place)
+        ) WITHOUT ROWID
+        """,
+        "CREATE TABLE schedules (name TEXT PRIMARY KEY, line TEXT NOT NULL, due REAL NOT NULL)",
+    ),
+)
+
+MAKE_TARGET = "INSERT OR IGNORE INTO targets (kind, name, id) VALUES (?, ?, ?)"
+TARGET = "SELECT number FROM targets WHERE kind = ? AND name = ? AND id = ?"
+BY_KEY = "SELECT id, digest FROM submissions WHERE target = ? AND key = ?"
+ADD = (
+    "INSERT INTO submissions (id, target, body, request, key, digest, accepted_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_FIELDS = (
+    "submissions.id, kind, name, targets.id, body, accepted_at, state, attempts, abort_asked, "
+    "ended_at, ending, request"
+)
+_ALL = f"SELECT {_FIELDS} FROM submissions JOIN targets ON number = target"
+GET = f"{_ALL} WHERE submissions.id = ?"
+LIST = (
+    f"{_ALL} WHERE kind = ? AND (? IS NULL OR name = ?) AND (? IS NULL OR targets.id = ?) "
+    "ORDER BY place DESC LIMIT ?"
+)
+FIRST = f"{_ALL} WHERE target = ? AND state != 'ended' ORDER BY place LIMIT 1"
+OPEN = (
+    "SELECT target FROM submissions WHERE state != 'ended' GROUP BY target "
+    "ORDER BY min(place) LIMIT ?"
+)
+COUNT_OPEN = "SELECT count(*) FROM submissions WHERE state != 'ended'"
+OPEN_OF = (
+    "SELECT submissions.id FROM submissions WHERE target = ? AND state != 'ended' ORDER BY place"
+)
+BEGIN = "UPDATE submissions SET state = 'running', attempts = attempts + 1 WHERE id = ?"
+END = (
+    "UPDATE submissions SET state = 'ended', ended_at = ?, ending = ? "
+    "WHERE id = ? AND state != 'ended'"
+)
+END_WAITING = (
+    "UPDATE submissions SET state = 'ended', ended_at = ?, ending = ? "
+    "WHERE id = ? AND state = 'waiting'"
+)
+ASK_ABORT = "UPDATE submissions SET abort_asked = 1 WHERE id = ? AND state != 'ended'"
+ABORTS = "SELECT id FROM submissions WHERE state = 'running' AND abort_asked"
+FORGET_TARGET = "DELETE FROM targets WHERE number = ?"
+SWEEP = "DELETE FROM submissions WHERE state = 'ended' AND ended_at < ?"
+SWEEP_TARGETS = "DELETE FROM targets WHERE number NOT IN (SELECT target FROM submissions)"
+
+NOTE = (
+    "INSERT INTO notes (submission, place, at, data) "
+    "SELECT ?, coalesce(max(place), 0) + 1, ?, ? FROM notes WHERE submission = ? "
+    "RETURNING place"
+)
+NOTES = (
+    "SELECT place, at, data FROM notes WHERE submission = ? AND place > ? ORDER BY place LIMIT ?"
+)
+
+DUE = "SELECT line, due FROM schedules WHERE name = ?"
+SET_DUE = "INSERT OR REPLACE INTO schedules (name, line, due) VALUES (?, ?, ?)"
