@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import connect as connect
     from smokebox.client.client import get_sandbox as get_sandbox
     from smokebox.client.client import list_sandboxes as list_sandboxes
+    from smokebox.client.previews import proxy_to_sandbox as proxy_to_sandbox
     from smokebox.client.process import Process as Process
     from smokebox.client.sandbox import Sandbox as Sandbox
     from smokebox.client.session import Session as Session
@@ -81,6 +82,7 @@ _HOME = {
     "init": "smokebox.agents.initializing",
     "list_sandboxes": "smokebox.client.client",
     "local": "smokebox.sandbox.local",
+    "proxy_to_sandbox": "smokebox.client.previews",
     "tool": "smokebox.agents.tools.function",
     "virtual": "smokebox.sandbox.virtual",
 }

@@ -73,6 +73,11 @@ class Connections:
         # Held by this, too, and so never garbage before it was closed.
         weakref.finalize(self, _close_all, self._pools).atexit = False
 
+    @property
+    def authorization(self) -> str | None:
+        """What says who we are."""
+        return self._headers.get("authorization")
+
     async def pool(self) -> Pool:
         """What requests on this event loop are sent with. Raises `Unconnected`."""
         loop = asyncio.get_running_loop()

@@ -77,6 +77,13 @@ async def open_websocket(
     from websockets.exceptions import WebSocketException
     from websockets.typing import Subprotocol
 
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise InvalidOption(
+            f"port is a whole number from 1 to 65535, not {port!r:.80}.",
+            hint="Pass for example port=8080.",
+            option="port",
+            value=port,
+        )
     if not path.startswith("/"):
         raise InvalidOption(
             f"path begins with a slash, unlike {path!r:.80}.",

@@ -221,7 +221,7 @@ class Visitor(asyncio.Protocol):
         host = known[b"host"].strip()
         forwarded = b"x-forwarded-host" in known
         client, proto = self._client, self.previews.sites.proto_of(host)
-        if forwarded and self._is_trusted(known.get(b"authorization")):
+        if forwarded and self._is_trusted(known.get(b"proxy-authorization")):
             host = known[b"x-forwarded-host"]
             client = known.get(b"x-forwarded-for", client)
             proto = known.get(b"x-forwarded-proto", proto)
