@@ -7,6 +7,7 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.testing.fake.server import FakeModelServer as FakeModelServer
+    from smokebox.testing.recording.server import RecordedModels as RecordedModels
     from smokebox.testing.scripted import ScriptedModel as ScriptedModel
     from smokebox.testing.scripted import ScriptExhausted as ScriptExhausted
     from smokebox.testing.seaweed import Seaweed as Seaweed
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "FakeModelServer": "fake.server",
+    "RecordedModels": "recording.server",
     "ScriptExhausted": "scripted",
     "ScriptedModel": "scripted",
     "Seaweed": "seaweed",

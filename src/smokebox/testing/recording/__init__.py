@@ -1,0 +1,1 @@
+"""Traffic with real providers of models, kept in a file and given back without them."""

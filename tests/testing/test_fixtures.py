@@ -1,0 +1,80 @@
+"""The fixtures for users' own tests, in a project of a user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.testing import FakeModelServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smokebox.testing.fake.endpoint import Scripted
+
+pytestmark = pytest.mark.timeout(120)
+
+CONFTEST = 'pytest_plugins = ["smokebox.testing.fixtures"]\n'
+TEST = """
+import asyncio
+import contextlib
+import os
+
+from smokebox import init
+from smokebox.agents.models import open_model
+
+
+async def ask(config, prompt):
+    async with contextlib.aclosing(open_model("anthropic/claude-sonnet-4-6", config)) as model:
+        async with init(model=model, sandbox=None) as harness:
+            return (await (await harness.session()).prompt(prompt)).text
+
+
+def test_a_server(model_server, smokebox_home):
+    assert os.environ["SMOKEBOX_HOME"] == str(smokebox_home)
+    first, second = model_server("One."), model_server(then="Two.")
+    assert asyncio.run(ask(first.config, "?")) == "One."
+    assert asyncio.run(ask(second.config, "?")) == "Two."
+    assert (smokebox_home / "agents.db").exists()
+
+
+def test_a_recording(recorded_models, smokebox_home):
+    assert asyncio.run(ask(recorded_models.config, "?")) == "Recorded."
+"""
+
+
+def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=project,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_they_serve_script_and_record(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_agent.py").write_text(TEST)
+    answer: Scripted = "Recorded."
+    with FakeModelServer(answer) as provider:
+        (tmp_path / "smokebox.toml").write_text(
+            f'[models.anthropic]\nbase_url = "{provider.url}"\napi_key_env = "THE_KEY"\n'
+        )
+        done = run(tmp_path, SMOKEBOX_RECORD="1", THE_KEY=provider.api_key)
+    assert done.returncode == 0, done.stdout
+    (recorded,) = (tmp_path / "recorded").iterdir()
+    assert recorded.name == "test_agent-test_a_recording.jsonl"
+    assert provider.api_key not in recorded.read_text()
+    # The provider is gone by now, and nobody has its key.
+    again = run(tmp_path)
+    assert again.returncode == 0, again.stdout
+    recorded.unlink()
+    without = run(tmp_path)
+    assert "SMOKEBOX_RECORD=1" in without.stdout
