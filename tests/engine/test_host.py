@@ -186,6 +186,18 @@ async def test_a_list_by_label_prefix_and_status(host: Host) -> None:
     assert await ids(labels={"team": "c"}) == []
 
 
+async def test_each_call_is_activity_and_a_look_is_none(host: Host) -> None:
+    sandbox = await host.create("box")
+    seen = [await info(host, "box")]
+    for _ in range(2):
+        await sandbox.exec("true")
+        seen.append(await info(host, "box"))
+        assert await sandbox.info() == seen[-1]
+    await sandbox.sleep()
+    times = [one.last_active_at for one in seen]
+    assert times[0] < times[1] < times[2] == (await info(host, "box")).last_active_at
+
+
 async def test_info_and_stats_tell_without_waking(host: Host) -> None:
     sandbox = host.sandbox("known", labels={"a": "b"}, sleep_after="10m")
     await sandbox.exec("head -c 1M /dev/zero >file; sleep 100 &")

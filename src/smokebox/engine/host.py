@@ -141,7 +141,8 @@ class Host:
         rows = await self._shop.record.sandboxes(
             status=status, labels=check_labels(labels or {}), prefix=prefix
         )
-        return [info_of(row) for row in rows]
+        used_at = {sandbox.id: sandbox.life.used_at for sandbox in self._sandboxes.values()}
+        return [info_of(row, used_at.get(row.id, 0.0)) for row in rows]
 
     async def aclose(self, *, detach: bool = False) -> None:
         """Put every sandbox to sleep and give the state directory back. Safe to repeat.

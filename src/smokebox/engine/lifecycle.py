@@ -85,6 +85,7 @@ class Lifecycle:
         self._row: SandboxRow | None = None
         self._run: Run | None = None
         self._active = 0
+        self._used_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._destroying: asyncio.Task[None] | None = None
@@ -94,6 +95,11 @@ class Lifecycle:
     def run(self) -> Run | None:
         """The run that is, while the sandbox is awake."""
         return self._run if self._run is not None and self._run.jail.alive else None
+
+    @property
+    def used_at(self) -> float:
+        """When the last call to its runs ended, and now while there is one; 0 before the first."""
+        return time.time() if self._active and self._run is not None else self._used_at
 
     @property
     def asked(self) -> bool:
@@ -144,6 +150,7 @@ class Lifecycle:
         finally:
             if pulse is not None:
                 pulse.cancel()
+                self._used_at = time.time()
             self._active -= 1
             self._arm()
 
@@ -339,7 +346,7 @@ class Lifecycle:
             status="destroying" if row.status == "destroying" else "idle",
             jail=None,
             stop_reason=reason,
-            last_active_at=time.time(),
+            last_active_at=max(row.last_active_at, self.used_at),
         )
         for part in self.parts:
             await part.ended(reason)

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from smokebox.sandbox.pipes import Chunk
 
 
-def info_of(row: SandboxRow) -> SandboxInfo:
-    """A row of the record, as its users see it."""
+def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
+    """A row of the record, as its users see it; `used_at` is what it cannot know."""
     return SandboxInfo(
         id=row.id,
         status=row.status,
@@ -68,7 +68,7 @@ def info_of(row: SandboxRow) -> SandboxInfo:
         labels=row.labels,
         generation=row.generation,
         created_at=row.created_at,
-        last_active_at=row.last_active_at,
+        last_active_at=max(row.last_active_at, used_at),
         sleep_after=row.settings.sleep_after,
         keep_alive=row.settings.keep_alive,
         ephemeral=row.settings.ephemeral,
@@ -330,7 +330,7 @@ class Sandbox:
     async def info(self) -> SandboxInfo | None:
         """What is known of it without waking it; None before it was ever woken."""
         row = await self._life.row()
-        return None if row is None else info_of(row)
+        return None if row is None else info_of(row, self._life.used_at)
 
     async def stats(self) -> SandboxStats:
         """What it uses at this moment, without waking it."""
