@@ -7,6 +7,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import msgspec
 
+from smokebox.agents.harness import DEFAULT
 from smokebox.app.attachments import check_attachments
 from smokebox.app.call import decoded
 from smokebox.app.served import ServedAgent
@@ -15,6 +16,7 @@ from smokebox.errors import Forbidden, InvalidOption
 from smokebox.wire.work import MessageBody
 
 if TYPE_CHECKING:
+    from smokebox.app.app import App
     from smokebox.app.call import Call
     from smokebox.app.submission import Kind, Submission
 
@@ -39,12 +41,19 @@ async def admit(call: Call, kind: Kind) -> Submission:
         _message(data) if isinstance(served, ServedAgent) else _payload(data),
         key=key,
         request=_request(call),
+        head=await _head(call.app, served.name, id) if isinstance(served, ServedAgent) else 0,
     )
 
 
 def run_id(workflow: str, key: str | None) -> str:
     """The id of a run: the same key is the same run."""
     return uuid5(NAMESPACE_URL, f"smokebox:{workflow}:{key}").hex if key else uuid4().hex
+
+
+async def _head(app: App, name: str, id: str) -> int:
+    """The offset of what a conversation has up to now."""
+    found = await app.store.sessions(agent=name, id=id)
+    return next((one.head for one in found if one.key.session == DEFAULT), 0)
 
 
 def _message(data: bytes) -> dict[str, Any]:

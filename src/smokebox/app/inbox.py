@@ -72,6 +72,7 @@ class Inbox:
         *,
         key: str | None = None,
         request: dict[str, Any] | None = None,
+        head: int = 0,
     ) -> Submission:
         """Take work on; it is durable when this returns.
 
@@ -90,14 +91,16 @@ class Inbox:
                 if known[1] != digest:
                     raise _another(key or "")
                 return str(known[0])
-            connection.execute(tables.ADD, (id, number, data, asked, key, digest, now))
+            connection.execute(tables.ADD, (id, number, data, asked, head, key, digest, now))
             return id
 
         found = await self._submit(add)
         if found != id:
             return await self.get(found)
         self._wakes.wake(NEW)
-        return Submission(id=id, target=target, body=body, accepted_at=now, request=request)
+        return Submission(
+            id=id, target=target, body=body, accepted_at=now, request=request, head=head
+        )
 
     async def get(self, id: str) -> Submission:
         """A submission by its id. Raises `NotFound`."""
@@ -323,7 +326,7 @@ def _number(connection: sqlite3.Connection, target: Target) -> int:
 
 
 def _submission(row: tuple[Any, ...]) -> Submission:
-    id, kind, name, target, body, at, state, attempts, asked, ended_at, ending, request = row
+    id, kind, name, target, body, at, state, attempts, asked, ended_at, ending, request, head = row
     return Submission(
         id=id,
         target=Target(kind=kind, name=name, id=target),
@@ -335,6 +338,7 @@ def _submission(row: tuple[Any, ...]) -> Submission:
         ended_at=ended_at,
         ending=None if ending is None else msgspec.json.decode(ending, type=Ending),
         request=None if request is None else msgspec.json.decode(request),
+        head=head,
     )
 
 

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 from starlette.responses import StreamingResponse
 
 from smokebox.errors import InvalidOption
+from smokebox.wire import HEARTBEAT, sse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
 
-HEARTBEAT_SECONDS = 15.0
-_BEAT = b": still here\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def wants_events(request: Request) -> bool:
     """Whether who asks wants to hear of events as they come."""
-    return "text/event-stream" in request.headers.get("accept", "")
+    return sse.MEDIA in request.headers.get("accept", "")
 
 
 def last_offset(request: Request, default: int = 0) -> int:
@@ -40,17 +39,9 @@ def last_offset(request: Request, default: int = 0) -> int:
     )
 
 
-def event(kind: str, data: bytes, id: int | None = None) -> bytes:
-    """One event. JSON has no line breaks, so it is one line."""
-    head = b"" if id is None else b"id: %d\n" % id
-    return b"%sevent: %s\ndata: %s\n\n" % (head, kind.encode(), data)
-
-
 def events_response(source: AsyncGenerator[bytes, None]) -> StreamingResponse:
     """Events as they come, until the source ends or the client leaves."""
-    return StreamingResponse(
-        with_heartbeat(source), media_type="text/event-stream", headers=_HEADERS
-    )
+    return StreamingResponse(with_heartbeat(source), media_type=sse.MEDIA, headers=_HEADERS)
 
 
 async def with_heartbeat(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -60,9 +51,9 @@ async def with_heartbeat(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[
         while True:
             if following is None:
                 following = asyncio.ensure_future(anext(source, None))
-            done, _ = await asyncio.wait([following], timeout=HEARTBEAT_SECONDS)
+            done, _ = await asyncio.wait([following], timeout=HEARTBEAT)
             if not done:
-                yield _BEAT
+                yield sse.HEARTBEAT
                 continue
             piece, following = following.result(), None
             if piece is None:

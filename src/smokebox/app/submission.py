@@ -39,7 +39,8 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Accepted work, as the inbox has it. `attempts` counts how often it was begun."""
+    """Accepted work, as the inbox has it. `attempts` counts how often it was begun, and `head`
+    is the offset of its conversation behind which all of it is."""
 
     id: str
     target: Target
@@ -51,3 +52,4 @@ class Submission:
     ended_at: float | None = None
     ending: Ending | None = None
     request: dict[str, Any] | None = None
+    head: int = 0

@@ -18,7 +18,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             place INTEGER PRIMARY KEY AUTOINCREMENT,
             id TEXT NOT NULL UNIQUE,
             target INTEGER NOT NULL REFERENCES targets (number) ON DELETE CASCADE,
-            body BLOB NOT NULL, request BLOB,
+            body BLOB NOT NULL, request BLOB, head INTEGER NOT NULL,
             key TEXT, digest TEXT NOT NULL,
             accepted_at REAL NOT NULL, ended_at REAL,
             state TEXT NOT NULL DEFAULT 'waiting',
@@ -44,12 +44,12 @@ MAKE_TARGET = "INSERT OR IGNORE INTO targets (kind, name, id) VALUES (?, ?, ?)"
 TARGET = "SELECT number FROM targets WHERE kind = ? AND name = ? AND id = ?"
 BY_KEY = "SELECT id, digest FROM submissions WHERE target = ? AND key = ?"
 ADD = (
-    "INSERT INTO submissions (id, target, body, request, key, digest, accepted_at) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO submissions (id, target, body, request, head, key, digest, accepted_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _FIELDS = (
     "submissions.id, kind, name, targets.id, body, accepted_at, state, attempts, abort_asked, "
-    "ended_at, ending, request"
+    "ended_at, ending, request, head"
 )
 _ALL = f"SELECT {_FIELDS} FROM submissions JOIN targets ON number = target"
 GET = f"{_ALL} WHERE submissions.id = ?"

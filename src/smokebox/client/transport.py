@@ -70,7 +70,8 @@ _BYTES = {"content-type": "application/octet-stream"}
 
 
 class Transport:
-    """Sends requests to one server. `revive` is called when nobody is there to answer."""
+    """Sends requests to one server, all below `prefix`. `revive` is called when nobody is there
+    to answer."""
 
     def __init__(
         self,
@@ -78,8 +79,10 @@ class Transport:
         key: str | None = None,
         *,
         revive: Callable[[], Awaitable[None]] | None = None,
+        prefix: str = API,
     ) -> None:
         self.address = address
+        self._prefix = prefix
         self.connections = Connections(address, key)
         self.channels: WeakSet[Channel] = WeakSet()
         self._revive = revive
@@ -104,7 +107,7 @@ class Transport:
         headers = {} if body is None else _JSON
         if repeat_key is not None:
             headers = {**headers, IDEMPOTENCY_KEY: repeat_key}
-        target, data = _target(path, query), encoded(body)
+        target, data = self._target(path, query), encoded(body)
         safe = repeat_key is not None or method in _SAFE
         if timeout is None:
             got = await self._repeatedly(self._once, method, target, data, headers, safe=safe)
@@ -125,7 +128,7 @@ class Transport:
     ) -> T:
         """Send bytes of any amount; those that can be sent again are, if need be."""
         safe = repeatable and method in _SAFE and isinstance(data, bytes)
-        target = _target(path, query)
+        target = self._target(path, query)
         got = await self._repeatedly(self._once, method, target, data, _BYTES, safe=safe)
         return value_of(answer, got)
 
@@ -140,7 +143,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is read as it comes. Raises what the server refused it with."""
-        target, data = _target(path, query), encoded(body)
+        target, data = self._target(path, query), encoded(body)
         headers = {**(headers or {}), **({} if data is None else _JSON)}
         async with contextlib.AsyncExitStack() as stack:
 
@@ -212,7 +215,7 @@ class Transport:
             except BROKEN as error:
                 raise broken(error, path) from error
 
-        target = _target(path, query)
+        target = self._target(path, query)
         if again:
             opened = await self._repeatedly(once, "GET", target, None, {}, safe=True)
         else:
@@ -225,6 +228,11 @@ class Transport:
         for channel in list(self.channels):
             await channel.aclose()
         await self.connections.aclose()
+
+    def _target(self, path: str, query: Mapping[str, Any] | None) -> str:
+        """What is asked for: a path, whose parts are quoted, and a query."""
+        target = self._prefix + path
+        return f"{target}?{urlencode(_plain(query), quote_via=quote)}" if query else target
 
     def _url(self, target: str) -> URL:
         # What it is made of is quoted already.
@@ -318,11 +326,6 @@ def _wait(got: object, data: object, *, safe: bool) -> float | None:
     # Nothing was done when the server says when to come back.
     again = got.retry_after <= _LONGEST_WAIT and (data is None or isinstance(data, bytes))
     return got.retry_after if again else None
-
-
-def _target(path: str, query: Mapping[str, Any] | None) -> str:
-    """What is asked for: a path, whose parts are quoted, and a query."""
-    return f"{API}{path}?{urlencode(_plain(query), quote_via=quote)}" if query else API + path
 
 
 def _plain(query: Mapping[str, Any]) -> list[tuple[str, str]]:

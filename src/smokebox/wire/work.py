@@ -59,7 +59,7 @@ class Work(msgspec.Struct, omit_defaults=True, kw_only=True):
     ended_at: float | None = None
     outcome: str | None = None
     result: Any = None
-    error: Failure | None = None
+    failure: Failure | None = None
 
 
 class Aborted(msgspec.Struct):

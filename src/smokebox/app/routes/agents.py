@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,13 +11,13 @@ from smokebox.agents.harness import DEFAULT
 from smokebox.agents.log.store import SessionKey
 from smokebox.app.admission import admit
 from smokebox.app.call import answer
-from smokebox.app.routes.submissions import aborting, accepted, described
-from smokebox.app.sse import event, events_response, last_offset, wants_events
+from smokebox.app.routes.submissions import aborting, accepted
+from smokebox.app.sse import events_response, last_offset, wants_events
 from smokebox.app.streams import line_of
 from smokebox.app.submission import Target
-from smokebox.app.unit import Unit
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.wire import work
+from smokebox.wire.sse import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -25,18 +25,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from smokebox.app.call import Call
-    from smokebox.app.submission import Submission
 
 _MOST_EVENTS = 1000
 
 
 async def post(call: Call) -> Response:
     """Take a message on. `?wait=result` waits for what comes of it."""
-    offset = await _head(call, call.part("name"), call.part("id"))
-    submission = await admit(call, "agent")
-    if wants_events(call.request):
-        return events_response(_events(call, submission, offset))
-    return await accepted(call, submission, offset)
+    return await accepted(call, await admit(call, "agent"))
 
 
 async def get(call: Call) -> Response:
@@ -126,13 +121,6 @@ def _name(call: Call) -> str:
     return call.app.project.find("agent", call.part("name")).name
 
 
-async def _head(call: Call, name: str, id: str) -> int:
-    for one in await call.app.store.sessions(agent=name, id=id):
-        if one.key.session == DEFAULT:
-            return one.head
-    return 0
-
-
 def _most(call: Call) -> int:
     text = call.request.query_params.get("limit", str(_MOST_EVENTS))
     if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_EVENTS:
@@ -147,35 +135,4 @@ def _most(call: Call) -> int:
 
 async def _conversation(call: Call, key: SessionKey, after: int) -> AsyncGenerator[bytes, None]:
     async for line in call.app.streams.lines(key, after):
-        yield event(line.kind, line.data, line.offset)
-
-
-async def _events(call: Call, submission: Submission, offset: int) -> AsyncGenerator[bytes, None]:
-    """The events of one submission, and what it came to."""
-    inbox, target = call.app.inbox, submission.target
-    told = await accepted(call, submission, offset)
-    yield event("accepted", bytes(told.body))
-    unit = Unit(submission.id)
-    key = SessionKey(target.name, target.id, DEFAULT)
-    ended = asyncio.create_task(inbox.wait(submission.id))
-    lines = call.app.streams.lines(key, offset)
-    following: asyncio.Task[Any] | None = None
-    try:
-        while not unit.ended:
-            following = following or asyncio.ensure_future(anext(lines, None))
-            await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                # Ended without a record, as what fails before it is begun.
-                break
-            line, following = following.result(), None
-            if line is None:
-                break
-            if unit.takes(line):
-                yield event(line.kind, line.data, line.offset)
-        yield event("outcome", msgspec.json.encode(described(await ended)))
-    finally:
-        ended.cancel()
-        if following is not None:
-            following.cancel()
-            await asyncio.wait([following])
-        await lines.aclose()
+        yield encode(line.kind, line.data, str(line.offset))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from smokebox.app.call import answer
+from smokebox.app.happenings import happenings
+from smokebox.app.sse import events_response, last_offset, wants_events
 from smokebox.app.submission import Ending
 from smokebox.errors import Aborted, InvalidOption, NotFound
 from smokebox.wire import work
 from smokebox.wire.failure import failure_of
+from smokebox.wire.sse import encode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.responses import Response
 
     from smokebox.app.call import Call
@@ -19,13 +27,21 @@ if TYPE_CHECKING:
 
 async def get(call: Call) -> Response:
     """One submission; `?wait=20` waits so long for its outcome."""
-    wait = call.seconds("wait") or 0.0
-    submission = await call.app.inbox.wait(call.part("submission"), wait)
-    return answer(described(submission))
+    return await submission_answer(call, await call.app.inbox.get(call.part("submission")))
 
 
-async def accepted(call: Call, submission: Submission, offset: int) -> Response:
-    """What whoever gave work is told: where it is, or with `?wait=result` what it came to."""
+async def submission_answer(call: Call, submission: Submission) -> Response:
+    """How a submission stands; as events, what happened to it and what happens."""
+    if wants_events(call.request):
+        return events_response(_events(call, submission, last_offset(call.request)))
+    return answer(described(await call.app.inbox.wait(submission.id, call.seconds("wait") or 0.0)))
+
+
+async def accepted(call: Call, submission: Submission) -> Response:
+    """What whoever gave work is told: where it is, or with `?wait=result` what it came to; or
+    all that happens to it, as events."""
+    if wants_events(call.request):
+        return events_response(_events(call, submission, 0))
     wait = call.request.query_params.get("wait")
     if wait == "result":
         done = await call.app.inbox.wait(submission.id)
@@ -41,7 +57,7 @@ async def accepted(call: Call, submission: Submission, offset: int) -> Response:
     target = submission.target
     path = f"/agents/{target.name}/{target.id}" if target.kind == "agent" else f"/runs/{target.id}"
     url = call.url(f"/submissions/{submission.id}")
-    told = work.Accepted(submission.id, target.id, url, call.url(path), offset)
+    told = work.Accepted(submission.id, target.id, url, call.url(path), submission.head)
     return answer(told, 202, {"location": url})
 
 
@@ -76,5 +92,14 @@ def described(submission: Submission) -> work.Work:
         ended_at=submission.ended_at,
         outcome=None if ending is None else ending.outcome,
         result=None if ending is None else ending.result,
-        error=None if ending is None else ending.error,
+        failure=None if ending is None else ending.error,
     )
+
+
+async def _events(call: Call, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
+    yield encode("submission", msgspec.json.encode(described(submission)))
+    async with contextlib.aclosing(happenings(call.app, submission, after)) as lines:
+        async for line in lines:
+            yield encode(line.kind, line.data, str(line.offset))
+    done = await call.app.inbox.wait(submission.id)
+    yield encode("outcome", msgspec.json.encode(described(done)))

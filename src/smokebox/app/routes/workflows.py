@@ -8,18 +8,16 @@ import msgspec
 
 from smokebox.app.admission import admit
 from smokebox.app.call import answer
-from smokebox.app.routes.submissions import aborting, accepted, described
-from smokebox.app.sse import event, events_response, last_offset, wants_events
+from smokebox.app.happenings import note_data
+from smokebox.app.routes.submissions import aborting, accepted, described, submission_answer
+from smokebox.app.sse import last_offset
 from smokebox.errors import NotFound
 from smokebox.wire import work
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.responses import Response
 
     from smokebox.app.call import Call
-    from smokebox.app.inbox import Note
     from smokebox.app.submission import Submission
 
 _MOST_RUNS = 100
@@ -27,10 +25,7 @@ _MOST_RUNS = 100
 
 async def post(call: Call) -> Response:
     """Begin a run. `?wait=result` waits for what comes of it."""
-    submission = await admit(call, "workflow")
-    if wants_events(call.request):
-        return events_response(_events(call, submission, 0))
-    return await accepted(call, submission, 0)
+    return await accepted(call, await admit(call, "workflow"))
 
 
 async def runs(call: Call) -> Response:
@@ -42,10 +37,7 @@ async def runs(call: Call) -> Response:
 
 async def get(call: Call) -> Response:
     """A run; as events, what happened in it and what happens."""
-    submission = await _find(call)
-    if wants_events(call.request):
-        return events_response(_events(call, submission, last_offset(call.request)))
-    return answer(described(await call.app.inbox.wait(submission.id, call.seconds("wait") or 0.0)))
+    return await submission_answer(call, await _find(call))
 
 
 async def events(call: Call) -> Response:
@@ -54,7 +46,7 @@ async def events(call: Call) -> Response:
     notes = await call.app.inbox.notes(submission.id, after=after)
     return answer(
         work.Events(
-            [msgspec.Raw(_plain(one)) for one in notes], notes[-1].place if notes else after
+            [msgspec.Raw(note_data(one)) for one in notes], notes[-1].place if notes else after
         )
     )
 
@@ -72,17 +64,3 @@ async def _find(call: Call) -> Submission:
     raise NotFound(
         f"there is no run {id!r}.", hint="POST /workflows/{name} begins one.", kind="run", name=id
     )
-
-
-async def _events(call: Call, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
-    async for note in call.app.inbox.follow(submission.id, after=after):
-        kind = msgspec.json.decode(note.data)["event"]
-        yield event(kind, _plain(note), note.place)
-    done = await call.app.inbox.get(submission.id)
-    yield event("outcome", msgspec.json.encode(described(done)))
-
-
-def _plain(note: Note) -> bytes:
-    told = msgspec.json.decode(note.data)
-    kind = told.pop("event")
-    return msgspec.json.encode({"offset": note.place, "at": note.at, "type": kind, **told})
