@@ -33,7 +33,7 @@ help:
 start: $(VENV)/.installed
 	@$(BIN)/smokebox serve --show
 
-test: $(VENV)/.installed-dev $(VENV)/js/.installed programs
+test: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed programs
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
@@ -42,7 +42,7 @@ soak: $(VENV)/.installed-dev
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \
 		tests/sandbox/test_bucket.py tests/integrations/test_ordinary_user.py
 
-check: $(VENV)/.installed-dev $(VENV)/js/.installed
+check: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -97,8 +97,11 @@ $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 	@$(INSTALL) -r $(VENV)/requirements.txt
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
-# OpenAI's JavaScript client, which speaks to our server in one test.
-$(VENV)/js/.installed: tests/server/compat/js/package.json | $(BIN)/python
-	@mkdir -p $(VENV)/js && cp $< $(VENV)/js/
-	@command -v npm >/dev/null || { echo "smokebox: no npm here: the test of OpenAI's JavaScript client is skipped; install Node 20"; exit 0; }; \
-		npm install --prefix $(VENV)/js --no-audit --no-fund --no-package-lock --loglevel=error >/dev/null && touch $@
+# OpenAI's JavaScript client, which speaks to our server in one test, and Vite, which is seen
+# through a preview in another.
+$(VENV)/js/.installed: tests/server/compat/js/package.json
+$(VENV)/vite/.installed: tests/server/vite/package.json
+$(VENV)/js/.installed $(VENV)/vite/.installed: | $(BIN)/python
+	@mkdir -p $(@D) && cp $< $(@D)/
+	@command -v npm >/dev/null || { echo "smokebox: no npm here: the tests with what $< names are skipped; install Node 20"; exit 0; }; \
+		npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --loglevel=error >/dev/null && touch $@
