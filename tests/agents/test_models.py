@@ -29,6 +29,8 @@ from smokebox.errors import ContextOverflow, InvalidOption, ModelRefused, ModelU
 from smokebox.testing import FakeModelServer, ScriptedModel, Turn, call, faults, think
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from smokebox.agents.model import Delta, Model
     from smokebox.testing.faults import Fault
 
@@ -425,6 +427,17 @@ async def test_headers_and_limits_of_a_server_of_ones_own() -> None:
     assert server.received[0].headers["x-team"] == "agents"
     assert server.received[0].body["model"] == "qwen/qwen3"
     assert server.requests[0].max_tokens == 512
+
+
+def test_a_key_is_found_in_the_env_file_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelRefused, match=r"in \.env"):
+        open_model(ANTHROPIC)
+    (tmp_path / ".env").write_text("ANTHROPIC_API_KEY=of-the-project\n")
+    assert open_model(ANTHROPIC).name == ANTHROPIC
 
 
 def test_what_is_known_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

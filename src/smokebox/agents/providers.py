@@ -13,10 +13,10 @@ headers = { x-team = "agents" }
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from smokebox.client.bindings import load
 from smokebox.errors import InvalidOption, ModelRefused
 from smokebox.options import refuse_unknown
 
@@ -55,11 +55,12 @@ class Provider:
         """Its key, or None where it wants none. Raises `ModelRefused`."""
         if self.api_key:
             return self.api_key
-        for variable in self.api_key_env:
-            if value := os.environ.get(variable):
-                return value
         if not self.api_key_env:
             return None
+        secrets = load().secrets
+        for variable in self.api_key_env:
+            if value := secrets.get(variable):
+                return value
         raise ModelRefused(
             f"there is no key for {self.name}: {' or '.join(self.api_key_env)} is not set.",
             hint=f"Set {self.api_key_env[0]} in the environment or in .env. {WITHOUT_A_KEY}",
