@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,8 @@ from smokebox.cli.verbs import VERBS
 
 if TYPE_CHECKING:
     from cli.terminal import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def test_version_is_the_version_of_the_package(run: Run) -> None:
@@ -44,6 +48,12 @@ def test_every_verb_has_help(run: Run, verb: str) -> None:
     done = run(verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Usage: smokebox {verb}" in done.stdout
+
+
+def test_the_page_of_the_command_line_has_every_verb() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z]+)`", row.split("|")[1])}
+    assert {name for name, verb in VERBS.items() if not verb.hidden} <= named
 
 
 def test_help_imports_nothing_slow(run: Run) -> None:
