@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smokebox.agents.initializing import init as init
     from smokebox.agents.skills import Skill as Skill
     from smokebox.agents.tools.function import tool as tool
+    from smokebox.client.agent_client import AgentClient as AgentClient
     from smokebox.client.bindings import env as env
     from smokebox.client.client import Client as Client
     from smokebox.client.client import connect as connect
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Agent": "smokebox.agents.agent",
+    "AgentClient": "smokebox.client.agent_client",
     "Allow": "smokebox.sandbox.network",
     "Budget": "smokebox.agents.budget",
     "Capabilities": "smokebox.types",

@@ -28,6 +28,7 @@ from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
 from smokebox.client.settings import SandboxSettings
+from smokebox.client.submitted import AgentEvent, Outcome
 from smokebox.client.transfers import Progress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import Egress
@@ -52,7 +53,7 @@ from smokebox.types import (
     TerminalInfo,
     WatchEvent,
 )
-from smokebox.wire import answers
+from smokebox.wire import answers, work
 from smokebox.wire.answers import KeyInfo, NewKey
 
 S = TypeVar("S", bound=Sandbox)
@@ -72,6 +73,8 @@ ATTRIBUTES = {
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
     "Client": ["keys: Keys"],
+    "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
+    "Submitted": ["id: str", "target_id: str | None"],
 }
 NOT_FOR_USERS = {"made", "start"}
 

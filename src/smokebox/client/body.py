@@ -83,7 +83,7 @@ def is_small(data: bytes | AsyncIterable[bytes] | None) -> bool:
     return data is None or (isinstance(data, bytes) and len(data) <= _AT_ONCE)
 
 
-def encoded(body: msgspec.Struct | None) -> bytes | None:
+def encoded(body: object) -> bytes | None:
     """A body of fields, as JSON."""
     try:
         return None if body is None else msgspec.json.encode(body)

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    import msgspec
-
     from smokebox.client.connection import Address
 
 T = TypeVar("T")
@@ -94,7 +92,7 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, Any] | None = None,
-        body: msgspec.Struct | None = None,
+        body: object = None,
         repeat_key: str | None = None,
         timeout: float | None = REQUEST_SECONDS,
     ) -> T:
@@ -139,7 +137,7 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, Any] | None = None,
-        body: msgspec.Struct | None = None,
+        body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is read as it comes. Raises what the server refused it with."""
@@ -165,10 +163,11 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, Any] | None = None,
-        body: msgspec.Struct | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[sse.Event, None]:
         """The events of an answer, to its end. An event that is an error is raised."""
-        async with self.open(method, path, query=query, body=body) as response:
+        async with self.open(method, path, query=query, body=body, headers=headers) as response:
             reader = sse.Reader()
             async for data in self._pieces(response, path):
                 for event in reader.feed(data):

@@ -11,11 +11,13 @@ after a fork. Callbacks run on the thread of the loop in the background.
 
 from __future__ import annotations
 
+from smokebox.client import agent_client as _agent_client
 from smokebox.client import client as _client
 from smokebox.client import keys as _keys
 from smokebox.client import process as _process
 from smokebox.client import sandbox as _sandbox
 from smokebox.client import session as _session
+from smokebox.client import submitted as _submitted
 from smokebox.client import terminal as _terminal
 from smokebox.client import watching as _watching
 from smokebox.client import websocket as _websocket
@@ -24,6 +26,7 @@ from smokebox.sandbox import api as _api
 from smokebox.sync.facade import Facade, Stream, calling
 
 __all__ = [
+    "AgentClient",
     "Client",
     "ExecStream",
     "Keys",
@@ -31,6 +34,7 @@ __all__ = [
     "Sandbox",
     "Session",
     "Stream",
+    "Submitted",
     "Terminal",
     "Watch",
     "WebSocket",
@@ -71,6 +75,17 @@ class ExecStream(Facade, of=_api.ExecStream):
 
 class Client(Facade, of=_client.Client):
     """`smokebox.Client`, without `await`."""
+
+
+class AgentClient(Facade, of=_agent_client.AgentClient):
+    """`smokebox.AgentClient`, without `await`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(_agent_client.AgentClient(url, key=key))
+
+
+class Submitted(Facade, of=_submitted.Submitted):
+    """`smokebox.client.submitted.Submitted`, without `await`."""
 
 
 class Keys(Facade, of=_keys.Keys):
