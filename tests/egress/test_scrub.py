@@ -76,3 +76,10 @@ def test_the_parts_of_credentials_are_secrets_and_plain_headers_are_not() -> Non
     assert "text/html-and-more" not in found
     assert "opensesame" in secrets_in([("Cookie", "a=1; session=opensesame")])
     assert secrets_in({"X-Short": "abc"}) == set()
+
+
+def test_texts_are_searched_together_and_told_apart() -> None:
+    scrubber = Scrubber({"s3cret-value"})
+    assert scrubber.finds_in(["a", "x s3cret-value y"])
+    assert not scrubber.finds_in(["s3cret", "-value"])
+    assert not Scrubber(()).finds_in(["s3cret-value"])

@@ -96,21 +96,23 @@ class _Words:
         self.words = sorted(words, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, self.words)))
         self.beginnings = {word[:size] for word in words for size in range(1, len(word))}
+        self.firsts = frozenset(word[0] for word in words)
         self.longest = max(map(len, words))
+
+    def holds(self, data: bytes) -> bool:
+        """Whether there is a secret in it."""
+        # To look for each word is many times as fast as to match the pattern.
+        return any(word in data for word in self.words)
 
     def strike(self, data: bytes) -> bytes:
         """The same without the secrets."""
-        # To look for each word is many times as fast as to match the pattern.
-        for word in self.words:
-            if word in data:
-                return self.pattern.sub(_mask, data)
-        return data
+        return self.pattern.sub(_mask, data) if self.holds(data) else data
 
     def begun(self, data: bytes) -> int:
         """How many bytes at the end are the beginning of a secret."""
         tail = data[-(self.longest - 1) :]
-        for start in range(len(tail)):
-            if tail[start:] in self.beginnings:
+        for start, byte in enumerate(tail):
+            if byte in self.firsts and tail[start:] in self.beginnings:
                 return len(tail) - start
         return 0
 
@@ -140,6 +142,11 @@ class Scrubber:
         """The end that was held back."""
         rest, self._held = self._held, b""
         return rest
+
+    def finds_in(self, texts: Iterable[str]) -> bool:
+        """Whether one of some texts holds a secret."""
+        words = self._words
+        return words is not None and words.holds("\n".join(texts).encode("utf-8", "replace"))
 
     def text(self, value: str) -> str:
         """One whole text, such as a header, without the secrets."""

@@ -32,7 +32,9 @@ _LONGEST = 1024
 _TAIL = 64 * 1024
 
 _log = logging.getLogger("smokebox.egress")
-_KNOWN = {one.name for one in dataclasses.fields(NetworkEvent)}
+_KNOWN = [one.name for one in dataclasses.fields(NetworkEvent)]
+# `json.dumps` would make one for each line, and `asdict` copy what cannot change.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
@@ -142,7 +144,7 @@ class Journal:
     def _write(self, event: NetworkEvent) -> None:
         if not self._path:
             return
-        line = json.dumps(dataclasses.asdict(event), separators=(",", ":")).encode() + b"\n"
+        line = _encode({name: getattr(event, name) for name in _KNOWN}).encode() + b"\n"
         try:
             if self._file is None:
                 self._open()

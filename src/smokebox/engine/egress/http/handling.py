@@ -180,7 +180,9 @@ class Handling:
         place, authority, target = self._place(request, to)
         if self._door.policy.scrub:
             added = [field for field in fields if field not in self._errand.fields]
-            self._secrets |= secrets_in(added) | _query(request.url) - _query(self._url)
+            self._secrets |= secrets_in(added)
+            if request.url != self._url:
+                self._secrets |= _query(request.url) - _query(self._url)
         if self._secrets:
             fields = [field for field in fields if field[0].lower() not in _UNREADABLE]
             fields.append(("accept-encoding", "identity"))

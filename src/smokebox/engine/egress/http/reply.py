@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Reply:
     def shown(self) -> Fields:
         """The headers, without secrets."""
         scrubber = self.scrubber
-        if scrubber is None:
+        if scrubber is None or not scrubber.finds_in(itertools.chain.from_iterable(self.fields)):
             return list(self.fields)
         # What stands in for a secret cannot stand in a name.
         kept = [field for field in self.fields if scrubber.text(field[0]) == field[0]]
