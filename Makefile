@@ -63,7 +63,8 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-bench
+bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy
+bench: $(VENV)/.installed-bench programs
 	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:

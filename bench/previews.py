@@ -1,0 +1,262 @@
+"""Preview URLs against reverse proxies: requests a second, and the speed of a download.
+
+    python bench/previews.py [--seconds 5] [--rounds 3] [--gigabyte 1.0]
+
+The same nginx answers in a sandbox, behind our server, and on the host, behind Caddy and
+behind another nginx; wrk asks, each in its turn, several rounds, of which the best counts. A
+proxy that is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
+CONNECTIONS = 32
+HEAD = """
+worker_processes 1; daemon off; pid {home}/nginx.pid; error_log {home}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; keepalive_requests 100000000;
+  client_body_temp_path {home}/b; proxy_temp_path {home}/p; fastcgi_temp_path {home}/f;
+  uwsgi_temp_path {home}/u; scgi_temp_path {home}/s;
+"""
+ORIGIN = (
+    HEAD
+    + """  server {{
+    listen 127.0.0.1:{port};
+    location / {{ return 200 "hello\\n"; }}
+    location /files/ {{ root {home}; }}
+  }}
+}}
+"""
+)
+PROXY = (
+    HEAD
+    + """  upstream origin {{ server 127.0.0.1:{origin}; keepalive 64; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://origin; proxy_http_version 1.1; proxy_buffering off;
+      proxy_set_header Connection ""; proxy_set_header Host $http_host;
+      proxy_set_header X-Forwarded-For $remote_addr;
+    }}
+  }}
+}}
+"""
+)
+CADDY = """
+{{
+  admin off
+  auto_https off
+}}
+http://:{port} {{
+  bind 127.0.0.1
+  reverse_proxy 127.0.0.1:{origin}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to the same answers; `host` is the header that it wants, `pid` who carries it."""
+
+    name: str
+    port: int
+    pid: int
+    host: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What was measured: requests a second, CPU a request, bytes a second."""
+
+    requests: float = 0.0
+    cpu: float = 0.0
+    download: float = 0.0
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def program(command: list[str], port: int | None = None, **options: object) -> Iterator[int]:
+    """A program for as long as the block lasts; its pid."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, **options) as process:  # type: ignore[call-overload]
+        try:
+            while port is not None and not answers(port):
+                assert process.poll() is None, command
+                time.sleep(0.02)
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU that a process and its children have used."""
+    pids = [pid]
+    with contextlib.suppress(OSError):
+        pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    total = 0.0
+    for one in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def load(way: Way, seconds: float) -> tuple[float, float]:
+    """Requests a second, and microseconds of CPU for each."""
+    before = cpu_of(way.pid)
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}", "-H", f"Host: {way.host}"]
+    done = subprocess.run(
+        [*command, f"http://127.0.0.1:{way.port}/"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "Non-2xx" not in done, done
+    lines = {
+        line.split(":")[0].strip(): line.split(":")[1] for line in done.splitlines() if ":" in line
+    }
+    rate = float(lines["Requests/sec"])
+    return rate, (cpu_of(way.pid) - before) / (rate * seconds) * 1e6
+
+
+def download(way: Way, size: int) -> float:
+    """Bytes a second of one long answer."""
+    url = f"http://127.0.0.1:{way.port}/files/big"
+    command = ["curl", "-s", "-o", os.devnull, "-w", "%{size_download} %{speed_download}"]
+    said = subprocess.run(
+        [*command, "-H", f"Host: {way.host}", url], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert int(said[0]) == size, said
+    return float(said[1])
+
+
+@contextlib.contextmanager
+def nginx(home: Path, text: str, port: int, **options: int) -> Iterator[int]:
+    """An nginx with a configuration."""
+    home.mkdir()
+    (home / "nginx.conf").write_text(text.format(home=home, port=port, **options))
+    with program([NGINX, "-c", str(home / "nginx.conf")], port, stderr=subprocess.DEVNULL) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def others(home: Path, size: int) -> Iterator[list[Way]]:
+    """The reverse proxies that are installed, and the origin itself."""
+    with contextlib.ExitStack() as stack:
+        origin, ways = free_port(), []
+        pid = stack.enter_context(nginx(home / "origin", ORIGIN, origin))
+        (home / "origin" / "files").mkdir()
+        os.truncate(os.open(home / "origin/files/big", os.O_CREAT | os.O_WRONLY, 0o644), size)
+        # Its workers are nobody's that may look into a directory of mine.
+        for place in (home, home / "origin", home / "origin" / "files"):
+            place.chmod(0o755)
+        ways.append(Way(name="direct", port=origin, pid=pid, host="localhost"))
+        port = free_port()
+        pid = stack.enter_context(nginx(home / "proxy", PROXY, port, origin=origin))
+        ways.append(Way(name="nginx", port=port, pid=pid, host="localhost"))
+        if caddy := shutil.which("caddy"):
+            port = free_port()
+            file = home / "Caddyfile"
+            file.write_text(CADDY.format(port=port, origin=origin))
+            command = [caddy, "run", "--adapter", "caddyfile", "--config", str(file)]
+            env = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": str(home)}
+            pid = stack.enter_context(program(command, port, stderr=subprocess.DEVNULL, env=env))
+            ways.append(Way(name="caddy", port=port, pid=pid, host="localhost"))
+        yield ways
+
+
+async def expose(home: Path, size: int) -> str:
+    """Have the same nginx answer in a sandbox, and give its URL."""
+    client = connect(f"unix:{home}/server.sock")
+    sandbox = client.sandbox("bench", keep_alive=True, limits={"cpu": None})
+    await sandbox.write_file("nginx.conf", ORIGIN.format(home="/workspace", port=3000))
+    await sandbox.exec(f"mkdir files; truncate -s {size} files/big; chmod 755 . files")
+    server = await sandbox.start_process([NGINX, "-c", "/workspace/nginx.conf"])
+    await server.wait_for_port(3000, timeout=20)
+    url = await sandbox.get_preview_url(3000)
+    await client.aclose()
+    return url
+
+
+@contextlib.contextmanager
+def ours(home: Path, size: int) -> Iterator[Way]:
+    """Our server, as a user would start it."""
+    port = free_port()
+    command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home)]
+    command += ["--port", str(port), "--pool", "0"]
+    with program(command, port, stderr=subprocess.DEVNULL) as pid:
+        url = asyncio.run(expose(home, size))
+        host = url.removeprefix("http://").rstrip("/")
+        yield Way(name="smokebox", port=port, pid=pid, host=host)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gigabyte", type=float, default=1.0)
+    asked = parser.parse_args()
+    if shutil.which("wrk") is None or not os.path.exists(NGINX):
+        print("not measured: this needs wrk and nginx (apt-get install -y wrk nginx-light caddy)")
+        return
+    size = int(asked.gigabyte * (1 << 30))
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        with others(home, size) as ways, ours(home / "state", size) as preview:
+            found = {way.name: Measured() for way in (preview, *ways)}
+            for _ in range(asked.rounds):
+                for way in (preview, *ways):
+                    rate, cpu = load(way, asked.seconds)
+                    best = found[way.name]
+                    if rate > best.requests:
+                        best.requests, best.cpu = rate, cpu
+                    best.download = max(best.download, download(way, size))
+    report(found)
+
+
+def report(found: dict[str, Measured]) -> None:
+    """Print what was found, with ours as a multiple of each."""
+    mine, say = found["smokebox"], sys.stdout.write
+    say(f"{'':10} {'requests/s':>11} {'cpu/request':>12} {'MB/s':>8}   smokebox has, times\n")
+    for name, one in found.items():
+        requests, speed = mine.requests / one.requests, mine.download / one.download
+        say(
+            f"{name:10} {one.requests:11,.0f} {one.cpu:9.0f} us {one.download / 1e6:8,.0f}   "
+            f"{requests:5.2f} the requests, {speed:5.2f} the speed\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
