@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,9 @@ KEPT = re.compile(r"smokebox/sandbox/keeper|multiprocessing\.resource_tracker")
 # What the engine's processes call themselves: the one that forks jails, below it the first
 # process of each jail, and below that those which wait for a command, and end with it.
 ENGINE = "smokebox"
+
+# Shells have it ignored in the background of a script, and so would have what tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

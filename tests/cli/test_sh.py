@@ -118,6 +118,25 @@ def test_signal_kills_the_command_and_tells(tmp_path: Path, number: int, code: i
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
+def test_sigterm_ends_it_in_the_background_of_a_script(tmp_path: Path) -> None:
+    """There, shells have SIGINT ignored."""
+    command = "echo $$ > pid; sleep 1000"
+    script = 'trap "" INT; exec "$@"'
+    arguments = ["sh", "-c", script, "sh", SMOKEBOX, "sh", "--local", "-c", command]
+    with subprocess.Popen(arguments, cwd=tmp_path) as process:
+        pid = tmp_path / "pid"
+        deadline = time.monotonic() + PATIENCE
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(PATIENCE) == 143
+        finally:
+            process.kill()
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
 def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
     command = "echo early; until [ -e go ]; do sleep 0.02; done"
     with subprocess.Popen(

@@ -117,8 +117,11 @@ class Shell:
             return 128 + (self._ended_by or signal.SIGINT)
 
     def _end(self, number: int, _: FrameType | None) -> None:
-        # The runner knows how to cancel what runs when SIGINT comes, so that comes.
         self._ended_by = number
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # In the background of a script SIGINT does nothing.
+            raise KeyboardInterrupt
+        # The runner knows how to cancel what runs when SIGINT comes, so that comes.
         signal.raise_signal(signal.SIGINT)
 
     def _prompt(self) -> str:
