@@ -22,13 +22,15 @@ class Journal:
     """Adds records to a session, and keeps the conversation that they make up.
 
     Records given to `add` go out with the next `flush`, in one commit with all others that
-    wait. What was flushed is durable, and part of `conversation`.
+    wait. What was flushed is durable, and part of `conversation`. `live` is whether others read
+    the record while it grows, and want an answer as it comes.
     """
 
     def __init__(self, store: Store, key: SessionKey) -> None:
         self.key = key
         self.store = store
         self.conversation = Conversation()
+        self.live = False
         self._writer: Writer | None = None
         self._waiting: list[Record] = []
         self._added = 0

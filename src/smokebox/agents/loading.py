@@ -67,7 +67,7 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     before, sys.modules[spec.name] = sys.modules.get(spec.name), module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _put_back(spec.name, before)
         raise InvalidOption(
             f"{path}{_line(error, path)}: {type(error).__name__}: {error}",
@@ -84,7 +84,7 @@ def _put_back(name: str, module: ModuleType | None) -> None:
         sys.modules[name] = module
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line(error: BaseException, path: Path) -> str:
     """Where in that file it went wrong, however deep below it did."""
     here = str(path.absolute())
     if isinstance(error, SyntaxError) and error.filename == here:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # A record for every piece that a provider sends would be most of the record.
 DELTA_SECONDS = 1.0
+LIVE_SECONDS = 0.1
 DELTA_CHARACTERS = 4096
 
 
@@ -139,7 +140,9 @@ class _Answer:
         self._size = 0
         self._thinking = False
         self._clock = asyncio.get_running_loop().time
-        self._flushed = self._clock()
+        self._every = LIVE_SECONDS if journal.live else DELTA_SECONDS
+        # Who reads along sees the first piece at once.
+        self._flushed = self._clock() - (self._every if journal.live else 0.0)
 
     async def grew(self, text: str, *, thinking: bool) -> None:
         """Count a piece, and record those that are there once they are many or old."""
@@ -148,7 +151,7 @@ class _Answer:
         self._thinking = thinking
         self._pieces.append(text)
         self._size += len(text)
-        if self._size >= DELTA_CHARACTERS or self._clock() - self._flushed >= DELTA_SECONDS:
+        if self._size >= DELTA_CHARACTERS or self._clock() - self._flushed >= self._every:
             self._settle()
             self._size, self._flushed = 0, self._clock()
             await self._journal.flush()

@@ -16,8 +16,11 @@ from smokebox.errors import Forbidden, InvalidOption
 from smokebox.wire.work import MessageBody
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smokebox.app.app import App
     from smokebox.app.call import Call
+    from smokebox.app.project import Served
     from smokebox.app.submission import Kind, Submission
 
 # What lets somebody in is not kept.
@@ -26,7 +29,7 @@ _HIDDEN = frozenset(("authorization", "cookie", "proxy-authorization"))
 
 async def admit(call: Call, kind: Kind) -> Submission:
     """Take the work of a request on."""
-    served = call.app.project.find(kind, call.part("name"))
+    served = _let_in(call, kind)
     data = await call.body()
     delivery = call.verify(served.trigger, data)
     if not served.trigger.open:
@@ -34,7 +37,8 @@ async def admit(call: Call, kind: Kind) -> Submission:
             f"{served.name} is not open to requests.",
             hint='Write triggers = {"webhook": True} into its file.',
         )
-    key = call.idempotency_key or delivery
+    # What is signed cannot be sent again under another key.
+    key = delivery or call.idempotency_key
     id = call.id if kind == "agent" else run_id(served.name, key)
     return await call.app.inbox.accept(
         Target(kind=kind, name=served.name, id=id),
@@ -47,7 +51,16 @@ async def admit(call: Call, kind: Kind) -> Submission:
 
 def run_id(workflow: str, key: str | None) -> str:
     """The id of a run: the same key is the same run."""
-    return uuid5(NAMESPACE_URL, f"smokebox:{workflow}:{key}").hex if key else uuid4().hex
+    return uuid5(NAMESPACE_URL, f"smokebox:key:{workflow}:{key}").hex if key else uuid4().hex
+
+
+def _let_in(call: Call, kind: Kind) -> Served:
+    """What is asked for. Who has no key learns of nothing but what is signed."""
+    project, name = call.app.project, call.part("name")
+    known: Mapping[str, Served] = project.agents if kind == "agent" else project.workflows
+    if name not in known or known[name].trigger.signature is None:
+        call.let_in()
+    return project.find(kind, name)
 
 
 async def _head(app: App, name: str, id: str) -> int:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.websockets import WebSocketClose
 
 from smokebox.app.app import App
-from smokebox.app.call import answer, endpoint
+from smokebox.app.call import answer, endpoint, refusal
 from smokebox.app.routes import agents, submissions, workflows
 from smokebox.app.served import ServedAgent
+from smokebox.errors import NotFound
+from smokebox.wire.failure import failure_of
 from smokebox.wire.work import Index, ServedInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from starlette.responses import Response
     from starlette.routing import BaseRoute
+    from starlette.types import Receive, Scope, Send
 
     from smokebox.app.call import Call
     from smokebox.app.project import Served
@@ -44,14 +49,36 @@ def asgi(app: App) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await app.start()
         try:
-            yield
+            async with _lifespan_of(app.project.site):
+                yield
         finally:
             await app.stop()
 
-    site: list[BaseRoute] = [] if app.project.site is None else [Mount("/", app.project.site)]
-    made = Starlette(routes=[*_routes(app), *site], lifespan=lifespan)
+    async def site(scope: Scope, receive: Receive, send: Send) -> None:
+        # That of the moment: the files of a project that is worked on change.
+        await (app.project.site or _nothing)(scope, receive, send)
+
+    made = Starlette(routes=[*_routes(app), Mount("/", site)], lifespan=lifespan)
     made.state.smokebox = app
     return made
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """What there is where neither we nor the user have something."""
+    error = NotFound(
+        f"there is no {scope.get('method', 'WebSocket')} {scope['path']!r:.200} here.",
+        hint="GET /agents and GET /workflows say what there is.",
+        kind="path",
+        name=scope["path"],
+    )
+    refused = WebSocketClose() if scope["type"] == "websocket" else refusal(failure_of(error), 404)
+    await refused(scope, receive, send)
+
+
+def _lifespan_of(site: Any) -> AbstractAsyncContextManager[object]:
+    """What the user's own app does at its start and its end, which nobody does for a mount."""
+    router = getattr(site, "router", None)
+    return contextlib.nullcontext() if router is None else router.lifespan_context(site)
 
 
 def _routes(app: App) -> list[BaseRoute]:

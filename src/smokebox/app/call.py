@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from smokebox.app.submission import check_conversation_id
 from smokebox.errors import (
     InvalidOption,
     RequestTooLarge,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from smokebox.app.served import Trigger
 
 T = TypeVar("T")
-# What a conversation can be called in a URL.
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _LONGEST_WAIT = 60.0
 
@@ -86,9 +85,8 @@ class Call:
             )
 
     def verify(self, trigger: Trigger, body: bytes) -> str | None:
-        """Let in whoever signed, or has a key; gives the id of a signed delivery."""
+        """Let in whoever signed, where that is asked for; gives the id of a signed delivery."""
         if trigger.signature is None:
-            self.let_in()
             return None
         secret = getattr(self.app.secrets, trigger.signature.secret)
         return trigger.signature.check(self.request.headers, body, secret)
@@ -182,21 +180,15 @@ def decoded(kind: type[T], data: bytes) -> T:
             hint="Mend that field.",
             option="body",
         ) from None
+    except RecursionError:
+        raise InvalidOption(
+            "the body of this request is nested too deeply.",
+            hint="Send a flatter document.",
+            option="body",
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidOption(
             f"the body of this request is not JSON: {error}.",
             hint="Send a JSON document, as application/json.",
             option="body",
         ) from None
-
-
-def check_conversation_id(id: str) -> str:
-    """`id`, once it is one that a conversation can have."""
-    if ID.fullmatch(id):
-        return id
-    raise InvalidOption(
-        f"an id is letters, digits, '.', '_' and '-', at most 100 of them, not {id!r:.120}.",
-        hint="Use for example the id of a user or a ticket.",
-        option="id",
-        value=id,
-    )

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from smokebox.app.located import place_of
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def parse_schedule(module: ModuleType, file: Path) -> Schedule | None:
         CronSim(line, datetime.now(UTC))
     except (CronSimError, AttributeError, TypeError):
         raise InvalidOption(
-            f"{file}: schedule is a line of cron, not {line!r:.80}.",
+            f"{place_of(file, 'schedule')}: schedule is a line of cron, not {line!r:.80}.",
             hint='It has five fields: schedule = "0 9 * * 1-5" is nine o\'clock on weekdays.',
             option="schedule",
             value=line,
@@ -59,14 +60,14 @@ def parse_schedule(module: ModuleType, file: Path) -> Schedule | None:
         ZoneInfo(zone)
     except (KeyError, ValueError, TypeError, OSError):
         raise InvalidOption(
-            f"{file}: there is no time zone {zone!r:.80}.",
+            f"{place_of(file, 'timezone')}: there is no time zone {zone!r:.80}.",
             hint='Write for example timezone = "Europe/Lisbon".',
             option="timezone",
             value=zone,
         ) from None
     if missed not in ("once", "skip"):
         raise InvalidOption(
-            f"{file}: missed is 'once' or 'skip', not {missed!r:.80}.",
+            f"{place_of(file, 'missed')}: missed is 'once' or 'skip', not {missed!r:.80}.",
             hint="It says what becomes of runs that were due while the app was down.",
             option="missed",
             value=missed,

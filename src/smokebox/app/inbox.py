@@ -20,6 +20,7 @@ from uuid import uuid4
 import msgspec
 
 from smokebox.agents.log.owners import Owners
+from smokebox.agents.log.refusals import closed
 from smokebox.agents.log.tables import connect, fault, open_tables
 from smokebox.agents.log.wakes import Wakes
 from smokebox.app import tables
@@ -28,9 +29,7 @@ from smokebox.errors import Conflict, NotFound
 from smokebox.wire.commits import Commits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-
-    from smokebox.app.submission import Kind
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -114,12 +113,21 @@ class Inbox:
             )
         return _submission(rows[0])
 
-    async def latest(
-        self, kind: Kind, name: str | None = None, id: str | None = None, *, limit: int = 100
-    ) -> list[Submission]:
-        """Submissions, the latest first."""
-        rows = await self._select(tables.LIST, (kind, name, name, id, id, limit))
-        return [_submission(row) for row in rows]
+    async def runs(self, workflow: str, *, limit: int = 100) -> list[Submission]:
+        """Runs of a workflow, the latest first."""
+        return [_submission(row) for row in await self._select(tables.RUNS, (workflow, limit))]
+
+    async def run(self, id: str) -> Submission:
+        """A run of a workflow by its id. Raises `NotFound`."""
+        rows = await self._select(tables.RUN, (id,))
+        if not rows:
+            raise NotFound(
+                f"there is no run {id!r:.100}.",
+                hint="POST /workflows/{name} begins one.",
+                kind="run",
+                name=id,
+            )
+        return _submission(rows[0])
 
     async def open(self) -> int:
         """How many have no outcome yet."""
@@ -133,10 +141,12 @@ class Inbox:
                 more.clear()
                 found = await self.get(id)
                 left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
-                if found.state == "ended" or left <= 0 or self._closed:
+                if found.state == "ended" or left <= 0:
                     return found
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(more.wait(), left)
+                if self._closed:
+                    return found
 
     async def claim(self, most: int) -> Sequence[int]:
         """Become the one who works for targets that nobody works for, up to so many."""
@@ -156,6 +166,8 @@ class Inbox:
         self._claimed.discard(number)
         if not self._closed:
             self._owners.give(number)
+            # Another target may take its place, or it was given more at this moment.
+            self._wakes.wake(NEW)
 
     async def begin(self, number: int) -> Submission | None:
         """The next piece of work of a target that was claimed, begun; None when there is none."""
@@ -204,10 +216,11 @@ class Inbox:
         rows = await self._select(tables.OPEN_OF, found[0]) if found else []
         return [str(id) for (id,) in rows]
 
-    async def forget(self, target: Target) -> None:
-        """Remove everything of a target. Raises `Conflict` while somebody works for it."""
+    async def forget(self, target: Target) -> bool:
+        """Remove everything of a target, False where there is nothing. Raises `Conflict` while
+        it has work that has not ended."""
 
-        def remove(connection: sqlite3.Connection) -> None:
+        def remove(connection: sqlite3.Connection) -> bool:
             values = (target.kind, target.name, target.id)
             found = connection.execute(tables.TARGET, values).fetchone()
             if found is not None:
@@ -219,18 +232,34 @@ class Inbox:
                         name=str(target),
                     )
                 connection.execute(tables.FORGET_TARGET, found)
-
-        await self._submit(remove)
-
-    async def sweep(self, before: float) -> int:
-        """Forget what ended before that time; how much it was."""
-
-        def remove(connection: sqlite3.Connection) -> int:
-            count = connection.execute(tables.SWEEP, (before,)).rowcount
-            connection.execute(tables.SWEEP_TARGETS)
-            return count
+            return found is not None
 
         return await self._submit(remove)
+
+    async def sweep(self, before: float) -> int:
+        """Forget submissions that ended before that time; how many."""
+        return await self._submit(lambda one: one.execute(tables.SWEEP, (before,)).rowcount)
+
+    @contextlib.asynccontextmanager
+    async def expired(self, before: float, *, limit: int = _PAGE) -> AsyncIterator[list[Target]]:
+        """Targets all of whose work ended before that time: nobody works for them meanwhile, and
+        they are forgotten at the end."""
+        rows = await self._select(tables.EXPIRED, (before, limit))
+        held = [row for row in rows if self._owners.take(row[0])]
+        numbers = [(row[0],) for row in held]
+        try:
+            yield [Target(kind=kind, name=name, id=id) for _, kind, name, id in held]
+
+            def remove(connection: sqlite3.Connection) -> None:
+                # What was accepted meanwhile keeps its target.
+                for number in numbers:
+                    if not connection.execute(tables.OPEN_OF, number).fetchone():
+                        connection.execute(tables.FORGET_TARGET, number)
+
+            await self._submit(remove)
+        finally:
+            for (number,) in numbers:
+                self.give_back(number)
 
     async def note(self, id: str, data: bytes) -> None:
         """Add to what happened to a submission."""
@@ -296,6 +325,8 @@ class Inbox:
         self._owners.close()
 
     async def _submit(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise closed(self.path)
         # A commit that is under way happens, whether or not somebody waits for it.
         return await asyncio.shield(self._commits.submit(job))
 
@@ -303,6 +334,8 @@ class Inbox:
         def read() -> list[tuple[Any, ...]]:
             return self._reader.execute(sql, values).fetchall()
 
+        if self._closed:
+            raise closed(self.path)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reads, read)
         except sqlite3.Error as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from smokebox.agents.loading import load_module
+from smokebox.app.needs import check_needs
 from smokebox.app.served import (
     ServedAgent,
     ServedFunction,
@@ -62,7 +64,7 @@ class Project:
         if isinstance(agent, str):
             return self.find("agent", agent).name
         for name, served in self.agents.items():
-            if isinstance(served, ServedAgent) and agent in (served.agent, served.defined):
+            if isinstance(served, ServedAgent) and _is_of(agent, served):
                 return name
         raise NotFound(
             f"the agent {agent.name!r} is in no file of {self.folder / AGENTS}.",
@@ -70,6 +72,18 @@ class Project:
             kind="agent",
             name=agent.name,
         )
+
+
+def _is_of(agent: Agent, served: ServedAgent) -> bool:
+    """Whether an agent is that of a file, which others may have imported by another name."""
+    if agent is served.agent or agent is served.defined:
+        return True
+    file = str(served.file)
+    return any(
+        any(one is agent for one in vars(module).values())
+        for module in list(sys.modules.values())
+        if getattr(module, "__file__", None) == file
+    )
 
 
 def load_project(folder: str | Path, *, strict: bool = True) -> Project:
@@ -83,10 +97,17 @@ def load_project(folder: str | Path, *, strict: bool = True) -> Project:
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
+    # First: what is wrong in it is wrong for all of them.
+    settings = load_settings(root)
     faults: dict[Path, SmokeboxError] = {}
     agents = _load(root / AGENTS, served_agent, faults)
     workflows = _load(root / WORKFLOWS, served_workflow, faults)
     site = _load_site(root / SITE, faults)
+    for served in (*agents.values(), *workflows.values()):
+        try:
+            check_needs(served, root)
+        except SmokeboxError as error:
+            faults[served.file] = error
     if strict:
         for fault in faults.values():
             raise fault
@@ -98,12 +119,23 @@ def load_project(folder: str | Path, *, strict: bool = True) -> Project:
         )
     return Project(
         folder=root,
-        settings=load_settings(root),
-        agents=agents,
-        workflows=workflows,
+        settings=settings,
+        agents={name: one for name, one in agents.items() if one.file not in faults},
+        workflows={name: one for name, one in workflows.items() if one.file not in faults},
         site=site,
         faults=faults,
     )
+
+
+def forget_modules(folder: Path) -> None:
+    """Have what the project's files import of each other be read anew, too."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(folder):
+            inside = Path(file).relative_to(folder).parts
+            if not any(part.startswith(".") or part == "site-packages" for part in inside):
+                del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def files_of(folder: Path) -> list[Path]:

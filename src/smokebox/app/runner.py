@@ -12,6 +12,7 @@ import msgspec
 
 from smokebox.app.attachments import unpack
 from smokebox.app.context import Context
+from smokebox.app.retention import forget_old
 from smokebox.app.served import ServedAgent
 from smokebox.app.submission import Ending
 from smokebox.errors import Aborted, DeadlineExceeded, SmokeboxError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 # How often to look for what other processes have accepted, called off, or left when they died.
 _POLL = 1.0
 _SWEEP_SECONDS = 30.0
+# How long a function may take to end once it is cancelled.
+_CANCEL_SECONDS = 10.0
 
 _log = logging.getLogger("smokebox.app")
 
@@ -53,6 +56,7 @@ class Runner:
         self._workers: set[asyncio.Task[None]] = set()
         self._stops: dict[str, Callable[[], object]] = {}
         self._claiming: asyncio.Task[None] | None = None
+        self._draining = False
 
     def start(self) -> None:
         """Begin, with what was left by whoever did this before."""
@@ -61,15 +65,23 @@ class Runner:
     async def stop(self, grace: float = 0.0) -> None:
         """Begin nothing more, give what goes on `grace` seconds, and leave the rest to go on
         when the app is started again."""
+        await self.drain(grace)
+        for worker in self._workers:
+            worker.cancel()
+        if self._workers:
+            await asyncio.wait(self._workers)
+
+    async def drain(self, grace: float) -> None:
+        """Begin nothing more, and return when nothing goes on, or when the time is up; at once
+        where that was waited for before."""
+        if self._draining:
+            return
+        self._draining = True
         if self._claiming is not None:
             self._claiming.cancel()
             await asyncio.wait([self._claiming])
         if self._workers and grace > 0:
             await asyncio.wait(self._workers, timeout=grace)
-        for worker in self._workers:
-            worker.cancel()
-        if self._workers:
-            await asyncio.wait(self._workers)
 
     async def _claim(self) -> None:
         swept = time.monotonic()
@@ -101,16 +113,12 @@ class Runner:
         await self._conversations.sweep()
         if (retention := self._project().settings.retention) is not None:
             before = time.time() - retention
-            await self._inbox.sweep(before)
-            for found in await self._store.sessions():
-                key = found.key
-                if found.updated_at < before and not found.unfinished and found.parent is None:
-                    with contextlib.suppress(SmokeboxError):
-                        await self._store.delete(key)
+            await forget_old(self._inbox, self._store, self._conversations, before)
 
     async def _work_for(self, number: int) -> None:
         try:
-            while (submission := await self._inbox.begin(number)) is not None:
+            # What waits behind what goes on is not begun by one who is about to end.
+            while not self._draining and (submission := await self._inbox.begin(number)):
                 ending = await self._work(submission)
                 await self._inbox.end(submission.id, ending)
         except Exception:
@@ -122,7 +130,7 @@ class Runner:
     async def _work(self, submission: Submission) -> Ending:
         target = submission.target
         try:
-            if submission.abort_asked:
+            if submission.abort_asked and not submission.attempts:
                 raise Aborted("the work was called off before it was begun.", reason="abort")
             served = self._project().find(target.kind, target.name)
             if isinstance(served, ServedAgent):
@@ -144,6 +152,7 @@ class Runner:
         id, body = submission.target.id, submission.body
         async with self._conversations.use(served, id, body) as harness:
             session = await harness.session()
+            session.journal.live = True
             given = await unpack(harness, body)
             operation = session.prompt(
                 given.text,
@@ -152,6 +161,9 @@ class Runner:
                 when_busy="queue",
             )
             with self._stopped_by(submission.id, lambda: operation.abort("it was called off")):
+                if submission.abort_asked:
+                    # Whoever had begun it was killed: it must not be gone on with later.
+                    operation.abort("it was called off")
                 await operation.wait()
             reply = await operation
         return {
@@ -163,6 +175,8 @@ class Runner:
         }
 
     async def _call(self, served: ServedFunction, submission: Submission) -> Any:
+        if submission.abort_asked:
+            raise Aborted("the work was called off.", reason="abort")
         if submission.attempts >= served.attempts:
             raise SmokeboxError(
                 f"the app was stopped while {served.name} ran, which is not begun again.",
@@ -175,7 +189,14 @@ class Runner:
         ctx.log.note("started", attempt=ctx.attempt)
 
         async def call() -> Any:
-            return await served.function(ctx)
+            try:
+                return await served.function(ctx)
+            except SystemExit as error:
+                # It would end the app.
+                raise SmokeboxError(
+                    f"{served.name} called sys.exit({error.code!r:.80}).",
+                    hint="Return the result, or raise an error.",
+                ) from None
 
         task = asyncio.create_task(call())
         try:
@@ -193,7 +214,8 @@ class Runner:
             return task.result()
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            if not (await asyncio.wait([task], timeout=_CANCEL_SECONDS))[0]:
+                _log.error("%s does not end though it was cancelled, and is left", served.name)
             await ctx.aclose()
 
     @contextlib.contextmanager

@@ -78,7 +78,7 @@ class Scheduler:
     async def _accept(self, name: str, due: float) -> None:
         moment = datetime.fromtimestamp(due, UTC).isoformat()
         # Two processes that see it due at once mean the same run.
-        id = uuid5(NAMESPACE_URL, f"smokebox:{name}:{moment}").hex
+        id = uuid5(NAMESPACE_URL, f"smokebox:schedule:{name}:{moment}").hex
         target = Target(kind="workflow", name=name, id=id)
         await self._inbox.accept(target, {"scheduled_at": moment}, key="schedule")
 

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from smokebox.agents.loading import pick_agent
+from smokebox.agents.agent import Agent
+from smokebox.agents.loading import NAME, pick_agent
 from smokebox.app.cron import Schedule, parse_schedule
+from smokebox.app.located import place_of
 from smokebox.app.signature import Signature, parse_signature
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from smokebox.agents.agent import Agent
     from smokebox.app.context import Context
 
     Handler: TypeAlias = Callable[[Context], Awaitable[Any]]
@@ -66,7 +67,7 @@ class ServedFunction:
 def served_agent(module: ModuleType, file: Path) -> ServedAgent | ServedFunction:
     """What a file in `agents/` defines: an agent, or a handler with triggers."""
     name = check_served_name(file)
-    if hasattr(module, "triggers") and (function := _handler(module)) is not None:
+    if hasattr(module, "triggers") and (function := _handler(module, file)) is not None:
         trigger = _trigger(module, file, default=False)
         return ServedFunction(
             name=name,
@@ -115,10 +116,21 @@ def check_served_name(file: Path) -> str:
     )
 
 
-def _handler(module: ModuleType) -> Handler | None:
-    """The function named `handler`, or the only coroutine function that the file defines."""
-    if callable(function := getattr(module, HANDLER, None)):
-        return function  # type: ignore[no-any-return]
+def _handler(module: ModuleType, file: Path) -> Handler | None:
+    """The function named `handler`, or the only coroutine function of a file whose own agents
+    are not for serving: none is named `agent`."""
+    function: Handler | None = getattr(module, HANDLER, None)
+    if function is not None:
+        if not inspect.iscoroutinefunction(function):
+            raise InvalidOption(
+                f"{place_of(file, HANDLER)}: {HANDLER} is not a coroutine function.",
+                hint=f"Write `async def {HANDLER}(ctx)`.",
+                option=HANDLER,
+            )
+        _check_takes_context(function, file)
+        return function
+    if isinstance(getattr(module, NAME, None), Agent):
+        return None
     own = [
         one
         for name, one in vars(module).items()
@@ -135,16 +147,16 @@ def _trigger(module: ModuleType, file: Path, *, default: bool) -> Trigger:
         return Trigger(open=default)
     if not isinstance(given, Mapping):
         raise InvalidOption(
-            f"{file}: triggers is a dict, not {given!r:.80}.",
+            f"{place_of(file, 'triggers')}: triggers is a dict, not {given!r:.80}.",
             hint='Write triggers = {"webhook": True}.',
             option="triggers",
             value=given,
         )
-    refuse_unknown(f"{file}: triggers", given, _TRIGGERS)
+    refuse_unknown(f"{place_of(file, 'triggers')}: triggers", given, _TRIGGERS)
     webhook = given.get("webhook", default)
     if isinstance(webhook, bool):
         return Trigger(open=webhook)
-    return Trigger(open=True, signature=parse_signature(webhook, file))
+    return Trigger(open=True, signature=parse_signature(webhook, place_of(file, "triggers")))
 
 
 def _attempts(module: ModuleType, file: Path) -> int:
@@ -152,7 +164,7 @@ def _attempts(module: ModuleType, file: Path) -> int:
     if isinstance(attempts, int) and not isinstance(attempts, bool) and attempts >= 1:
         return attempts
     raise InvalidOption(
-        f"{file}: attempts is a whole number above 0, not {attempts!r:.80}.",
+        f"{place_of(file, 'attempts')}: attempts is a whole number above 0, not {attempts!r:.80}.",
         hint="It says how often a run may be begun that a crash has interrupted.",
         option="attempts",
         value=attempts,
@@ -164,7 +176,7 @@ def _timeout(module: ModuleType, file: Path) -> float:
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0:
         return float(timeout)
     raise InvalidOption(
-        f"{file}: timeout is seconds, not {timeout!r:.80}.",
+        f"{place_of(file, 'timeout')}: timeout is seconds, not {timeout!r:.80}.",
         hint=f"Leave it out for {TIMEOUT:g}.",
         option="timeout",
         value=timeout,
@@ -176,7 +188,8 @@ def _check_takes_context(function: Handler, file: Path) -> None:
         inspect.signature(function).bind(None)
     except TypeError:
         raise InvalidOption(
-            f"{file}: {function.__name__} takes one argument, the context.",
+            f"{place_of(file, function.__name__)}: {function.__name__} takes one argument, "
+            "the context.",
             hint=f"Write `async def {function.__name__}(ctx)`.",
             option=str(file),
         ) from None

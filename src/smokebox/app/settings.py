@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = ".smokebox"
+STATE = "SMOKEBOX_APP_STATE"
 KEYS = "SMOKEBOX_APP_KEYS"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -24,10 +26,12 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 class AppSettings:
     """How an app is served.
 
-    - `state`: the folder of its files, relative to the project's.
+    - `state`: the folder of its files, relative to the project's; SMOKEBOX_APP_STATE goes before.
     - `store`: where conversations are: a file, by default in `state`, or `postgres://...`.
     - `concurrency`: how many conversations and runs are worked on at once.
     - `idle`: seconds after which the workspace of a silent conversation is let go.
+    - `grace`: seconds that what goes on has to end when the app is stopped; what has not then
+      goes on at the next start.
     - `retention`: seconds for which ended work is kept, None for ever.
     - `max_body`: the longest body of a request, in bytes.
     """
@@ -36,6 +40,7 @@ class AppSettings:
     store: str | None = None
     concurrency: int = 64
     idle: float = 600.0
+    grace: float = 10.0
     retention: float | None = None
     max_body: int = 32 * 1024 * 1024
 
@@ -58,7 +63,7 @@ def load_settings(project: Path) -> AppSettings:
     where = f"{found.file}: [app]"
     given = dict(found.app)
     refuse_unknown(where, given, [field.name for field in fields(AppSettings)])
-    for name in ("idle", "retention"):
+    for name in ("grace", "idle", "retention"):
         if name in given:
             given[name] = _seconds(where, name, given[name])
     for name in ("concurrency", "max_body"):
@@ -67,6 +72,8 @@ def load_settings(project: Path) -> AppSettings:
     for name in ("state", "store"):
         if name in given and not (isinstance(given[name], str) and given[name]):
             raise _wrong(where, name, given[name], "a path")
+    if state := os.environ.get(STATE):
+        given["state"] = state
     return AppSettings(**given)
 
 

@@ -8,18 +8,22 @@ import hmac
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smokebox.errors import InvalidOption, Unauthorized
 from smokebox.options import refuse_unknown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRESETS = ("github", "slack", "stripe", "standard", "hmac")
 # How old a signed request may be, where its signature covers the time.
 WINDOW_SECONDS = 300.0
 _OPTIONS = ("verify", "secret", "header", "algorithm", "window")
+# Which of them mean something to whom: the time is signed by these alone.
+_OF = {
+    "github": frozenset[str](),
+    "slack": frozenset(("window",)),
+    "stripe": frozenset(("window",)),
+    "standard": frozenset(("window",)),
+    "hmac": frozenset(("header", "algorithm")),
+}
 _ALGORITHMS = ("sha256", "sha512", "sha1")
 
 
@@ -38,34 +42,41 @@ class Signature:
         return _CHECKS[self.preset](self, headers, body, secret)
 
 
-def parse_signature(given: object, file: Path) -> Signature:
+def parse_signature(given: object, where: str) -> Signature:
     """What `triggers = {"webhook": {"verify": "github", "secret": "NAME"}}` means."""
     if not isinstance(given, Mapping):
         raise InvalidOption(
-            f"{file}: webhook is True, False or a dict, not {given!r:.80}.",
+            f"{where}: webhook is True, False or a dict, not {given!r:.80}.",
             hint='Write {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}.',
             option="webhook",
             value=given,
         )
-    refuse_unknown(f"{file}: webhook", given, _OPTIONS)
+    refuse_unknown(f"{where}: webhook", given, _OPTIONS)
     preset, secret = given.get("verify"), given.get("secret")
     if preset not in PRESETS:
         raise InvalidOption(
-            f"{file}: verify is one of {', '.join(PRESETS)}, not {preset!r:.80}.",
+            f"{where}: verify is one of {', '.join(PRESETS)}, not {preset!r:.80}.",
             hint="'hmac' is for those that none of the others fits.",
             option="verify",
             value=preset,
         )
     if not (isinstance(secret, str) and secret.isidentifier()):
         raise InvalidOption(
-            f"{file}: secret is the name of a variable, which holds the secret.",
+            f"{where}: secret is the name of a variable, which holds the secret.",
             hint='Write "secret": "WEBHOOK_SECRET", and WEBHOOK_SECRET=... into .env.',
             option="secret",
+        )
+    for option in given.keys() - _OF[str(preset)] - {"verify", "secret"}:
+        raise InvalidOption(
+            f"{where}: {option} means nothing to {preset}.",
+            hint="Leave it out.",
+            option=str(option),
+            value=given[option],
         )
     algorithm, window = given.get("algorithm", "sha256"), given.get("window", WINDOW_SECONDS)
     if algorithm not in _ALGORITHMS or not isinstance(window, (int, float)) or window <= 0:
         raise InvalidOption(
-            f"{file}: algorithm is one of {', '.join(_ALGORITHMS)}, and window seconds.",
+            f"{where}: algorithm is one of {', '.join(_ALGORITHMS)}, and window seconds.",
             hint="Leave them out for sha256 and five minutes.",
             option="algorithm",
             value=algorithm,
@@ -81,8 +92,10 @@ def parse_signature(given: object, file: Path) -> Signature:
 
 def _github(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
     given = headers.get("x-hub-signature-256", "").removeprefix("sha256=")
-    _compare(given, _hex(secret.encode(), body))
-    return headers.get("x-github-delivery")
+    expected = _hex(secret.encode(), body)
+    _compare(given, expected)
+    # Neither the time nor the delivery's id is signed: one and the same body counts once.
+    return expected
 
 
 def _slack(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
@@ -102,7 +115,7 @@ def _stripe(how: Signature, headers: Mapping[str, str], body: bytes, secret: str
     given = [value for name, _, value in pairs if name.strip() == "v1"]
     if not any([hmac.compare_digest(one.encode(), expected.encode()) for one in given]):
         raise _unsigned()
-    return None
+    return expected
 
 
 def _standard(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:

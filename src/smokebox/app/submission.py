@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from smokebox.agents.events import Outcome
+from smokebox.errors import InvalidOption
 from smokebox.wire.failure import Failure
 
 Kind: TypeAlias = Literal["agent", "workflow"]
 State: TypeAlias = Literal["waiting", "running", "ended"]
+# What a conversation can be called in a URL.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +57,15 @@ class Submission:
     ending: Ending | None = None
     request: dict[str, Any] | None = None
     head: int = 0
+
+
+def check_conversation_id(id: object) -> str:
+    """`id`, once it is one that a conversation can have."""
+    if isinstance(id, str) and _ID.fullmatch(id):
+        return id
+    raise InvalidOption(
+        f"an id is letters, digits, '.', '_' and '-', at most 100 of them, not {id!r:.120}.",
+        hint="Use for example the id of a user or a ticket.",
+        option="id",
+        value=id,
+    )

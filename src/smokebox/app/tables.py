@@ -13,6 +13,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             UNIQUE (kind, name, id)
         )
         """,
+        "CREATE INDEX targets_by_id ON targets (id)",
+        "CREATE INDEX targets_by_name ON targets (kind, name)",
         """
         CREATE TABLE submissions (
             place INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -27,6 +29,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             UNIQUE (target, key)
         )
         """,
+        "CREATE INDEX submissions_of ON submissions (target, place)",
         "CREATE INDEX submissions_open ON submissions (target, place) WHERE state != 'ended'",
         "CREATE INDEX submissions_ended ON submissions (ended_at) WHERE state = 'ended'",
         """
@@ -53,10 +56,9 @@ _FIELDS = (
 )
 _ALL = f"SELECT {_FIELDS} FROM submissions JOIN targets ON number = target"
 GET = f"{_ALL} WHERE submissions.id = ?"
-LIST = (
-    f"{_ALL} WHERE kind = ? AND (? IS NULL OR name = ?) AND (? IS NULL OR targets.id = ?) "
-    "ORDER BY place DESC LIMIT ?"
-)
+# By the number, which the index has in order: a run is the only one of its target.
+RUNS = f"{_ALL} WHERE kind = 'workflow' AND name = ? ORDER BY number DESC LIMIT ?"
+RUN = f"{_ALL} WHERE targets.id = ? AND +kind = 'workflow' ORDER BY place DESC LIMIT 1"
 FIRST = f"{_ALL} WHERE target = ? AND state != 'ended' ORDER BY place LIMIT 1"
 OPEN = (
     "SELECT target FROM submissions WHERE state != 'ended' GROUP BY target "
@@ -76,10 +78,20 @@ END_WAITING = (
     "WHERE id = ? AND state = 'waiting'"
 )
 ASK_ABORT = "UPDATE submissions SET abort_asked = 1 WHERE id = ? AND state != 'ended'"
-ABORTS = "SELECT id FROM submissions WHERE state = 'running' AND abort_asked"
+# The second condition is what the index of open ones is found by.
+ABORTS = "SELECT id FROM submissions WHERE abort_asked AND state != 'ended' AND state = 'running'"
 FORGET_TARGET = "DELETE FROM targets WHERE number = ?"
 SWEEP = "DELETE FROM submissions WHERE state = 'ended' AND ended_at < ?"
-SWEEP_TARGETS = "DELETE FROM targets WHERE number NOT IN (SELECT target FROM submissions)"
+# Targets of which nothing is younger.
+EXPIRED = """
+    SELECT DISTINCT number, kind, name, targets.id FROM submissions AS old
+    JOIN targets ON number = target
+    WHERE state = 'ended' AND ended_at < ?1 AND NOT EXISTS (
+        SELECT 1 FROM submissions
+        WHERE target = old.target AND (state != 'ended' OR ended_at >= ?1)
+    )
+    LIMIT ?2
+"""
 
 NOTE = (
     "INSERT INTO notes (submission, place, at, data) "

@@ -92,6 +92,10 @@ class Environment:
         # Kinds of sandboxes have names like classes, secrets like constants.
         raise project.secrets.missing(name) if name.isupper() else project.unknown(name)
 
+    def get(self, name: str) -> str | None:
+        """A secret; None where it is not set."""
+        return load(self._folder).secrets.get(name)
+
     def __dir__(self) -> list[str]:
         project = load(self._folder)
         return sorted([*project.sandboxes, *project.buckets])
@@ -99,7 +103,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The bindings of one file; of none, where there is no such file above.
+    """The bindings of one file; of none, where there is no such file from `start` upwards.
 
     `models` are its providers of models, which `smokebox.agents.providers` understands, and
     `app` says how it is served, as `smokebox.app.settings` understands it.
@@ -110,11 +114,12 @@ class Project:
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buckets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     app: Mapping[str, Any] = field(default_factory=dict)
+    start: Path | None = None
 
     @property
     def secrets(self) -> Secrets:
         """The secrets of the project."""
-        folder = Path.cwd() if self.file is None else Path(self.file).parent
+        folder = self.start or Path.cwd() if self.file is None else Path(self.file).parent
         return Secrets(file=folder / SECRETS)
 
     def bucket(self, name: str) -> BucketBinding:
@@ -131,8 +136,9 @@ class Project:
     def unknown(self, name: str) -> InvalidOption:
         """The error for a name that it does not have."""
         if self.file is None:
+            start = self.start or Path.cwd()
             return InvalidOption(
-                f"there is no {FILE} that could name {name!r}: none in {Path.cwd()} or above.",
+                f"there is no {FILE} that could name {name!r}: none in {start} or above.",
                 hint=f"Write one with [sandboxes.{name}], or [tool.smokebox.sandboxes.{name}] "
                 f"in {PROJECT}.",
                 option=name,
@@ -157,7 +163,7 @@ def load(start: Path | None = None) -> Project:
             table = _read(shared).get("tool", {}).get("smokebox")
             if table is not None:
                 return _project(shared, table)
-    return Project(None, {})
+    return Project(None, {}, start=here)
 
 
 def _project(file: Path, table: Mapping[str, Any]) -> Project:

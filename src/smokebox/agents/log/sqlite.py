@@ -187,7 +187,11 @@ class SqliteStore:
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
     ) -> list[SessionSummary]:
         """Sessions that have records, those that changed last first."""
-        rows = await self._select(statements.LIST, (agent, agent, id, id, limit))
+        if agent is not None and id is not None:
+            # By the index, however many other sessions there are.
+            rows = await self._select(statements.LIST_OF, (agent, id, limit))
+        else:
+            rows = await self._select(statements.LIST, (agent, agent, id, id, limit))
         return [statements.summary(row) for row in rows]
 
     async def delete(self, key: SessionKey) -> bool:

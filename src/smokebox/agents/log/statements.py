@@ -35,6 +35,10 @@ LIST = (
     "WHERE head > 0 AND (? IS NULL OR agent = ?) AND (? IS NULL OR id = ?) "
     "ORDER BY updated_at DESC, number DESC LIMIT ?"
 )
+LIST_OF = (
+    "SELECT agent, id, session, created_at, updated_at, head, unfinished, parent FROM sessions "
+    "WHERE head > 0 AND agent = ? AND id = ? ORDER BY updated_at DESC, number DESC LIMIT ?"
+)
 
 FAMILY = f"""
     WITH RECURSIVE family (number, name) AS (

@@ -104,10 +104,10 @@ async def delete(call: Call) -> Response:
     """Remove a conversation with everything that was recorded of it."""
     app, name, id = call.app, _name(call), call.id
     target = Target(kind="agent", name=name, id=id)
-    await app.inbox.forget(target)
+    known = await app.inbox.forget(target)
     await app.conversations.let_go(name, id)
     gone = [await app.store.delete(one.key) for one in await app.store.sessions(agent=name, id=id)]
-    if not any(gone):
+    if not known and not any(gone):
         raise NotFound(
             f"there is no conversation {id!r} with {name}.",
             hint=f"GET /agents/{name} lists them.",
@@ -123,7 +123,7 @@ def _name(call: Call) -> str:
 
 def _most(call: Call) -> int:
     text = call.request.query_params.get("limit", str(_MOST_EVENTS))
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_EVENTS:
+    if text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= _MOST_EVENTS:
         return int(text)
     raise InvalidOption(
         f"limit is a whole number from 1 to {_MOST_EVENTS}, not {text!r:.80}.",

@@ -11,7 +11,7 @@ from smokebox.app.call import answer
 from smokebox.app.happenings import happenings
 from smokebox.app.sse import events_response, last_offset, wants_events
 from smokebox.app.submission import Ending
-from smokebox.errors import Aborted, InvalidOption, NotFound
+from smokebox.errors import Aborted, InvalidOption, NotFound, ServiceUnavailable
 from smokebox.wire import work
 from smokebox.wire.failure import failure_of
 from smokebox.wire.sse import encode
@@ -45,8 +45,12 @@ async def accepted(call: Call, submission: Submission) -> Response:
     wait = call.request.query_params.get("wait")
     if wait == "result":
         done = await call.app.inbox.wait(submission.id)
-        outcome = None if done.ending is None else done.ending.outcome
-        return answer(described(done), 200 if outcome == "completed" else 500)
+        if done.ending is None:
+            raise ServiceUnavailable(
+                "the app is being stopped; the work goes on when it is started again.",
+                hint=f"Ask for /submissions/{submission.id} then.",
+            )
+        return answer(described(done), 200 if done.ending.outcome == "completed" else 500)
     if wait is not None:
         raise InvalidOption(
             f"wait is 'result' here, not {wait!r:.80}.",
@@ -75,7 +79,9 @@ async def aborting(call: Call, target: Target, id: str | None) -> Response:
     error = Aborted("the work was called off before it was begun.", reason="abort")
     ending = Ending("aborted", error=failure_of(error))
     wanted = [one for one in open if id in (None, one)]
-    return answer(work.Aborted([one for one in wanted if await inbox.abort(one, ending)]))
+    # The last first, or what waits would begin when what runs has ended.
+    gone = [one for one in reversed(wanted) if await inbox.abort(one, ending)]
+    return answer(work.Aborted(gone[::-1]))
 
 
 def described(submission: Submission) -> work.Work:

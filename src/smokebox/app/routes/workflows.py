@@ -11,7 +11,6 @@ from smokebox.app.call import answer
 from smokebox.app.happenings import note_data
 from smokebox.app.routes.submissions import aborting, accepted, described, submission_answer
 from smokebox.app.sse import last_offset
-from smokebox.errors import NotFound
 from smokebox.wire import work
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ async def post(call: Call) -> Response:
 async def runs(call: Call) -> Response:
     """The last runs of a workflow."""
     name = call.app.project.find("workflow", call.part("name")).name
-    found = await call.app.inbox.latest("workflow", name, limit=_MOST_RUNS)
+    found = await call.app.inbox.runs(name, limit=_MOST_RUNS)
     return answer(work.WorkList([described(one) for one in found]))
 
 
@@ -57,10 +56,4 @@ async def abort(call: Call) -> Response:
 
 
 async def _find(call: Call) -> Submission:
-    id = call.id
-    found = await call.app.inbox.latest("workflow", None, id, limit=1)
-    if found:
-        return found[0]
-    raise NotFound(
-        f"there is no run {id!r}.", hint="POST /workflows/{name} begins one.", kind="run", name=id
-    )
+    return await call.app.inbox.run(call.id)
