@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+PROJECT = "Serve agents and workflows"
 AGENTS = "Have agents work"
 WORK = "Work in a sandbox"
 PROCESSES = "Run processes in the background"
@@ -32,6 +33,9 @@ class Verb:
 
 
 VERBS = {
+    "init": Verb("init", "init", PROJECT),
+    "dev": Verb("dev", "dev", PROJECT),
+    "app": Verb("production", "app", PROJECT),
     "run": Verb("run", "run", AGENTS),
     "chat": Verb("chat", "chat", AGENTS),
     "sessions": Verb("sessions", "sessions", AGENTS),

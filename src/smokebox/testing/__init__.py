@@ -7,6 +7,7 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.testing.fake.server import FakeModelServer as FakeModelServer
+    from smokebox.testing.project import served as served
     from smokebox.testing.recording.server import RecordedModels as RecordedModels
     from smokebox.testing.scripted import ScriptedModel as ScriptedModel
     from smokebox.testing.scripted import ScriptExhausted as ScriptExhausted
@@ -27,6 +28,7 @@ _HOME = {
     "call": "turns",
     "last_returns": "turns",
     "last_text": "turns",
+    "served": "project",
     "think": "turns",
 }
 

@@ -1,0 +1,1 @@
+"""What the verbs of a project have in common."""

@@ -1,0 +1,89 @@
+"""The agents and workflows of an app at work, as who develops them sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from smokebox.cli.recorded import RecordView
+
+if TYPE_CHECKING:
+    from smokebox.agents.log.store import SessionKey
+    from smokebox.app.app import App
+
+_SECONDS = 0.3
+_SESSIONS = 50
+_RUNS = 20
+_COLOURS = {"warning": "yellow", "error": "red"}
+
+
+class Journal:
+    """Writes what is added to the records of an app, from when it is made."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._view = RecordView()
+        self._since = time.time()
+        self._sessions: dict[SessionKey, int] = {}
+        self._runs: dict[str, int] = {}
+        self._last: object = None
+
+    async def follow(self) -> None:
+        """Go on until cancelled."""
+        for one in await self._app.store.sessions(limit=_SESSIONS):
+            self._sessions[one.key] = one.head
+        while True:
+            await self.look()
+            await asyncio.sleep(_SECONDS)
+
+    async def look(self) -> None:
+        """Write what is there that was not written."""
+        for one in await self._app.store.sessions(limit=_SESSIONS):
+            if one.updated_at >= self._since and one.head > self._sessions.get(one.key, 0):
+                await self._show_session(one.key)
+        for name in self._app.project.workflows:
+            for run in reversed(await self._app.inbox.runs(name, limit=_RUNS)):
+                if run.ended_at is None or run.ended_at >= self._since:
+                    await self._show_run(run.id, f"workflows/{name} {run.target.id[:8]}")
+        sys.stdout.flush()
+
+    async def _show_session(self, key: SessionKey) -> None:
+        after = self._sessions.get(key, 0)
+        while page := await self._app.store.read(key, after=after):
+            name = f"{key.agent}/{key.id}"
+            self._head(key, name if key.session == "default" else f"{name}/{key.session}")
+            for stored in page:
+                self._view.show(stored)
+            self._sessions[key] = after = page[-1].offset
+
+    async def _show_run(self, id: str, name: str) -> None:
+        after = self._runs.get(id, 0)
+        for note in await self._app.inbox.notes(id, after=after):
+            self._head(id, name)
+            told: dict[str, Any] = msgspec.json.decode(note.data)
+            _tell(told.pop("event"), told)
+            self._runs[id] = note.place
+
+    def _head(self, of: object, name: str) -> None:
+        if of != self._last:
+            typer.secho(f"── {name}", fg="blue")
+        self._last = of
+
+
+def _tell(event: str, told: dict[str, Any]) -> None:
+    level = str(told.pop("level", ""))
+    words = told.pop("message", event)
+    if event == "ended":
+        error = told.get("error")
+        words = told["outcome"] if error is None else f"{told['outcome']}: {error['message']}"
+        level, told = "" if error is None else "warning", {"result": told.get("result")}
+    fields = told.pop("fields", told)
+    shown = " ".join(f"{name}={json.dumps(value)}"[:200] for name, value in fields.items())
+    colour = _COLOURS.get(level)
+    typer.secho(f"  {words} {shown}".rstrip(), fg=colour, dim=colour is None)

@@ -1,0 +1,51 @@
+"""A project that is served while a test runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smokebox.app.app import App
+from smokebox.app.serving import running
+from smokebox.app.settings import STATE
+from smokebox.sandbox.background_loop import BackgroundLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def served(folder: str | Path = ".", *, keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve a project on a port of its own, with nothing kept afterwards; gives its URL.
+
+        with served(".") as url:
+            print(AgentClient(url).ask("assistant", "me", "Hello"))
+
+    It runs on a thread in the background, and its working directory is the test's.
+    """
+    loop = BackgroundLoop()
+    with tempfile.TemporaryDirectory() as state, _variable(STATE, state):
+        app = App(Path(folder), keys=keys)
+        stack = AsyncExitStack()
+        try:
+            yield loop.run(stack.enter_async_context(running(app)))
+        finally:
+            loop.run(stack.aclose())
+            loop.close()
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

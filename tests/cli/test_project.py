@@ -1,0 +1,219 @@
+"""`smokebox init`, `dev` and `app`: from an empty folder to a service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.project import environment, serving
+from cli.served import until
+from smokebox.testing import FakeModelServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.terminal import Run
+
+ME = "/agents/assistant/me?wait=result"
+SLOW = """
+from smokebox import create_agent
+from smokebox.testing import ScriptedModel, Turn
+
+agent = create_agent(model=ScriptedModel(then=Turn("Slow, but here.", delay=1)))
+"""
+
+
+@pytest.fixture
+def demo(run: Run, tmp_path: Path) -> Path:
+    """A project as `smokebox init` makes it."""
+    assert run("init", "demo").returncode == 0
+    return tmp_path / "demo"
+
+
+def test_a_new_project_has_its_parts_and_says_what_to_do_next(run: Run, tmp_path: Path) -> None:
+    done = run("init", "demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Next: cd demo && smokebox dev" in done.stdout
+    ignored = (tmp_path / "demo" / ".gitignore").read_text().splitlines()
+    assert {".smokebox/", ".env"} <= set(ignored)
+    for file in ("smokebox.toml", "agents/assistant.py", "workflows/review.py", ".env.example"):
+        assert (tmp_path / "demo" / file).is_file()
+
+
+def test_nothing_is_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "smokebox.toml").write_text("mine")
+    done = run("init")
+    assert done.returncode == 1
+    assert "smokebox.toml already" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["smokebox.toml"]
+    assert (tmp_path / "smokebox.toml").read_text() == "mine"
+
+
+@pytest.mark.timeout(60)
+def test_the_tests_of_a_new_project_pass(demo: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:asyncio", "-q"]
+    # Even where there is a key: tests ask no provider.
+    env = environment(demo, ANTHROPIC_API_KEY="nobody-may-use-this")
+    done = subprocess.run(
+        command, cwd=demo, env=env, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_new_project_answers_without_any_key(demo: Path) -> None:
+    with serving(demo, "dev") as dev:
+        assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
+        done = dev.ask("/workflows/review?wait=result", {"document": "# Plan"})
+        assert done["result"]["review"]
+        dev.expect(r"── assistant/me\n(?s:.*)> Hello\nYou said 'Hello'")
+        dev.expect(r"── workflows/review \w+\n  started attempt=1\n")
+        dev.expect(r"● write review.md")
+        dev.expect(r"  completed result=")
+        for line in (f"curl '{dev.url}{ME}' -d", "POST /agents/assistant/{id}"):
+            assert line in dev.said
+        assert dev.stop() == 0
+        assert "Traceback" not in dev.said
+
+
+@pytest.mark.timeout(90)
+def test_with_a_key_the_provider_is_asked(demo: Path) -> None:
+    with FakeModelServer("I am the provider.") as provider:
+        (demo / ".env").write_text(f"ANTHROPIC_API_KEY={provider.api_key}\n")
+        with (demo / "smokebox.toml").open("a") as settings:
+            settings.write(f'[models.anthropic]\nbase_url = "{provider.url}"\n')
+        with serving(demo, "dev") as dev:
+            # The libraries of a provider take long to import on a busy machine.
+            said = dev.ask(ME, {"message": "Hello"}, timeout=60)["result"]
+        assert (said["text"], said["model"]) == (
+            "I am the provider.",
+            "anthropic/claude-sonnet-4-6",
+        )
+        (received,) = provider.received
+        assert received.path == "/v1/messages"
+        assert received.body["model"] == "claude-sonnet-4-6"
+
+
+def test_files_that_change_are_taken_in_and_conversations_go_on(demo: Path) -> None:
+    with serving(demo, "dev") as dev:
+        dev.ask(ME, {"message": "one"})
+        helper = demo / "model.py"
+        helper.write_text(helper.read_text().replace("You said", "You wrote"))
+        dev.expect(r"model.py changed\n  POST")
+        assert "You wrote 'two'" in dev.ask(ME, {"message": "two"})["result"]["text"]
+        said = [
+            event
+            for event in dev.ask("/agents/assistant/me")["events"]
+            if event["type"] == "user_said"
+        ]
+        assert len(said) == 2
+
+
+def test_a_bad_file_is_told_with_its_line_and_keeps_no_other_from_being_served(demo: Path) -> None:
+    (demo / "agents" / "broken.py").write_text("import os\n1 / 0\n")
+    with serving(demo, "dev") as dev:
+        dev.expect(r"broken.py, line 2: ZeroDivisionError")
+        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+        refused = dev.ask("/agents/broken/me", {"message": "Hello"})
+        assert "broken.py, line 2" in refused["error"]["message"]
+
+        (demo / "smokebox.toml").write_text("[app]\nidle = 'soon'\n")
+        dev.expect(r"smokebox.toml: \[app\]: idle is seconds")
+        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+
+
+def test_pages_of_others_may_not_ask_what_wants_no_key(demo: Path) -> None:
+    with serving(demo, "dev") as dev:
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            refused = dev.ask(ME, {"message": "Hello"}, headers=headers)
+            assert refused["error"]["code"] == "forbidden"
+        assert (
+            dev.ask(ME, {"message": "Hello"}, headers={"Origin": dev.url})["outcome"] == "completed"
+        )
+
+
+def test_variables_come_from_the_file_that_is_named(demo: Path) -> None:
+    (demo.parent / "other.env").write_text("SMOKEBOX_APP_KEYS=one,two\n")
+    with serving(demo.parent, "dev", "demo", "--env", "other.env") as dev:
+        assert dev.ask(ME, {"message": "Hello"})["error"]["code"] == "unauthorized"
+        for key in ("one", "two"):
+            done = dev.ask(ME, {"message": "Hello"}, headers={"Authorization": f"Bearer {key}"})
+            assert done["outcome"] == "completed"
+
+
+def test_production_wants_every_file_to_be_right(run: Run, demo: Path) -> None:
+    (demo / "workflows" / "late.py").write_text(
+        'schedule = "every day"\nasync def run(ctx): pass\n'
+    )
+    done = run("app", "demo")
+    assert done.returncode == 2
+    assert "late.py" in done.stderr and "schedule is a line of cron" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_production_listens_to_other_machines_only_with_keys(
+    run: Run, demo: Path, host: str
+) -> None:
+    done = run("app", "demo", "--host", host, "--port", "0")
+    assert done.returncode == 2
+    assert "SMOKEBOX_APP_KEYS" in done.stderr
+    for arguments, variables in ((["--open"], {}), ([], {"SMOKEBOX_APP_KEYS": "secret"})):
+        with serving(demo, "app", "--host", host, *arguments, **variables) as app:
+            assert app.process.poll() is None
+
+
+@pytest.mark.timeout(40)
+def test_a_signal_lets_what_goes_on_come_to_its_end(demo: Path) -> None:
+    (demo / "agents" / "slow.py").write_text(SLOW)
+    answers = []
+    with serving(demo, "app") as app:
+
+        def ask() -> None:
+            answers.append(app.ask("/agents/slow/me?wait=result", {"message": "Hello"}))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: app.ask("/health")["open"])
+        assert app.stop() == 0
+        asking.join()
+    assert answers[0]["result"]["text"] == "Slow, but here."
+    assert "Traceback" not in app.said
+
+
+@pytest.mark.timeout(40)
+def test_what_does_not_end_in_time_goes_on_at_the_next_start(demo: Path) -> None:
+    (demo / "agents" / "slow.py").write_text(SLOW)
+    answers = []
+    with serving(demo, "app", "--grace", "0") as app:
+
+        def ask() -> None:
+            answers.append(app.ask("/agents/slow/me?wait=result", {"message": "Hello"}))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: app.ask("/agents/slow")["conversations"])
+        assert app.stop() == 0
+        asking.join()
+        assert answers[0]["error"]["code"] == "service_unavailable"
+    with serving(demo, "app") as app:
+        until(lambda: app.ask("/health")["open"] == 0)
+        text = json.dumps(app.ask("/agents/slow/me"))
+    assert text.count("Slow, but here.") >= 1
+
+
+def test_the_state_may_be_elsewhere(demo: Path, tmp_path: Path) -> None:
+    with serving(demo, "app", "--state", str(tmp_path / "state")) as app:
+        app.ask(ME, {"message": "Hello"})
+    assert (tmp_path / "state" / "conversations.db").is_file()
+    assert not (demo / ".smokebox").exists()
+
+
+def test_a_port_that_is_taken_is_an_error_with_a_hint(run: Run, demo: Path) -> None:
+    with serving(demo, "app") as app:
+        done = run("app", "demo", "--port", app.url.rpartition(":")[2])
+    assert done.returncode == 1
+    assert "cannot be listened on" in done.stderr and "--port" in done.stderr
