@@ -42,9 +42,23 @@ class Serving:
             time.sleep(0.02)
         return found[found.lastindex or 0]
 
-    def ask(self, path: str, body: object = None, timeout: float = PATIENCE, **headers: str) -> Any:
-        """What it answers, as JSON."""
-        return ask(self.url + path, body, timeout, **headers)
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        timeout: float = PATIENCE,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """What it answers, whatever the status, as JSON."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, dict(headers or {}))
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.load(error)
 
     def stop(self) -> int:
         """Have it end as an operator does; gives its exit code."""
