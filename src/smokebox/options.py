@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from smokebox.errors import InvalidOption
@@ -31,6 +31,24 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
                 option=name,
                 nearest=near[0] if near else None,
             )
+
+
+def check_command(command: str | Sequence[str]) -> str | list[str]:
+    """`command` itself: a line for a shell, or the words of one that no shell reads."""
+    if isinstance(command, str):
+        return command
+    if (
+        not isinstance(command, Sequence)
+        or not command
+        or not all(isinstance(word, str) for word in command)
+        or not command[0]
+    ):
+        raise InvalidOption(
+            f"a command is a str, or a sequence of str, not {command!r:.80}.",
+            hint="Pass 'make test' for bash, or ['make', 'test'] for the words themselves.",
+            option="command",
+        )
+    return list(command)
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -125,6 +125,30 @@ def test_a_setting_of_the_wrong_kind_is_refused_at_once(client: Client) -> None:
 def test_what_cannot_be_a_part_of_a_path_is_no_id(client: Client, id: object) -> None:
     with pytest.raises(InvalidOption):
         client.sandbox(Sandbox, id)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("command", [None, 7, b"ls", [], [""], ["ls", 1], {"ls": 1}])
+async def test_what_is_no_command_is_refused_at_once(client: Client, command: Any) -> None:
+    sandbox = client.sandbox("box")
+    for call in (sandbox.exec, sandbox.start_process, sandbox.create_terminal):
+        if command is None and call == sandbox.create_terminal:
+            continue
+        with pytest.raises(InvalidOption) as caught:
+            await call(command)
+        assert caught.value.option == "command"
+    with pytest.raises(InvalidOption):
+        sandbox.exec_stream(command)
+
+
+@pytest.mark.parametrize("env", ["A=1", ["A"], {"A": 1}, {"A=B": "c"}])
+async def test_what_is_no_environment_is_refused_at_once(client: Client, env: Any) -> None:
+    sandbox = client.sandbox("box")
+    for call in (sandbox.exec, sandbox.start_process, sandbox.create_terminal):
+        with pytest.raises(InvalidOption) as caught:
+            await call("true", env=env)
+        assert caught.value.option == "env"
+    with pytest.raises(InvalidOption):
+        await sandbox.create_session(env=env)
 
 
 async def test_what_is_no_id_to_the_server_is_refused_by_it(client: Client) -> None:

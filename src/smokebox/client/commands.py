@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smokebox.client.answering import lost
 from smokebox.client.handle import Handle
 from smokebox.client.session import Session, session_id
-from smokebox.options import check_timeout
+from smokebox.options import check_command, check_env, check_timeout
 from smokebox.sandbox.api import ExecStream
 from smokebox.types import ExecResult, OutputChunk
 from smokebox.wire import answers
@@ -136,9 +136,9 @@ def _exec(
     session: Session | str | None,
 ) -> Exec:
     body = Exec(
-        command=command if isinstance(command, str) else list(command),
+        command=check_command(command),
         cwd=cwd,
-        env=None if env is None else dict(env),
+        env=check_env(env) or None,
         timeout=check_timeout(timeout),
         user=user,
         limits=None if limits is None else dict(limits),

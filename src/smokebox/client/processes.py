@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.client.handle import Handle, part, repeat_key
 from smokebox.client.process import Process
-from smokebox.options import check_timeout
+from smokebox.options import check_command, check_env, check_timeout
 from smokebox.types import ProcessInfo
 from smokebox.wire import answers
 from smokebox.wire.requests import Kill, StartProcess
@@ -35,10 +35,10 @@ class Processes(Handle):
         `timeout` is how long it may live. Without `stdin` it reads /dev/null.
         """
         body = StartProcess(
-            command=command if isinstance(command, str) else list(command),
+            command=check_command(command),
             id=process_id,
             cwd=cwd,
-            env=None if env is None else dict(env),
+            env=check_env(env) or None,
             user=user,
             limits=None if limits is None else dict(limits),
             stdin=stdin,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from smokebox.client.commands import Commands
 from smokebox.client.handle import part, repeat_key
 from smokebox.client.session import Session, session_id
+from smokebox.options import check_env
 from smokebox.types import SessionInfo
 from smokebox.wire import answers
 from smokebox.wire.requests import CreateSession
@@ -31,7 +32,7 @@ class Sessions(Commands):
         Nothing is started before its first command. Raises `Conflict` for an id that is
         taken.
         """
-        body = CreateSession(id=id, cwd=cwd, env=None if env is None else dict(env), user=user)
+        body = CreateSession(id=id, cwd=cwd, env=check_env(env) or None, user=user)
         info = await self._ask(SessionInfo, "POST", "/sessions", body=body, repeat_key=repeat_key())
         return Session(self, info)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from smokebox.client.handle import Handle, part, repeat_key
 from smokebox.client.session import Session, session_id
 from smokebox.client.terminal import Terminal
+from smokebox.options import check_command, check_env
 from smokebox.types import TerminalInfo
 from smokebox.wire import answers
 from smokebox.wire.requests import CreateTerminal
@@ -37,11 +38,11 @@ class Terminals(Handle):
         """
         body = CreateTerminal(
             id=id,
-            command=command if command is None or isinstance(command, str) else list(command),
+            command=None if command is None else check_command(command),
             cols=cols,
             rows=rows,
             cwd=cwd,
-            env=None if env is None else dict(env),
+            env=check_env(env) or None,
             user=user,
             session=None if session is None else session_id(session),
         )

@@ -18,7 +18,7 @@ from smokebox.errors import (
     SmokeboxError,
     Unsupported,
 )
-from smokebox.options import check_env
+from smokebox.options import check_command, check_env
 from smokebox.sandbox import keeper
 from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.paths import resolve
@@ -133,13 +133,8 @@ class Run:
 
     def words(self, command: Command) -> tuple[str, ...]:
         """The words to start: those given, or bash with a string."""
-        if isinstance(command, str):
-            return (self.shell, "-c", command)
-        if not isinstance(command, Sequence) or not command or isinstance(command, bytes):
-            raise _bad_command(command)
-        if not all(isinstance(word, str) for word in command) or not command[0]:
-            raise _bad_command(command)
-        return tuple(command)
+        words = check_command(command)
+        return (self.shell, "-c", words) if isinstance(words, str) else tuple(words)
 
     async def user(self, name: str | None) -> User:
         """A user of the sandbox, as its own files have them."""
@@ -190,11 +185,3 @@ class Run:
 def identity(user: User) -> dict[str, str]:
     """What a program's environment says of who it is."""
     return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell}
-
-
-def _bad_command(command: object) -> InvalidOption:
-    return InvalidOption(
-        f"a command is a str, or a sequence of str, not {command!r:.80}.",
-        hint="Pass 'make test' for bash, or ['make', 'test'] for the words themselves.",
-        option="command",
-    )
