@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import itertools
 import json
@@ -56,16 +57,19 @@ async def ours(spec: str, url: str, turns: int, look: Callable[[], str], persist
     from smokebox.agents.models import open_model
 
     with tempfile.TemporaryDirectory() as folder:
-        async with init(
-            model=open_model(spec, config),
-            instructions=INSTRUCTIONS,
-            sandbox=None,
-            subagents=None,
-            tools=[look_at],
-            compaction=False,
-            budget=Budget(turns=turns + 10),
-            persist=os.path.join(folder, "agents.db") if persist else False,
-        ) as harness:
+        async with (
+            contextlib.aclosing(open_model(spec, config)) as model,
+            init(
+                model=model,
+                instructions=INSTRUCTIONS,
+                sandbox=None,
+                subagents=None,
+                tools=[look_at],
+                compaction=False,
+                budget=Budget(turns=turns + 10),
+                persist=os.path.join(folder, "agents.db") if persist else False,
+            ) as harness,
+        ):
             session = await harness.session()
             return await session.prompt(str(turns))
 
