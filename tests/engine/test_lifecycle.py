@@ -295,6 +295,7 @@ async def test_a_command_that_destroy_cuts_short_says_so(host: Host) -> None:
     with pytest.raises(SandboxGone) as caught:
         await running
     assert caught.value.reason == "it was destroyed"
+    assert caught.value.hint == "Run it again: the next sandbox of this id is empty."
     with pytest.raises(SandboxGone, match="destroyed"):
         await process.wait_for_exit()
 

@@ -19,6 +19,7 @@ from smokebox.engine.files import leftovers
 from smokebox.engine.jail import errands
 from smokebox.engine.options import Options
 from smokebox.engine.record.rows import SandboxRow, delete, update
+from smokebox.engine.run import DESTROYED
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ T = TypeVar("T")
 _log = logging.getLogger("smokebox.engine")
 
 ASLEEP = "it fell asleep"
-DESTROYED = "it was destroyed"
 STOPPED = "the engine was stopped"
 CRASHED = "the engine was killed, and the sandbox did not outlive it"
 SILENT = "its agent does not answer"

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Command: TypeAlias = str | Sequence[str]
 
+DESTROYED = "it was destroyed"
+
 ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
 
 
@@ -176,10 +178,17 @@ class Run:
         """The error for a call that the end of this run cut short."""
         return SandboxGone(
             f"sandbox {self.id} stopped while the command was running ({reason}).",
-            hint="Run it again: the sandbox starts afresh, with its files.",
+            hint=f"Run it again: {what_is_next(reason)}.",
             reason=reason,
             sandbox_id=self.id,
         )
+
+
+def what_is_next(reason: str) -> str:
+    """What another call finds, after a run that ended for that reason."""
+    if reason == DESTROYED:
+        return "the next sandbox of this id is empty"
+    return "the sandbox starts afresh, with its files"
 
 
 def identity(user: User) -> dict[str, str]:

@@ -22,11 +22,12 @@ from smokebox.engine.git.repository import (
     parse_repository,
 )
 from smokebox.engine.jail.api import JailStats
-from smokebox.engine.lifecycle import DESTROYED, STOPPED, Lifecycle, Part
+from smokebox.engine.lifecycle import STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
 from smokebox.engine.ports import Ports
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
+from smokebox.engine.run import DESTROYED
 from smokebox.engine.sessions.sessions import Session, Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail.minded_terminal import HANGUP_SECONDS
+from smokebox.engine.run import what_is_next
 from smokebox.engine.terminals.output import Output
 from smokebox.engine.terminals.view import View
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded, SandboxGone
@@ -146,7 +147,7 @@ class Terminal:
             self._output.stop(
                 SandboxGone(
                     f"sandbox {self._run.id} stopped while terminal {self.id} was open ({reason}).",
-                    hint="Create another: the sandbox starts afresh, with its files.",
+                    hint=f"Create another: {what_is_next(reason)}.",
                     reason=reason,
                     sandbox_id=self._run.id,
                 )
