@@ -128,7 +128,7 @@ def check_sandbox(sandbox: object) -> None:
         if inspect.iscoroutine(sandbox):
             sandbox.close()
         hint = "Await it first, or pass the function that gives it: sandbox=Sandbox.create."
-        raise _wrong("sandbox", sandbox, "something to be awaited only once", hint)
+        raise _wrong("sandbox", sandbox, "a sandbox, or a function that gives one", hint)
     hint = "Pass virtual(), local(), bucket(...), get_sandbox(...), a function, or None."
     raise _wrong("sandbox", sandbox, "a sandbox", hint)
 
