@@ -217,7 +217,7 @@ for name in ("closed", "unreadable"):
     write(f"{name}/in/file", "x")
     os.chmod(f"{name}/in", 0)
     os.chmod(name, 0)
-for _ in range(6000):
+for _ in range(1500):
     os.mkdir("d" * 100)
     os.chdir("d" * 100)
 tell("made")

@@ -24,8 +24,8 @@ EVERY_SECONDS = 60.0
 # The host keeps the smaller of these free for itself, and as great a share of its inodes.
 RESERVE_SHARE = 0.02
 RESERVE_BYTES = 512 << 20
-# Less of a fall in free space than this is never worth a look.
-LEAST_FALL = 4 << 20
+# Less of a change in free space than this is never worth a look.
+LEAST_CHANGE = 4 << 20
 PATIENCE_SECONDS = 5.0
 MOST_PATIENCE_SECONDS = 60.0
 
@@ -240,27 +240,27 @@ class _Box:
         self.before: Usage | None = None
         self.told = False
         self.looked = float("-inf")
-        self.fallen = 0
+        self.changed = 0
         self.patience = PATIENCE_SECONDS
 
-    def due(self, fallen: int, every: float) -> bool:
+    def due(self, changed: int, every: float) -> bool:
         """Whether it could be over its limit since it was measured, or that is long ago."""
         if time.monotonic() - self.looked >= every:
             return True
         if self.limit is None or self.usage is None:
             return False
         room = self.limit - self.usage.bytes
-        return fallen - self.fallen >= max(room // 2, LEAST_FALL)
+        return changed - self.changed >= max(room // 2, LEAST_CHANGE)
 
     def measure(self, stop: Callable[[], bool]) -> Usage:
         tree = measure(self.directory, stop)
         hidden = unlinked(self.pids(), stop)
         return Usage(bytes=tree.bytes + hidden, inodes=tree.inodes, complete=tree.complete)
 
-    def note(self, usage: Usage, fallen: int) -> None:
+    def note(self, usage: Usage, changed: int) -> None:
         self.before, self.usage = self.usage, usage
         self.looked = time.monotonic()
-        self.fallen = fallen
+        self.changed = changed
         # A tree too great to be seen in time gets more of it, lest the rest hide behind.
         more = min(self.patience * 2, MOST_PATIENCE_SECONDS)
         self.patience = PATIENCE_SECONDS if usage.complete else more
@@ -276,8 +276,8 @@ class _Box:
 class DiskWatch:
     """Tells which sandbox has more on disk than it may, once each time it comes to that.
 
-    A look is one `statvfs`. A sandbox is measured only when free space fell by so much that
-    it could be near its limit, and from time to time; that happens in one thread, which
+    A look is one `statvfs`. A sandbox is measured only when free space changed by so much
+    that it could be near its limit, and from time to time; that happens in one thread, which
     rests as long as it works. `over(key, used)` is called for one above its limit. When the
     file system itself is nearly full, `low(key, used)` is called for the one that grew the
     most, whatever its limit.
@@ -299,7 +299,7 @@ class DiskWatch:
         self._every = every
         self._boxes: dict[str, _Box] = {}
         self._free: int | None = None
-        self._fallen = 0
+        self._changed = 0
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="smokebox-disk")
 
@@ -319,7 +319,7 @@ class DiskWatch:
         """
         box = _Box(key, directory, limit, pids)
         if fresh:
-            box.note(Usage(), self._fallen)
+            box.note(Usage(), self._changed)
         elif known := self._boxes.get(key):
             box.before, box.usage = known.before, known.usage
         self._boxes[key] = box
@@ -350,7 +350,7 @@ class DiskWatch:
     async def look(self) -> None:
         """Look once: measure what is due and tell what there is to tell."""
         scarce = self._scarce()
-        due = [box for box in self._boxes.values() if scarce or box.due(self._fallen, self._every)]
+        due = [box for box in self._boxes.values() if scarce or box.due(self._changed, self._every)]
         # Those that take long come last, and so hold up nobody.
         for box in sorted(due, key=lambda box: box.patience):
             await self._measure(box)
@@ -360,25 +360,26 @@ class DiskWatch:
                 self._low(growing.key, growing.usage.bytes)
 
     def _scarce(self) -> _Scarce | None:
-        """What the file system is short of, having noted how far free space has fallen."""
+        """What the file system is short of, having noted how much free space has changed."""
         try:
             space = os.statvfs(self._directory)
         except OSError:
             return None
         free = space.f_bavail * space.f_frsize
-        # Only falls add up: one sandbox's deleting must not hide another's writing.
-        self._fallen += max(0, (free if self._free is None else self._free) - free)
+        # A rise counts as a fall does: since the last look one sandbox may have deleted more than
+        # another wrote.
+        self._changed += abs((free if self._free is None else self._free) - free)
         self._free = free
         if free < min(space.f_blocks * space.f_frsize * RESERVE_SHARE, RESERVE_BYTES):
             return "bytes"
         return "inodes" if space.f_favail < space.f_files * RESERVE_SHARE else None
 
     async def _measure(self, box: _Box) -> None:
-        fallen = self._fallen
+        changed = self._changed
         pace = _Pace(self._stop, box.patience)
         loop = asyncio.get_running_loop()
         usage = await loop.run_in_executor(self._thread, box.measure, pace.stop)
-        box.note(usage, fallen)
+        box.note(usage, changed)
         if self._boxes.get(box.key) is not box:
             return
         over = box.limit is not None and usage.bytes > box.limit
