@@ -6,6 +6,7 @@ nothing is left.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from smokebox.sandbox.spill import SpillFolder
 
 if TYPE_CHECKING:
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail, Owner
+    from smokebox.engine.jail.api import Jail, JailState, Owner
     from smokebox.engine.options import Options
     from smokebox.engine.workshop import Workshop
 
@@ -48,10 +49,24 @@ async def start(shop: Workshop, id: str, row: SandboxRow | None, asked: Options)
         key = ready.spec.key if ready is not None else shop.key()
         row = asked.row(id, key=key, image=image, tier=jailer.tier)
     jail = ready.jail if ready is not None else None
+    awake = replace(
+        row,
+        status="active",
+        generation=row.generation + 1,
+        last_active_at=time.time(),
+        stop_reason=None,
+    )
+
+    async def write_down(state: JailState) -> None:
+        await shop.record.write(put(replace(awake, jail=state)))
+
     try:
-        if jail is None:
-            jail = await jailer.make(shop.spec(row.key, image, row.limits))
-        started = await _enter(shop, row, jail, image)
+        if jail is not None:
+            await write_down(jail.state)
+        else:
+            spec = shop.spec(row.key, image, row.limits)
+            jail = await jailer.make(spec, known=write_down)
+        started = await _enter(shop, replace(awake, jail=jail.state), jail, image)
     except BaseException as error:
         await _undo(shop, row, jail, known=known)
         if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
@@ -105,17 +120,12 @@ def environment(image: Image, row: SandboxRow) -> dict[str, str]:
 
 
 async def _enter(shop: Workshop, row: SandboxRow, jail: Jail, image: Image) -> Started:
-    awake = replace(
-        row,
-        status="active",
-        generation=row.generation + 1,
-        jail=jail.state,
-        last_active_at=time.time(),
-        stop_reason=None,
-    )
-    await shop.record.write(put(awake))
-    await jail.enter(row.id, row.limits)
-    return Started(row=awake, run=await as_run(shop, awake, jail, image))
+    entering = asyncio.create_task(jail.enter(row.id, row.limits))
+    try:
+        run = await as_run(shop, row, jail, image)
+    finally:
+        await entering
+    return Started(row=row, run=run)
 
 
 async def _undo(shop: Workshop, row: SandboxRow, jail: Jail | None, *, known: bool) -> None:

@@ -21,11 +21,11 @@ import smokebox
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail import agent, errands
-from smokebox.engine.jail.api import JailSpec
+from smokebox.engine.jail.api import JailSpec, JailState
 from smokebox.engine.jail.cloned import ClonedJail, start_time
 from smokebox.engine.jail.namespaces import NamespaceJailer
 from smokebox.engine.limits import Limits
-from smokebox.errors import IsolationUnavailable, SandboxGone, SmokeboxError
+from smokebox.errors import IsolationUnavailable, SandboxGone, SmokeboxError, StorageFull
 from smokebox.sandbox.process import Process
 
 MakeSpec: TypeAlias = Callable[[str], JailSpec]
@@ -235,7 +235,7 @@ async def test_a_jail_that_was_not_entered_dies_with_its_engine(
     script = f"""
         import asyncio, os, sys
         from smokebox.engine.images.store import open_store
-        from smokebox.engine.jail.api import JailSpec
+        from smokebox.engine.jail.api import JailSpec, JailState
         from smokebox.engine.jail.namespaces import NamespaceJailer
         from smokebox.engine.limits import Limits
         async def main():
@@ -269,6 +269,38 @@ async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
         await jailer.make(broken)
     # The zygote's socket is kept for the next jail.
     assert len(descriptors()) <= len(before) + 1
+
+
+async def test_a_jail_that_cannot_be_written_down_leaves_nothing(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+) -> None:
+    before = descriptors()
+    told: list[JailState] = []
+
+    async def refuse(state: JailState) -> None:
+        told.append(state)
+        await asyncio.sleep(0)
+        raise StorageFull("record")
+
+    with pytest.raises(StorageFull):
+        await jailer.make(spec("unwritten"), known=refuse)
+    async with asyncio.timeout(10):
+        while start_time(told[0].pid) == told[0].started:
+            await asyncio.sleep(0.01)
+    assert len(descriptors()) == len(before)
+
+
+async def test_a_jail_is_known_by_what_finds_it_again(
+    jailer: NamespaceJailer, spec: MakeSpec
+) -> None:
+    told: list[JailState] = []
+
+    async def note(state: JailState) -> None:
+        told.append(state)
+
+    jail = await jailer.make(spec("known"), known=note)
+    assert told == [jail.state]
+    await jail.kill()
 
 
 async def test_a_jail_that_dies_while_it_is_built_is_noticed_at_once(

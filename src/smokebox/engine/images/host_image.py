@@ -61,20 +61,23 @@ class HostImage:
         self._shelf = shelf
         self._host = host
         self._usr_local = usr_local
-        self._looked: tuple[float, str] = (float("-inf"), "")
+        self._looked: tuple[float, Image] | None = None
 
     async def get(self, name: str) -> Image:
         """The image of this host as it is at this moment, give or take a second."""
-        at, digest = self._looked
-        if time.monotonic() - at > LOOK_SECONDS:
-            digest = self._digest()
-            self._looked = time.monotonic(), digest
+        if self._looked is not None:
+            at, image = self._looked
+            if time.monotonic() - at <= LOOK_SECONDS and self._shelf.find(image.digest):
+                return image
+        at, digest = time.monotonic(), self._digest()
         kept = self._shelf.find(digest)
         if kept is None:
             kept = await asyncio.to_thread(self._shelf.keep, digest, self._make)
-        return Image(
+        image = Image(
             name=name, digest=digest, layers=self._layers(kept), env=default_env(self._host)
         )
+        self._looked = at, image
+        return image
 
     def _make(self, into: str) -> None:
         usr = os.path.join(self._host, "usr")

@@ -24,6 +24,7 @@ import signal
 import socket
 import struct
 
+from smokebox.engine.jail import linux
 from smokebox.engine.jail.logpump import LogPump
 from smokebox.engine.jail.minded_shell import MindedShell
 from smokebox.engine.jail.minded_terminal import MindedTerminal
@@ -95,6 +96,10 @@ class Agent(Keeper):
         """As any keeper does, with a minder made ahead of the first request."""
         self.fork()
         super().serve(wake)
+
+    def gather(self) -> None:
+        """As any keeper does, by the library that the zygote had loaded."""
+        linux.become_subreaper()
 
     def minder(self, control: socket.socket, wake: int) -> Minder:
         """One that knows the verbs above."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Awaitable, Callable
 
     from smokebox.engine.images.image import Layer
     from smokebox.engine.jail.network import Doors
@@ -145,8 +146,13 @@ class Jailer(Protocol):
         """Its name."""
         ...
 
-    async def make(self, spec: JailSpec) -> Jail:
-        """A jail that waits for `enter`; until then it dies with this process."""
+    async def make(
+        self, spec: JailSpec, *, known: Callable[[JailState], Awaitable[object]] | None = None
+    ) -> Jail:
+        """A jail that waits for `enter`; until then it dies with this process.
+
+        `known` is called as soon as it can be told from others, and awaited while it is built.
+        """
         ...
 
     async def adopt(self, spec: JailSpec, state: JailState) -> Jail | None:

@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 
-from smokebox.engine.jail import landlock, linux, network, seccomp
+from smokebox.engine.jail import kernfs, landlock, linux, network, seccomp
 from smokebox.engine.jail.agent import Agent
 from smokebox.engine.jail.entering import hold_to, lock_up, take_name
 from smokebox.sandbox.keeper import receive_fds
@@ -23,14 +23,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# All but that of the network, which takes the kernel as long as the rest, and which the child
+# makes while it waits for its ids.
 NAMESPACES = (
-    linux.NEWUSER
-    | linux.NEWNS
-    | linux.NEWPID
-    | linux.NEWNET
-    | linux.NEWIPC
-    | linux.NEWUTS
-    | linux.NEWCGROUP
+    linux.NEWUSER | linux.NEWNS | linux.NEWPID | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
 )
 # Where the engine's pipes are seen inside.
 IO = "/run/smokebox"
@@ -144,6 +140,7 @@ class Cell:
 
     def settle(self, go: socket.socket) -> list[int]:
         """Wait for the ids, and be root in the box, among mounts of our own."""
+        linux.unshare(linux.NEWNET)
         _, trees = receive_fds(go, 16, 64)
         go.close()
         os.setsid()
@@ -265,12 +262,11 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
 
 def share_watches(settings: str) -> None:
     """Leave others some of what the kernel counts by who made the sandbox, not by sandbox."""
-    with contextlib.suppress(FileNotFoundError):
-        for kind in ("instances", "watches"):
-            with open(f"{settings}/fs/inotify/max_user_{kind}") as host:
-                share = max(_FEWEST_WATCHES, int(host.read()) // 4)
-            with open(f"{settings}/user/max_inotify_{kind}", "w") as own:
-                own.write(str(share))
+    for kind in ("instances", "watches"):
+        most = kernfs.number(f"{settings}/fs/inotify/max_user_{kind}")
+        if most is not None:
+            share = str(max(_FEWEST_WATCHES, most // 4))
+            kernfs.write_if_there(f"{settings}/user/max_inotify_{kind}", share)
 
 
 def mount_proc(proc: str, null: str) -> None:

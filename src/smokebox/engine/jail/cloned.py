@@ -10,6 +10,7 @@ import abc
 import asyncio
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ from smokebox.sandbox.keeper import receive_fds
 from smokebox.sandbox.pipes import readable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from smokebox.engine.limits import Limits
 
 BUILD_SECONDS = 30.0
@@ -226,6 +229,7 @@ class CloningJailer(abc.ABC):
     def __init__(self) -> None:
         self._zygote = Zygote()
         self._hierarchy = detect()
+        self._privileged = ids.privileged()
 
     @property
     @abc.abstractmethod
@@ -247,16 +251,19 @@ class CloningJailer(abc.ABC):
     async def furnish(self, setup: socket.socket) -> None:
         """What is to be done once the jail stands and is counted."""
 
-    async def make(self, spec: JailSpec) -> ClonedJail:
-        """A jail that waits for `enter`; until then it dies with this process."""
+    async def make(
+        self, spec: JailSpec, *, known: Callable[[JailState], Awaitable[object]] | None = None
+    ) -> ClonedJail:
+        """A jail that waits for `enter`; until then it dies with this process.
+
+        `known` is called as soon as it can be told from others, and awaited while it is built.
+        """
         lay_out(spec.directory, len({layer.target for layer in spec.layers}))
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
             order = await self.order(spec, always)
-            cgroup = await asyncio.to_thread(
-                self._hierarchy.create, spec.key, self.bounds(spec.limits)
-            )
+            cgroup = await self._count(spec)
             on_failure.callback(cgroup.remove)
-            held = ids.take()
+            held = ids.take(privileged=self._privileged)
             always.callback(held.close)
             box = os.open(spec.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             always.callback(os.close, box)
@@ -285,7 +292,8 @@ class CloningJailer(abc.ABC):
                 on_failure.callback(kill_now, born)
                 # The child has its own of all: with ours open, its end would not be heard.
                 always.close()
-                built = await self._build(born, setup, cgroup)
+                state = self._state(spec, born, held.owner)
+                built = await self._build(setup, self._attach(born, cgroup), known and known(state))
                 on_failure.callback(built.close)
                 await self.furnish(setup)
             except OSError as error:
@@ -295,16 +303,6 @@ class CloningJailer(abc.ABC):
                     raise unavailable("was killed meanwhile") from error
                 raise self.explain(error) from error
             run = os.open(f"{spec.directory}/run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            state = JailState(
-                tier=self.tier,
-                key=spec.key,
-                pid=born.pid,
-                started=start_time(born.pid),
-                first_uid=held.owner.uid,
-                uids=held.owner.count,
-                enforcement=self._hierarchy.enforcement,
-                extra={"boot": boot_id()},
-            )
             jail = self.kind(
                 state,
                 run=run,
@@ -353,16 +351,39 @@ class CloningJailer(abc.ABC):
         """Stop what makes jails. Entered jails run on."""
         self._zygote.close()
 
-    async def _build(self, born: Born, setup: socket.socket, cgroup: Cgroup) -> Built:
-        """Wait until the child stands in its root, and is counted."""
-        attaching = asyncio.create_task(self._attach(born, cgroup))
+    def _state(self, spec: JailSpec, born: Born, owner: Owner) -> JailState:
+        return JailState(
+            tier=self.tier,
+            key=spec.key,
+            pid=born.pid,
+            started=start_time(born.pid),
+            first_uid=owner.uid,
+            uids=owner.count,
+            enforcement=self._hierarchy.enforcement,
+            extra={"boot": boot_id()},
+        )
+
+    async def _count(self, spec: JailSpec) -> Cgroup:
+        create, bounds = self._hierarchy.create, self.bounds(spec.limits)
+        if self._hierarchy.enforcement == "rlimits":
+            return create(spec.key, bounds)
+        return await asyncio.to_thread(create, spec.key, bounds)
+
+    async def _build(self, setup: socket.socket, *beside: Awaitable[object] | None) -> Built:
+        """Wait until the child stands in its root, and what is done beside that is done."""
+        others = asyncio.gather(*filter(None, beside))
         try:
             words, fds = await hear(setup)
-        except OSError:
+        except BaseException:
             # What the child said of its end is worth more than that it was not there.
-            await asyncio.wait([attaching])
+            await asyncio.gather(others, return_exceptions=True)
             raise
-        await attaching
+        try:
+            await others
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
         if not fds:
             raise OSError(errno.EPROTO, "the jail gave no root")
         sockets = [socket.socket(fileno=fd) for fd in fds[1:]]
@@ -393,6 +414,7 @@ def kill_now(born: Born) -> None:
     os.close(born.pidfd)
 
 
+@functools.cache
 def boot_id() -> str:
     """Which start of the machine this is: pids and ticks begin again with each."""
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -39,13 +39,13 @@ def privileged() -> bool:
     return all(mask >> capability & 1 for capability in _NEEDED)
 
 
-def take() -> Ids:
+def take(*, privileged: bool) -> Ids:
     """A range of ids that no other sandbox on this host has, or just our own.
 
     The lock is a name in the abstract socket namespace of the host: no file is left by a
     jail that was killed, and none inside can reach it.
     """
-    if not privileged():
+    if not privileged:
         return Ids(owner=Owner(uid=os.geteuid(), gid=os.getegid(), count=1))
     for _ in range(1000):
         first = random.randrange(FIRST, LAST, COUNT)

@@ -38,12 +38,14 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _CLONE_PIDFD, _CLONE_INTO_CGROUP, _SIGCHLD = 0x1000, 0x200000000, 17
 _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 15, 24, 38
+_PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _OPEN_TRIES = 1_000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def _checked(result: int, call: str) -> int:
@@ -234,6 +236,11 @@ def set_no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
+def become_subreaper() -> None:
+    """Be the parent of every orphan below this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def limit_capabilities(keep: Iterable[int]) -> None:
     """Let no exec from here on give a capability that is not in `keep`."""
     kept = frozenset(keep)
@@ -265,8 +272,9 @@ def raise_loopback() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    zero = ctypes.c_ulong(0)
-    _checked(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), f"prctl {option}")
+    if _libc.prctl(option, value, 0, 0, 0) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
 
 
 def _path(path: str | None) -> bytes | None:

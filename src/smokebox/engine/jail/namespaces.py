@@ -43,6 +43,8 @@ def explain(error: OSError, tier: Tier) -> SmokeboxError:
         )
     if number == errno.ENOSPC and "clone3" in text:
         hint = "Run: sysctl -w user.max_user_namespaces=15000"
+    elif number == errno.ENOSPC and "unshare" in text:
+        hint = "Run: sysctl -w user.max_net_namespaces=15000"
     elif number in (errno.EPERM, errno.EACCES) and ("clone3" in text or "uid_map" in text):
         hint = (
             "Allow user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 (Debian), or "

@@ -77,6 +77,11 @@ class Doors:
             sock.close()
 
 
+def prepare() -> None:
+    """Have what `furnish` says to the kernel ready: all that are forked from here share it."""
+    nft.rules(port=PORT, own=ADDRESS)
+
+
 def furnish() -> Doors:
     """Make the network of this namespace, which has nothing yet.
 
@@ -90,8 +95,8 @@ def furnish() -> Doors:
     own = socket.inet_aton(ADDRESS)
     address = struct.pack("=BBBBi", socket.AF_INET, 32, 0, 0, _LOOPBACK)
     address += attribute(2, own) + attribute(1, own)
-    send(ROUTE, message(_NEW_ADDRESS, _MADE, address))
-    send(ROUTE, _everything(socket.AF_INET, attribute(7, own)))
+    to_all = _everything(socket.AF_INET, attribute(7, own))
+    send(ROUTE, message(_NEW_ADDRESS, _MADE, address), to_all)
     sockets = [_bound(socket.AF_INET, socket.SOCK_DGRAM, "127.0.0.1")]
     try:
         send(ROUTE, _everything(socket.AF_INET6))

@@ -5,6 +5,7 @@ They are one message of netlink: there is no program to call, and nothing on the
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
 
@@ -37,13 +38,19 @@ def redirect(*, port: int, own: str) -> None:
 
     What goes to a loopback address, or to the address `own`, goes there.
     """
+    send(NETFILTER, rules(port=port, own=own))
+
+
+@functools.cache
+def rules(*, port: int, own: str) -> bytes:
+    """The message with which `redirect` asks for that. Writing it takes as long as sending it."""
     v4 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET]))
     v6 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET6]))
     tcp = _matches(_meta(_META_PROTOCOL), _TCP)
     udp = _matches(_meta(_META_PROTOCOL), _UDP)
     to = _redirect_to(port)
     loopback = socket.inet_pton(socket.AF_INET6, "::1")
-    rules = (
+    lines = (
         v4 + _matches(_payload(_NETWORK_HEADER, 16, 1), b"\x7f") + _accept(),
         v4 + _matches(_payload(_NETWORK_HEADER, 16, 4), socket.inet_aton(own)) + _accept(),
         v6 + _matches(_payload(_NETWORK_HEADER, 24, 16), loopback) + _accept(),
@@ -59,10 +66,10 @@ def redirect(*, port: int, own: str) -> None:
         + attribute(7, b"nat\0")
     )
     bodies = [(_NEW_TABLE, attribute(1, _TABLE) + attribute(2, _number(0))), (_NEW_CHAIN, chain)]
-    for rule in rules:
+    for rule in lines:
         place = attribute(1, _TABLE) + attribute(2, _CHAIN)
         bodies.append((_NEW_RULE, place + attribute(4 | NESTED, rule)))
-    send(NETFILTER, _batch(bodies))
+    return _batch(bodies)
 
 
 def _batch(bodies: list[tuple[int, bytes]]) -> bytes:

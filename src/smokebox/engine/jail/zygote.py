@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-from smokebox.engine.jail import linux, seccomp
+from smokebox.engine.jail import linux, network, seccomp
 from smokebox.engine.jail.cell import MESSAGE_SIZE, NAMESPACES, Cell, Request
 from smokebox.engine.jail.kernfs import write
 from smokebox.sandbox.keeper import receive_fds
@@ -35,6 +35,7 @@ def main() -> None:
     # Nobody asks for the status of a jail: its end is seen by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     seccomp.profile()
+    network.prepare()
     gc.collect()
     gc.freeze()
     while True:
