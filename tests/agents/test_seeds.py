@@ -131,7 +131,10 @@ async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path)
         sandbox = get_sandbox(GitHubSandbox, "issue-bot", hosts=hosts)
         model = ScriptedModel(
             call("bash", command="curl -s -o /dev/null -w %{http_code} http://api.github.com/user"),
-            call("bash", command=f"env | grep -c {TOKEN}; cat /proc/*/environ | grep -ac {TOKEN}"),
+            call(
+                "bash",
+                command=f"env | grep -c {TOKEN}; cat /proc/*/environ 2>/dev/null | grep -ac {TOKEN}",
+            ),
             then="Done.",
         )
         async with init(model=model, sandbox=sandbox) as harness:
