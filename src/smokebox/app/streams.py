@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from smokebox.errors import SmokeboxError
+from smokebox.wire.sse import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -16,27 +19,41 @@ if TYPE_CHECKING:
     from smokebox.agents.log.records import Stored
     from smokebox.agents.log.store import SessionKey, Store
 
+_log = logging.getLogger("smokebox.app")
+
 # What is held for those who keep up; who does not reads from the store.
 _HELD_BYTES = 1 << 20
 _HELD = 2000
 _PAGE = 500
+_CHUNK = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
 class Line:
     """One event: its offset, its kind, and its JSON."""
 
-    offset: int
-    kind: str
-    data: bytes
+    __slots__ = ("_event", "data", "kind", "offset")
+
+    def __init__(self, offset: int, kind: str, data: bytes) -> None:
+        self.offset = offset
+        self.kind = kind
+        self.data = data
+        self._event: bytes | None = None
+
+    @property
+    def event(self) -> bytes:
+        """It as it is sent, made once for all who watch."""
+        if self._event is None:
+            self._event = encode(self.kind, self.data, str(self.offset))
+        return self._event
 
 
 def line_of(stored: Stored) -> Line:
     """A record as an event."""
-    plain: dict[str, Any] = msgspec.to_builtins(stored.record)
-    kind = plain["type"]
-    data = msgspec.json.encode({"offset": stored.offset, "at": stored.at, **plain})
-    return Line(stored.offset, kind, data)
+    # A record is never empty: it has a type at least.
+    fields = msgspec.json.encode(stored.record)[1:]
+    data = b'{"offset":%d,"at":%r,%b' % (stored.offset, stored.at, fields)
+    kind = stored.record.__struct_config__.tag
+    return Line(stored.offset, str(kind), data)
 
 
 class Stream:
@@ -88,6 +105,9 @@ class Stream:
             async with contextlib.aclosing(self._store.follow(self._key, after=after)) as records:
                 async for stored in records:
                     self._hold(line_of(stored))
+        except SmokeboxError as error:
+            # The app is being stopped, or the disk is broken: who watches comes again.
+            _log.info("a stream ended early: %s", error)
         finally:
             self._ended = True
             self._wake()
@@ -138,3 +158,18 @@ class Streams:
                 for line in found:
                     yield line
                     after = line.offset
+
+    async def events(self, key: SessionKey, after: int) -> AsyncGenerator[bytes, None]:
+        """The same as they are sent: what there is at once goes out together."""
+        async with self.watch(key, after) as stream:
+            while (found := await stream.read(after)) is not None:
+                pieces, size = [], 0
+                for line in found:
+                    pieces.append(line.event)
+                    size += len(line.event)
+                    if size >= _CHUNK:
+                        yield b"".join(pieces)
+                        pieces, size = [], 0
+                if pieces:
+                    yield b"".join(pieces)
+                after = found[-1].offset

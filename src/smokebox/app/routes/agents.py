@@ -17,11 +17,8 @@ from smokebox.app.streams import line_of
 from smokebox.app.submission import Target
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.wire import work
-from smokebox.wire.sse import encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.responses import Response
 
     from smokebox.app.call import Call
@@ -40,7 +37,7 @@ async def get(call: Call) -> Response:
     after = last_offset(call.request)
     key = SessionKey(name, id, DEFAULT)
     if wants_events(call.request):
-        return events_response(_conversation(call, key, after))
+        return events_response(call.app.streams.events(key, after))
     wait = call.seconds("wait")
     lines = [line_of(one) for one in await call.app.store.read(key, after=after, limit=_most(call))]
     if not lines and wait:
@@ -131,8 +128,3 @@ def _most(call: Call) -> int:
         option="limit",
         value=text,
     )
-
-
-async def _conversation(call: Call, key: SessionKey, after: int) -> AsyncGenerator[bytes, None]:
-    async for line in call.app.streams.lines(key, after):
-        yield encode(line.kind, line.data, str(line.offset))

@@ -1,0 +1,155 @@
+"""Schedules: each time once, in however many processes, and missed ones as the file says."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+import pytest_asyncio
+
+from app.site import project, served
+from smokebox.app.inbox import Inbox
+from smokebox.app.project import load_project
+from smokebox.app.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.app.project import Project
+
+NINE = """
+schedule = "0 9 * * 1-5"
+timezone = "Europe/Lisbon"
+{missed}
+
+async def run(ctx):
+    return ctx.payload
+"""
+HOUR, DAY = 3600.0, 86400.0
+
+
+def lisbon(day: int, hour: int, minute: int = 0) -> float:
+    """A moment in March 2026, whose first is a Sunday."""
+    return datetime(2026, 3, day, hour, minute, tzinfo=ZoneInfo("Europe/Lisbon")).timestamp()
+
+
+class Clock:
+    """Stands still until it is put on."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest_asyncio.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
+    inbox = Inbox(str(tmp_path / "inbox.db"))
+    yield inbox
+    await inbox.aclose()
+
+
+def loaded(tmp_path: Path, missed: str = "") -> Project:
+    folder = project(tmp_path / "p", workflows__report=NINE.format(missed=missed))
+    return load_project(folder)
+
+
+async def times(inbox: Inbox) -> list[str]:
+    """When the runs were due, the last first."""
+    return [one.body["scheduled_at"] for one in await inbox.runs("report")]
+
+
+async def test_a_run_is_accepted_when_it_is_due_and_not_before(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
+    scheduler = Scheduler(inbox, lambda: found, clock=clock)
+    for moment in (lisbon(2, 8), lisbon(2, 8, 59), lisbon(2, 9) - 0.5):
+        clock.now = moment
+        await scheduler.tick()
+        assert await times(inbox) == []
+    clock.now = lisbon(2, 9)
+    for _ in range(3):
+        await scheduler.tick()
+    assert await times(inbox) == ["2026-03-02T09:00:00+00:00"]
+
+
+async def test_it_runs_on_the_days_and_by_the_zone_that_the_line_says(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    """Over a weekend, and the night on which Portugal puts its clocks forward."""
+    found, clock = loaded(tmp_path), Clock(lisbon(26, 0))
+    scheduler = Scheduler(inbox, lambda: found, clock=clock)
+    while clock.now < lisbon(31, 12):
+        await scheduler.tick()
+        clock.now += HOUR / 2
+    assert await times(inbox) == [
+        "2026-03-31T08:00:00+00:00",
+        "2026-03-30T08:00:00+00:00",
+        "2026-03-27T09:00:00+00:00",
+        "2026-03-26T09:00:00+00:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missed", "runs"),
+    [('missed = "once"', ["2026-03-02T09:00:00+00:00"]), ('missed = "skip"', [])],
+)
+async def test_missed_runs_are_made_up_for_once_or_not(
+    inbox: Inbox, tmp_path: Path, missed: str, runs: list[str]
+) -> None:
+    found, clock = loaded(tmp_path, missed), Clock(lisbon(2, 8))
+    await Scheduler(inbox, lambda: found, clock=clock).tick()
+    clock.now += 10 * DAY
+    back = Scheduler(inbox, lambda: found, clock=clock)
+    for _ in range(3):
+        await back.tick()
+    assert await times(inbox) == runs
+
+
+async def test_a_run_in_two_processes_is_one(inbox: Inbox, tmp_path: Path) -> None:
+    found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
+    other = Inbox(inbox.path)
+    schedulers = [Scheduler(one, lambda: found, clock=clock) for one in (inbox, other)]
+    for day in range(2, 7):
+        clock.now = lisbon(day, 8, 30)
+        await asyncio.gather(*(one.tick() for one in schedulers))
+        clock.now = lisbon(day, 9)
+        await asyncio.gather(*(one.tick() for _ in range(5) for one in schedulers))
+    assert len(await times(inbox)) == 5
+    await other.aclose()
+
+
+async def test_a_line_that_was_changed_begins_anew(inbox: Inbox, tmp_path: Path) -> None:
+    clock = Clock(lisbon(2, 8))
+    found = loaded(tmp_path)
+    await Scheduler(inbox, lambda: found, clock=clock).tick()
+    clock.now = lisbon(2, 12)
+    text = NINE.format(missed="").replace("0 9", "0 18")
+    changed = load_project(project(tmp_path / "p", workflows__report=text))
+    scheduler = Scheduler(inbox, lambda: changed, clock=clock)
+    await scheduler.tick()
+    assert await times(inbox) == []
+    clock.now = lisbon(2, 18)
+    await scheduler.tick()
+    assert await times(inbox) == ["2026-03-02T18:00:00+00:00"]
+
+
+async def test_what_is_due_is_run_by_the_app(tmp_path: Path) -> None:
+    text = NINE.format(missed="").replace("0 9 * * 1-5", "* * * * *")
+    folder = project(tmp_path / "p", workflows__report=text)
+    inbox = Inbox(str(folder / ".smokebox/inbox.db"))
+    await inbox.due("report", "* * * * * (Europe/Lisbon)", 60.0)
+    await inbox.aclose()
+    async with served(folder) as site:
+        while not (runs := (await site.get("/workflows/report")).body["runs"]):
+            await asyncio.sleep(0.01)
+        done = await site.outcome(runs[-1]["submission_id"])
+        assert done["result"] == {"scheduled_at": "1970-01-01T00:01:00+00:00"}
+        listed = (await site.get("/workflows")).body["workflows"]
+        assert listed[0]["schedule"] == "* * * * * (Europe/Lisbon)"

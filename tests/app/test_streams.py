@@ -1,0 +1,172 @@
+"""Watching a conversation: from any offset, by as many as like, without gap or repeat."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
+
+from app.site import served, serving
+from smokebox.agents.log.records import ReplyDelta
+from smokebox.agents.log.sqlite import SqliteStore
+from smokebox.agents.log.store import SessionKey
+from smokebox.app import create_app, streams
+from smokebox.app.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    import pytest
+
+    from app.site import Event, Site
+
+KEY = SessionKey("echo", "one", "default")
+
+
+async def first(site: Site, count: int, *, last: int = 0, id: str = "one") -> list[Event]:
+    """The next so many events of a conversation."""
+    source = site.events(f"/agents/echo/{id}", last=last)
+    async with aclosing(cast("AsyncGenerator[Event, None]", source)) as events:
+        return [await anext(events) for _ in range(count)]
+
+
+async def test_who_watches_gets_what_was_and_what_is(site: Site) -> None:
+    await site.say("echo/one?wait=result", "before")
+    head = (await site.get("/agents/echo/one")).body["offset"]
+    watching = asyncio.create_task(first(site, 2 * head - 1))
+    await site.say("echo/one?wait=result", "after")
+    found = await watching
+    assert [one.id for one in found] == list(range(1, 2 * head))
+    assert [one.data["offset"] for one in found] == [one.id for one in found]
+
+
+async def test_who_watches_may_come_before_the_conversation(site: Site) -> None:
+    watching = asyncio.create_task(first(site, 3))
+    await site.say("echo/one", "hello")
+    assert [one.id for one in await watching] == [1, 2, 3]
+
+
+async def test_who_comes_again_goes_on_behind_the_last_event(site: Site) -> None:
+    await site.say("echo/one?wait=result", "hello")
+    head = (await site.get("/agents/echo/one")).body["offset"]
+    found, last = [], 0
+    while last < head:
+        [event] = await first(site, 1, last=last)
+        found.append(event.id)
+        last = event.id or 0
+    assert found == list(range(1, head + 1))
+
+
+async def test_an_answer_is_heard_of_while_it_is_given(site: Site, folder: Path) -> None:
+    """The record of an answer grows while somebody reads along, not only at its end."""
+    events = site.events("/agents/echo/one", method="POST", body={"message": "x" * 2000})
+    kinds = [one.kind async for one in events]
+    assert kinds.index("reply_delta") < kinds.index("reply_ended")
+
+
+async def test_a_long_poll_waits_for_more(site: Site) -> None:
+    polling = asyncio.create_task(site.get("/agents/echo/one?wait=30"))
+    await site.say("echo/one", "hello")
+    found = (await polling).body
+    assert found["events"] and found["offset"] == found["events"][-1]["offset"]
+    nothing = (await site.get("/agents/echo/two?wait=0.05")).body
+    assert nothing == {"events": [], "offset": 0}
+
+
+async def test_events_of_a_submission_resume_behind_an_offset(site: Site) -> None:
+    await site.say("echo/one?wait=result", "before")
+    id = (await site.say("echo/one?wait=result", "hello")).body["submission_id"]
+    found = [one async for one in site.events(f"/submissions/{id}")]
+    ids = [one.id for one in found if one.id is not None]
+    assert found[1].kind == "work_accepted" and len(ids) > 3
+    rest = [one.id async for one in site.events(f"/submissions/{id}", last=ids[1])]
+    assert [id for id in rest if id is not None] == ids[2:]
+
+
+async def test_a_stream_ends_when_its_conversation_is_removed(site: Site) -> None:
+    await site.say("echo/one?wait=result", "hello")
+    head = (await site.get("/agents/echo/one")).body["offset"]
+    events = site.events("/agents/echo/one")
+    for _ in range(head):
+        await anext(events)
+    await site.delete("/agents/echo/one")
+    assert [one async for one in events] == []
+
+
+async def test_500_readers_of_one_stream_see_the_same(site: Site) -> None:
+    readers = [asyncio.create_task(first(site, 6)) for _ in range(500)]
+    await site.say("echo/one?wait=result", "hello")
+    for found in await asyncio.gather(*readers):
+        assert [one.id for one in found] == [1, 2, 3, 4, 5, 6]
+
+
+async def grow(folder: Path, count: int, size: int = 100) -> None:
+    """A conversation with so many records."""
+    store = SqliteStore(str(folder / ".smokebox/conversations.db"))
+    writer = await store.open(KEY)
+    for numbers in _batches(count):
+        await writer.append([ReplyDelta("r", f"{n} {'x' * size}") for n in numbers])
+    await writer.release()
+    await store.aclose()
+
+
+def _batches(count: int) -> list[range]:
+    return [range(at, min(at + 1000, count)) for at in range(0, count, 1000)]
+
+
+async def test_a_reader_with_an_old_offset_gets_all_of_it_in_order(folder: Path) -> None:
+    await grow(folder, 20_000)
+    async with served(folder) as site:
+        found = await first(site, 20_000 - 17, last=17)
+        assert [one.id for one in found] == list(range(18, 20_001))
+
+
+async def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not read is behind by far more than is held for it, and misses nothing."""
+    monkeypatch.setattr(streams, "_HELD", 50)
+    count, size = 4000, 4000
+    async with served(folder) as site:
+        slow = cast("AsyncGenerator[Event, None]", site.events("/agents/echo/one"))
+        async with aclosing(slow):
+            quick = asyncio.create_task(first(site, count))
+            begun = asyncio.create_task(anext(slow))
+            await grow(folder, count, size)
+            assert [one.id for one in await quick] == list(range(1, count + 1))
+            rest = [await begun] + [await anext(slow) for _ in range(count - 1)]
+            assert [one.id for one in rest] == list(range(1, count + 1))
+
+
+async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "c.db"))
+    watched = Streams(store)
+    writer = await store.open(KEY)
+    async with watched.watch(KEY, 0) as stream:
+        for numbers in _batches(5000):
+            await writer.append([ReplyDelta("r", f"{n} {'x' * 2000}") for n in numbers])
+        while stream._base < 4000:
+            await asyncio.sleep(0.01)
+        assert stream._size <= 1 << 20 and len(stream._held) <= 2000
+    await writer.release()
+    await store.aclose()
+
+
+async def test_readers_that_leave_leave_nothing(folder: Path) -> None:
+    asgi = create_app(folder)
+    async with serving(asgi) as site:
+        await site.say("echo/one?wait=result", "hello")
+        for _ in range(20):
+            await first(site, 2)
+        while asgi.state.smokebox.streams._open:
+            await asyncio.sleep(0.01)
+
+
+async def test_readers_of_another_process_are_told_too(folder: Path) -> None:
+    """Two apps on one folder, as two processes have it: who reads at one sees work of both."""
+    async with served(folder) as one, served(folder) as two:
+        watching = [asyncio.create_task(first(site, 4)) for site in (one, two)]
+        await one.say("echo/one", "hello")
+        for found in await asyncio.gather(*watching):
+            assert [event.id for event in found] == [1, 2, 3, 4]

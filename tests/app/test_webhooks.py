@@ -1,0 +1,169 @@
+"""Webhooks: who can sign is let in, once for each thing that was signed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.site import ECHO, project, served
+from smokebox.app.project import load_project
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from app.site import Site
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of some length").decode()
+HOOK = """
+triggers = {{"webhook": {{"verify": "{preset}", "secret": "HOOK_SECRET"}}}}
+
+async def run(ctx):
+    return ctx.payload
+"""
+
+
+def hexed(key: str, data: bytes) -> str:
+    return hmac.new(key.encode(), data, hashlib.sha256).hexdigest()
+
+
+def github(body: bytes, at: float) -> dict[str, str]:
+    return {"X-Hub-Signature-256": f"sha256={hexed(SECRET, body)}", "X-GitHub-Delivery": "d1"}
+
+
+def slack(body: bytes, at: float) -> dict[str, str]:
+    signed = hexed(SECRET, b"v0:%d:" % at + body)
+    return {"X-Slack-Request-Timestamp": str(int(at)), "X-Slack-Signature": f"v0={signed}"}
+
+
+def stripe(body: bytes, at: float) -> dict[str, str]:
+    return {"Stripe-Signature": f"t={int(at)},v1=00ff,v1={hexed(SECRET, b'%d.' % at + body)}"}
+
+
+def standard(body: bytes, at: float) -> dict[str, str]:
+    key = base64.b64decode(SECRET.removeprefix("whsec_"))
+    signed = hmac.new(key, b"msg_1.%d." % at + body, hashlib.sha256).digest()
+    signature = f"v1,AAAA v1,{base64.b64encode(signed).decode()}"
+    stamp = str(int(at))
+    return {"webhook-id": "msg_1", "webhook-timestamp": stamp, "webhook-signature": signature}
+
+
+def generic(body: bytes, at: float) -> dict[str, str]:
+    return {"X-Signature": hexed(SECRET, body)}
+
+
+SENDERS = {
+    "github": github,
+    "slack": slack,
+    "stripe": stripe,
+    "standard": standard,
+    "hmac": generic,
+}
+TIMED = ["slack", "stripe", "standard"]
+BODY = json.dumps({"event": "opened"}).encode()
+Sender = "Callable[[bytes, float], dict[str, str]]"
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    hooks = {f"workflows__{name}": HOOK.format(preset=name) for name in SENDERS}
+    folder = project(tmp_path / "p", agents__echo=ECHO, **hooks)
+    (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\nSMOKEBOX_APP_KEYS=the-key\n")
+    async with served(folder) as site:
+        yield site
+
+
+@pytest.mark.parametrize("preset", SENDERS)
+async def test_what_is_signed_is_let_in_without_a_key(site: Site, preset: str) -> None:
+    headers = SENDERS[preset](BODY, time.time())
+    done = await site.post(f"/workflows/{preset}?wait=result", data=BODY, headers=headers)
+    assert (done.status, done.body["result"]) == (200, {"event": "opened"})
+
+
+@pytest.mark.parametrize("preset", SENDERS)
+async def test_what_is_not_signed_is_refused(site: Site, preset: str) -> None:
+    signed = SENDERS[preset](BODY, time.time())
+    for headers, body in (
+        ({}, BODY),
+        ({"Authorization": "Bearer the-key"}, BODY),
+        (signed, BODY + b" "),
+        ({name: "t=,v1=,é"[:-1] for name in signed}, BODY),
+        ({name: value[:-1] for name, value in signed.items()}, BODY),
+    ):
+        found = await site.post(f"/workflows/{preset}", data=body, headers=headers)
+        assert (found.status, found.code) == (401, "unauthorized"), headers
+
+
+@pytest.mark.parametrize("preset", TIMED)
+@pytest.mark.parametrize("seconds", [-400, 400])
+async def test_what_was_signed_too_long_ago_is_refused(
+    site: Site, preset: str, seconds: float
+) -> None:
+    headers = SENDERS[preset](BODY, time.time() + seconds)
+    found = await site.post(f"/workflows/{preset}", data=BODY, headers=headers)
+    assert (found.status, found.code) == (401, "unauthorized")
+
+
+@pytest.mark.parametrize("preset", ["github", *TIMED])
+async def test_what_is_sent_again_is_the_same_run(site: Site, preset: str) -> None:
+    """Also under an Idempotency-Key or a delivery id of whoever repeats it: none is signed."""
+    headers = SENDERS[preset](BODY, time.time())
+    first = await site.post(f"/workflows/{preset}", data=BODY, headers=headers)
+    odd = {**headers, "Idempotency-Key": "another", "X-GitHub-Delivery": "d2"}
+    again = await site.post(f"/workflows/{preset}", data=BODY, headers=odd)
+    assert first.body["submission_id"] == again.body["submission_id"]
+
+
+async def test_who_has_no_key_is_told_nothing(site: Site) -> None:
+    for path in ("/agents/echo/one", "/agents/nobody/one", "/workflows/nothing"):
+        found = await site.post(path, {"message": "hello"})
+        assert (found.status, found.code) == (401, "unauthorized")
+        assert "echo" not in str(found.body)
+    for path in ("/agents", "/agents/echo/one", "/submissions/x", "/runs/x"):
+        assert (await site.get(path)).status == 401
+    wrong = {"Authorization": "Bearer the-kez"}
+    assert (await site.get("/agents", headers=wrong)).status == 401
+    assert (await site.get("/health")).status == 200
+
+
+async def test_who_has_the_key_is_let_in(site: Site) -> None:
+    key = {"Authorization": "Bearer the-key"}
+    done = await site.say("echo/one?wait=result", "hello", headers=key)
+    assert done.body["result"]["text"] == "echo: hello"
+
+
+async def test_what_is_closed_is_not_open_to_requests(tmp_path: Path) -> None:
+    text = 'triggers = {"webhook": False}\nasync def run(ctx): ...\n'
+    async with served(project(tmp_path / "p", workflows__inner=text)) as site:
+        found = await site.post("/workflows/inner")
+        assert (found.status, found.code) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("webhook", "says"),
+    [
+        ('{"verify": "githup", "secret": "HOOK_SECRET"}', "verify is one of github"),
+        ('{"verify": "github", "secret": "not a name"}', "secret is the name of a variable"),
+        ('{"verify": "github", "secret": "NOT_SET"}', "the secret NOT_SET is not set"),
+        ('{"verify": "github", "secret": "HOOK_SECRET", "window": 9}', "window means nothing"),
+        ('{"verify": "slack", "secret": "HOOK_SECRET", "window": 0}', "window seconds"),
+        ('{"verify": "standard", "secret": "ODD"}', "is not base64"),
+        ("7", "webhook is True, False or a dict"),
+    ],
+)
+def test_a_trigger_that_cannot_work_is_found_at_the_start(
+    tmp_path: Path, webhook: str, says: str
+) -> None:
+    text = f'\ntriggers = {{"webhook": {webhook}}}\nasync def run(ctx): ...\n'
+    folder = project(tmp_path / "p", workflows__hook=text)
+    (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\nODD=!!\n")
+    with pytest.raises(InvalidOption) as caught:
+        load_project(folder)
+    assert "hook.py, line 2" in str(caught.value) and says in str(caught.value)
