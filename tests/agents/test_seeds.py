@@ -133,7 +133,8 @@ async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path)
             call("bash", command="curl -s -o /dev/null -w %{http_code} http://api.github.com/user"),
             call(
                 "bash",
-                command=f"env | grep -c {TOKEN}; cat /proc/*/environ 2>/dev/null | grep -ac {TOKEN}",
+                command=f"env | grep -c {TOKEN};"
+                f" cat /proc/*/environ 2>/dev/null | grep -ac {TOKEN}",
             ),
             then="Done.",
         )
