@@ -1,4 +1,4 @@
-"""`smokebox run`: an agent of a file works on a prompt, in front of you."""
+"""`smokebox run`: an agent of a file, or a workflow of a project, works in front of you."""
 
 from __future__ import annotations
 
@@ -32,8 +32,16 @@ Continue = Annotated[
 
 
 def run(
-    file: Annotated[str, typer.Argument(help="A Python file with an agent.")],
-    prompt: Annotated[str, typer.Argument(help="What it is to do; - reads it from stdin.")],
+    file: Annotated[
+        str, typer.Argument(help="A Python file with an agent, or the name of a workflow.")
+    ],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What the agent is to do; - reads it from stdin.")
+    ] = None,
+    payload: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|@FILE|-", help="What the workflow is given."),
+    ] = None,
     sandbox: SandboxChoice = None,
     model: ModelChoice = None,
     id: Instance = None,
@@ -41,13 +49,17 @@ def run(
     session: Annotated[str, typer.Option(help="The session of that conversation.")] = "default",
     json: Annotated[bool, typer.Option("--json", help="Write each event as JSON.")] = False,
 ) -> int:
-    """Have an agent do something, and watch.
+    """Have an agent do something, or run a workflow of this project, and watch.
 
-    What it says goes to stdout, everything else to stderr. Ctrl-C calls it off. For example:
+    What the agent says, or what the workflow returns as JSON, goes to stdout, everything else
+    to stderr. Ctrl-C calls it off. For example:
     smokebox run agent.py "Review document.md." --sandbox local
+    smokebox run review --payload @plan.json
     """
     import asyncio
 
+    if prompt is None:
+        return _run_workflow(file, payload)
     from smokebox.agents.loading import load_agent
     from smokebox.cli.agents.showing import JsonView, TerminalView
 
@@ -55,6 +67,21 @@ def run(
     agent = load_agent(file)
     view: View = JsonView() if json else TerminalView()
     return asyncio.run(_work(agent, text, view, sandbox, model, id, resume, session))
+
+
+def _run_workflow(name: str, payload: str | None) -> int:
+    from pathlib import Path
+
+    from smokebox.cli.project.foreground import run_workflow
+    from smokebox.errors import InvalidOption
+
+    if name.endswith(".py") and not Path(name).parent.name == "workflows":
+        raise InvalidOption(
+            f"what is the agent of {name} to do?",
+            hint=f'Write smokebox run {name} "..."; a workflow is run by its name.',
+            option="prompt",
+        )
+    return run_workflow(name.removesuffix(".py").rpartition("/")[2], payload, folder=Path.cwd())
 
 
 async def _work(

@@ -157,18 +157,19 @@ def _with_store(place: str | None, work: Callable[[Store], Awaitable[T]]) -> T:
     import os
 
     from smokebox.agents.log.opening import open_store
+    from smokebox.cli.project.place import project_store
     from smokebox.errors import NotFound
 
     if place is not None and "://" not in place and not os.path.exists(place):
         raise NotFound(
             f"no sessions are kept in {place}.",
-            hint="Without --store it is the file of the state directory.",
+            hint="Without --store it is that of the project, or of the state directory.",
             kind="store",
             name=place,
         )
 
     async def run() -> T:
-        store = open_store(True if place is None else place)
+        store = open_store(project_store() or True if place is None else place)
         try:
             return await work(store)
         finally:

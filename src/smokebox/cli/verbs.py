@@ -36,6 +36,8 @@ VERBS = {
     "init": Verb("init", "init", PROJECT),
     "dev": Verb("dev", "dev", PROJECT),
     "app": Verb("production", "app", PROJECT),
+    "build": Verb("build", "build", PROJECT),
+    "deploy": Verb("deploy", "deploy", PROJECT),
     "run": Verb("run", "run", AGENTS),
     "chat": Verb("chat", "chat", AGENTS),
     "sessions": Verb("sessions", "sessions", AGENTS),

@@ -16,6 +16,7 @@ from smokebox.cli.recorded import RecordView
 if TYPE_CHECKING:
     from smokebox.agents.log.store import SessionKey
     from smokebox.app.app import App
+    from smokebox.app.inbox import Inbox
 
 _SECONDS = 0.3
 _SESSIONS = 50
@@ -24,10 +25,13 @@ _COLOURS = {"warning": "yellow", "error": "red"}
 
 
 class Journal:
-    """Writes what is added to the records of an app, from when it is made."""
+    """Writes what is added to the records of an app; with `inbox` and `id`, of one run that is
+    in another inbox than the app's."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, inbox: Inbox | None = None, id: str | None = None) -> None:
         self._app = app
+        self._inbox = inbox or app.inbox
+        self._id = id
         self._view = RecordView()
         self._since = time.time()
         self._sessions: dict[SessionKey, int] = {}
@@ -36,19 +40,17 @@ class Journal:
 
     async def follow(self) -> None:
         """Go on until cancelled."""
-        for one in await self._app.store.sessions(limit=_SESSIONS):
-            self._sessions[one.key] = one.head
         while True:
             await self.look()
             await asyncio.sleep(_SECONDS)
 
     async def look(self) -> None:
         """Write what is there that was not written."""
-        for one in await self._app.store.sessions(limit=_SESSIONS):
+        for one in reversed(await self._app.store.sessions(id=self._id, limit=_SESSIONS)):
             if one.updated_at >= self._since and one.head > self._sessions.get(one.key, 0):
                 await self._show_session(one.key)
         for name in self._app.project.workflows:
-            for run in reversed(await self._app.inbox.runs(name, limit=_RUNS)):
+            for run in reversed(await self._inbox.runs(name, limit=_RUNS)):
                 if run.ended_at is None or run.ended_at >= self._since:
                     await self._show_run(run.id, f"workflows/{name} {run.target.id[:8]}")
         sys.stdout.flush()
@@ -56,15 +58,18 @@ class Journal:
     async def _show_session(self, key: SessionKey) -> None:
         after = self._sessions.get(key, 0)
         while page := await self._app.store.read(key, after=after):
+            self._sessions[key] = after = page[-1].offset
+            page = [stored for stored in page if stored.at >= self._since]
+            if not page:
+                continue
             name = f"{key.agent}/{key.id}"
             self._head(key, name if key.session == "default" else f"{name}/{key.session}")
             for stored in page:
                 self._view.show(stored)
-            self._sessions[key] = after = page[-1].offset
 
     async def _show_run(self, id: str, name: str) -> None:
         after = self._runs.get(id, 0)
-        for note in await self._app.inbox.notes(id, after=after):
+        for note in await self._inbox.notes(id, after=after):
             self._head(id, name)
             told: dict[str, Any] = msgspec.json.decode(note.data)
             _tell(told.pop("event"), told)

@@ -8,11 +8,6 @@ from typing import Annotated
 
 import typer
 
-from smokebox.app.project import AGENTS, WORKFLOWS
-from smokebox.client.bindings import FILE
-from smokebox.egress.environment import parse_dotenv
-from smokebox.errors import InvalidOption
-
 Folder = Annotated[str, typer.Argument(help="The folder of the project.")]
 EnvFile = Annotated[
     str | None,
@@ -24,6 +19,8 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on
 
 def enter(folder: str, env: str | None = None) -> Path:
     """Go into a project, as whoever has its models, secrets and state looked for there."""
+    from smokebox.errors import InvalidOption
+
     variables = {} if env is None else read_env(env)
     root = Path(folder).absolute()
     if not root.is_dir():
@@ -41,6 +38,9 @@ def enter(folder: str, env: str | None = None) -> Path:
 
 def read_env(file: str) -> dict[str, str]:
     """The variables of a file. Raises `InvalidOption` with its name."""
+    from smokebox.egress.environment import parse_dotenv
+    from smokebox.errors import InvalidOption
+
     try:
         text = Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -51,8 +51,15 @@ def read_env(file: str) -> dict[str, str]:
     return parse_dotenv(text, file)
 
 
-def is_project(folder: Path) -> bool:
-    """Whether a folder looks like a project that is served."""
-    return (folder / FILE).is_file() and any(
-        (folder / part).is_dir() for part in (AGENTS, WORKFLOWS)
-    )
+def project_store() -> str | None:
+    """Where the project of this folder, or of one above it, keeps its conversations."""
+    from smokebox.app.project import AGENTS, WORKFLOWS
+    from smokebox.app.settings import load_settings
+    from smokebox.client.bindings import FILE
+
+    for folder in (here := Path.cwd(), *here.parents):
+        if (folder / FILE).is_file():
+            if any((folder / part).is_dir() for part in (AGENTS, WORKFLOWS)):
+                return load_settings(folder).conversations(folder)
+            return None
+    return None

@@ -1,0 +1,118 @@
+"""A workflow of a project that runs in front of somebody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import typer
+
+from smokebox.app.app import App
+from smokebox.app.inbox import Inbox
+from smokebox.app.runner import Runner
+from smokebox.app.submission import Ending, Target
+from smokebox.cli.project.journal import Journal
+from smokebox.errors import Aborted, InvalidOption
+from smokebox.wire.failure import error_of, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smokebox.app.submission import Submission
+
+ABORTED = 130
+
+
+def run_workflow(name: str, payload: str | None, *, folder: Path) -> int:
+    """Run it to its end; what it returned goes to stdout as JSON, all else to stderr."""
+    given = read_payload(payload)
+    app = App(folder, strict=False)
+    app.project.find("workflow", name)
+    with contextlib.redirect_stdout(sys.stderr):
+        done = asyncio.run(_work(app, name, given))
+    assert done.ending is not None
+    if done.ending.outcome == "completed":
+        typer.echo(json.dumps(done.ending.result, ensure_ascii=False, indent=2))
+        return 0
+    assert done.ending.error is not None
+    error = error_of(done.ending.error)
+    if isinstance(error, Aborted):
+        typer.secho(f"smokebox: {error.message}", err=True, fg="yellow")
+        return ABORTED
+    raise error
+
+
+def read_payload(text: str | None) -> Any:
+    """`--payload`: JSON, or @ and the file that has it. Raises `InvalidOption`."""
+    if text is None:
+        return None
+    where = "--payload"
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            where = text[1:]
+            text = Path(where).read_text()
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidOption(
+            f"{where} is not JSON: {reason}.",
+            hint="""Write --payload '{"name": "Ada"}', or --payload @file.json.""",
+            option="payload",
+        ) from None
+
+
+async def _work(app: App, name: str, payload: Any) -> Submission:
+    """Run it in an inbox of its own: what others gave the app is left to who serves that."""
+    await app.start(work=False)
+    with tempfile.TemporaryDirectory() as folder:
+        inbox = Inbox(os.path.join(folder, "inbox.db"))
+        runner = Runner(inbox, app.store, app.conversations, lambda: app.project, app.env)
+        target = Target(kind="workflow", name=name, id=uuid4().hex)
+        journal = Journal(app, inbox=inbox, id=target.id)
+        watching = asyncio.create_task(journal.follow())
+        try:
+            submission = await inbox.accept(target, payload)
+            runner.start()
+            with _stopped_by_signals(inbox, submission.id):
+                done = await inbox.wait(submission.id)
+            watching.cancel()
+            await asyncio.wait([watching])
+            await journal.look()
+            return done
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+            await runner.stop()
+            await inbox.aclose()
+            await app.stop(0)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(inbox: Inbox, id: str) -> Iterator[None]:
+    """The first signal calls the run off; a second Ctrl-C ends this program."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[bool]] = set()
+    ending = Ending("aborted", error=failure_of(Aborted("it was called off.", reason="signal")))
+
+    def stop(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        tasks.add(loop.create_task(inbox.abort(id, ending)))
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

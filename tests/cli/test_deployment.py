@@ -1,0 +1,183 @@
+"""`smokebox build` and `smokebox deploy`: what they write is what the platforms take."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from cli.project import environment, serving
+
+if TYPE_CHECKING:
+    from cli.terminal import Run
+
+BIN = Path(sys.executable).parent
+PLATFORMS = (
+    "systemd",
+    "docker",
+    "compose",
+    "kubernetes",
+    "github-actions",
+    "gitlab-ci",
+    "render",
+)
+
+
+@pytest.fixture
+def shop(run: Run, tmp_path: Path) -> Path:
+    assert run("init", "my-shop").returncode == 0
+    return tmp_path / "my-shop"
+
+
+def deploy(run: Run, platform: str, shop: Path) -> None:
+    done = run("deploy", platform, str(shop), "--write")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def judge(*command: str | Path) -> None:
+    """Have a tool look at a file, which must find nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_wheel_is_installed_started_and_answers(run: Run, shop: Path) -> None:
+    (shop / ".env").write_text("MODEL=scripted\n")
+    done = subprocess.run(
+        [BIN / "smokebox", "build", "--check"],
+        cwd=shop,
+        env=environment(shop, MODEL="scripted"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("`my-shop` serves", "assistant answers: \"You said 'Hello'.", "in good order"):
+        assert line in done.stdout
+    with zipfile.ZipFile(shop / "dist" / "my_shop-0.1.0-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    assert {"my_shop/agents/assistant.py", "my_shop/smokebox.toml"} <= names
+    assert not [name for name in names if ".env" in name or "test" in name or ".smokebox" in name]
+
+
+def test_the_same_project_is_the_same_wheel(run: Run, shop: Path) -> None:
+    wheels = []
+    for _ in range(2):
+        assert run("build", str(shop)).returncode == 0
+        wheels.append((shop / "dist" / "my_shop-0.1.0-py3-none-any.whl").read_bytes())
+    assert wheels[0] == wheels[1]
+
+
+def test_what_is_wrong_is_not_packed(run: Run, shop: Path) -> None:
+    (shop / "agents" / "broken.py").write_text("1 / 0\n")
+    done = run("build", str(shop))
+    assert done.returncode == 2
+    assert "broken.py, line 1" in done.stderr
+    assert not (shop / "dist").exists()
+
+
+def test_a_wheel_that_does_not_answer_fails_the_check(run: Run, shop: Path) -> None:
+    (shop / "pyproject.toml").write_text('[project]\nname = "no"\nversion = "of mine"\n')
+    done = run("build", str(shop), "--check")
+    assert done.returncode == 2
+    assert "version cannot be 'of mine'" in done.stderr
+
+
+def test_a_dockerfile_that_is_there_is_left_alone(run: Run, shop: Path) -> None:
+    (shop / "Dockerfile").write_text("FROM scratch\n")
+    assert run("build", str(shop)).returncode == 0
+    assert (shop / "Dockerfile").read_text() == "FROM scratch\n"
+    done = run("deploy", "docker", str(shop), "--write")
+    assert done.returncode == 1
+    assert "Dockerfile is there already" in done.stderr
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_files_are_printed_or_written(run: Run, shop: Path, platform: str) -> None:
+    before = set(shop.rglob("*"))
+    printed = run("deploy", platform, str(shop))
+    assert set(shop.rglob("*")) == before
+    deploy(run, platform, shop)
+    for file in set(shop.rglob("*")) - before:
+        if file.is_file():
+            assert file.read_text() in printed.stdout
+
+
+def test_docker_takes_the_image(run: Run, shop: Path) -> None:
+    deploy(run, "docker", shop)
+    judge(BIN / "hadolint", "--failure-threshold", "warning", shop / "Dockerfile")
+
+
+@pytest.mark.parametrize(
+    ("platform", "file", "schema"),
+    [
+        ("compose", "compose.yaml", "vendor.compose-spec"),
+        ("github-actions", ".github/workflows/test.yml", "vendor.github-workflows"),
+        ("gitlab-ci", ".gitlab-ci.yml", "vendor.gitlab-ci"),
+    ],
+)
+def test_files_have_the_schema_of_their_platform(
+    run: Run, shop: Path, platform: str, file: str, schema: str
+) -> None:
+    deploy(run, platform, shop)
+    judge(BIN / "check-jsonschema", "--builtin-schema", schema, shop / file)
+
+
+def test_kubernetes_takes_the_manifests(run: Run, shop: Path) -> None:
+    deploy(run, "kubernetes", shop)
+    judge(BIN / "kubernetes-validate", "--strict", shop / "deploy" / "kubernetes.yaml")
+    judge(
+        BIN / "kubernetes-validate", "-k", "1.28", "--strict", shop / "deploy" / "kubernetes.yaml"
+    )
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_takes_the_unit(run: Run, shop: Path, tmp_path: Path) -> None:
+    deploy(run, "systemd", shop)
+    unit = shop / "deploy" / "my-shop.service"
+    # It looks whether the program is there.
+    unit.write_text(unit.read_text().replace("/opt/my-shop/bin/my-shop", "/bin/true"))
+    judge("systemd-analyze", "verify", unit)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("platform", ["github-actions", "gitlab-ci"])
+def test_the_script_of_a_pipeline_runs(run: Run, shop: Path, platform: str) -> None:
+    deploy(run, platform, shop)
+    if platform == "gitlab-ci":
+        lines = yaml.safe_load((shop / ".gitlab-ci.yml").read_text())["test"]["script"]
+    else:
+        workflow = yaml.safe_load((shop / ".github" / "workflows" / "test.yml").read_text())
+        steps = workflow["jobs"]["test"]["steps"]
+        (lines,) = [step["run"].splitlines() for step in steps if "run" in step]
+    assert lines[0] == "python -m pip install 'smokebox[models]>=0.1.0' pytest"
+    # What that installs is here already.
+    script = "\n".join(["set -e", *lines[1:]])
+    env = environment(shop, MODEL="scripted", PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    env["PYTEST_ADDOPTS"] = "-p no:randomly -p no:asyncio"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=shop, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout and "in good order" in done.stdout
+
+
+def test_the_command_that_render_starts_serves(run: Run, shop: Path) -> None:
+    deploy(run, "render", shop)
+    (service,) = yaml.safe_load((shop / "render.yaml").read_text())["services"]
+    command = re.sub(r" --port \$PORT", "", service["startCommand"])
+    variables = {one["key"]: one["value"] for one in service["envVars"] if "value" in one}
+    variables["SMOKEBOX_APP_STATE"] = str(shop / "state")
+    with serving(shop, *command.split()[1:], SMOKEBOX_APP_KEYS="one", **variables) as app:
+        app.url = app.url.replace("0.0.0.0", "127.0.0.1")
+        assert app.ask(service["healthCheckPath"])["status"] == "ok"
+        assert app.ask("/agents")["error"]["code"] == "unauthorized"
