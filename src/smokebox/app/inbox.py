@@ -24,7 +24,7 @@ from smokebox.agents.log.refusals import closed
 from smokebox.agents.log.tables import connect, fault, open_tables
 from smokebox.agents.log.wakes import Wakes
 from smokebox.app import tables
-from smokebox.app.submission import Ending, Submission, Target
+from smokebox.app.submission import Decision, Ending, Submission, Target
 from smokebox.errors import Conflict, NotFound
 from smokebox.wire.commits import Commits
 
@@ -209,6 +209,26 @@ class Inbox:
     async def aborted(self) -> set[str]:
         """Those that run and were called off."""
         return {str(id) for (id,) in await self._select(tables.ABORTS, ())}
+
+    async def decide(self, decision: Decision) -> None:
+        """Say whether a tool call may run; whoever works for the conversation is told."""
+        asked, told = (decision.name, decision.id), (decision.allowed, decision.reason)
+        values = (decision.call_id, *told, *asked)
+        await self._submit(lambda one: one.execute(tables.DECIDE, values))
+        self._wakes.wake(NEW)
+
+    async def decisions(self) -> list[Decision]:
+        """What was decided and has had no effect yet."""
+        rows = await self._select(tables.DECISIONS, ())
+        return [
+            Decision(name=name, id=id, call_id=call_id, allowed=bool(allowed), reason=reason)
+            for name, id, call_id, allowed, reason in rows
+        ]
+
+    async def decided(self, decision: Decision) -> None:
+        """Forget a decision that has had its effect."""
+        values = (decision.call_id, decision.name, decision.id)
+        await self._submit(lambda one: one.execute(tables.DECIDED, values))
 
     async def open_of(self, target: Target) -> Sequence[str]:
         """The submissions of a target that have no outcome, in their order."""

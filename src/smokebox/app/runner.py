@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smokebox.app.inbox import Inbox
     from smokebox.app.project import Project
     from smokebox.app.served import ServedFunction
-    from smokebox.app.submission import Submission
+    from smokebox.app.submission import Decision, Submission
 
 # How often to look for what other processes have accepted, called off, or left when they died.
 _POLL = 1.0
@@ -103,11 +103,25 @@ class Runner:
         for id in await self._inbox.aborted() if self._stops else ():
             if (stop := self._stops.get(id)) is not None:
                 stop()
+        for decision in await self._inbox.decisions() if self._stops else ():
+            await self._decide(decision)
         free = self._project().settings.concurrency - len(self._workers)
         for number in await self._inbox.claim(free) if free > 0 else ():
             worker = asyncio.create_task(self._work_for(number))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
+
+    async def _decide(self, decision: Decision) -> None:
+        """Let a tool call run that waits in this process, or not."""
+        harness = self._conversations.find(decision.name, decision.id)
+        session = None if harness is None else await harness.session()
+        if session is None or decision.call_id not in {one.call_id for one in session.approvals}:
+            return
+        if decision.allowed:
+            await session.approve(decision.call_id)
+        else:
+            await session.deny(decision.call_id, decision.reason)
+        await self._inbox.decided(decision)
 
     async def _sweep(self) -> None:
         await self._conversations.sweep()

@@ -59,6 +59,17 @@ class Submission:
     head: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether a tool call of a conversation with an agent may run."""
+
+    name: str
+    id: str
+    call_id: str
+    allowed: bool
+    reason: str = ""
+
+
 def check_conversation_id(id: object) -> str:
     """`id`, once it is one that a conversation can have."""
     if isinstance(id, str) and _ID.fullmatch(id):

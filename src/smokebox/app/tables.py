@@ -39,6 +39,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (submission, place)
         ) WITHOUT ROWID
         """,
+        """
+        CREATE TABLE decisions (
+            target INTEGER NOT NULL REFERENCES targets (number) ON DELETE CASCADE,
+            call_id TEXT NOT NULL, allowed INTEGER NOT NULL, reason TEXT NOT NULL,
+            PRIMARY KEY (target, call_id)
+        ) WITHOUT ROWID
+        """,
         "CREATE TABLE schedules (name TEXT PRIMARY KEY, line TEXT NOT NULL, due REAL NOT NULL)",
     ),
 )
@@ -100,6 +107,19 @@ NOTE = (
 )
 NOTES = (
     "SELECT place, at, data FROM notes WHERE submission = ? AND place > ? ORDER BY place LIMIT ?"
+)
+
+DECIDE = (
+    "INSERT OR IGNORE INTO decisions (target, call_id, allowed, reason) "
+    "SELECT number, ?, ?, ? FROM targets WHERE kind = 'agent' AND name = ? AND id = ?"
+)
+DECISIONS = (
+    "SELECT name, id, call_id, allowed, reason FROM decisions JOIN targets ON number = target "
+    "WHERE EXISTS (SELECT 1 FROM submissions WHERE target = number AND state != 'ended')"
+)
+DECIDED = (
+    "DELETE FROM decisions WHERE call_id = ? AND target = "
+    "(SELECT number FROM targets WHERE kind = 'agent' AND name = ? AND id = ?)"
 )
 
 DUE = "SELECT line, due FROM schedules WHERE name = ?"

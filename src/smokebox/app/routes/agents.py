@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from smokebox.agents.harness import DEFAULT
+from smokebox.agents.log.conversation import Conversation
 from smokebox.agents.log.store import SessionKey
 from smokebox.app.admission import admit
 from smokebox.app.call import answer
 from smokebox.app.routes.submissions import aborting, accepted
 from smokebox.app.sse import events_response, last_offset, wants_events
 from smokebox.app.streams import line_of
-from smokebox.app.submission import Target
+from smokebox.app.submission import Decision, Target
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.wire import work
 
@@ -60,20 +61,20 @@ async def abort(call: Call) -> Response:
 async def decide(call: Call) -> Response:
     """Let a tool call run that waits for it, or not."""
     body = await call.decoded(work.ApprovalBody)
-    harness = call.app.conversations.find(_name(call), call.id)
-    call_id = call.part("call_id")
-    session = None if harness is None else await harness.session()
-    if session is None or call_id not in {one.call_id for one in session.approvals}:
+    name, id, call_id = _name(call), call.id, call.part("call_id")
+    conversation = await Conversation.load(call.app.store, SessionKey(name, id, DEFAULT))
+    asked = {one.call.id for one in conversation.pending_calls if one.consent == "asked"}
+    if call_id not in asked:
         raise NotFound(
             f"no tool call {call_id!r:.100} waits to be allowed.",
             hint="The event approval_asked has the ids of those that do.",
             kind="approval",
             name=call_id,
         )
-    if body.allow:
-        await session.approve(call_id)
-    else:
-        await session.deny(call_id, body.reason)
+    # By way of the inbox: it may wait in another process, or in one that is yet to come.
+    await call.app.inbox.decide(
+        Decision(name=name, id=id, call_id=call_id, allowed=body.allow, reason=body.reason)
+    )
     return answer({})
 
 

@@ -1,0 +1,91 @@
+"""Tool calls that wait for somebody: asked for in the stream, decided by a request."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from app.site import app_of, project, served, serving
+from smokebox.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from app.site import Event, Site
+
+PUSHER = """
+from smokebox import create_agent
+from smokebox.agents.approval import Approval
+from smokebox.testing import ScriptedModel, call, last_returns, last_text
+
+def answer(request):
+    if returns := last_returns(request):
+        return f"it said: {returns[0].text}"
+    return call("bash", command="echo pushed")
+
+agent = create_agent(model=ScriptedModel(then=answer), approval=Approval(ask=["bash"]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return project(tmp_path / "p", agents__pusher=PUSHER)
+
+
+async def asked(site: Site) -> str:
+    """The id of the call that waits, once one does."""
+    source = site.events("/agents/pusher/one")
+    async with aclosing(cast("AsyncGenerator[Event, None]", source)) as events:
+        async for one in events:
+            if one.kind == "approval_asked":
+                assert one.data["name"] == "bash"
+                return str(one.data["call_id"])
+    raise AssertionError("nobody asked")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [({"allow": True}, "pushed"), ({"allow": False, "reason": "not today"}, "not today")],
+)
+async def test_somebody_decides(folder: Path, body: object, says: str) -> None:
+    async with served(folder) as site:
+        id = (await site.say("pusher/one", "push")).body["submission_id"]
+        call_id = await asked(site)
+        assert (await site.post(f"/agents/pusher/one/approvals/{call_id}", body)).status == 200
+        done = await site.outcome(id)
+        assert says in done["result"]["text"]
+        late = await site.post(f"/agents/pusher/one/approvals/{call_id}", body)
+        assert (late.status, late.code) == (404, "not_found")
+
+
+async def test_it_is_decided_at_another_process_too(folder: Path) -> None:
+    """Two apps on one folder: who decides need not ask the one that works."""
+    async with served(folder) as one:
+        id = (await one.say("pusher/one", "push")).body["submission_id"]
+        call_id = await asked(one)
+        async with served(folder) as two:
+            path = f"/agents/pusher/one/approvals/{call_id}"
+            assert (await two.post(path, {"allow": True})).status == 200
+            assert "pushed" in (await two.outcome(id))["result"]["text"]
+
+
+async def test_a_question_outlives_the_app(folder: Path) -> None:
+    asgi = create_app(folder)
+    async with serving(asgi) as site:
+        id = (await site.say("pusher/one", "push")).body["submission_id"]
+        call_id = await asked(site)
+        await app_of(asgi).stop(grace=0)
+    async with served(folder) as site:
+        path = f"/agents/pusher/one/approvals/{call_id}"
+        assert (await site.post(path, {"allow": True})).status == 200
+        assert "pushed" in (await site.outcome(id))["result"]["text"]
+
+
+@pytest.mark.parametrize("body", [{}, {"allow": "yes"}, {"allow": True, "why": "x"}, []])
+async def test_a_decision_of_the_wrong_shape_is_refused(folder: Path, body: object) -> None:
+    async with served(folder) as site:
+        found = await site.post("/agents/pusher/one/approvals/c1", body)
+        assert (found.status, found.code) == (400, "invalid_option")
