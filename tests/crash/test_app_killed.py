@@ -1,0 +1,187 @@
+"""kill -9 of an app under load: 20 conversations, 200 messages, and readers that come again.
+
+After it every message that was accepted has one outcome, those of a conversation are in their
+order, and no reader misses an event or sees one twice. SMOKEBOX_CRASH_ROUNDS says how often it
+is killed, and SMOKEBOX_CRASH_SEED when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from app.site import project
+from smokebox.wire.sse import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+WORKLOAD = Path(__file__).with_name("app_workload.py")
+SOURCE = Path(__file__).parents[2] / "src"
+ROUNDS = min(50, int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "3")))
+CONVERSATIONS, MESSAGES = 20, 10
+AGENT = """
+from smokebox import create_agent
+from smokebox.agents.durability import Durability
+from smokebox.testing import ScriptedModel, Turn, last_text
+
+def answer(request):
+    return Turn(f"echo: {last_text(request)} " + "and so on " * 20, pace=0.002)
+
+agent = create_agent(
+    model=ScriptedModel(then=answer), sandbox=None, durability=Durability(max_attempts=1000)
+)
+"""
+
+pytestmark = pytest.mark.timeout(120 + 20 * ROUNDS)
+
+
+@dataclass
+class Load:
+    """An app that is killed and started again, who writes to it, and who reads from it."""
+
+    folder: Path
+    port: int
+    http: aiohttp.ClientSession
+    accepted: dict[str, list[str]] = field(default_factory=lambda: collections.defaultdict(list))
+    seen: dict[str, list[int]] = field(default_factory=lambda: collections.defaultdict(list))
+    ended: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def write(self, id: str) -> None:
+        """Send the messages of a conversation, each until it is accepted, once by its key."""
+        for number in range(MESSAGES):
+            while (found := await self._accepted(id, number)) is None:
+                await asyncio.sleep(0.05)
+            self.accepted[id].append(found)
+
+    async def _accepted(self, id: str, number: int) -> str | None:
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async with self.http.post(
+                f"{self.url}/agents/echo/{id}",
+                json={"message": f"message {number}"},
+                headers={"Idempotency-Key": f"{id}-{number}"},
+            ) as answer:
+                if answer.status == 202:
+                    return str((await answer.json())["submission_id"])
+        return None
+
+    async def read(self, id: str) -> None:
+        """Watch a conversation until all of it has ended, from behind the last event on."""
+        while self.ended[id] < MESSAGES:
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                await self._watch(id)
+            await asyncio.sleep(0.05)
+
+    async def _watch(self, id: str) -> None:
+        seen, reader = self.seen[id], Reader()
+        headers = {"accept": "text/event-stream"}
+        if seen:
+            headers["last-event-id"] = str(seen[-1])
+        async with self.http.get(f"{self.url}/agents/echo/{id}", headers=headers) as answer:
+            async for data in answer.content.iter_any():
+                for event in reader.feed(data):
+                    seen.append(json.loads(event.data)["offset"])
+                    self.ended[id] += event.name == "work_ended"
+                if self.ended[id] >= MESSAGES:
+                    return
+
+    async def ask(self, path: str) -> dict[str, object]:
+        async with self.http.get(f"{self.url}{path}") as answer:
+            assert answer.status == 200, await answer.text()
+            found: dict[str, object] = await answer.json()
+            return found
+
+
+@contextlib.asynccontextmanager
+async def running(load: Load) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The app in a process of its own, which is killed at the end."""
+    with (load.folder / "errors").open("ab") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(WORKLOAD),
+            str(load.folder),
+            str(load.port),
+            env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+            stderr=errors,
+        )
+    try:
+        while True:
+            assert process.returncode is None, (load.folder / "errors").read_text()
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                await load.ask("/health")
+                break
+            await asyncio.sleep(0.02)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+async def test_an_app_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
+    dice = random.Random(os.environ.get("SMOKEBOX_CRASH_SEED", "1"))
+    folder = project(tmp_path / "project", agents__echo=AGENT)
+    (folder / "smokebox.toml").write_text("[app]\nconcurrency = 8\n")
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as http, asyncio.TaskGroup() as group:
+        load = Load(folder, free_port(), http)
+        ids = [f"c{number}" for number in range(CONVERSATIONS)]
+        for id in ids:
+            group.create_task(load.write(id))
+            group.create_task(load.read(id))
+        for _ in range(ROUNDS):
+            async with running(load):
+                most = sum(load.ended.values()) + dice.randint(3, 25)
+                while sum(load.ended.values()) < min(most, CONVERSATIONS * MESSAGES - 5):
+                    await asyncio.sleep(0.01)
+        async with running(load):
+            while any(load.ended[id] < MESSAGES for id in ids):
+                await asyncio.sleep(0.05)
+            for id in ids:
+                await check(load, id)
+
+
+async def check(load: Load, id: str) -> None:
+    """One conversation, when all is over."""
+    sent = load.accepted[id]
+    assert len(set(sent)) == MESSAGES
+    works = [await load.ask(f"/submissions/{one}?wait=20") for one in sent]
+    assert [one["outcome"] for one in works] == ["completed"] * MESSAGES
+    assert [text_of(one)[: len("echo: message 0")] for one in works] == [
+        f"echo: message {number}" for number in range(MESSAGES)
+    ]
+    history = await load.ask(f"/agents/echo/{id}")
+    events = history["events"]
+    assert isinstance(events, list)
+    keys = {one["work_id"]: one["key"] for one in events if one["type"] == "work_accepted"}
+    ends = [keys[one["work_id"]] for one in events if one["type"] == "work_ended"]
+    assert ends == sent
+    assert load.seen[id] == list(range(1, len(load.seen[id]) + 1))
+    assert len(load.seen[id]) == history["offset"]
+
+
+def text_of(work: dict[str, object]) -> str:
+    result = work["result"]
+    assert isinstance(result, dict)
+    return str(result["text"])
