@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -10,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from attack.inside import alive, first_process, run, state_of
+from attack.inside import Canary, alive, first_process, run, state_of
 from smokebox.errors import PathError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from attack.inside import Canary
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
@@ -42,22 +42,22 @@ os.chmod("/proc/self/exe", 0)
 CLIMB = "cd -P ../../../../../../../../../../../.. 2>/dev/null; cat ./{secret} 2>&1; ls"
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_no_working_directory_leads_to_an_open_directory_of_the_host(
-    sandbox: Sandbox, canary: Canary
+    sandbox: Sandbox, canary: Canary, tier: str
 ) -> None:
     """CVE-2024-21626: a command that starts in /proc/self/fd/N, and goes up from there."""
     for number in range(40):
         await sandbox.files.rm("/workspace/way", force=True)
         await sandbox.files.symlink(f"/proc/self/fd/{number}", "/workspace/way")
         for way in ("/workspace/way", f"/proc/self/fd/{number}", f"/proc/1/fd/{number}"):
-            with pytest.raises(PathError):
+            with contextlib.suppress(PathError):
                 result = await sandbox.exec(CLIMB.format(secret=canary.secret), cwd=way)
-                pytest.fail(f"{way} is a directory: {result.stdout}")
+                # The agent in gVisor holds a directory, of that kernel's own cgroups.
+                assert tier == "gvisor", f"{way} is a directory: {result.stdout}"
+                assert Canary.TEXT not in result.stdout
 
 
 @pytest.mark.parametrize("way", ["root", "cwd", "task/{pid}/cwd", "task/{pid}/root"])
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_the_first_process_has_no_place_to_go_to(
     sandbox: Sandbox, canary: Canary, way: str
 ) -> None:
@@ -106,7 +106,6 @@ tell(answers)
         "-> /proc/self/fd/3",
     ],
 )
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_the_interpreter_of_the_host_cannot_be_had(
     sandbox: Sandbox, host: Host, program: str
 ) -> None:
@@ -159,8 +158,7 @@ def _children(pid: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_nothing_can_be_mounted_moved_or_uncovered(sandbox: Sandbox) -> None:
+async def test_nothing_can_be_mounted_moved_or_uncovered(sandbox: Sandbox, tier: str) -> None:
     answers = await run(
         sandbox,
         """
@@ -181,12 +179,16 @@ answers = [
     ask("fspick", -100, b"/", 0),
     ask("mount_setattr", -100, b"/run/smokebox", 0, bytes(32), 32),
     ask("open_by_handle_at", -100, struct.pack("=IiIII", 8, 1, 2, 0, 0), 0),
-    ask("unshare", 0x20000), ask("unshare", 0x10000000), ask("setns", 0, 0),
+    ask("setns", 0, 0),
 ]
-tell(answers)
+tell([answers, [ask("unshare", 0x20000), ask("unshare", 0x10000000)]])
 """,
     )
-    assert set(answers) <= {"EPERM", "ENOSYS", "EACCES", "EINVAL", "ENODEV", "EBADF"}
+    refused = {"EPERM", "ENOSYS", "EACCES", "EINVAL", "ENODEV", "EBADF", "ENOTSUP"}
+    assert set(answers[0]) <= refused
+    if tier == "namespaces":
+        # gVisor gives namespaces of its own kernel to whoever asks.
+        assert set(answers[1]) <= refused
 
 
 async def test_above_the_root_there_is_the_root(sandbox: Sandbox, canary: Canary) -> None:
@@ -210,8 +212,7 @@ tell({"names": os.listdir("/"), "read": attempt(read, sys.argv[1])})
     assert found["read"] == "ENOENT"
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_device_nodes_are_refused_or_dead(sandbox: Sandbox) -> None:
+async def test_device_nodes_are_refused_or_dead(sandbox: Sandbox, tier: str) -> None:
     answers = await run(
         sandbox,
         """
@@ -227,9 +228,14 @@ for name, (mode, major, minor) in kinds.items():
 tell([answers, sorted(os.listdir("/dev"))])
 """,
     )
-    assert set(answers[0].values()) <= {"EPERM", "EACCES", "ENXIO", "ENODEV"}
+    nodes, names = answers
+    if tier == "gvisor":
+        # Its kernel has one device of these, its own; what else was made in its own /dev is dead.
+        nodes = {path: said for path, said in nodes.items() if not path.endswith("/fuse")}
+        names = set(names) - {path.rpartition("/")[2] for path in answers[0]}
+    assert set(nodes.values()) <= {"EPERM", "EACCES", "ENXIO", "ENODEV"}
     known = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero console"
-    assert set(answers[1]) <= set(known.split())
+    assert set(names) <= set(known.split())
 
 
 async def test_layers_of_the_image_are_the_sandboxs_own_to_ruin(
@@ -249,9 +255,12 @@ async def test_layers_of_the_image_are_the_sandboxs_own_to_ruin(
     assert await run(neighbour, "tell(os.stat('/etc/passwd').st_uid)") == 0
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_the_engines_directory_is_read_only(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_the_engines_directory_is_read_only(
+    sandbox: Sandbox, tier: str, tmp_path: Path
+) -> None:
     await sandbox.create_session()
+    [pipes] = (tmp_path / "home" / "boxes").glob("*/run/io")
+    before = {str(path): state_of(str(path)) for path in (pipes, *pipes.iterdir())}
     answers = await run(
         sandbox,
         """
@@ -267,8 +276,10 @@ for name in names:
 tell(answers)
 """,
     )
-    assert set(answers) <= {"EROFS", "EBUSY", "EPERM", "EXDEV", "EACCES", "EEXIST"}
-    assert not list(tmp_path.glob("home/boxes/*/run/io/made"))
+    if tier == "namespaces":
+        # gVisor says of some that they were done, and does not do them.
+        assert set(answers) <= {"EROFS", "EBUSY", "EPERM", "EXDEV", "EACCES", "EEXIST"}
+    assert {str(path): state_of(str(path)) for path in (pipes, *pipes.iterdir())} == before
 
 
 async def test_marks_of_the_overlay_cannot_be_forged(sandbox: Sandbox, canary: Canary) -> None:
@@ -296,22 +307,21 @@ tell(answers)
     assert canary.unharmed
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_setuid_programs_give_nothing(sandbox: Sandbox) -> None:
+async def test_setuid_programs_give_nothing(sandbox: Sandbox, tier: str) -> None:
     made = await sandbox.exec(
-        "cp /usr/bin/id /workspace/own-id; chmod 4755 /workspace/own-id; ls -l /workspace/own-id"
+        "cp /usr/bin/id /workspace/own-id; chmod 4755 /workspace/own-id; test -u /workspace/own-id"
     )
-    assert made.stdout.startswith("-rws"), made.stderr
+    assert made.success, made.stderr
     for user in ("nobody", None):
         if user is not None and os.geteuid() != 0:
             continue
         shown = await sandbox.exec(
             "/workspace/own-id -u; grep -E 'NoNewPrivs' /proc/self/status", user=user
         )
-        assert shown.stdout.split() == ["65534" if user else "0", "NoNewPrivs:", "1"]
+        kept = ["NoNewPrivs:", "1"] if tier == "namespaces" else []
+        assert shown.stdout.split() == ["65534" if user else "0", *kept]
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_file_capabilities_give_nothing(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,
@@ -322,7 +332,7 @@ every = struct.pack("<5I", 0x02000001, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0)
 tell(attempt(os.setxattr, "/workspace/tool", "security.capability", every))
 """,
     )
-    assert answers in ("EPERM", "EOPNOTSUPP", "EINVAL")
+    assert answers in ("EPERM", "ENOTSUP", "EINVAL")
 
 
 @pytest.mark.parametrize("planted", ["symlink to {folder}", "file", "symlink to /proc", "nothing"])

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 CAPABILITIES = 0x404FB  # The nine of docs/isolation.md.
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_root_has_the_nine_capabilities_and_no_way_to_more(sandbox: Sandbox) -> None:
     found = await run(
         sandbox,
@@ -30,7 +29,8 @@ header = struct.pack("=Ii", 0x20080522, 0)
 everything = struct.pack("=6I", *[0xFFFFFFFF] * 6)
 raised = [ask("capset", header, everything)]
 raised += [ask("prctl", 47, 2, 21, 0, 0), ask("prctl", 38, 0, 0, 0, 0)]
-tell([status[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")] + raised)
+names = ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")
+tell([status.get(name, "0") for name in names] + raised)
 """,
     )
     sets = [int(mask, 16) for mask in found[:5]]
@@ -59,9 +59,8 @@ tell(found)
 
 
 @pytest.mark.parametrize("user", [None, "nobody"])
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_calls_that_reach_beyond_a_sandbox_are_refused(
-    sandbox: Sandbox, user: str | None
+    sandbox: Sandbox, tier: str, user: str | None
 ) -> None:
     if user is not None and os.geteuid() != 0:
         pytest.skip("an engine without root has one user id to give")
@@ -90,7 +89,14 @@ tell({name: ask(name, *args) for name, args in calls.items() if name in NUMBERS}
         user=user,
     )
     refused = {"EPERM", "ENOSYS", "EACCES"}
+    if tier == "gvisor":
+        # Of its own kernel a sandbox has these. Other refusals say what that kernel is without.
+        for name in ("unshare", "chroot", "personality", "io_uring_setup", "syslog"):
+            answers.pop(name, None)
+        refused |= {"ENODEV", "ENOTSUP", "EINVAL"}
     assert {name: said for name, said in answers.items() if said not in refused} == {}
+    assert os.uname().nodename != "harm"
+    assert time.time() > 1e9
 
 
 @pytest.mark.usefixtures("kernel_of_the_host")
@@ -140,9 +146,8 @@ async def test_no_call_goes_by_another_door(sandbox: Sandbox, tier: str, code: b
     assert result.exit_code > 128 or int(result.stdout) < 0
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_settings_of_the_kernel_are_read_only(sandbox: Sandbox) -> None:
-    before = Path("/proc/sys/kernel/core_pattern").read_text()
+async def test_settings_of_the_kernel_are_read_only(sandbox: Sandbox, tier: str) -> None:
+    before = _settings()
     answers = await run(
         sandbox,
         r"""
@@ -160,17 +165,25 @@ for name in names:
         answers[name] = attempt(write, name, text)
 written = {name for name, answer in answers.items() if answer == "done"}
 for name in sorted(written):
-    write(name, "-1000\n" if "oom" in name else "1\n")
+    attempt(write, name, "-1000\n" if "oom" in name else "1\n")
 tell([len(answers), sorted(written)])
 """,
     )
-    assert answers[0] > 20
-    assert set(answers[1]) <= {"/proc/sysrq-trigger"}  # /dev/null, where it is covered.
-    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+    if tier == "namespaces":
+        assert answers[0] > 20
+        assert set(answers[1]) <= {"/proc/sysrq-trigger"}  # /dev/null, where it is covered.
+    assert _settings() == before
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_files_that_tell_of_the_host_are_empty_or_closed(sandbox: Sandbox) -> None:
+def _settings() -> dict[str, str]:
+    """What somebody inside would like to set, as the host has it."""
+    names = ("core_pattern", "hostname", "shmmax", "sem", "yama/ptrace_scope", "randomize_va_space")
+    paths = [Path("/proc/sys/kernel", name) for name in names]
+    paths += [Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/vm/overcommit_memory")]
+    return {str(path): path.read_text() for path in paths if path.exists()}
+
+
+async def test_files_that_tell_of_the_host_are_empty_or_closed(sandbox: Sandbox, tier: str) -> None:
     found = await run(
         sandbox,
         r"""
@@ -192,12 +205,13 @@ tell([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *places]
     closed = {0, "EACCES", "EPERM", "ENOENT", "EIO", "EINVAL"}
     assert {name: said for name, said in found[0].items() if said not in closed} == {}
     assert set("".join(found[1])) <= {"0"}
-    assert found[2:] == [False, False, False]
+    if tier == "namespaces":
+        # gVisor makes up a /sys of its own.
+        assert found[2:] == [False, False, False]
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_signals_reach_the_sandbox_and_nobody_else(
-    sandbox: Sandbox, neighbour: Sandbox
+    sandbox: Sandbox, neighbour: Sandbox, tier: str
 ) -> None:
     theirs = await first_process(neighbour)
     for command in (
@@ -210,10 +224,12 @@ async def test_signals_reach_the_sandbox_and_nobody_else(
             await sandbox.exec(command + "; true", timeout=10)
     await alive(sandbox)
     await alive(neighbour)
-    assert (await sandbox.info() or pytest.fail()).generation == 1
+    assert await first_process(neighbour) == theirs
+    if tier == "namespaces":
+        # gVisor does not shield its first process: the sandbox ends, and begins anew.
+        assert (await sandbox.info() or pytest.fail()).generation == 1
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
 async def test_no_pid_of_the_host_means_anything_inside(sandbox: Sandbox) -> None:
     answers = await run(
         sandbox,
@@ -227,7 +243,7 @@ tell([attempt(os.kill, pid, 0) for pid in host if pid not in known]
 """,
         *(str(pid) for pid in (os.getpid(), os.getppid(), 2, await first_process(sandbox))),
     )
-    assert set(answers[:-1]) <= {"ESRCH"}
+    assert set(answers[:-1]) <= {"ESRCH", "ENOSYS"}
     assert answers[-1] is True
 
 
