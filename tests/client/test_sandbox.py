@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -156,6 +159,22 @@ async def test_what_is_no_id_to_the_server_is_refused_by_it(client: Client) -> N
         with pytest.raises(InvalidOption) as caught:
             await client.sandbox(id).exec("true")
         assert caught.value.option == "id"
+
+
+def test_a_command_on_this_machine_needs_nothing_slow(server: Served) -> None:
+    """A quarter of a second, which is ten times as long as the command."""
+    script = (
+        "import sys\n"
+        "from smokebox.sync import connect\n"
+        "with connect() as client, client.create() as sandbox:\n"
+        "    sandbox.exec('true')\n"
+        "print('aiohttp' in sys.modules)"
+    )
+    env = {**os.environ, "SMOKEBOX_URL": server.url}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 async def test_settings_change_by_update_and_by_another_handle(client: Client) -> None:

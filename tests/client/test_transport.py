@@ -257,7 +257,19 @@ def test_a_handle_serves_one_event_loop_after_the_other(place: Path) -> None:
     assert once.connections._pools == {}
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "unix:", "http://", "localhost:8700"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://x",
+        "unix:",
+        "http://",
+        "localhost:8700",
+        "http://x:99999",
+        "http://x:y",
+        "http://[",
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption, match="not the address of a server"):
         Address.parse(url)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import aiohttp
 import msgspec
 
 from smokebox.errors import DeadlineExceeded, SandboxGone, ServiceUnavailable, SmokeboxError
@@ -16,12 +15,13 @@ from smokebox.wire.failure import Failure, FailureAnswer, error_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    import aiohttp
+
     from smokebox.client.connection import Address
 
 T = TypeVar("T")
 
 LOST = "connection lost"
-BROKEN = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 
 class Answer(NamedTuple):
@@ -91,12 +91,20 @@ def _failure(body: bytes) -> Failure | None:
         return None
 
 
+def breaks() -> tuple[type[Exception], ...]:
+    """What is raised for a connection that broke, or fell silent."""
+    # It takes longer to import than most commands take, and a unix socket needs it rarely.
+    import aiohttp
+
+    return (aiohttp.ClientError, TimeoutError, ConnectionError)
+
+
 @contextlib.contextmanager
 def losing(what: str) -> Iterator[None]:
     """Turn what is said of a connection that broke, or fell silent, into our own error."""
     try:
         yield
-    except BROKEN as error:
+    except breaks() as error:
         raise broken(error, what) from error
 
 
@@ -105,7 +113,9 @@ class Unconnected(Exception):
 
 
 def broken(error: Exception, what: str) -> Exception:
-    """What to raise for one of `BROKEN`: nobody was there, or nobody is any more."""
+    """What to raise for one of `breaks`: nobody was there, or nobody is any more."""
+    import aiohttp
+
     if isinstance(error, aiohttp.ClientConnectorError):
         return Unconnected(error.strerror or str(error))
     return error if isinstance(error, SmokeboxError) else lost(what)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-import aiohttp
-from yarl import URL
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
 
 from smokebox import __version__, wire
 from smokebox.client.answering import Unconnected
@@ -19,7 +18,9 @@ from smokebox.client.place import short_path
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
+
+    import aiohttp
 
 # Less than what the server keeps an idle connection for: it must not end under a request.
 _KEEP_ALIVE = 30.0
@@ -28,12 +29,30 @@ _CONNECT_SECONDS = 10.0
 _Pools: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[Pool, AsyncGenerator[Pool, None]]]"
 
 
-class Pool(NamedTuple):
+class Pool:
     """What the requests on one event loop are sent with: the small ones over a unix socket
-    by `exchanges`, all others by `session`."""
+    by `exchanges`, all others by `session`, which is made when it is first needed."""
 
-    session: aiohttp.ClientSession
-    exchanges: Exchanges | None
+    def __init__(
+        self, exchanges: Exchanges | None, make: Callable[[], aiohttp.ClientSession]
+    ) -> None:
+        self.exchanges = exchanges
+        self._make = make
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """What aiohttp sends requests with."""
+        if self._session is None:
+            self._session = self._make()
+        return self._session
+
+    async def aclose(self) -> None:
+        """Close all of it."""
+        if self.exchanges is not None:
+            self.exchanges.close()
+        if self._session is not None:
+            await self._session.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +122,36 @@ async def _open(
     address: Address, headers: dict[str, str], pools: _Pools
 ) -> AsyncGenerator[Pool, None]:
     with contextlib.ExitStack() as stack:
-        connector: aiohttp.BaseConnector
-        exchanges = None
+        path = exchanges = None
         if address.socket is not None:
             path = stack.enter_context(short_path(address.socket))
             exchanges = Exchanges(path, headers)
-            stack.callback(exchanges.close)
-            connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
-        else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
-            ),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=1 << 18,
-        ) as session:
-            try:
-                yield Pool(session, exchanges)
-            finally:
-                pools.pop(asyncio.get_running_loop(), None)
+        pool = Pool(exchanges, functools.partial(_session, path, headers))
+        try:
+            yield pool
+        finally:
+            pools.pop(asyncio.get_running_loop(), None)
+            await pool.aclose()
+
+
+def _session(path: str | None, headers: dict[str, str]) -> aiohttp.ClientSession:
+    import aiohttp
+
+    connector: aiohttp.BaseConnector
+    if path is not None:
+        connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
+    else:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
+        ),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=1 << 18,
+    )
 
 
 def _close_all(pools: _Pools) -> None:
@@ -146,6 +172,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 def _has_host(url: str) -> bool:
     try:
-        return bool(URL(url).host)
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

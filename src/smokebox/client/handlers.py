@@ -9,7 +9,6 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from smokebox import wire
@@ -22,6 +21,8 @@ from smokebox.wire.handlers import ServeFrame, ServingFrame, from_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import aiohttp
 
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
@@ -130,6 +131,8 @@ class HandlerChannel:
             asyncio.get_running_loop().call_soon(changed.set)
 
     async def _connect(self, changed: asyncio.Event) -> None:
+        from aiohttp import WSServerHandshakeError
+
         try:
             connecting = self._transport.connect(
                 self._path, heartbeat=wire.SILENCE / 2, again=False
@@ -138,7 +141,7 @@ class HandlerChannel:
                 link = self._link = _Link(socket, self._sandbox_id, self.handlers)
                 changed.set()
                 await link.run()
-        except aiohttp.WSServerHandshakeError as error:
+        except WSServerHandshakeError as error:
             raise _Refused(self._sandbox_id, error) from error
 
 
@@ -160,11 +163,13 @@ class _Link:
 
     async def run(self) -> None:
         """Serve until the connection ends."""
+        from aiohttp import WSMsgType
+
         try:
             # By itself: after a break nobody else would.
             await self._say(list(self._handlers))
             async for message in self._socket:
-                if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     self._hear(message.data)
         finally:
             self.served = False
@@ -203,12 +208,14 @@ class _Link:
             self._serving.hear(frame)
 
     async def _send(self, frame: Frame | bytes) -> None:
+        from aiohttp import ClientError
+
         try:
             if isinstance(frame, bytes):
                 await self._socket.send_bytes(frame)
             else:
                 await self._socket.send_str(msgspec.json.encode(frame).decode())
-        except (aiohttp.ClientError, RuntimeError) as error:
+        except (ClientError, RuntimeError) as error:
             raise ConnectionResetError(str(error)) from error
 
 

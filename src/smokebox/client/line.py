@@ -7,7 +7,6 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from smokebox.client.answering import losing, lost
@@ -19,6 +18,8 @@ from smokebox.wire.frames import TerminalExitFrame as ExitFrame
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+
+    import aiohttp
 
 MOST_KEPT = 4 << 20
 """How many bytes of output are kept for one who does not read; older ones are dropped."""
@@ -101,11 +102,13 @@ class Line:
             )
 
     async def _read(self) -> None:
+        from aiohttp import WSMsgType
+
         try:
             async for message in self._socket:
-                if message.type is aiohttp.WSMsgType.BINARY:
+                if message.type is WSMsgType.BINARY:
                     self._keep(message.data)
-                elif message.type is aiohttp.WSMsgType.TEXT:
+                elif message.type is WSMsgType.TEXT:
                     self._hear(message.data.encode())
         finally:
             if self.exit_code is None:

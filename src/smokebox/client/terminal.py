@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self
 
-import aiohttp
-
 from smokebox import wire
 from smokebox.client.answering import deadline
 from smokebox.client.handle import part
@@ -101,10 +99,12 @@ class Terminal(AsyncIterator[bytes]):
         return self._line
 
     async def _connect(self) -> Line:
+        from aiohttp import WSServerHandshakeError
+
         line = Line(self._sandbox._socket(self._path, heartbeat=wire.SILENCE / 2))
         try:
             await line.open()
-        except aiohttp.WSServerHandshakeError as error:
+        except WSServerHandshakeError as error:
             # A refusal has no body here: ask again in a way that has.
             await self.refresh()
             raise ServiceUnavailable(

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
-import aiohttp
-from yarl import URL
-
 from smokebox.client.answering import (
-    BROKEN,
     Answer,
     Unconnected,
+    breaks,
     broken,
     deadline,
     event_failure,
@@ -40,6 +37,9 @@ if TYPE_CHECKING:
         Callable,
         Mapping,
     )
+
+    import aiohttp
+    from yarl import URL
 
     from smokebox.client.connection import Address
 
@@ -205,13 +205,15 @@ class Transport:
         async def once(
             _method: str, target: str, _data: object, _headers: object
         ) -> aiohttp.ClientWebSocketResponse:
+            import aiohttp
+
             session = (await self.connections.pool()).session
             url = self._url(target)
             try:
                 return await session.ws_connect(url, heartbeat=heartbeat, max_msg_size=0)
             except aiohttp.WSServerHandshakeError:
                 raise
-            except BROKEN as error:
+            except breaks() as error:
                 raise broken(error, path) from error
 
         target = self._target(path, query)
@@ -234,6 +236,8 @@ class Transport:
         return f"{target}?{urlencode(_plain(query), quote_via=quote)}" if query else target
 
     def _url(self, target: str) -> URL:
+        from yarl import URL
+
         # What it is made of is quoted already.
         return URL(self.address.base + target, encoded=True)
 
@@ -255,7 +259,7 @@ class Transport:
         if exchanges is not None and (data is None or isinstance(data, bytes)) and is_small(data):
             try:
                 return await exchanges.ask(method, target, data, headers)
-            except BROKEN as error:
+            except breaks() as error:
                 raise broken(error, target) from error
         async with self._send(method, target, data, headers) as response:
             return await read(response)

@@ -7,7 +7,6 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
 from smokebox import wire
@@ -20,6 +19,8 @@ from smokebox.wire.frames import LARGEST_FRAME, EndFrame, ErrorFrame
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    import aiohttp
+
     from smokebox.client.handle import Handle
 
 _PIECE = min(1 << 16, LARGEST_FRAME)
@@ -30,11 +31,13 @@ async def carry(sandbox: Handle, port: int, sock: socket.socket) -> None:
 
     Raises `ServiceUnavailable` where nothing listens.
     """
+    from aiohttp import WSServerHandshakeError
+
     path = f"/ports/{port}/connection"
     try:
         async with sandbox._socket(path, heartbeat=wire.SILENCE / 2) as line:
             await _both(line, sock, path)
-    except aiohttp.WSServerHandshakeError as error:
+    except WSServerHandshakeError as error:
         # A refusal has no body here: ask again in a way that has.
         await sandbox._ask(msgspec.Raw, "GET", "/ports")
         raise ServiceUnavailable(
@@ -89,15 +92,17 @@ async def _send(line: aiohttp.ClientWebSocketResponse, sock: socket.socket) -> N
 
 
 async def _receive(line: aiohttp.ClientWebSocketResponse, sock: socket.socket, path: str) -> None:
+    from aiohttp import WSMsgType
+
     loop = asyncio.get_running_loop()
     with losing(path):
         async for message in line:
-            if message.type is aiohttp.WSMsgType.BINARY:
+            if message.type is WSMsgType.BINARY:
                 try:
                     await loop.sock_sendall(sock, message.data)
                 except OSError:
                     return
-            elif message.type is aiohttp.WSMsgType.TEXT:
+            elif message.type is WSMsgType.TEXT:
                 frame = _frame(message.data)
                 if isinstance(frame, ErrorFrame):
                     raise error_of(Failure(code=frame.code, message=frame.message))
