@@ -335,6 +335,13 @@ async def test_closing_the_harness_calls_off_what_goes_on() -> None:
     assert end.outcome == "aborted"
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_a_prompt_says_something(text: str) -> None:
+    async with at_work("x") as session:
+        with pytest.raises(InvalidOption, match="says nothing"):
+            session.prompt(text)
+
+
 async def test_a_prompt_is_text() -> None:
     async with at_work() as session:
         with pytest.raises(InvalidOption, match="a prompt is a str"):

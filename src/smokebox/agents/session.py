@@ -147,6 +147,13 @@ class Session:
                 option="text",
             )
         shown = check_pictures(images)
+        if not text.strip() and not shown:
+            raise InvalidOption(
+                "a prompt that says nothing asks for nothing.",
+                hint="Say what is to be done, or show an image.",
+                option="text",
+                value=text,
+            )
 
         async def compose() -> UserMessage:
             kept = await keep(shown, self.journal.store, self.setup.workspace)
