@@ -11,11 +11,12 @@ import pytest
 
 from own_server import stop_server
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES = [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("apps/*/main.py"))]
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(example.relative_to(FOLDER)))
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     try:

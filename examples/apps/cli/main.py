@@ -1,0 +1,15 @@
+"""Has a coding CLI mend a file, with a server of models that is a script."""
+
+import os
+from pathlib import Path
+
+from smokebox.sync import AgentClient
+from smokebox.testing import FakeModelServer, served
+
+with FakeModelServer("sed -i 's/pritn/print/' hello.py && python3 hello.py") as models:
+    os.environ.update(CODER_SERVER=models.url, CODER_KEY=models.api_key)
+    with served(Path(__file__).parent) as url, AgentClient(url) as client:
+        payload = {"task": "hello.py does not run.", "files": {"hello.py": "pritn('hello')\n"}}
+        result = client.run("fix", payload).wait().result
+    print(result["said"], end="")
+    assert result["files"]["hello.py"] == "print('hello')\n"

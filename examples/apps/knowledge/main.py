@@ -1,0 +1,21 @@
+"""Asks a knowledge base, which is a bucket of smokebox.toml.
+
+Here that is a folder, so that it runs anywhere; `bucket = "my-knowledge-base"` is one of S3.
+"""
+
+import shutil
+from pathlib import Path
+
+from smokebox.sync import AgentClient
+from smokebox.testing import served
+
+project, articles = Path("support").absolute(), Path("articles").absolute()
+shutil.copytree(Path(__file__).parent, project)
+(articles / "billing").mkdir(parents=True)
+(articles / "billing" / "refunds.md").write_text("A refund takes five days.\n")
+(project / "smokebox.toml").write_text(
+    f'[buckets.KNOWLEDGE_BASE]\nurl = "{articles.as_uri()}"\nread_only = true\n'
+)
+
+with served(project) as url, AgentClient(url) as client:
+    print(client.ask("support", "ada", "How long does a refund take?").result, end="")

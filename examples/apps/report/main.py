@@ -1,0 +1,11 @@
+"""Says when the report is due, and asks for one now."""
+
+from pathlib import Path
+
+from smokebox.sync import AgentClient
+from smokebox.testing import served
+
+with served(Path(__file__).parent) as url, AgentClient(url) as client:
+    for workflow in client.index().workflows:
+        print(workflow.name, workflow.schedule)
+    print(client.run("report").wait().result, end="")

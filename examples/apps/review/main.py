@@ -1,0 +1,10 @@
+"""Reviews a document by a workflow, as a client of the app does."""
+
+from pathlib import Path
+
+from smokebox.sync import AgentClient
+from smokebox.testing import served
+
+with served(Path(__file__).parent) as url, AgentClient(url) as client:
+    run = client.run("review", {"document": "# Plan\nWe will ship.\n"})
+    print(run.wait().result["review"], end="")

@@ -1,0 +1,48 @@
+"""Triages issues: GitHub sends a signed webhook, an agent answers with a label.
+
+The agent works in a Linux sandbox that reaches one host. The token of GitHub is added to its
+requests at the door, and is nowhere inside.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from smokebox import Sandbox, get_sandbox
+from smokebox.testing import ScriptedModel, call
+
+if TYPE_CHECKING:
+    from smokebox.app import Context
+    from smokebox.egress import Context as Door
+    from smokebox.egress import Request, Response
+
+triggers = {"webhook": {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}}
+
+
+async def add_github_token(request: Request, env: Any, door: Door) -> Response:
+    """For GitHub itself it ends with `return request`; here a stand-in answers."""
+    request.headers["authorization"] = f"Bearer {env.GITHUB_TOKEN}"
+    return await door.forward(request, to=os.environ["GITHUB_STAND_IN"])
+
+
+class GitHubSandbox(Sandbox):
+    """May reach one host, by a handler."""
+
+    outbound_by_host = {"api.github.com": add_github_token}  # noqa: RUF012
+
+
+async def handler(ctx: Context) -> str:
+    """An issue was opened."""
+    number = ctx.payload["issue"]["number"]
+    api = f"https://api.github.com/repos/acme/shop/issues/{number}"
+    model = ScriptedModel(
+        call("bash", command=f"curl -sS {api}"),
+        call("bash", command=f'curl -sS -X POST {api}/labels -d \'{{"labels": ["bug"]}}\''),
+        "A crash: I labelled it as a bug.",
+    )
+    async with get_sandbox(GitHubSandbox, f"issue-{number}") as sandbox:
+        harness = await ctx.init(model=model, sandbox=sandbox)
+        session = await harness.session()
+        reply = await session.prompt(f"Triage issue {number}: {ctx.payload['issue']['title']}")
+    return str(reply)
