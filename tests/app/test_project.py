@@ -12,6 +12,7 @@ from smokebox.app import create_app, dispatch
 from smokebox.app.project import load_project
 from smokebox.app.served import ServedAgent
 from smokebox.errors import InvalidOption, NotFound, Unsupported
+from smokebox.testing import FakeModelServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,6 +172,25 @@ async def test_bindings_and_secrets_are_in_the_env_of_a_context(tmp_path: Path) 
     async with served(folder) as site:
         done = await site.post("/workflows/look?wait=result")
         assert done.body["result"] == ["Binding", "BucketBinding", "secret"]
+
+
+async def test_models_and_keys_are_those_of_the_project(tmp_path: Path) -> None:
+    """Wherever the app was started: a provider is asked with the key of the project's `.env`."""
+    text = """
+    from smokebox import create_agent
+    agent = create_agent(model="openai/gpt-4o", sandbox=None)
+    """
+    async with FakeModelServer(then="from a server") as models:
+        folder = project(tmp_path / "p", agents__real=text)
+        (folder / "smokebox.toml").write_text(
+            f'[models.openai]\nbase_url = "{models.url}/v1"\napi_key_env = "PROJECT_KEY"\n'
+        )
+        (folder / ".env").write_text(f"PROJECT_KEY={models.api_key}\n")
+        async with served(folder) as site:
+            done = await site.say("real/one?wait=result", "hello")
+            assert done.body["result"]["text"] == "from a server"
+        [request] = models.received
+        assert request.headers["authorization"] == f"Bearer {models.api_key}"
 
 
 def test_a_folder_without_anything_to_serve_is_an_error(tmp_path: Path) -> None:

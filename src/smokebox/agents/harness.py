@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
 from smokebox.agents.changes import digest
@@ -13,7 +14,7 @@ from smokebox.agents.sandboxes import no_workspace
 from smokebox.agents.session import Session
 from smokebox.agents.sessions import Sessions, check_session_name
 from smokebox.agents.view import Files
-from smokebox.errors import Conflict, InvalidOption, Unsupported
+from smokebox.errors import Conflict, InvalidOption, SmokeboxError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -244,7 +245,11 @@ class Harness:
         if choice not in self._models:
             from smokebox.agents.models import open_model
 
-            self._models[choice] = open_model(choice)
+            self._models[choice] = model = open_model(choice)
+            # It imports what it needs when it is first asked, which takes a second or so: others
+            # on the loop need not wait for that. What is missing shows when the model is used.
+            with contextlib.suppress(SmokeboxError):
+                await asyncio.to_thread(getattr, model, "info")
         return self._models[choice]
 
     async def aclose(self) -> None:

@@ -14,6 +14,7 @@ from smokebox.app.scheduler import Scheduler
 from smokebox.app.settings import app_keys
 from smokebox.app.streams import Streams
 from smokebox.app.submission import Target, check_conversation_id
+from smokebox.app.warmth import warm_up
 from smokebox.client.bindings import Environment
 from smokebox.egress.environment import Secrets
 from smokebox.errors import InvalidOption, Unsupported
@@ -51,6 +52,7 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: Runner | None = None
         self._scheduler: Scheduler | None = None
+        self._warming: asyncio.Task[None] | None = None
 
     async def start(self, *, work: bool = True) -> None:
         """Open everything, and go on with accepted work. Safe to repeat.
@@ -78,6 +80,7 @@ class App:
             )
             self._scheduler = Scheduler(self.inbox, lambda: self.project)
             if work:
+                self._warming = asyncio.create_task(asyncio.to_thread(warm_up, self.project))
                 self._runner.start()
                 self._scheduler.start()
             self.started = True

@@ -17,6 +17,7 @@ from smokebox.app.served import (
     served_workflow,
 )
 from smokebox.app.settings import AppSettings, load_settings
+from smokebox.client.bindings import home
 from smokebox.errors import InvalidOption, NotFound, SmokeboxError
 
 if TYPE_CHECKING:
@@ -100,9 +101,13 @@ def load_project(folder: str | Path, *, strict: bool = True) -> Project:
     # First: what is wrong in it is wrong for all of them.
     settings = load_settings(root)
     faults: dict[Path, SmokeboxError] = {}
-    agents = _load(root / AGENTS, served_agent, faults)
-    workflows = _load(root / WORKFLOWS, served_workflow, faults)
-    site = _load_site(root / SITE, faults)
+    before = home.set(root)
+    try:
+        agents = _load(root / AGENTS, served_agent, faults)
+        workflows = _load(root / WORKFLOWS, served_workflow, faults)
+        site = _load_site(root / SITE, faults)
+    finally:
+        home.reset(before)
     for served in (*agents.values(), *workflows.values()):
         try:
             check_needs(served, root)

@@ -15,6 +15,7 @@ from smokebox.app.context import Context
 from smokebox.app.retention import forget_old
 from smokebox.app.served import ServedAgent
 from smokebox.app.submission import Ending
+from smokebox.client.bindings import home
 from smokebox.errors import Aborted, DeadlineExceeded, SmokeboxError
 from smokebox.wire.failure import Failure, failure_of
 
@@ -130,6 +131,8 @@ class Runner:
             await forget_old(self._inbox, self._store, self._conversations, before)
 
     async def _work_for(self, number: int) -> None:
+        # What agents look up by name is their project's, wherever the app was started.
+        home.set(self._project().folder)
         try:
             # What waits behind what goes on is not begun by one who is about to end.
             while not self._draining and (submission := await self._inbox.begin(number)):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,10 @@ _CREDENTIALS = {
     "secret_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN",
 }
+
+
+# The project that code belongs to which runs for one; None is that of the working directory.
+home: ContextVar[Path | None] = ContextVar("smokebox_home", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +159,8 @@ class Project:
 
 
 def load(start: Path | None = None) -> Project:
-    """The bindings of the nearest file from a directory upwards, by default from this one."""
-    here = (start or Path.cwd()).absolute()
+    """The bindings of the nearest file from a directory upwards, by default from `home`."""
+    here = (start or home.get() or Path.cwd()).absolute()
     for folder in (here, *here.parents):
         if (own := folder / FILE).is_file():
             return _project(own, _read(own))
