@@ -79,8 +79,9 @@ async def test_bad_ports_names_and_tokens_are_the_engines_errors(sandbox: Sandbo
     ):
         with pytest.raises(InvalidOption):
             await sandbox.expose_port(**options)
-    with pytest.raises(InvalidOption):
-        await sandbox.get_preview_url(3000, expires_in=-1)
+    for expires_in in (-1, float("nan"), float("inf")):
+        with pytest.raises(InvalidOption):
+            await sandbox.get_preview_url(3000, expires_in=expires_in)
     await sandbox.expose_port(3000, name="a")
     with pytest.raises(Conflict, match="exposed by another name"):
         await sandbox.expose_port(3000, name="b")

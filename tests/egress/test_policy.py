@@ -163,6 +163,7 @@ def test_a_denied_host_is_never_reached_whatever_else_is_set(
         ({"denied_hosts": [".".join(["abcdefgh"] * 30)]}, "longer than the 253"),
         ({"denied_hosts": ["a b"]}, "is not the name"),
         ({"outbound_by_host": {"": handler}}, "is no host"),
+        ({"outbound_by_host": {"https://a.test": handler}}, "is a URL"),
         ({"outbound_by_host": {"a.test": 7}}, r"outbound_by_host\['a.test'\] is a function"),
         ({"outbound_by_host": {"a.test": "no path"}}, "is a function, or"),
         ({"outbound_by_host": {"a.test": "@clients"}}, "is a function, or"),

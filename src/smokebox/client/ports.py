@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from smokebox.client.handle import Handle
 from smokebox.client.websocket import WebSocket, open_websocket
+from smokebox.errors import InvalidOption
 from smokebox.types import ExposedPort
 from smokebox.wire import answers
 from smokebox.wire.requests import CheckToken, ExposePort, MakePreviewUrl
@@ -41,6 +43,14 @@ class Ports(Handle):
         With `expires_in` it is another one, good for so many seconds, which opens a private
         port as well.
         """
+        if isinstance(expires_in, float) and not math.isfinite(expires_in):
+            # JSON has no such number: null would be sent, and the URL be good for ever.
+            raise InvalidOption(
+                f"expires_in is a positive number of seconds, not {expires_in}.",
+                hint="Leave it out for a URL that does not expire.",
+                option="expires_in",
+                value=expires_in,
+            )
         body = MakePreviewUrl(expires_in=expires_in)
         path = f"/ports/{port}/url"
         return (await self._ask(answers.PreviewUrl, "POST", path, body=body, timeout=None)).url

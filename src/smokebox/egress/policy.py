@@ -223,7 +223,7 @@ def handler_key(name: object) -> str:
 
 def parse_entry(name: object) -> HostPattern | HostPort:
     """What an entry of `outbound_by_host` names: a host, or one port of it."""
-    if isinstance(name, str) and (name.count(":") == 1 or "]:" in name):
+    if isinstance(name, str) and "/" not in name and (name.count(":") == 1 or "]:" in name):
         return HostPort.parse("outbound_by_host", name)
     return HostPattern.parse("outbound_by_host", name)
 

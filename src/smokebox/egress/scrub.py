@@ -12,7 +12,7 @@ import html
 import json
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import quote, quote_plus
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,6 +56,12 @@ def secrets_in(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> set[st
         if name.lower() == "cookie":
             found |= {pair.partition("=")[2].strip() for pair in value.split(";")}
     return {value for value in found if len(value) >= _SHORTEST}
+
+
+def secrets_in_query(url: str) -> set[str]:
+    """The values in the query of a URL that would be secrets if somebody added them."""
+    values = (value for _, value in parse_qsl(urlsplit(url).query))
+    return {value for value in values if len(value) >= _SHORTEST}
 
 
 def _user_and_password(encoded: str) -> set[str]:

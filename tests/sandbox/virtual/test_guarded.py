@@ -114,6 +114,17 @@ async def test_a_handler_adds_what_the_script_never_sees(place: str) -> None:
     assert SECRET in (await run(shown, f"curl -s http://{HOST}/x")).stdout
 
 
+async def test_a_secret_in_the_url_is_scrubbed_too(place: str) -> None:
+    async def add(request: Request, env: Any, context: Context) -> Request:
+        request.url += f"?key={SECRET}"
+        return request
+
+    policy = Egress(outbound_by_host={HOST: add}, hosts={HOST: place})
+    told = (await run(policy, f"curl -sv http://{HOST}/x")).stdout
+    assert told.startswith("GET /x?key=[redacted]")
+    assert SECRET not in told
+
+
 async def test_a_handler_may_answer_refuse_fail_or_forward(
     place: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from smokebox.egress.handler import Refused, run_handler
 from smokebox.egress.importing import find_handler
 from smokebox.egress.meter import Meter
 from smokebox.egress.pattern import HostPort
-from smokebox.egress.scrub import Scrubber, secrets_in
+from smokebox.egress.scrub import Scrubber, secrets_in, secrets_in_query
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.network import Network
 from smokebox.sandbox.urls import Url, parse_url
@@ -220,6 +220,7 @@ class _Hop:
         if self._guarded.policy.scrub:
             given = set(self._request.headers)
             self._secrets |= secrets_in([pair for pair in pairs if pair not in given])
+            self._secrets |= secrets_in_query(request.url) - secrets_in_query(str(self._url))
         if self._secrets:
             pairs = [pair for pair in pairs if pair[0].lower() not in _UNREADABLE]
         return pairs

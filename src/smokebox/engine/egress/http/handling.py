@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 from multidict import CIMultiDict
 
 from smokebox.egress.handler import HandlerOption, Refused, run_handler
 from smokebox.egress.message import Body, Request, Response
-from smokebox.egress.scrub import Scrubber, secrets_in
+from smokebox.egress.scrub import Scrubber, secrets_in, secrets_in_query
 from smokebox.engine.egress.http.exchange import Answer, Errand, send
 from smokebox.engine.egress.http.head import (
     HOP_BY_HOP,
@@ -36,7 +35,6 @@ T = TypeVar("T")
 
 # How long a handler may think. What it waits for others does not count.
 DECIDE_SECONDS = 30.0
-_SHORTEST_QUERY = 6
 # With secrets to look for, the answer must be readable, and whole.
 _UNREADABLE = frozenset({"accept-encoding", "if-range", "range", "sec-websocket-extensions"})
 _MOST_DIGITS = 19
@@ -182,7 +180,7 @@ class Handling:
             added = [field for field in fields if field not in self._errand.fields]
             self._secrets |= secrets_in(added)
             if request.url != self._url:
-                self._secrets |= _query(request.url) - _query(self._url)
+                self._secrets |= secrets_in_query(request.url) - secrets_in_query(self._url)
         if self._secrets:
             fields = [field for field in fields if field[0].lower() not in _UNREADABLE]
             fields.append(("accept-encoding", "identity"))
@@ -271,8 +269,3 @@ def _destination(url: str) -> Destination:
         return destination(url)
     except Malformed as error:
         raise Unanswered(f"of what the handler made, {error.reason}") from None
-
-
-def _query(url: str) -> set[str]:
-    values = (value for _, value in parse_qsl(urlsplit(url).query))
-    return {value for value in values if len(value) >= _SHORTEST_QUERY}
