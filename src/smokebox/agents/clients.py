@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from openai import AsyncOpenAI
 from openai.resources.chat import AsyncChat, AsyncCompletions
 
@@ -46,6 +47,14 @@ class _OpenAI(AsyncOpenAI):
 def _past(options: dict[str, Any]) -> dict[str, Any]:
     body = {**(options.get("extra_body") or {}), "messages": options["messages"]}
     return {**options, "messages": [], "extra_body": body}
+
+
+def _fill(options: Any, body: dict[str, Any]) -> None:
+    """Have a body sent as bytes, unless the SDK's own encoder has to see to some of it."""
+    try:
+        options.content, options.json_data = msgspec.json.encode(body), None
+    except TypeError:
+        options.json_data = body
 
 
 @functools.cache
@@ -97,7 +106,7 @@ def anthropic_client(provider: Provider) -> AsyncAnthropic:
             options.extra_json = extra or None
             prepared: Any = await super()._copy_and_prepare(options)
             if messages is not None:
-                prepared.json_data = {**prepared.json_data, "messages": messages}
+                _fill(prepared, {**prepared.json_data, "messages": messages})
             return prepared
 
     return Anthropic(
