@@ -323,6 +323,18 @@ async def test_a_jail_that_dies_while_it_is_built_is_noticed_at_once(
         await made.kill()
 
 
+async def test_a_jail_that_is_being_killed_is_not_alive(
+    jailer: NamespaceJailer, spec: MakeSpec
+) -> None:
+    """Its processes end first, and whoever asks why must not hear that they were lost."""
+    jail = await jailer.make(spec("killed"))
+    killing = asyncio.create_task(jail.kill())
+    await asyncio.sleep(0)
+    assert not killing.done()
+    assert not jail.alive
+    await killing
+
+
 async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     async def one(number: int) -> str:
         jail = await jailer.make(spec(f"n{number}"))

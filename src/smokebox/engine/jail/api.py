@@ -95,7 +95,7 @@ class Jail(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether its first process runs."""
+        """Whether its first process runs, and shall: not from the moment that it is killed."""
         ...
 
     async def enter(self, hostname: str, limits: Limits) -> None:

@@ -85,6 +85,7 @@ class ClonedJail:
         self._setup = setup
         self._ended = asyncio.Event()
         self._closed = False
+        self._killed = False
         self._frozen = False
         asyncio.get_running_loop().add_reader(pidfd, self._end)
 
@@ -111,8 +112,8 @@ class ClonedJail:
 
     @property
     def alive(self) -> bool:
-        """Whether its first process runs."""
-        return not self._ended.is_set()
+        """Whether its first process runs, and shall."""
+        return not (self._killed or self._ended.is_set())
 
     async def enter(self, hostname: str, limits: Limits) -> None:
         """Give the jail its name and limits, and lock its door behind it."""
@@ -179,6 +180,8 @@ class ClonedJail:
         """Kill everything in it, and wait until the kernel has let it go."""
         if self._closed:
             return
+        # On a busy host its processes end long before it does, and not by themselves.
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._frozen:

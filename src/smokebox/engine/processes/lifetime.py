@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from dataclasses import replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _LOST_SECONDS = 0.25
 # The kernel tells of the closing of a file a moment before it lets go of its lock.
 _LOOK_AGAIN_SECONDS = 0.1
+# How long the end of a sandbox may take to be told by who ended it.
+_OWNER_SECONDS = 3.0
 
 
 class Lifetime:
@@ -128,7 +131,10 @@ class Lifetime:
         """The minder has ended without telling: it was killed, and its tree with it."""
         self.close()
         if self._run is not None and not self._run.jail.alive:
-            self.cut_off(self._run.id, "it stopped")
+            # With all of the sandbox, whose owner says why when nothing of it is left.
+            cut = functools.partial(self.cut_off, self._run.id, "it stopped")
+            self._later(_OWNER_SECONDS, cut)
+            return
         self._end("lost", KILLED)
         self._vanish()
 
