@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 _V4_IN_V6 = ipaddress.IPv6Network("64:ff9b::/96")
+# All that is handed out so far.
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _INSIDE = [
     ipaddress.ip_network(text)
     for text in (
@@ -23,15 +25,10 @@ _INSIDE = [
         "198.51.100.0/24",
         "203.0.113.0/24",
         "224.0.0.0/3",
-        "::/127",
-        "64:ff9b:1::/48",
-        "100::/64",
         "2001::/23",
         "2001:db8::/32",
         "2002::/16",  # 6to4 hides an IPv4 address
-        "fc00::/7",
-        "fe80::/9",
-        "ff00::/8",
+        "3fff::/20",
     )
 ]
 
@@ -47,6 +44,6 @@ def is_public(text: str) -> bool:
             return is_public(str(address.ipv4_mapped))
         if address in _V4_IN_V6:
             return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
-        if int(address) >> 32 == 0:  # ::a.b.c.d, long deprecated
+        if address not in _PUBLIC_V6:
             return False
     return address.is_global and not any(address in network for network in _INSIDE)
