@@ -131,3 +131,37 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
     environ = {"PATH": "/usr/bin:/bin"}
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environ)
+
+
+AGENT = """
+import asyncio
+from smokebox import create_agent, init
+from smokebox.testing import ScriptedModel, call
+
+async def work():
+    model = ScriptedModel(call("bash", command="true"), call("task", prompt="x"), "child", "done")
+    async with init(create_agent(name="lead", model=model, persist=False)) as harness:
+        await (await harness.session()).prompt("go")
+
+asyncio.run(work())
+"""
+
+
+def test_an_agent_at_work_is_a_tree_with_its_tasks_in_it() -> None:
+    spans, points = collect(AGENT)
+    names = {span["id"]: span["name"] for span in spans}
+    tree = sorted((span["name"], names.get(span["parent"], "")) for span in spans)
+    assert tree == [
+        ("chat model", "invoke_agent lead"),
+        ("chat model", "invoke_agent lead"),
+        ("chat model", "invoke_agent lead"),
+        ("chat model", "invoke_agent lead"),
+        ("execute_tool bash", "invoke_agent lead"),
+        ("execute_tool task", "invoke_agent lead"),
+        ("invoke_agent lead", ""),
+        ("invoke_agent lead", "execute_tool task"),
+    ]
+    assert {point["name"] for point in points} == {
+        "gen_ai.client.token.usage",
+        "gen_ai.client.operation.duration",
+    }
