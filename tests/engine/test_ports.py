@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +65,13 @@ async def test_a_port_is_reached_on_whichever_address_listens(
 ) -> None:
     await listen(sandbox, version, address)
     assert [await ask(sandbox) for _ in range(8)] == [b"HELLO"] * 8
+
+
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="gVisor is not on this machine")
+async def test_a_port_of_the_stronger_tier_is_reached(host: Host) -> None:
+    sandbox = await host.create("box", tier="gvisor")
+    await listen(sandbox)
+    assert await ask(sandbox) == b"HELLO"
 
 
 async def test_a_port_where_nothing_listens_is_unavailable(sandbox: Sandbox) -> None:
