@@ -6,12 +6,12 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
-from app.site import served, serving
+from app.site import project, served, serving
 from smokebox.agents.log.records import ReplyDelta
 from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.store import SessionKey
 from smokebox.app import create_app, streams
-from smokebox.app.streams import Streams
+from smokebox.app.streams import Records, Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -101,6 +101,27 @@ async def test_500_readers_of_one_stream_see_the_same(site: Site) -> None:
         assert [one.id for one in found] == [1, 2, 3, 4, 5, 6]
 
 
+async def test_the_lines_of_a_run_reach_all_who_watch_it(tmp_path: Path) -> None:
+    text = """
+    import asyncio
+
+    async def run(ctx):
+        for number in range(300):
+            ctx.log.info("line", number=number)
+            await asyncio.sleep(0)
+    """
+
+    async def read(path: str) -> list[int]:
+        return [
+            one.data["fields"]["number"] async for one in site.events(path) if one.kind == "log"
+        ]
+
+    async with served(project(tmp_path / "p", workflows__talk=text)) as site:
+        path = f"/runs/{(await site.post('/workflows/talk')).body['id']}"
+        for found in await asyncio.gather(*(read(path) for _ in range(50))):
+            assert found == list(range(300))
+
+
 async def grow(folder: Path, count: int, size: int = 100) -> None:
     """A conversation with so many records."""
     store = SqliteStore(str(folder / ".smokebox/conversations.db"))
@@ -141,9 +162,9 @@ async def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(
 
 async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "c.db"))
-    watched = Streams(store)
+    watched = Streams()
     writer = await store.open(KEY)
-    async with watched.watch(KEY, 0) as stream:
+    async with watched.watch(Records(store, KEY), 0) as stream:
         for numbers in _batches(5000):
             await writer.append([ReplyDelta("r", f"{n} {'x' * 2000}") for n in numbers])
         while stream._base < 4000:

@@ -74,7 +74,7 @@ class App:
             self.inbox = await asyncio.to_thread(Inbox, str(state / "inbox.db"))
             self.store = open_store(settings.conversations(folder))
             self.conversations = Conversations(self.store, self.env, idle=settings.idle)
-            self.streams = Streams(self.store)
+            self.streams = Streams()
             self._runner = Runner(
                 self.inbox, self.store, self.conversations, lambda: self.project, self.env
             )

@@ -29,7 +29,8 @@ class Log:
     def __init__(self, inbox: Inbox, id: str) -> None:
         self._inbox = inbox
         self._id = id
-        self._last: asyncio.Task[None] | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
 
     def debug(self, message: str, **fields: object) -> None:
         """Something that matters to who mends it."""
@@ -50,21 +51,26 @@ class Log:
     def note(self, event: str, **fields: object) -> None:
         """Another kind of event."""
         data = msgspec.json.encode({"event": event, **fields}, enc_hook=repr)
-        self._last = asyncio.create_task(self._write(data, self._last))
+        # They begin in this order, so they are written in it.
+        task = asyncio.create_task(self._inbox.note(self._id, data))
+        self._writing.add(task)
+        task.add_done_callback(self._written)
 
     async def flush(self) -> None:
-        """Return when all lines are written."""
-        if self._last is not None:
-            await self._last
+        """Return when all lines are written. Raises what kept one from it."""
+        while self._writing:
+            await asyncio.wait(self._writing)
+        if self._failure is not None:
+            raise self._failure
 
     def _add(self, level: str, message: str, fields: dict[str, object]) -> None:
         told: dict[str, object] = {"level": level, "message": str(message)}
         self.note("log", **told, **({"fields": fields} if fields else {}))
 
-    async def _write(self, data: bytes, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
-        await self._inbox.note(self._id, data)
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled():
+            self._failure = self._failure or task.exception()
 
 
 class Context:

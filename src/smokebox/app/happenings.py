@@ -7,19 +7,17 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from smokebox.agents.harness import DEFAULT
 from smokebox.agents.log.store import SessionKey
 from smokebox.app.served import ServedAgent
-from smokebox.app.streams import Line, line_of
+from smokebox.app.streams import Notes, Records, line_of
 from smokebox.app.unit import Unit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from smokebox.app.app import App
-    from smokebox.app.inbox import Note
+    from smokebox.app.streams import Line
     from smokebox.app.submission import Submission
 
 
@@ -28,27 +26,14 @@ def happenings(app: App, submission: Submission, after: int) -> AsyncGenerator[L
     served = app.project.find(submission.target.kind, submission.target.name)
     if isinstance(served, ServedAgent):
         return _recorded(app, submission, after)
-    return _noted(app, submission, after)
-
-
-def note_data(note: Note) -> bytes:
-    """A note as the JSON of an event."""
-    told = msgspec.json.decode(note.data)
-    kind = told.pop("event")
-    return msgspec.json.encode({"offset": note.place, "at": note.at, "type": kind, **told})
-
-
-async def _noted(app: App, submission: Submission, after: int) -> AsyncGenerator[Line, None]:
-    async for note in app.inbox.follow(submission.id, after=after):
-        kind = msgspec.json.decode(note.data)["event"]
-        yield Line(note.place, kind, note_data(note))
+    return app.streams.lines(Notes(app.inbox, submission.id), after)
 
 
 async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenerator[Line, None]:
     target, unit = submission.target, Unit(submission.id)
     key, at = SessionKey(target.name, target.id, DEFAULT), submission.head
     ended = asyncio.create_task(app.inbox.wait(submission.id))
-    lines = app.streams.lines(key, at)
+    lines = app.streams.lines(Records(app.store, key), at)
     following: asyncio.Task[Line | None] | None = None
     try:
         while not unit.ended:

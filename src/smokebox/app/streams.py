@@ -1,4 +1,4 @@
-"""Conversations as those see them who watch: read from the store once, however many they are."""
+"""What those see who watch conversations and runs: read once, however many they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from smokebox.agents.log.records import Stored
     from smokebox.agents.log.store import SessionKey, Store
+    from smokebox.app.inbox import Inbox, Note
 
 _log = logging.getLogger("smokebox.app")
 
@@ -56,13 +58,68 @@ def line_of(stored: Stored) -> Line:
     return Line(stored.offset, str(kind), data)
 
 
-class Stream:
-    """The events of one conversation, while somebody watches it."""
+def noted(note: Note) -> Line:
+    """A note as an event."""
+    told = msgspec.json.decode(note.data)
+    kind = told.pop("event")
+    data = msgspec.json.encode({"offset": note.place, "at": note.at, "type": kind, **told})
+    return Line(note.place, kind, data)
 
-    def __init__(self, store: Store, key: SessionKey, after: int) -> None:
+
+class Source(Protocol):
+    """What there is to watch. Equal ones are the same."""
+
+    async def read(self, after: int, limit: int) -> Sequence[Line]:
+        """What lies behind an offset."""
+        ...
+
+    def follow(self, after: int) -> AsyncGenerator[Line, None]:
+        """The same, then what is added, until nothing ever will be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A conversation, by its record."""
+
+    store: Store
+    key: SessionKey
+
+    async def read(self, after: int, limit: int) -> Sequence[Line]:
+        """What lies behind an offset."""
+        return [line_of(one) for one in await self.store.read(self.key, after=after, limit=limit)]
+
+    async def follow(self, after: int) -> AsyncGenerator[Line, None]:
+        """The same, then what is added, until the conversation is removed."""
+        async with contextlib.aclosing(self.store.follow(self.key, after=after)) as records:
+            async for stored in records:
+                yield line_of(stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """A submission, by what was noted of it."""
+
+    inbox: Inbox
+    id: str
+
+    async def read(self, after: int, limit: int) -> Sequence[Line]:
+        """What lies behind an offset."""
+        return [noted(one) for one in await self.inbox.notes(self.id, after=after, limit=limit)]
+
+    async def follow(self, after: int) -> AsyncGenerator[Line, None]:
+        """The same, then what is added, until the submission has ended."""
+        async with contextlib.aclosing(self.inbox.follow(self.id, after=after)) as notes:
+            async for note in notes:
+                yield noted(note)
+
+
+class Stream:
+    """The events of one source, while somebody watches it."""
+
+    def __init__(self, source: Source, after: int) -> None:
         self.readers = 0
-        self._store = store
-        self._key = key
+        self._source = source
         # Events behind this offset are in `_held`, those up to it only in the store.
         self._base = after
         self._held: deque[Line] = deque()
@@ -75,11 +132,8 @@ class Stream:
         """What comes behind an offset, once there is something; None when nothing ever will."""
         while True:
             if after < self._base:
-                page = await self._store.read(self._key, after=after, limit=_PAGE)
-                if page:
-                    return [line_of(stored) for stored in page]
-                # Deleted, and begun anew by somebody.
-                return None
+                # None where it was deleted, and begun anew by somebody.
+                return await self._source.read(after, _PAGE) or None
             found = self._since(after)
             if found or self._ended:
                 return found or None
@@ -102,9 +156,9 @@ class Stream:
 
     async def _run(self, after: int) -> None:
         try:
-            async with contextlib.aclosing(self._store.follow(self._key, after=after)) as records:
-                async for stored in records:
-                    self._hold(line_of(stored))
+            async with contextlib.aclosing(self._source.follow(after)) as lines:
+                async for line in lines:
+                    self._hold(line)
         except SmokeboxError as error:
             # The app is being stopped, or the disk is broken: who watches comes again.
             _log.info("a stream ended early: %s", error)
@@ -131,37 +185,36 @@ class Stream:
 class Streams:
     """Those that somebody watches, each once."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._open: dict[SessionKey, Stream] = {}
+    def __init__(self) -> None:
+        self._open: dict[Source, Stream] = {}
 
     @contextlib.asynccontextmanager
-    async def watch(self, key: SessionKey, after: int) -> AsyncIterator[Stream]:
-        """The stream of a conversation, followed from before anything is read of it."""
-        stream = self._open.get(key)
+    async def watch(self, source: Source, after: int) -> AsyncIterator[Stream]:
+        """The stream of a source, followed from before anything is read of it."""
+        stream = self._open.get(source)
         if stream is None or stream._ended:
-            stream = self._open[key] = Stream(self._store, key, after)
+            stream = self._open[source] = Stream(source, after)
         stream.readers += 1
         try:
             yield stream
         finally:
             stream.readers -= 1
             if not stream.readers:
-                if self._open.get(key) is stream:
-                    del self._open[key]
+                if self._open.get(source) is stream:
+                    del self._open[source]
                 await stream.aclose()
 
-    async def lines(self, key: SessionKey, after: int) -> AsyncGenerator[Line, None]:
+    async def lines(self, source: Source, after: int) -> AsyncGenerator[Line, None]:
         """Events behind an offset, then those that are added."""
-        async with self.watch(key, after) as stream:
+        async with self.watch(source, after) as stream:
             while (found := await stream.read(after)) is not None:
                 for line in found:
                     yield line
                     after = line.offset
 
-    async def events(self, key: SessionKey, after: int) -> AsyncGenerator[bytes, None]:
+    async def events(self, source: Source, after: int) -> AsyncGenerator[bytes, None]:
         """The same as they are sent: what there is at once goes out together."""
-        async with self.watch(key, after) as stream:
+        async with self.watch(source, after) as stream:
             while (found := await stream.read(after)) is not None:
                 pieces, size = [], 0
                 for line in found:

@@ -14,7 +14,7 @@ from smokebox.app.admission import admit
 from smokebox.app.call import answer
 from smokebox.app.routes.submissions import aborting, accepted
 from smokebox.app.sse import events_response, last_offset, wants_events
-from smokebox.app.streams import line_of
+from smokebox.app.streams import Records
 from smokebox.app.submission import Decision, Target
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.wire import work
@@ -36,14 +36,14 @@ async def get(call: Call) -> Response:
     """What was said and done in a conversation, behind an offset; `?wait=20` waits for more."""
     name, id = _name(call), call.id
     after = last_offset(call.request)
-    key = SessionKey(name, id, DEFAULT)
+    source = Records(call.app.store, SessionKey(name, id, DEFAULT))
     if wants_events(call.request):
-        return events_response(call.app.streams.events(key, after))
+        return events_response(call.app.streams.events(source, after))
     wait = call.seconds("wait")
-    lines = [line_of(one) for one in await call.app.store.read(key, after=after, limit=_most(call))]
+    lines = await source.read(after, _most(call))
     if not lines and wait:
         try:
-            async with asyncio.timeout(wait), call.app.streams.watch(key, after) as stream:
+            async with asyncio.timeout(wait), call.app.streams.watch(source, after) as stream:
                 lines = list(await stream.read(after) or ())[: _most(call)]
         except TimeoutError:
             lines = []

@@ -8,9 +8,9 @@ import msgspec
 
 from smokebox.app.admission import admit
 from smokebox.app.call import answer
-from smokebox.app.happenings import note_data
 from smokebox.app.routes.submissions import aborting, accepted, described, submission_answer
 from smokebox.app.sse import last_offset
+from smokebox.app.streams import noted
 from smokebox.wire import work
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def events(call: Call) -> Response:
     notes = await call.app.inbox.notes(submission.id, after=after)
     return answer(
         work.Events(
-            [msgspec.Raw(note_data(one)) for one in notes], notes[-1].place if notes else after
+            [msgspec.Raw(noted(one).data) for one in notes], notes[-1].place if notes else after
         )
     )
 
