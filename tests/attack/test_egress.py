@@ -258,6 +258,26 @@ async def test_a_name_that_leads_inside_is_refused_whatever_it_led_to_before(
     assert not service.reached
 
 
+async def test_a_redirect_inside_is_judged_as_any_other_request(
+    host: Host, tier: Tier, service: Service
+) -> None:
+    async def send_away(request: Request, env: object, context: Context) -> Response:
+        return Response("", 302, {"location": request.url.partition("?")[2]})
+
+    policy = Egress(internet=True, outbound_by_host={"api.test": send_away})
+    sandbox = await host.create("sent-away", egress=policy)
+    ask = ["curl", "-sSLgm10", "-w", " %{http_code}"]
+    for place in ("169.254.169.254", "10.0.0.1", "[fd00:ec2::254]"):
+        told = await sandbox.exec([*ask, f"https://api.test/?http://{place}/"])
+        assert told.stdout.endswith(" 403"), (place, told.stdout, told.stderr)
+        assert "an address inside" in told.stdout
+    for place in own_addresses():
+        shown = f"[{place}]" if ":" in place else place
+        told = await sandbox.exec([*ask, f"https://api.test/?http://{shown}:{service.port}/"])
+        assert told.exit_code != 0, (place, told.stdout)
+    assert not service.reached
+
+
 async def test_a_made_up_address_that_nobody_asked_for_leads_nowhere(guarded: Sandbox) -> None:
     answers = await run(
         guarded, CONNECT + "tell([connect(a, 5432) for a in ('198.18.0.200', '198.19.255.254')])"
