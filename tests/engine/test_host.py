@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -239,6 +240,45 @@ async def test_closing_leaves_no_process_and_keeps_files(tmp_path: Path, layers:
         await running
     async with await Host.open(home, images=layers) as host:
         assert await host.sandbox("box").read_file("a") == "1"
+
+
+ROOT_OF_ONE = """
+import asyncio, os, sys
+from smokebox.engine import Host
+from smokebox.errors import IsolationUnavailable
+if sys.argv[2:]:
+    with open(f"/proc/sys/user/{sys.argv[2]}", "w") as most:
+        most.write("0")
+async def main():
+    async with await Host.open(sys.argv[1], pool=0) as host:
+        try:
+            print((await host.sandbox("box").exec("id -u; hostname")).stdout.split())
+        except IsolationUnavailable as error:
+            print(error.hint)
+        print(os.listdir(f"{sys.argv[1]}/boxes"))
+asyncio.run(main())
+"""
+
+
+def as_root_of_one_id(home: Path, *words: str) -> list[str]:
+    """What an engine says that is root of a user namespace which has no other id."""
+    line = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ROOT_OF_ONE]
+    done = subprocess.run([*line, str(home), *words], capture_output=True, text=True, timeout=18)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_root_of_a_container_with_one_id_has_sandboxes_too(tmp_path: Path) -> None:
+    assert as_root_of_one_id(tmp_path / "home")[0] == "['0', 'box']"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+@pytest.mark.parametrize("kind", ["user", "net"])
+def test_a_kernel_that_gives_no_more_namespaces_is_explained(tmp_path: Path, kind: str) -> None:
+    name = f"max_{kind}_namespaces"
+    said = as_root_of_one_id(tmp_path / "home", name)
+    assert said == [f"Run: sysctl -w user.{name}=15000", "[]"]
 
 
 async def test_a_closed_engine_starts_nothing(tmp_path: Path, layers: Path) -> None:

@@ -191,6 +191,23 @@ def test_no_new_privileges_is_on_for_good() -> None:
     assert told(code, privileged=False) == ["1"]
 
 
+def test_orphans_come_to_a_subreaper() -> None:
+    code = """
+        linux.become_subreaper()
+        parent = os.fork()
+        if not parent:
+            if os.fork():
+                os._exit(0)
+            signal.pause()
+        os.waitpid(parent, 0)
+        with open(f'/proc/self/task/{os.getpid()}/children') as file:
+            [orphan] = map(int, file.read().split())
+        os.kill(orphan, signal.SIGKILL)
+        tell(os.waitpid(orphan, 0)[1])
+    """
+    assert told(code, privileged=False) == signal.SIGKILL
+
+
 def test_capabilities_are_just_those_kept() -> None:
     code = """
         keep = (linux.CAP_CHOWN, linux.CAP_KILL, linux.CAP_SYS_CHROOT)

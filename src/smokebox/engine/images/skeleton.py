@@ -69,7 +69,8 @@ def make_skeleton(host: str, root: str, *, hidden: tuple[str, ...] = ()) -> None
     drop_dead_links(host, root, hidden)
     for path, target in _LINKS.items():
         os.symlink(target, os.path.join(root, path))
-    if os.geteuid() == 0:
+    # Only root may, and root of a container may not have that id to give.
+    with contextlib.suppress(OSError):
         os.chown(os.path.join(root, "home/user"), _USER, _USER)
 
 

@@ -140,9 +140,16 @@ class Cell:
 
     def settle(self, go: socket.socket) -> list[int]:
         """Wait for the ids, and be root in the box, among mounts of our own."""
-        linux.unshare(linux.NEWNET)
+        refusal = None
+        try:
+            linux.unshare(linux.NEWNET)
+        except OSError as error:
+            # Said below: the zygote is busy with us, and would only see that we are gone.
+            refusal = error
         _, trees = receive_fds(go, 16, 64)
         go.close()
+        if refusal is not None:
+            raise refusal
         os.setsid()
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         # As who we were outside: nobody else can pass to it.

@@ -31,12 +31,19 @@ class Ids:
 
 def privileged() -> bool:
     """Whether this process can give a sandbox ids that are not its own."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not (_has_all("uid_map") and _has_all("gid_map")):
         return False
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("CapEff:"))
     mask = int(line.split()[1], 16)
     return all(mask >> capability & 1 for capability in _NEEDED)
+
+
+def _has_all(name: str) -> bool:
+    """Whether the ids that sandboxes get are there: root of a container may have a few only."""
+    with open(f"/proc/self/{name}") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= FIRST and first + count >= LAST + COUNT for first, _, count in ranges)
 
 
 def take(*, privileged: bool) -> Ids:
