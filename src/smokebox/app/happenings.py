@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from smokebox.app.submission import Submission
 
 
-def happenings(app: App, submission: Submission, after: int) -> AsyncGenerator[Line, None]:
-    """The events of a submission behind an offset, until its end."""
+def happenings(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
+    """The events of a submission behind an offset as they are sent, until its end."""
     served = app.project.find(submission.target.kind, submission.target.name)
     if isinstance(served, ServedAgent):
         return _recorded(app, submission, after)
-    return app.streams.lines(Notes(app.inbox, submission.id), after)
+    return app.streams.events(Notes(app.inbox, submission.id), after)
 
 
-async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenerator[Line, None]:
+async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
     target, unit = submission.target, Unit(submission.id)
     key, at = SessionKey(target.name, target.id, DEFAULT), submission.head
     ended = asyncio.create_task(app.inbox.wait(submission.id))
@@ -46,14 +46,14 @@ async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenera
                 return
             at = line.offset
             if unit.takes(line) and at > after:
-                yield line
+                yield line.event
         # Its outcome is recorded before the inbox has it, so the store has all that is left;
         # what fails before it is begun has no record.
         while not unit.ended and (page := await app.store.read(key, after=at)):
             for line in map(line_of, page):
                 at = line.offset
                 if unit.takes(line) and at > after:
-                    yield line
+                    yield line.event
     finally:
         ended.cancel()
         if following is not None:

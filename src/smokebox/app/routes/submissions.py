@@ -104,8 +104,8 @@ def described(submission: Submission) -> work.Work:
 
 async def _events(call: Call, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
     yield encode("submission", msgspec.json.encode(described(submission)))
-    async with contextlib.aclosing(happenings(call.app, submission, after)) as lines:
-        async for line in lines:
-            yield encode(line.kind, line.data, str(line.offset))
+    async with contextlib.aclosing(happenings(call.app, submission, after)) as events:
+        async for data in events:
+            yield data
     done = await call.app.inbox.wait(submission.id)
     yield encode("outcome", msgspec.json.encode(described(done)))
