@@ -27,7 +27,9 @@ _log = logging.getLogger("smokebox.app")
 _HELD_BYTES = 1 << 20
 _HELD = 2000
 _PAGE = 500
-_CHUNK = 1 << 18
+_FIRST_PAGE = 16
+_READ = 1 << 17
+_CHUNK = 1 << 16
 
 
 class Line:
@@ -128,12 +130,15 @@ class Stream:
         self._ended = False
         self._pump = asyncio.create_task(self._run(after))
 
-    async def read(self, after: int) -> Sequence[Line] | None:
-        """What comes behind an offset, once there is something; None when nothing ever will."""
+    async def read(self, after: int, limit: int = _PAGE) -> Sequence[Line] | None:
+        """What comes behind an offset, once there is something; None when nothing ever will.
+
+        `limit` is for what is no longer held: nobody else has the memory that it takes.
+        """
         while True:
             if after < self._base:
                 # None where it was deleted, and begun anew by somebody.
-                return await self._source.read(after, _PAGE) or None
+                return await self._source.read(after, limit) or None
             found = self._since(after)
             if found or self._ended:
                 return found or None
@@ -206,18 +211,17 @@ class Streams:
 
     async def lines(self, source: Source, after: int) -> AsyncGenerator[Line, None]:
         """Events behind an offset, then those that are added."""
-        async with self.watch(source, after) as stream:
-            while (found := await stream.read(after)) is not None:
-                for line in found:
+        async with contextlib.aclosing(self._pages(source, after)) as pages:
+            async for page in pages:
+                for line in page:
                     yield line
-                    after = line.offset
 
     async def events(self, source: Source, after: int) -> AsyncGenerator[bytes, None]:
         """The same as they are sent: what there is at once goes out together."""
-        async with self.watch(source, after) as stream:
-            while (found := await stream.read(after)) is not None:
+        async with contextlib.aclosing(self._pages(source, after)) as pages:
+            async for page in pages:
                 pieces, size = [], 0
-                for line in found:
+                for line in page:
                     pieces.append(line.event)
                     size += len(line.event)
                     if size >= _CHUNK:
@@ -225,4 +229,13 @@ class Streams:
                         pieces, size = [], 0
                 if pieces:
                     yield b"".join(pieces)
+
+    async def _pages(self, source: Source, after: int) -> AsyncGenerator[Sequence[Line], None]:
+        limit = _FIRST_PAGE
+        async with self.watch(source, after) as stream:
+            while (found := await stream.read(after, limit)) is not None:
+                yield found
                 after = found[-1].offset
+                size = sum(len(line.data) for line in found) // len(found)
+                # As many of that size as one who is behind may take memory for.
+                limit = max(1, min(_PAGE, _READ // size))

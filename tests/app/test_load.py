@@ -1,0 +1,200 @@
+"""A great deal of everything: memory has its bounds, and no question reads all that there is.
+
+SMOKEBOX_SOAK=1 does it with a gigabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from app.site import ECHO, Site, project
+from smokebox.agents.log import statements
+from smokebox.agents.log.records import ReplyDelta
+from smokebox.agents.log.sqlite import SqliteStore
+from smokebox.agents.log.store import SessionKey
+from smokebox.agents.log.tables import MIGRATIONS
+from smokebox.app import tables
+from smokebox.app.inbox import Inbox
+from smokebox.app.submission import Ending, Target
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SOURCE = Path(__file__).parents[2] / "src"
+SOAK = "SMOKEBOX_SOAK" in os.environ
+MEGABYTE = 1 << 20
+# What the conversation has that is watched, and in a soak the whole store.
+SIZE, STORE = (200, 1024) if SOAK else (60, 60)
+SERVE = (
+    "import sys, uvicorn; from smokebox.app import create_app; "
+    "uvicorn.run(create_app(sys.argv[1]), port=int(sys.argv[2]), log_level='warning')"
+)
+
+pytestmark = pytest.mark.timeout(900 if SOAK else 60)
+
+
+@contextlib.asynccontextmanager
+async def alone(folder: Path) -> AsyncIterator[tuple[Site, int]]:
+    """A project that is served by a process of its own; gives its pid, too."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        SERVE,
+        str(folder),
+        str(port),
+        env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+    )
+    url = f"http://127.0.0.1:{port}"
+    connector = aiohttp.TCPConnector(limit=0)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as http:
+            site = Site(url, http)
+            while True:
+                assert process.returncode is None
+                with contextlib.suppress(aiohttp.ClientError):
+                    await site.get("/health")
+                    break
+                await asyncio.sleep(0.02)
+            yield site, process.pid
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def memory(pid: int) -> int:
+    """What a process holds, in megabytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // MEGABYTE
+
+
+async def grow(folder: Path, id: str, megabytes: int) -> int:
+    """Add to a conversation; gives its last offset."""
+    store = SqliteStore(str(folder / ".smokebox/conversations.db"))
+    writer = await store.open(SessionKey("echo", id, "default"))
+    text, head = "x" * 10_000, 0
+    for _ in range(megabytes):
+        head = await writer.append([ReplyDelta("r", text)] * 100)
+    await writer.release()
+    await store.aclose()
+    return head
+
+
+async def test_who_does_not_read_takes_no_memory(tmp_path: Path) -> None:
+    """Of 20 who watch a conversation that grows, none reads, and a 21st misses nothing."""
+    folder = project(tmp_path / "p")
+    async with alone(folder) as (site, pid), contextlib.AsyncExitStack() as opened:
+        await site.say("echo/other?wait=result", "hello")
+        path, headers = f"{site.url}/agents/echo/long", {"accept": "text/event-stream"}
+        for _ in range(20):
+            await opened.enter_async_context(site.http.get(path, headers=headers))
+        before = memory(pid)
+        watching = asyncio.create_task(read_all(site, "/agents/echo/long", 100 * SIZE))
+        assert await grow(folder, "long", SIZE) == 100 * SIZE
+        assert await watching == 100 * SIZE
+        assert memory(pid) - before < 20 + 20 * 2
+
+
+async def read_all(site: Site, path: str, count: int) -> int:
+    """Read so many events, and see that none is missing."""
+    last = 0
+    async for one in site.events(path):
+        assert one.id == last + 1
+        last = one.id
+        if last == count:
+            break
+    return last
+
+
+async def fill(folder: Path) -> None:
+    """Many conversations, runs and submissions, of a gigabyte in a soak."""
+    for number in range(STORE // 20):
+        await grow(folder, f"old{number}", 20)
+    inbox = Inbox(str(folder / ".smokebox/inbox.db"))
+    done, body = Ending("completed", {"text": "x" * 500}), {"message": "x" * 500}
+    for start in range(0, 100 * STORE, 1000):
+        sent = await asyncio.gather(
+            *(
+                inbox.accept(Target(kind="workflow", name="add", id=f"r{number}"), body)
+                for number in range(start, min(start + 1000, 100 * STORE))
+            )
+        )
+        await asyncio.gather(*(inbox.end(one.id, done) for one in sent))
+    await inbox.aclose()
+
+
+async def took(site: Site, rounds: int = 20) -> dict[str, float]:
+    """The median of the milliseconds that each question takes."""
+    paths = ("/agents/echo/old0?offset=1900", "/runs/r7", "/workflows/add", "/health")
+    times: dict[str, list[float]] = {path: [] for path in (*paths, "POST")}
+    for number in range(rounds):
+        for path, into in times.items():
+            started = time.perf_counter()
+            if path == "POST":
+                found = await site.say(f"echo/new{number}", "hello")
+            else:
+                found = await site.get(path)
+            assert found.status in (200, 202, 404), path
+            into.append((time.perf_counter() - started) * 1e3)
+    return {path: sorted(into)[rounds // 2] for path, into in times.items()}
+
+
+@pytest.mark.skipif(not SOAK, reason="fills a gigabyte: SMOKEBOX_SOAK=1")
+async def test_a_store_of_a_gigabyte_is_served_as_an_empty_one(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", agents__echo=ECHO, workflows__add="async def run(ctx): ...\n")
+    async with alone(folder) as (site, _):
+        before = await took(site)
+    await fill(folder)
+    assert sum(file.stat().st_size for file in (folder / ".smokebox").iterdir()) > STORE * MEGABYTE
+    async with alone(folder) as (site, pid):
+        after = await took(site)
+        assert memory(pid) < 400
+    sys.stderr.write(f"\nempty: {before}\nfull: {after}\n")
+
+
+def plans(migrations: object, questions: dict[str, str]) -> dict[str, list[str]]:
+    """How SQLite goes about each."""
+    connection = sqlite3.connect(":memory:")
+    for version in migrations:  # type: ignore[attr-defined]
+        for statement in version:
+            connection.execute(statement)
+    found = {}
+    for name, sql in questions.items():
+        count = max(sql.count("?"), 0)
+        values = (1,) * (2 if "?2" in sql else count)
+        steps = connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+        found[name] = [str(step[3]) for step in steps]
+    connection.close()
+    return found
+
+
+def test_no_question_reads_all_that_there_is() -> None:
+    """What is asked at each request goes by an index: of open work, or of what is asked for."""
+    asked = {
+        name: sql
+        for name, sql in vars(tables).items()
+        if name.isupper() and isinstance(sql, str) and not name.startswith("_")
+    }
+    ours = plans(tables.MIGRATIONS, asked)
+    theirs = plans(
+        MIGRATIONS,
+        {name: getattr(statements, name) for name in ("READ", "FIND", "LIST_OF", "FAMILY")},
+    )
+    # Decisions are as many as there are tool calls that wait for somebody at this moment.
+    small = ("USING INDEX submissions_open", "SCAN decisions", "SCAN family")
+    for name, steps in {**ours, **theirs}.items():
+        scans = [one for one in steps if one.startswith("SCAN")]
+        assert all(any(word in one for word in small) for one in scans), (name, steps)
+    assert len(ours) > 20
