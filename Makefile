@@ -15,7 +15,8 @@ INSTALL = install() { $(BIN)/uv pip install --quiet --system-certs --python $(BI
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; install
 
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
-PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql
+PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium postgres=postgresql \
+	systemd-analyze=systemd
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

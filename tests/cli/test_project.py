@@ -13,6 +13,7 @@ import pytest
 
 from cli.project import environment, serving
 from cli.served import until
+from cli.terminal import PATIENCE
 from smokebox.testing import FakeModelServer
 
 if TYPE_CHECKING:
@@ -82,14 +83,16 @@ def test_a_new_project_answers_without_any_key(demo: Path) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_with_a_key_the_provider_is_asked(demo: Path) -> None:
-    with FakeModelServer("I am the provider.") as provider:
-        (demo / ".env").write_text(f"ANTHROPIC_API_KEY={provider.api_key}\n")
+def test_as_soon_as_there_is_a_key_the_provider_is_asked(demo: Path) -> None:
+    with FakeModelServer("I am the provider.") as provider, serving(demo, "dev") as dev:
+        assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
         with (demo / "smokebox.toml").open("a") as settings:
             settings.write(f'[models.anthropic]\nbase_url = "{provider.url}"\n')
-        with serving(demo, "dev") as dev:
-            # The libraries of a provider take long to import on a busy machine.
-            said = dev.ask(ME, {"message": "Hello"}, timeout=60)["result"]
+        dev.expect(r"smokebox.toml changed\n  POST")
+        (demo / ".env").write_text(f"ANTHROPIC_API_KEY={provider.api_key}\n")
+        dev.expect(r"\.env changed\n  POST")
+        # The libraries of a provider take long to import on a busy machine.
+        said = dev.ask(ME, {"message": "Hello"}, timeout=60)["result"]
         assert (said["text"], said["model"]) == (
             "I am the provider.",
             "anthropic/claude-sonnet-4-6",
@@ -197,7 +200,7 @@ def test_a_signal_lets_what_goes_on_come_to_its_end(demo: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: app.ask("/health")["open"])
+        until(lambda: app.ask("/agents/slow")["conversations"])
         assert app.stop() == 0
         asking.join()
     assert answers[0]["result"]["text"] == "Slow, but here."
@@ -223,6 +226,21 @@ def test_what_does_not_end_in_time_goes_on_at_the_next_start(demo: Path) -> None
         until(lambda: app.ask("/health")["open"] == 0)
         text = json.dumps(app.ask("/agents/slow/me"))
     assert text.count("Slow, but here.") >= 1
+
+
+def test_a_stream_is_at_its_end_when_the_app_is(demo: Path) -> None:
+    with serving(demo, "app") as app:
+        app.ask(ME, {"message": "Hello"})
+        request = urllib.request.Request(
+            f"{app.url}/agents/assistant/me", headers={"accept": "text/event-stream"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as stream:
+            assert any(b"work_ended" in line for line in stream)
+            app.process.terminate()
+            # Not cut off, which would raise.
+            stream.read()
+        assert app.process.wait(PATIENCE) == 0
+    assert app.said.count("\n") == 1
 
 
 def test_the_state_may_be_elsewhere(demo: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def running(
             yield _url(listener)
         finally:
             server.should_exit = True
-            requests.close()
+            await requests.close()
             await asyncio.wait([serving])
             await app.stop(0)
 

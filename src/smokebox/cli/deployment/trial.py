@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import urllib.error
@@ -56,13 +58,18 @@ def try_wheel(facts: Facts, wheel: Path, tell: Callable[[str], None]) -> None:
 
 
 def _install(folder: Path, wheel: Path) -> Path:
-    venv.create(folder / "venv", with_pip=True)
+    # The pip of this environment can install into another; making one there takes seconds.
+    ours = importlib.util.find_spec("pip") is not None
+    venv.create(folder / "venv", with_pip=not ours)
     python = folder / "venv" / "bin" / "python"
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     folders = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     (site / "borrowed.pth").write_text(_BORROWED.format(folders=folders))
-    install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-    done = subprocess.run([python, *install], capture_output=True, text=True, check=False)
+    pip = [str(python), "-m", "pip"]
+    if ours:
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)]
+    done = subprocess.run([*pip, *install], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SmokeboxError(f"{wheel.name} cannot be installed: {done.stderr.strip()[-500:]}")
     return python
