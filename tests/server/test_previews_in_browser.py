@@ -81,6 +81,29 @@ async def echo(socket: WebSocket) -> None:
         await socket.send_text(f"you said {text}")
 """
 
+# Asks for the list of sandboxes, and tries to make one in each way that a page has.
+ATTACKER = """<!doctype html>
+<title>trying</title>
+<p id="found"></p>
+<script>
+  const api = "SERVER/api/sandboxes";
+  const asks = [
+    [api, {credentials: "include"}],
+    [`${api}/evil`, {method: "PUT", body: "{}", headers: {"content-type": "application/json"}}],
+    [`${api}/evil`, {method: "POST", body: "{}", mode: "no-cors", credentials: "include"}],
+    [api, {method: "POST", body: "{}", headers: {"content-type": "text/plain"}}],
+  ];
+  (async () => {
+    const found = [];
+    for (const [url, options] of asks) {
+      found.push(await fetch(url, options).then((got) => got.status || "refused", () => "refused"));
+    }
+    document.getElementById("found").textContent = found.join(" ");
+    document.title = "tried";
+  })();
+</script>
+"""
+
 
 @pytest_asyncio.fixture
 async def sandbox(server: Running) -> AsyncIterator[Sandbox]:
@@ -174,3 +197,21 @@ async def test_a_browser_is_told_that_nothing_listens_and_that_there_is_nothing(
         await page.go(url)
         await page.sees("document.querySelector('h1')?.innerText", "There is no such preview")
         await page.keep("no-such-preview")
+
+
+async def test_a_page_of_a_sandbox_does_not_reach_the_api(
+    server: Running, server_url: str, sandbox: Sandbox
+) -> None:
+    await sandbox.write_file("index.html", ATTACKER.replace("SERVER", server_url))
+    process = await sandbox.start_process(["python3", "-m", "http.server", "9000"])
+    await process.wait_for_port(9000, timeout=60)
+    exposed = await sandbox.expose_port(9000)
+    beside = f"{server_url}/p/{sandbox.id}/9000/{exposed.token}/"
+    async with browsing() as page:
+        for url in (exposed.url, beside):
+            await page.go(url)
+            await page.sees("document.title", "tried")
+            found = await page.run("document.getElementById('found').textContent")
+            assert set(found.split()) <= {"refused", "403"}, (url, found)
+    async with connect(f"unix:{server.socket}") as client:
+        assert [one.id for one in await client.list()] == [sandbox.id]
