@@ -28,6 +28,25 @@ from smokebox.testing import ScriptedModel, Turn
 
 agent = create_agent(model=ScriptedModel(then=Turn("Slow, but here.", delay=1)))
 """
+SITE = """
+import contextlib
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+started = False
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    global started
+    started = True
+    yield
+
+def word(request):
+    return JSONResponse({"word": "WORD", "started": started})
+
+app = Starlette(routes=[Route("/word", word)], lifespan=lifespan)
+"""
 
 
 @pytest.fixture
@@ -147,6 +166,32 @@ def test_a_conversation_that_is_begun_anew_is_shown_from_its_start(demo: Path) -
         urllib.request.urlopen(request).close()
         dev.ask(ME, {"message": "two"})
         dev.expect(r"> two\n(?s:.*)completed")
+
+
+def test_what_fails_before_an_agent_works_and_what_handlers_log_is_shown(demo: Path) -> None:
+    (demo / "agents" / "lost.py").write_text(
+        "from smokebox import create_agent\nagent = create_agent(model='nosuch/model')\n"
+    )
+    (demo / "agents" / "hook.py").write_text(
+        'triggers = {"webhook": True}\n'
+        "async def handler(ctx):\n    ctx.log.warning('came in', what=ctx.payload)\n"
+    )
+    with serving(demo, "dev") as dev:
+        assert dev.ask("/agents/lost/me?wait=result", {"message": "Hello"})["outcome"] == "failed"
+        dev.expect(r"── lost/me\n  failed: there is no provider 'nosuch'")
+        dev.ask("/agents/hook/t-1?wait=result", [1])
+        dev.expect(r"── hook/t-1\n  started attempt=1\n  came in what=\[1\]\n  completed")
+
+
+def test_routes_of_ones_own_are_served_and_taken_in_anew(demo: Path) -> None:
+    site = SITE.replace("WORD", "one")
+    (demo / "app.py").write_text(site)
+    with serving(demo, "dev") as dev:
+        assert dev.ask("/word") == {"word": "one", "started": True}
+        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+        (demo / "app.py").write_text(SITE.replace("WORD", "two"))
+        dev.expect(r"app.py changed\n  POST")
+        assert dev.ask("/word")["word"] == "two"
 
 
 def test_pages_of_others_may_not_ask_what_wants_no_key(demo: Path) -> None:

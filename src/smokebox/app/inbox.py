@@ -129,6 +129,11 @@ class Inbox:
             )
         return _submission(rows[0])
 
+    async def lately(self, since: float) -> list[tuple[str, Target]]:
+        """The ids of what has no outcome, or got one since then, and whose work it is."""
+        rows = await self._select(tables.LATELY, (since,))
+        return [(id, Target(kind=kind, name=name, id=of)) for id, kind, name, of in rows]
+
     async def open(self) -> int:
         """How many have no outcome yet."""
         return int((await self._select(tables.COUNT_OPEN, ()))[0][0])
@@ -291,6 +296,10 @@ class Inbox:
         """What happened to a submission behind a place."""
         rows = await self._select(tables.NOTES, (id, after, limit))
         return [Note(int(place), float(at), bytes(data)) for place, at, data in rows]
+
+    async def last_note(self, id: str) -> int:
+        """The place of the last that happened to a submission, 0 before the first."""
+        return int((await self._select(tables.LAST_NOTE, (id,)))[0][0])
 
     async def follow(self, id: str, *, after: int = 0) -> AsyncGenerator[Note, None]:
         """What happened, then what happens, until the submission has ended."""

@@ -66,6 +66,12 @@ GET = f"{_ALL} WHERE submissions.id = ?"
 # By the number, which the index has in order: a run is the only one of its target.
 RUNS = f"{_ALL} WHERE kind = 'workflow' AND name = ? ORDER BY number DESC LIMIT ?"
 RUN = f"{_ALL} WHERE targets.id = ? AND +kind = 'workflow' ORDER BY place DESC LIMIT 1"
+_TOLD = (
+    "SELECT submissions.id, kind, name, targets.id FROM submissions "
+    "JOIN targets ON number = target WHERE"
+)
+# Each by its index.
+LATELY = f"{_TOLD} state != 'ended' UNION ALL {_TOLD} state = 'ended' AND ended_at >= ?"
 FIRST = f"{_ALL} WHERE target = ? AND state != 'ended' ORDER BY place LIMIT 1"
 OPEN = (
     "SELECT target FROM submissions WHERE state != 'ended' GROUP BY target "
@@ -108,6 +114,7 @@ NOTE = (
 NOTES = (
     "SELECT place, at, data FROM notes WHERE submission = ? AND place > ? ORDER BY place LIMIT ?"
 )
+LAST_NOTE = "SELECT coalesce(max(place), 0) FROM notes WHERE submission = ?"
 
 DECIDE = (
     "INSERT OR IGNORE INTO decisions (target, call_id, allowed, reason) "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from smokebox.app.served import ServedAgent
 from smokebox.cli.failure import report
 from smokebox.cli.recorded import RecordView
 from smokebox.errors import SmokeboxError
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from smokebox.agents.log.store import SessionKey, SessionSummary
     from smokebox.app.app import App
     from smokebox.app.inbox import Inbox
+    from smokebox.app.submission import Target
 
 _SECONDS = 0.3
 _AGAIN_SECONDS = 5.0
 _SESSIONS = 50
-_RUNS = 20
+_LATELY_SECONDS = 30.0
 _COLOURS = {"warning": "yellow", "error": "red"}
 
 
@@ -38,7 +40,7 @@ class Journal:
         self._view = RecordView()
         self._since = time.time()
         self._sessions: dict[tuple[SessionKey, float], int] = {}
-        self._runs: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
         self._last: object = None
 
     async def follow(self) -> None:
@@ -57,10 +59,9 @@ class Journal:
         for one in reversed(await self._app.store.sessions(id=self._id, limit=_SESSIONS)):
             if one.updated_at >= self._since and one.head > self._seen(one):
                 await self._show_session(one)
-        for name in self._app.project.workflows:
-            for run in reversed(await self._inbox.runs(name, limit=_RUNS)):
-                if run.ended_at is None or run.ended_at >= self._since:
-                    await self._show_run(run.id, f"workflows/{name} {run.target.id[:8]}")
+        since = max(self._since, time.time() - _LATELY_SECONDS)
+        for id, target in await self._inbox.lately(since):
+            await self._show_notes(id, target)
         sys.stdout.flush()
 
     def _seen(self, one: SessionSummary) -> int:
@@ -79,13 +80,25 @@ class Journal:
             for stored in page:
                 self._view.show(stored)
 
-    async def _show_run(self, id: str, name: str) -> None:
-        after = self._runs.get(id, 0)
+    async def _show_notes(self, id: str, target: Target) -> None:
+        after = self._noted.get(id, 0)
         for note in await self._inbox.notes(id, after=after):
-            self._head(id, name)
+            self._noted[id] = note.place
             told: dict[str, Any] = msgspec.json.decode(note.data)
+            # What an agent came to is in its record, unless it failed before there was one.
+            if told.get("error") is None and self._is_agent(target):
+                continue
+            name = f"{target.name}/{target.id}"
+            self._head(
+                id,
+                f"workflows/{target.name} {target.id[:8]}" if target.kind == "workflow" else name,
+            )
             _tell(told.pop("event"), told)
-            self._runs[id] = note.place
+
+    def _is_agent(self, target: Target) -> bool:
+        return isinstance(self._app.project.agents.get(target.name), ServedAgent) and (
+            target.kind == "agent"
+        )
 
     def _head(self, of: object, name: str) -> None:
         if of != self._last:

@@ -1,0 +1,41 @@
+"""The quick start of docs/app.md: short, and true to the letter."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.project import environment, serving
+from cli.terminal import SMOKEBOX
+
+PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text()
+QUICK_START = PAGE.partition("## Quick start")[2].partition("\n## ")[0]
+COMMANDS, PYTHON = re.findall(r"^```\w+\n(.*?)^```$", QUICK_START, re.MULTILINE | re.DOTALL)
+
+
+def test_it_has_at_most_six_lines_of_python_and_three_commands() -> None:
+    assert len([line for line in PYTHON.splitlines() if line.strip()]) <= 6
+    assert len(COMMANDS.splitlines()) <= 3
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
+def test_its_commands_give_an_answer_without_any_key(tmp_path: Path) -> None:
+    make, serve, ask = COMMANDS.splitlines()
+    env = environment(tmp_path)
+    env["PATH"] = f"{Path(SMOKEBOX).parent}:{env['PATH']}"
+    made = subprocess.run(
+        ["bash", "-c", f"{make} && pwd"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    demo = Path(made.stdout.splitlines()[-1])
+    assert serve == "smokebox dev"
+    with serving(demo, *serve.split()[1:]) as dev:
+        line = ask.replace("http://127.0.0.1:8600", dev.url)
+        # What the page says is what the command says.
+        dev.expect(re.escape(line))
+        done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True)
+    assert "You said 'Hello'" in json.loads(done.stdout)["result"]["text"]
