@@ -39,7 +39,10 @@ class Gate:
             )
             if reason is not None:
                 error = Forbidden(
-                    reason, hint="Set SMOKEBOX_APP_KEYS, and send one of them.", reason="origin"
+                    reason,
+                    hint="Set SMOKEBOX_APP_KEYS, and send one of them; behind a proxy that keeps "
+                    "the door, start it with --open.",
+                    reason="origin",
                 )
                 await refusal(failure_of(error), 403)(scope, receive, send)
                 return
