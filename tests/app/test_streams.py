@@ -101,6 +101,21 @@ async def test_500_readers_of_one_stream_see_the_same(site: Site) -> None:
         assert [one.id for one in found] == [1, 2, 3, 4, 5, 6]
 
 
+async def test_an_offset_that_is_yet_to_come_is_in_nobodys_way(site: Site) -> None:
+    """Who asks for what comes behind it waits, and others see all that there is and will be."""
+    await site.say("echo/one?wait=result", "before")
+    head = (await site.get("/agents/echo/one")).body["offset"]
+    waiting = asyncio.create_task(first(site, 1, last=10**15))
+    polling = asyncio.create_task(site.get(f"/agents/echo/one?offset={10**15}&wait=0.5"))
+    watching = asyncio.create_task(first(site, 2 * head - 1))
+    await site.say("echo/one?wait=result", "after")
+    assert [one.id for one in await watching] == list(range(1, 2 * head))
+    assert (await polling).body == {"events": [], "offset": 10**15}
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
 async def test_the_lines_of_a_run_reach_all_who_watch_it(tmp_path: Path) -> None:
     text = """
     import asyncio
@@ -164,10 +179,10 @@ async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "c.db"))
     watched = Streams()
     writer = await store.open(KEY)
-    async with watched.watch(Records(store, KEY), 0) as stream:
-        for numbers in _batches(5000):
-            await writer.append([ReplyDelta("r", f"{n} {'x' * 2000}") for n in numbers])
-        while stream._base < 4000:
+    async with watched.watch(Records(store, KEY)) as stream:
+        for numbers in _batches(3000):
+            await writer.append([ReplyDelta("r", f"{n} {'x' * 500}") for n in numbers])
+        while (stream._base or 0) < 1000:
             await asyncio.sleep(0.01)
         assert stream._size <= 1 << 20 and len(stream._held) <= 2000
     await writer.release()

@@ -71,6 +71,10 @@ def noted(note: Note) -> Line:
 class Source(Protocol):
     """What there is to watch. Equal ones are the same."""
 
+    async def head(self) -> int:
+        """The offset of the last that there is."""
+        ...
+
     async def read(self, after: int, limit: int) -> Sequence[Line]:
         """What lies behind an offset."""
         ...
@@ -86,6 +90,11 @@ class Records:
 
     store: Store
     key: SessionKey
+
+    async def head(self) -> int:
+        """The offset of the last record."""
+        found = await self.store.sessions(agent=self.key.agent, id=self.key.id)
+        return next((one.head for one in found if one.key == self.key), 0)
 
     async def read(self, after: int, limit: int) -> Sequence[Line]:
         """What lies behind an offset."""
@@ -105,6 +114,10 @@ class Notes:
     inbox: Inbox
     id: str
 
+    async def head(self) -> int:
+        """The place of the last note."""
+        return await self.inbox.last_note(self.id)
+
     async def read(self, after: int, limit: int) -> Sequence[Line]:
         """What lies behind an offset."""
         return [noted(one) for one in await self.inbox.notes(self.id, after=after, limit=limit)]
@@ -119,16 +132,17 @@ class Notes:
 class Stream:
     """The events of one source, while somebody watches it."""
 
-    def __init__(self, source: Source, after: int) -> None:
+    def __init__(self, source: Source) -> None:
         self.readers = 0
         self._source = source
-        # Events behind this offset are in `_held`, those up to it only in the store.
-        self._base = after
+        # Events behind this offset are in `_held`, those up to it only in the store: at first
+        # all that there are. None until that is known.
+        self._base: int | None = None
         self._held: deque[Line] = deque()
         self._size = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._ended = False
-        self._pump = asyncio.create_task(self._run(after))
+        self._pump = asyncio.create_task(self._run())
 
     async def read(self, after: int, limit: int = _PAGE) -> Sequence[Line] | None:
         """What comes behind an offset, once there is something; None when nothing ever will.
@@ -136,7 +150,7 @@ class Stream:
         `limit` is for what is no longer held: nobody else has the memory that it takes.
         """
         while True:
-            if after < self._base:
+            if self._base is not None and after < self._base:
                 # None where it was deleted, and begun anew by somebody.
                 return await self._source.read(after, limit) or None
             found = self._since(after)
@@ -159,9 +173,11 @@ class Stream:
         first = max(0, after + 1 - held[0].offset)
         return [held[place] for place in range(first, len(held))]
 
-    async def _run(self, after: int) -> None:
+    async def _run(self) -> None:
         try:
-            async with contextlib.aclosing(self._source.follow(after)) as lines:
+            self._base = head = await self._source.head()
+            self._wake()
+            async with contextlib.aclosing(self._source.follow(head)) as lines:
                 async for line in lines:
                     self._hold(line)
         except SmokeboxError as error:
@@ -194,11 +210,11 @@ class Streams:
         self._open: dict[Source, Stream] = {}
 
     @contextlib.asynccontextmanager
-    async def watch(self, source: Source, after: int) -> AsyncIterator[Stream]:
+    async def watch(self, source: Source) -> AsyncIterator[Stream]:
         """The stream of a source, followed from before anything is read of it."""
         stream = self._open.get(source)
         if stream is None or stream._ended:
-            stream = self._open[source] = Stream(source, after)
+            stream = self._open[source] = Stream(source)
         stream.readers += 1
         try:
             yield stream
@@ -232,7 +248,7 @@ class Streams:
 
     async def _pages(self, source: Source, after: int) -> AsyncGenerator[Sequence[Line], None]:
         limit = _FIRST_PAGE
-        async with self.watch(source, after) as stream:
+        async with self.watch(source) as stream:
             while (found := await stream.read(after, limit)) is not None:
                 yield found
                 after = found[-1].offset

@@ -43,7 +43,7 @@ async def get(call: Call) -> Response:
     lines = await source.read(after, _most(call))
     if not lines and wait:
         try:
-            async with asyncio.timeout(wait), call.app.streams.watch(source, after) as stream:
+            async with asyncio.timeout(wait), call.app.streams.watch(source) as stream:
                 lines = list(await stream.read(after) or ())[: _most(call)]
         except TimeoutError:
             lines = []
