@@ -63,7 +63,9 @@ def test_a_wheel_has_the_project_without_secrets_state_and_tests(run: Run, shop:
     assert run("build", str(shop)).returncode == 0
     with zipfile.ZipFile(shop / "dist" / "my_shop-0.1.0-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
-    assert {"my_shop/agents/assistant.py", "my_shop/smokebox.toml"} <= names
+    assert {
+        f"smokebox_app_my_shop/{one}" for one in ("agents/assistant.py", "smokebox.toml")
+    } <= names
     assert not [name for name in names if re.search(r"\.env|test|inbox|\.smokebox", name)]
 
 
@@ -88,6 +90,13 @@ def test_a_version_that_no_wheel_has_is_told(run: Run, shop: Path) -> None:
     done = run("build", str(shop))
     assert done.returncode == 2
     assert "version cannot be 'of mine'" in done.stderr
+
+
+def test_a_project_has_no_name_of_another_program(run: Run) -> None:
+    assert run("init", "smokebox").returncode == 0
+    done = run("build", "smokebox")
+    assert done.returncode == 2
+    assert "cannot be called 'smokebox'" in done.stderr
 
 
 @pytest.mark.timeout(90)
@@ -179,6 +188,9 @@ def test_systemd_takes_the_unit(run: Run, shop: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(150)
 def test_the_script_of_the_pipelines_runs(run: Run, shop: Path) -> None:
+    # A module has that name, too.
+    project = shop / "pyproject.toml"
+    project.write_text(project.read_text().replace("my-shop", "email"))
     deploy(run, "github-actions", shop)
     deploy(run, "gitlab-ci", shop)
     workflow = yaml.safe_load((shop / ".github" / "workflows" / "test.yml").read_text())
@@ -195,7 +207,7 @@ def test_the_script_of_the_pipelines_runs(run: Run, shop: Path) -> None:
         ["bash", "-c", script], cwd=shop, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for line in ("2 passed", "`my-shop` serves", "assistant answers: \"You said 'Hello'."):
+    for line in ("2 passed", "`email` serves", "assistant answers: \"You said 'Hello'."):
         assert line in done.stdout
 
 

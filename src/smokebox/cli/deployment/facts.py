@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FILE = "pyproject.toml"
+_TAKEN = frozenset(("pip", "python", "smokebox"))
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?")
 
@@ -29,8 +30,13 @@ class Facts:
 
     @property
     def package(self) -> str:
-        """The name as Python has it."""
+        """The name as files of wheels have it."""
         return re.sub(r"[-_.]+", "_", self.name).lower()
+
+    @property
+    def module(self) -> str:
+        """What is imported: a project may have the name of a module, as `email` and `test` are."""
+        return f"smokebox_app_{self.package}"
 
     @property
     def wheel(self) -> str:
@@ -58,4 +64,11 @@ def read_facts(folder: Path) -> Facts:
                 option=option,
                 value=value,
             )
+    if name.lower() in _TAKEN:
+        raise InvalidOption(
+            f"a project cannot be called {name!r}: that is another program.",
+            hint=f"Write another name under [project] in {file}.",
+            option="name",
+            value=name,
+        )
     return Facts(folder=folder, name=name.lower(), version=version, needs=tuple(needs))

@@ -56,7 +56,7 @@ Tag: py3-none-any
 
 _ENTRY = """\
 [console_scripts]
-{name} = {package}.__main__:main
+{name} = {module}.__main__:main
 """
 
 
@@ -82,10 +82,10 @@ def build_wheel(facts: Facts, folder: Path) -> Path:
 
 def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     for name in files_of(facts.folder):
-        yield f"{facts.package}/{name}", (facts.folder / name).read_bytes()
-    words = {"name": facts.name, "package": facts.package, "version": facts.version}
+        yield f"{facts.module}/{name}", (facts.folder / name).read_bytes()
+    words = {"name": facts.name, "module": facts.module, "version": facts.version}
     needs = "".join(f"Requires-Dist: {one}\n" for one in facts.needs)
-    yield f"{facts.package}/__main__.py", _MAIN.format(**words).encode()
+    yield f"{facts.module}/__main__.py", _MAIN.format(**words).encode()
     yield f"{_info(facts)}/METADATA", (_METADATA.format(**words) + needs).encode()
     yield f"{_info(facts)}/WHEEL", _WHEEL.encode()
     yield f"{_info(facts)}/entry_points.txt", _ENTRY.format(**words).encode()
