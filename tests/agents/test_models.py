@@ -449,6 +449,32 @@ def test_what_is_known_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.info.images
 
 
+PROGRAM = """
+import asyncio, gc
+from smokebox.agents import init
+from smokebox.agents.models import open_model
+from smokebox.testing import FakeModelServer
+
+async def ask(model):
+    harness = await init(model=model, sandbox=None, persist=False)
+    print((await (await harness.session()).prompt("?")).text)
+
+with FakeModelServer(then="yes") as server:
+    for spec in ("anthropic/claude-sonnet-4-6", "openai/gpt-5.2"):
+        model = open_model(spec, server.config)
+        asyncio.run(ask(model))
+        asyncio.run(ask(model))
+        del model
+        gc.collect()
+"""
+
+
+def test_a_model_that_nobody_closes_goes_with_its_event_loop() -> None:
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.stdout, done.stderr) == ("yes\n" * 4, "")
+
+
 def test_a_model_object_is_taken_as_it_is() -> None:
     model = ScriptedModel("yes")
     assert open_model(model) is model

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from smokebox.testing.fake.endpoint import Scripted
 
-pytestmark = pytest.mark.timeout(120)
+# Three times pytest, and twice the client of a provider, where others compute as well.
+pytestmark = pytest.mark.timeout(300)
 
 CONFTEST = 'pytest_plugins = ["smokebox.testing.fixtures"]\n'
 TEST = """
@@ -51,11 +52,11 @@ def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=project,
-        env={**os.environ, **env},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **env},
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
 
 
@@ -73,8 +74,8 @@ def test_they_serve_script_and_record(tmp_path: Path) -> None:
     assert recorded.name == "test_agent-test_a_recording.jsonl"
     assert provider.api_key not in recorded.read_text()
     # The provider is gone by now, and nobody has its key.
-    again = run(tmp_path)
+    again = run(tmp_path, "-k", "recording")
     assert again.returncode == 0, again.stdout
     recorded.unlink()
-    without = run(tmp_path)
+    without = run(tmp_path, "-k", "recording")
     assert "SMOKEBOX_RECORD=1" in without.stdout

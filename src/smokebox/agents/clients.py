@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAioHttpClient
 from openai.resources.chat import AsyncChat, AsyncCompletions
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ def _trusted() -> SSLContext:
 
 def openai_client(provider: Provider) -> AsyncOpenAI:
     """A client for what speaks OpenAI's dialects."""
-    from openai import DefaultAioHttpClient
-
     return _OpenAI(
         api_key=provider.key() or NO_KEY,
         base_url=provider.base_url,
@@ -81,7 +79,7 @@ def openai_client(provider: Provider) -> AsyncOpenAI:
 
 def anthropic_client(provider: Provider) -> AsyncAnthropic:
     """A client for what speaks Anthropic's dialect."""
-    from anthropic import AsyncAnthropic, DefaultAioHttpClient
+    from anthropic import AsyncAnthropic
     from anthropic.resources.beta import AsyncBeta
     from anthropic.resources.beta.messages import AsyncMessages
 

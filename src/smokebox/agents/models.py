@@ -87,6 +87,7 @@ class ProviderModel:
         self._named = named
         self._lock = threading.Lock()
         self._link: _Link | None = None
+        self._held: AsyncGenerator[None, None] | None = None
 
     @property
     def name(self) -> str:
@@ -101,6 +102,9 @@ class ProviderModel:
         link = self._link
         if link is None:
             link = await asyncio.to_thread(self._linked)
+        if self._held is None:
+            self._held = self._hold(link)
+            await anext(self._held)
         names: dict[int, str] = {}
         try:
             messages = await link.messages(request)
@@ -119,7 +123,20 @@ class ProviderModel:
 
     async def aclose(self) -> None:
         link, self._link = self._link, None
-        if link is not None:
+        if self._held is not None:
+            await self._held.aclose()
+        elif link is not None:
+            await link.close()
+
+    async def _hold(self, link: _Link) -> AsyncGenerator[None, None]:
+        """Has connections closed by `aclose`, or by the event loop at its end.
+
+        They belong to that loop: in another the model opens others.
+        """
+        try:
+            yield
+        finally:
+            self._link = self._held = None
             await link.close()
 
     def _linked(self) -> _Link:
