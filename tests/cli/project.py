@@ -14,12 +14,14 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from cli.terminal import PATIENCE, SMOKEBOX
+from cli.terminal import SMOKEBOX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+# A server starts in a second, or in many where the machine has much to do.
+PATIENCE = 45.0
 KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "MODEL", "SMOKEBOX_APP_KEYS", "SMOKEBOX_APP_STATE")
 
 

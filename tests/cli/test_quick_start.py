@@ -13,6 +13,7 @@ import pytest
 from cli.project import environment, serving
 from cli.terminal import SMOKEBOX
 
+pytestmark = pytest.mark.timeout(120)
 PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text()
 QUICK_START = PAGE.partition("## Quick start")[2].partition("\n## ")[0]
 COMMANDS, PYTHON = re.findall(r"^```\w+\n(.*?)^```$", QUICK_START, re.MULTILINE | re.DOTALL)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.project import environment, serving
+from cli.project import PATIENCE, environment, serving
 from cli.served import until
-from cli.terminal import PATIENCE, SMOKEBOX
+from cli.terminal import SMOKEBOX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cli.terminal import Run
 
+pytestmark = pytest.mark.timeout(120)
 WORKFLOWS = {
     "double": """
 async def run(ctx):
