@@ -180,6 +180,8 @@ async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
     watched = Streams()
     writer = await store.open(KEY)
     async with watched.watch(Records(store, KEY)) as stream:
+        while stream._base is None:
+            await asyncio.sleep(0)
         for numbers in _batches(3000):
             await writer.append([ReplyDelta("r", f"{n} {'x' * 500}") for n in numbers])
         while (stream._base or 0) < 1000:
