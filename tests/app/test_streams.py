@@ -11,7 +11,9 @@ from smokebox.agents.log.records import ReplyDelta
 from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.store import SessionKey
 from smokebox.app import create_app, streams
+from smokebox.app.inbox import Inbox
 from smokebox.app.streams import Records, Streams
+from smokebox.app.submission import Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -114,6 +116,31 @@ async def test_an_offset_that_is_yet_to_come_is_in_nobodys_way(site: Site) -> No
     assert not waiting.done()
     waiting.cancel()
     await asyncio.wait([waiting])
+
+
+async def test_who_leaves_at_the_moment_of_an_event_is_let_go(tmp_path: Path) -> None:
+    """A cancellation that comes together with a wake must not be taken for one."""
+    store = SqliteStore(str(tmp_path / "c.db"))
+    inbox = Inbox(str(tmp_path / "inbox.db"))
+    sent = await inbox.accept(Target(kind="agent", name="echo", id="one"), 1)
+    for wakes, key, follow in (
+        (store._wakes, KEY, lambda: anext(store.follow(KEY))),
+        (inbox._wakes, sent.id, lambda: anext(inbox.follow(sent.id))),
+        (inbox._wakes, sent.id, lambda: inbox.wait(sent.id)),
+    ):
+        following = asyncio.ensure_future(follow())
+        while not (listening := list(wakes._events.get(key, ()))):
+            await asyncio.sleep(0)
+        while not listening[0]._waiters:
+            await asyncio.sleep(0)
+        listening[0].set()
+        # By now what it waits for is done, and itself has not gone on yet.
+        await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.wait([following])
+        assert following.cancelled()
+    await inbox.aclose()
+    await store.aclose()
 
 
 async def test_the_lines_of_a_run_reach_all_who_watch_it(tmp_path: Path) -> None:

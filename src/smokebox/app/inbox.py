@@ -149,7 +149,8 @@ class Inbox:
                 if found.state == "ended" or left <= 0:
                     return found
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(more.wait(), left)
+                    async with asyncio.timeout(left):
+                        await more.wait()
                 if self._closed:
                     return found
 
@@ -315,7 +316,8 @@ class Inbox:
                     if ended:
                         return
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(more.wait(), _POLL)
+                        async with asyncio.timeout(_POLL):
+                            await more.wait()
 
     async def due(self, name: str, line: str, first: float) -> float:
         """When a schedule is due next; `first` for one that is new, or was changed."""

@@ -98,7 +98,8 @@ class Runner:
                     # A disk that is full now may not be so later.
                     _log.exception("the inbox cannot be worked off")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(more.wait(), _POLL)
+                    async with asyncio.timeout(_POLL):
+                        await more.wait()
 
     async def _look(self) -> None:
         for id in await self._inbox.aborted() if self._stops else ():

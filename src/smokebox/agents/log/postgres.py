@@ -181,7 +181,8 @@ class PostgresStore:
                         after = stored.offset
                 else:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(more.wait(), _POLL)
+                        async with asyncio.timeout(_POLL):
+                            await more.wait()
 
     async def sessions(
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000

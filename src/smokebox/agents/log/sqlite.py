@@ -180,8 +180,11 @@ class SqliteStore:
                         yield stored
                         after = stored.offset
                 else:
+                    # Not by wait_for: before Python 3.12 that takes a cancellation for an answer
+                    # when both come at once, and whoever cancelled waits for ever.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(more.wait(), _POLL)
+                        async with asyncio.timeout(_POLL):
+                            await more.wait()
 
     async def sessions(
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
