@@ -103,7 +103,7 @@ def peer_python() -> str:
     python = home / "bin" / "python"
     if not (home / ".installed").exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", PEER], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", PEER], check=True)
         (home / ".installed").touch()
     return str(python)
 
