@@ -184,6 +184,23 @@ async def use(address: str, host: str) -> None:
             await http.ws_connect(f"http://{address}/other", headers=name)
 
 
+async def test_who_reads_late_is_answered_again_over_the_same_connection(
+    sandbox: Sandbox, server: Served
+) -> None:
+    await listen(sandbox)
+    token = (await sandbox.expose_port(3000)).token
+    host = f"3000-{sandbox.id}-{token}.localhost"
+    reader, writer = await asyncio.open_unix_connection(server.url.removeprefix("unix:"))
+    # Somewhere among these, the last piece is the one that is too much.
+    for size in range(250_000, 1_000_000, 20_000):
+        writer.write(f"GET /big?{size} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+        await asyncio.sleep(0.02)
+        await reader.readuntil(b"\r\n\r\n")
+        assert len(await reader.readexactly(size)) == size
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_previews_within_an_app_of_ones_own(sandbox: Sandbox, client: Client) -> None:
     await listen(sandbox)
     [process] = await sandbox.list_processes()

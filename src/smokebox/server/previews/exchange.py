@@ -191,8 +191,7 @@ class Exchange:
             run = admitted.run
             upstream = self._previews.pool.take((run.id, run.generation, admitted.port))
             if upstream is not None:
-                self._upstream = upstream
-                upstream.ask(self, self._head)
+                self._ask(upstream)
                 return
         self._previews.run(self._dial())
 
@@ -218,12 +217,17 @@ class Exchange:
         if self._over:
             upstream.close()
             return
-        self._upstream = upstream
         if self.asked.known.get(b"expect", b"").lower() == b"100-continue" and not self.received:
             self.send(_CONTINUE)
-        upstream.ask(self, self._head)
+        self._ask(upstream)
         if not self.upgrade:
             self._flush()
+
+    def _ask(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        upstream.ask(self, self._head)
+        if self._visitor.full:
+            upstream.pause()
 
     def _forward(self, data: bytes) -> None:
         if self._answered or self._over:

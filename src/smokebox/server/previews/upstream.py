@@ -109,6 +109,8 @@ class Upstream(asyncio.Protocol):
         """Send a request, whose answer goes to `asker`."""
         self._asker = asker
         self._heard = self._begun = self._complete = self._endless = False
+        # Whoever asked before may have held it back with the last piece of its answer.
+        self.resume()
         self._transport.write(request)
 
     def write(self, data: bytes) -> None:

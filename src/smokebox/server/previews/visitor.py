@@ -52,6 +52,8 @@ class Visitor(asyncio.Protocol):
     def __init__(self, previews: Previews, hand_over: HandOver | None = None) -> None:
         self.previews = previews
         self.gone = False
+        # Whether it has more to send than who asks takes.
+        self.full = False
         self.used_at = 0.0
         self._hand_over = hand_over
         self._loop = asyncio.get_running_loop()
@@ -135,11 +137,13 @@ class Visitor(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Of asyncio: who asks does not read as fast as the sandbox sends."""
+        self.full = True
         if self._exchange is not None:
             self._exchange.hold()
 
     def resume_writing(self) -> None:
         """Of asyncio: it has caught up."""
+        self.full = False
         if self._exchange is not None:
             self._exchange.go_on()
 
