@@ -28,6 +28,17 @@ from smokebox.testing import ScriptedModel, Turn
 
 agent = create_agent(model=ScriptedModel(then=Turn("Slow, but here.", delay=1)))
 """
+STUBBORN = """
+import asyncio, pathlib
+
+async def run(ctx):
+    pathlib.Path("begun").touch()
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+"""
 SITE = """
 import contextlib
 from starlette.applications import Starlette
@@ -268,6 +279,15 @@ def test_what_does_not_end_in_time_goes_on_at_the_next_start(demo: Path) -> None
         until(lambda: app.ask("/health")["open"] == 0)
         text = json.dumps(app.ask("/agents/slow/me"))
     assert text.count("Slow, but here.") >= 1
+
+
+def test_work_that_does_not_want_to_end_keeps_no_app_from_it(demo: Path) -> None:
+    (demo / "workflows" / "stubborn.py").write_text(STUBBORN)
+    with serving(demo, "app", "--grace", "0") as app:
+        app.ask("/workflows/stubborn", {})
+        until(lambda: (demo / "begun").exists())
+        assert app.stop() == 0
+        assert "was left" in app.said
 
 
 def test_a_stream_is_at_its_end_when_the_app_is(demo: Path) -> None:

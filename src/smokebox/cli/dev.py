@@ -30,6 +30,7 @@ def dev(
     from smokebox import __version__
     from smokebox.app.app import App
     from smokebox.app.serving import serve
+    from smokebox.cli.project.ending import end_soon
     from smokebox.cli.project.journal import Journal
     from smokebox.cli.project.place import enter
     from smokebox.cli.project.routes import print_lines_to_try, print_routes
@@ -48,7 +49,11 @@ def dev(
             group.create_task(Journal(app).follow())
             group.create_task(_reload(app, root))
 
-    uvloop.run(serve(app, host=host, port=port, grace=3.0, ready=ready))
+    async def work() -> None:
+        await serve(app, host=host, port=port, grace=3.0, ready=ready)
+        end_soon()
+
+    uvloop.run(work())
     return 0
 
 

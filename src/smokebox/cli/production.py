@@ -41,6 +41,7 @@ def app(
     from smokebox.app.app import App
     from smokebox.app.serving import serve
     from smokebox.app.settings import STATE
+    from smokebox.cli.project.ending import end_soon
     from smokebox.cli.project.place import enter
 
     if state is not None:
@@ -52,5 +53,9 @@ def app(
     async def ready(url: str) -> None:
         typer.echo(f"smokebox {__version__} serves {root} on {url}")
 
-    uvloop.run(serve(served, host=host, port=port, open=open, grace=grace, ready=ready))
+    async def work() -> None:
+        await serve(served, host=host, port=port, open=open, grace=grace, ready=ready)
+        end_soon()
+
+    uvloop.run(work())
     return 0
