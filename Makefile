@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for something, so more of them than there are cores.
-PARALLEL := -n 3 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 # Prints the requirements of the development groups named in argv, with every extra, for pip.
 REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
 	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
