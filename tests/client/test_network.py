@@ -395,3 +395,22 @@ async def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(make:
     with pytest.raises(InvalidOption, match="there is no handler"):
         await sandbox.set_outbound("smokebox.nowhere:nothing")
     assert (await sandbox.get_egress()).closed
+
+
+async def test_who_follows_the_log_hears_the_end_of_the_sandbox(client: Client) -> None:
+    sandbox = await client.create()
+    seen = asyncio.Event()
+
+    async def follow() -> list[str]:
+        found = []
+        async for event in sandbox.follow_network_log(after=0):
+            found.append(event.host)
+            seen.set()
+        return found
+
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(follow())
+        await sandbox.exec("curl -s -m 10 http://nowhere.test/")
+        await seen.wait()
+        await sandbox.destroy()
+    assert set(following.result()) == {"nowhere.test"}

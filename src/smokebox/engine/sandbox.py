@@ -361,6 +361,7 @@ class Sandbox:
         """Be as a sandbox that was never there."""
         self._shop.cwds.pop(self.id, None)
         self._shop.clients.pop(self.id, None)
+        self.door.journal.end()
         self._furnish()
 
     def _furnish(self) -> None:

@@ -50,6 +50,7 @@ class Journal:
         self._size = 0
         self._cursor = 0
         self._waiting: asyncio.Future[None] | None = None
+        self._over = False
 
     def place(self, path: str) -> None:
         """Say where it is kept."""
@@ -103,9 +104,7 @@ class Journal:
         self._write(event)
         if self._told is not None:
             self._told(event)
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        self._wake()
         return event
 
     async def read(self, after: int = 0, limit: int = MOST_AT_ONCE) -> list[NetworkEvent]:
@@ -119,13 +118,18 @@ class Journal:
         return [event for event in self._recent if event.cursor > after][:limit]
 
     async def follow(self, after: int | None = None) -> AsyncIterator[NetworkEvent]:
-        """What came after a cursor, and then all that comes; by default only that."""
+        """What came after a cursor, and then all that comes; by default only that.
+
+        Ends with the sandbox.
+        """
         cursor = self._cursor if after is None else after
         while True:
             while events := await self.read(cursor):
                 for event in events:
                     cursor = event.cursor
                     yield event
+            if self._over:
+                return
             if self._waiting is None or self._waiting.done():
                 self._waiting = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._waiting)
@@ -140,6 +144,17 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def end(self) -> None:
+        """The sandbox was destroyed: nothing more will come."""
+        self._over = True
+        self.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     def _write(self, event: NetworkEvent) -> None:
         if not self._path:
