@@ -94,7 +94,8 @@ class Previews:
                     self._changed.clear()
                     with contextlib.suppress(TimeoutError):
                         # Now and then, to see whether anybody is in a hurry.
-                        await asyncio.wait_for(self._changed.wait(), _HURRY_SECONDS)
+                        async with asyncio.timeout(_HURRY_SECONDS):
+                            await self._changed.wait()
         await self.aclose()
 
     async def aclose(self) -> None:
