@@ -322,6 +322,10 @@ class TestCursors:
                     await told(quick, f"create {n}")
             (place / "end").touch()
             await told(quick, "create end")
+            async with asyncio.timeout(10):
+                # Each has a journal of its own.
+                while slow._watch.end <= watch.MAX_CHANGES:
+                    await asyncio.sleep(0.01)
             assert (await anext(slow)).kind == "resync"
             (place / "more").touch()
             assert await told(slow, "create more")

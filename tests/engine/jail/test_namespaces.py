@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,8 @@ async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec)
 async def test_a_pid_that_is_somebody_elses_is_not_adopted(
     jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
 ) -> None:
+    # One that started at the same hundredth of a second has the same time of start.
+    time.sleep(0.03)
     with subprocess.Popen(["sleep", "100"]) as other:
         stolen = replace(jail.state, pid=other.pid)
         assert await jailer.adopt(spec("a"), stolen) is None
