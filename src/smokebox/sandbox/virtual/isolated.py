@@ -130,6 +130,8 @@ class IsolatedSandbox(VirtualSandbox):
             ended = asyncio.create_task(self._run(call, timeout))
             ended.add_done_callback(lambda _: chunks.end())
             try:
+                # Cancelled before its first step, it would not tell the worker.
+                await asyncio.sleep(0)
                 async for chunk in chunks:
                     yield chunk
                 try:
