@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ _FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding
 _log = logging.getLogger("smokebox.egress")
 
 
-class Ready:
+class Ready(ABC):
     """A handler with a name for logs that shows nothing of what it holds."""
 
     ends = False
@@ -32,9 +33,9 @@ class Ready:
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
 
+    @abstractmethod
     async def __call__(self, request: Request, env: Any, context: Context) -> Request | Response:
         """What becomes of the request."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<handler {self.__name__}>"
