@@ -130,8 +130,11 @@ def fault(error: sqlite3.Error, path: str) -> SmokeboxError:
 
 
 def _check_ours(connection: sqlite3.Connection, path: str, latest: int) -> None:
-    [(application,)] = connection.execute("PRAGMA application_id")
-    [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+    # In one transaction: another process may be making the file at this moment.
+    with connection:
+        connection.execute("BEGIN")
+        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+        [(application,)] = connection.execute("PRAGMA application_id")
     if application != APPLICATION and (application or tables):
         raise _broken(path, "it is the database of another program")
     version = _version(connection)
