@@ -15,8 +15,6 @@ from smokebox.wire.failure import Failure, FailureAnswer, error_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    import aiohttp
-
     from smokebox.client.connection import Address
 
 T = TypeVar("T")
@@ -30,18 +28,6 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     retry_after: float | None = None
-
-
-async def read(response: aiohttp.ClientResponse) -> Answer:
-    """The whole of an answer."""
-    body = await response.read()
-    if response.status < 400:
-        return Answer(response.status, body)
-    try:
-        wait = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        return Answer(response.status, body)
-    return Answer(response.status, body, max(0.0, wait))
 
 
 def value_of(kind: type[T], answer: Answer) -> T:
@@ -91,12 +77,20 @@ def _failure(body: bytes) -> Failure | None:
         return None
 
 
-def breaks() -> tuple[type[Exception], ...]:
-    """What is raised for a connection that broke, or fell silent."""
-    # It takes longer to import than most commands take, and a unix socket needs it rarely.
-    import aiohttp
+class Unconnected(Exception):
+    """Nobody was there to connect to: nothing was sent."""
 
-    return (aiohttp.ClientError, TimeoutError, ConnectionError)
+
+class Broken(Exception):
+    """A connection broke, or fell silent."""
+
+
+class Refused(Exception):
+    """A WebSocket was asked for, and the answer was another."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{status} {reason}".rstrip())
+        self.status = status
 
 
 @contextlib.contextmanager
@@ -104,21 +98,8 @@ def losing(what: str) -> Iterator[None]:
     """Turn what is said of a connection that broke, or fell silent, into our own error."""
     try:
         yield
-    except breaks() as error:
-        raise broken(error, what) from error
-
-
-class Unconnected(Exception):
-    """Nobody was there to connect to: nothing was sent."""
-
-
-def broken(error: Exception, what: str) -> Exception:
-    """What to raise for one of `breaks`: nobody was there, or nobody is any more."""
-    import aiohttp
-
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return Unconnected(error.strerror or str(error))
-    return error if isinstance(error, SmokeboxError) else lost(what)
+    except Broken as error:
+        raise lost(what) from error
 
 
 def lost(what: str) -> SandboxGone:

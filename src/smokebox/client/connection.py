@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import os
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
-from smokebox import __version__, wire
+from smokebox import __version__
 from smokebox.client.answering import Unconnected
-from smokebox.client.exchange import Exchanges
+from smokebox.client.exchange import Exchange, Exchanges
 from smokebox.client.place import short_path
+from smokebox.client.socket import open_socket
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    import ssl
+    from collections.abc import AsyncGenerator
 
     import aiohttp
+
+    from smokebox.client.socket import Socket
 
 # Less than what the server keeps an idle connection for: it must not end under a request.
 _KEEP_ALIVE = 30.0
@@ -30,37 +35,64 @@ _Pools: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[Pool, AsyncGenerator[
 
 
 class Pool:
-    """What the requests on one event loop are sent with: the small ones over a unix socket
-    by `exchanges`, all others by `session`, which is made when it is first needed."""
+    """What is sent on one event loop goes by this: requests by `exchanges`."""
 
-    def __init__(
-        self, exchanges: Exchanges | None, make: Callable[[], aiohttp.ClientSession]
-    ) -> None:
-        self.exchanges = exchanges
-        self._make = make
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, address: Address, path: str | None, headers: dict[str, str]) -> None:
+        self._address = address
+        self._path = path
+        self._headers = headers
+        parts = urlsplit(address.base)
+        headers = {"host": parts.netloc, **headers}
+        self.exchanges = Exchanges(parts.path, headers, self._connect)
+        self._connector: aiohttp.BaseConnector | None = None
 
     @property
-    def session(self) -> aiohttp.ClientSession:
-        """What aiohttp sends requests with."""
-        if self._session is None:
-            self._session = self._make()
-        return self._session
+    def connector(self) -> aiohttp.BaseConnector:
+        """The connections of those who pass on what others ask, by aiohttp."""
+        if self._connector is None:
+            import aiohttp
+
+            self._connector = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+                if self._path is None
+                else aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=_KEEP_ALIVE)
+            )
+        return self._connector
+
+    async def socket(self, target: str, heartbeat: float) -> Socket:
+        """A WebSocket; see `open_socket`."""
+        url = self._address.base + target
+        return await open_socket(url, self._path, self._headers, heartbeat=heartbeat)
 
     async def aclose(self) -> None:
         """Close all of it."""
-        if self.exchanges is not None:
-            self.exchanges.close()
-        if self._session is not None:
-            await self._session.close()
+        self.exchanges.close()
+        if self._connector is not None:
+            await self._connector.close()
+
+    async def _connect(self) -> Exchange:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                if self._path is not None:
+                    return (await loop.create_unix_connection(Exchange, self._path))[1]
+                return (await loop.create_connection(Exchange, **self._address.tcp()))[1]
+        except TimeoutError as error:
+            raise Unconnected(f"nobody answered in {_CONNECT_SECONDS:g} s") from error
+        except OSError as error:
+            raise Unconnected(error.strerror or str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: `base` is what paths are appended to, `socket` its unix socket."""
+    """Where a server is: `base` is what paths are appended to, `socket` its unix socket.
+
+    `login` is the name and the password that were written before its host.
+    """
 
     base: str
     socket: str | None = None
+    login: str | None = None
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -68,13 +100,25 @@ class Address:
         if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
             return cls("http://localhost", os.path.abspath(path))
         if url.startswith(("http://", "https://")) and _has_host(url):
-            return cls(url.rstrip("/"))
+            parts = urlsplit(url.rstrip("/"))
+            login, _, host = parts.netloc.rpartition("@")
+            return cls(f"{parts.scheme}://{host}{parts.path}", login=unquote(login) or None)
         raise InvalidOption(
             f"{url!r} is not the address of a server.",
             hint="Pass http://host:port, https://host, or unix:/path/to/server.sock.",
             option="url",
             value=url,
         )
+
+    def tcp(self) -> dict[str, Any]:
+        """What an event loop needs to connect to it."""
+        parts = urlsplit(self.base)
+        secure = parts.scheme == "https"
+        return {
+            "host": parts.hostname,
+            "port": parts.port or (443 if secure else 80),
+            "ssl": _tls() if secure else None,
+        }
 
     def __str__(self) -> str:
         return self.base if self.socket is None else f"unix:{self.socket}"
@@ -88,6 +132,9 @@ class Connections:
         self._headers = {"user-agent": f"smokebox/{__version__}", "accept-encoding": "identity"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
+        elif address.login:
+            login = base64.b64encode(address.login.encode()).decode()
+            self._headers["authorization"] = f"Basic {login}"
         self._pools: _Pools = {}
         # Held by this, too, and so never garbage before it was closed.
         weakref.finalize(self, _close_all, self._pools).atexit = False
@@ -122,11 +169,10 @@ async def _open(
     address: Address, headers: dict[str, str], pools: _Pools
 ) -> AsyncGenerator[Pool, None]:
     with contextlib.ExitStack() as stack:
-        path = exchanges = None
+        path = None
         if address.socket is not None:
             path = stack.enter_context(short_path(address.socket))
-            exchanges = Exchanges(path, headers)
-        pool = Pool(exchanges, functools.partial(_session, path, headers))
+        pool = Pool(address, path, headers)
         try:
             yield pool
         finally:
@@ -134,24 +180,12 @@ async def _open(
             await pool.aclose()
 
 
-def _session(path: str | None, headers: dict[str, str]) -> aiohttp.ClientSession:
-    import aiohttp
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Whom to trust, read once: it takes longer than a request."""
+    import ssl
 
-    connector: aiohttp.BaseConnector
-    if path is not None:
-        connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE)
-    else:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
-    return aiohttp.ClientSession(
-        connector=connector,
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_SECONDS, sock_read=wire.SILENCE
-        ),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        read_bufsize=1 << 18,
-    )
+    return ssl.create_default_context()
 
 
 def _close_all(pools: _Pools) -> None:

@@ -16,9 +16,9 @@ from smokebox.types import SandboxInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 
-    import aiohttp
     import msgspec
 
+    from smokebox.client.socket import Socket
     from smokebox.client.transport import Transport
     from smokebox.wire.requests import Settings
     from smokebox.wire.sse import Event
@@ -157,9 +157,7 @@ class Handle:
             await self._find()
 
     @contextlib.asynccontextmanager
-    async def _socket(
-        self, path: str, *, heartbeat: float
-    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    async def _socket(self, path: str, *, heartbeat: float) -> AsyncIterator[Socket]:
         await self._be_there()
         async with self._transport.connect(self._root + path, heartbeat=heartbeat) as socket:
             yield socket

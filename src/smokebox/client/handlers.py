@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from smokebox import wire
-from smokebox.client.answering import Unconnected, deadline
+from smokebox.client.answering import Broken, Refused, Unconnected, deadline
 from smokebox.client.bindings import env
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.egress.serving import Serving
@@ -22,8 +22,7 @@ from smokebox.wire.handlers import ServeFrame, ServingFrame, from_server
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import aiohttp
-
+    from smokebox.client.socket import Socket
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
     from smokebox.wire.frames import Frame
@@ -131,8 +130,6 @@ class HandlerChannel:
             asyncio.get_running_loop().call_soon(changed.set)
 
     async def _connect(self, changed: asyncio.Event) -> None:
-        from aiohttp import WSServerHandshakeError
-
         try:
             connecting = self._transport.connect(
                 self._path, heartbeat=wire.SILENCE / 2, again=False
@@ -141,19 +138,14 @@ class HandlerChannel:
                 link = self._link = _Link(socket, self._sandbox_id, self.handlers)
                 changed.set()
                 await link.run()
-        except WSServerHandshakeError as error:
+        except Refused as error:
             raise _Refused(self._sandbox_id, error) from error
 
 
 class _Link:
     """One connection of a channel, while it lasts; `served` once the server knows of us."""
 
-    def __init__(
-        self,
-        socket: aiohttp.ClientWebSocketResponse,
-        sandbox_id: str,
-        handlers: Mapping[str, Handler],
-    ) -> None:
+    def __init__(self, socket: Socket, sandbox_id: str, handlers: Mapping[str, Handler]) -> None:
         self.served = False
         self._socket = socket
         self._handlers = handlers
@@ -163,14 +155,11 @@ class _Link:
 
     async def run(self) -> None:
         """Serve until the connection ends."""
-        from aiohttp import WSMsgType
-
         try:
             # By itself: after a break nobody else would.
             await self._say(list(self._handlers))
             async for message in self._socket:
-                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    self._hear(message.data)
+                self._hear(message)
         finally:
             self.served = False
             for waiter in self._waiting.values():
@@ -208,24 +197,19 @@ class _Link:
             self._serving.hear(frame)
 
     async def _send(self, frame: Frame | bytes) -> None:
-        from aiohttp import ClientError
-
+        message = frame if isinstance(frame, bytes) else msgspec.json.encode(frame).decode()
         try:
-            if isinstance(frame, bytes):
-                await self._socket.send_bytes(frame)
-            else:
-                await self._socket.send_str(msgspec.json.encode(frame).decode())
-        except (ClientError, RuntimeError) as error:
+            await self._socket.send(message)
+        except Broken as error:
             raise ConnectionResetError(str(error)) from error
 
 
 class _Refused(Exception):
     """The server does not take the channel: there is no use in asking again."""
 
-    def __init__(self, sandbox_id: str, error: aiohttp.WSServerHandshakeError) -> None:
+    def __init__(self, sandbox_id: str, error: Refused) -> None:
         self.fault: SmokeboxError = ServiceUnavailable(
-            f"the handlers of sandbox {sandbox_id} cannot be connected to their server: "
-            f"{error.status} {error.message}.",
+            f"the handlers of sandbox {sandbox_id} cannot be connected to their server: {error}.",
             hint="Is there a proxy on the way that does not know WebSockets?",
             service="server",
         )

@@ -19,7 +19,7 @@ from smokebox.wire.frames import TerminalExitFrame as ExitFrame
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    import aiohttp
+    from smokebox.client.socket import Socket
 
 MOST_KEPT = 4 << 20
 """How many bytes of output are kept for one who does not read; older ones are dropped."""
@@ -30,9 +30,7 @@ _FRAMES = ReadyFrame | ExitFrame | ErrorFrame
 class Line:
     """A connection to a terminal. `dropped` counts the bytes that nobody read in time."""
 
-    def __init__(
-        self, opening: AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]
-    ) -> None:
+    def __init__(self, opening: AbstractAsyncContextManager[Socket]) -> None:
         self.exit_code: int | None = None
         self.dropped = 0
         self._opening = opening
@@ -74,14 +72,14 @@ class Line:
         for start in range(0, len(data), LARGEST_FRAME):
             self._check()
             with losing("the terminal"):
-                await self._socket.send_bytes(data[start : start + LARGEST_FRAME])
+                await self._socket.send(data[start : start + LARGEST_FRAME])
 
     async def resize(self, cols: int, rows: int) -> None:
         """Have it be of another size."""
         self._check()
         frame = msgspec.json.encode(ResizeFrame(cols=cols, rows=rows)).decode()
         with losing("the terminal"):
-            await self._socket.send_str(frame)
+            await self._socket.send(frame)
 
     async def aclose(self) -> None:
         """Hang up; the terminal stays."""
@@ -102,14 +100,12 @@ class Line:
             )
 
     async def _read(self) -> None:
-        from aiohttp import WSMsgType
-
         try:
             async for message in self._socket:
-                if message.type is WSMsgType.BINARY:
-                    self._keep(message.data)
-                elif message.type is WSMsgType.TEXT:
-                    self._hear(message.data.encode())
+                if isinstance(message, bytes):
+                    self._keep(message)
+                else:
+                    self._hear(message.encode())
         finally:
             if self.exit_code is None:
                 self._fault = self._fault or lost("the terminal")

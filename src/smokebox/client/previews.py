@@ -87,7 +87,7 @@ class _Proxy:
         if query := scope.get("query_string"):
             path += b"?" + query
         url = URL(transport.address.base + path.decode("latin-1"), encoded=True)
-        connector = (await transport.connections.pool()).session.connector
+        connector = (await transport.connections.pool()).connector
         async with aiohttp.ClientSession(
             connector=connector,
             connector_owner=False,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self
 
 from smokebox import wire
-from smokebox.client.answering import deadline
+from smokebox.client.answering import Refused, deadline
 from smokebox.client.handle import part
 from smokebox.client.line import Line
 from smokebox.errors import ServiceUnavailable
@@ -99,16 +99,14 @@ class Terminal(AsyncIterator[bytes]):
         return self._line
 
     async def _connect(self) -> Line:
-        from aiohttp import WSServerHandshakeError
-
         line = Line(self._sandbox._socket(self._path, heartbeat=wire.SILENCE / 2))
         try:
             await line.open()
-        except WSServerHandshakeError as error:
+        except Refused as error:
             # A refusal has no body here: ask again in a way that has.
             await self.refresh()
             raise ServiceUnavailable(
-                f"terminal {self.id} cannot be connected to: {error.status} {error.message}.",
+                f"terminal {self.id} cannot be connected to: {error}.",
                 hint="Is there a proxy on the way that does not know WebSockets?",
                 service="server",
             ) from error

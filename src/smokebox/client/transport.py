@@ -12,18 +12,15 @@ from weakref import WeakSet
 from smokebox.client.answering import (
     Answer,
     Unconnected,
-    breaks,
-    broken,
     deadline,
     event_failure,
     failure_of,
     is_lost,
     losing,
-    read,
     unreachable,
     value_of,
 )
-from smokebox.client.body import Sent, encoded, is_small
+from smokebox.client.body import encoded
 from smokebox.client.connection import Connections
 from smokebox.errors import SandboxGone
 from smokebox.wire import API, IDEMPOTENCY_KEY, sse
@@ -38,10 +35,9 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    import aiohttp
-    from yarl import URL
-
     from smokebox.client.connection import Address
+    from smokebox.client.exchange import Exchange
+    from smokebox.client.socket import Socket
 
 T = TypeVar("T")
 
@@ -139,7 +135,7 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         body: object = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Exchange]:
         """An answer that is read as it comes. Raises what the server refused it with."""
         target, data = self._target(path, query), encoded(body)
         headers = {**(headers or {}), **({} if data is None else _JSON)}
@@ -147,10 +143,12 @@ class Transport:
 
             async def once(
                 method: str, target: str, data: bytes | None, headers: Mapping[str, str]
-            ) -> Answer | aiohttp.ClientResponse:
-                sending = self._send(method, target, data, headers)
-                response = await stack.enter_async_context(sending)
-                return response if response.status < 400 else await read(response)
+            ) -> Answer | Exchange:
+                exchanges = (await self.connections.pool()).exchanges
+                with losing(target):
+                    opening = exchanges.open(method, target, data, headers)
+                    exchange = await stack.enter_async_context(opening)
+                    return exchange if exchange.status < 400 else await exchange.answer()
 
             got = await self._repeatedly(once, method, target, data, headers, safe=method in _SAFE)
             if isinstance(got, Answer):
@@ -167,9 +165,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[sse.Event, None]:
         """The events of an answer, to its end. An event that is an error is raised."""
-        async with self.open(method, path, query=query, body=body, headers=headers) as response:
+        async with self.open(method, path, query=query, body=body, headers=headers) as exchange:
             reader = sse.Reader()
-            async for data in self._pieces(response, path):
+            while data := await _piece(exchange, path):
                 for event in reader.feed(data):
                     if event.name == "error":
                         raise event_failure(event.data)
@@ -183,8 +181,8 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of an answer as they come."""
-        async with self.open("GET", path, query=query, headers=headers) as response:
-            async for data in self._pieces(response, path):
+        async with self.open("GET", path, query=query, headers=headers) as exchange:
+            while data := await _piece(exchange, path):
                 yield data
 
     @contextlib.asynccontextmanager
@@ -195,33 +193,23 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         heartbeat: float,
         again: bool = True,
-    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    ) -> AsyncIterator[Socket]:
         """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives.
 
-        One that is refused raises `aiohttp.WSServerHandshakeError`. Unless `again` there is
+        One that is refused raises `Refused`. Unless `again` there is
         one attempt, which starts no server: `Unconnected` says that nobody was there.
         """
 
-        async def once(
-            _method: str, target: str, _data: object, _headers: object
-        ) -> aiohttp.ClientWebSocketResponse:
-            import aiohttp
-
-            session = (await self.connections.pool()).session
-            url = self._url(target)
-            try:
-                return await session.ws_connect(url, heartbeat=heartbeat, max_msg_size=0)
-            except aiohttp.WSServerHandshakeError:
-                raise
-            except breaks() as error:
-                raise broken(error, path) from error
+        async def once(_method: str, target: str, _data: object, _headers: object) -> Socket:
+            with losing(path):
+                return await (await self.connections.pool()).socket(target, heartbeat)
 
         target = self._target(path, query)
         if again:
-            opened = await self._repeatedly(once, "GET", target, None, {}, safe=True)
+            socket = await self._repeatedly(once, "GET", target, None, {}, safe=True)
         else:
-            opened = await once("GET", target, None, {})
-        async with opened as socket:
+            socket = await once("GET", target, None, {})
+        async with contextlib.aclosing(socket):
             yield socket
 
     async def aclose(self) -> None:
@@ -235,19 +223,6 @@ class Transport:
         target = self._prefix + path
         return f"{target}?{urlencode(_plain(query), quote_via=quote)}" if query else target
 
-    def _url(self, target: str) -> URL:
-        from yarl import URL
-
-        # What it is made of is quoted already.
-        return URL(self.address.base + target, encoded=True)
-
-    async def _pieces(
-        self, response: aiohttp.ClientResponse, path: str
-    ) -> AsyncGenerator[bytes, None]:
-        with losing(path):
-            async for data in response.content.iter_any():
-                yield data
-
     async def _once(
         self,
         method: str,
@@ -256,35 +231,8 @@ class Transport:
         headers: Mapping[str, str],
     ) -> Answer:
         exchanges = (await self.connections.pool()).exchanges
-        if exchanges is not None and (data is None or isinstance(data, bytes)) and is_small(data):
-            try:
-                return await exchanges.ask(method, target, data, headers)
-            except breaks() as error:
-                raise broken(error, target) from error
-        async with self._send(method, target, data, headers) as response:
-            return await read(response)
-
-    @contextlib.asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        target: str,
-        data: bytes | AsyncIterable[bytes] | None,
-        headers: Mapping[str, str],
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        session = (await self.connections.pool()).session
-        sent = Sent(data)
-        content, headers = sent.content, {**headers, **sent.headers}
-        async with sent.over(target):
-            with losing(target):
-                async with session.request(
-                    method,
-                    self._url(target),
-                    data=content,
-                    headers=headers,
-                    allow_redirects=False,
-                ) as response:
-                    yield response
+        with losing(target):
+            return await exchanges.ask(method, target, data, headers)
 
     async def _repeatedly(
         self,
@@ -318,6 +266,11 @@ class Transport:
             await asyncio.sleep(pause * (1 + random.random() / 4))
             pause = min(pause * 2, _LONGEST_PAUSE)
         raise AssertionError("unreachable")
+
+
+async def _piece(exchange: Exchange, path: str) -> bytes:
+    with losing(path):
+        return await exchange.piece()
 
 
 def _wait(got: object, data: object, *, safe: bool) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from smokebox import wire
-from smokebox.client.answering import losing
+from smokebox.client.answering import Refused
 from smokebox.errors import ServiceUnavailable
 from smokebox.wire.codec import decode
 from smokebox.wire.failure import Failure, error_of
@@ -19,9 +19,8 @@ from smokebox.wire.frames import LARGEST_FRAME, EndFrame, ErrorFrame
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import aiohttp
-
     from smokebox.client.handle import Handle
+    from smokebox.client.socket import Socket
 
 _PIECE = min(1 << 16, LARGEST_FRAME)
 
@@ -31,18 +30,15 @@ async def carry(sandbox: Handle, port: int, sock: socket.socket) -> None:
 
     Raises `ServiceUnavailable` where nothing listens.
     """
-    from aiohttp import WSServerHandshakeError
-
     path = f"/ports/{port}/connection"
     try:
         async with sandbox._socket(path, heartbeat=wire.SILENCE / 2) as line:
-            await _both(line, sock, path)
-    except WSServerHandshakeError as error:
+            await _both(line, sock)
+    except Refused as error:
         # A refusal has no body here: ask again in a way that has.
         await sandbox._ask(msgspec.Raw, "GET", "/ports")
         raise ServiceUnavailable(
-            f"port {port} of sandbox {sandbox.id} cannot be connected to: "
-            f"{error.status} {error.message}.",
+            f"port {port} of sandbox {sandbox.id} cannot be connected to: {error}.",
             hint="Is it a port from 1 to 65535? Is there a proxy that does not know WebSockets?",
             service="server",
         ) from error
@@ -68,10 +64,10 @@ async def tunnel(
             carrying.exception()
 
 
-async def _both(line: aiohttp.ClientWebSocketResponse, sock: socket.socket, path: str) -> None:
+async def _both(line: Socket, sock: socket.socket) -> None:
     sending = asyncio.create_task(_send(line, sock))
     try:
-        await _receive(line, sock, path)
+        await _receive(line, sock)
     finally:
         sending.cancel()
         await asyncio.wait([sending])
@@ -79,35 +75,32 @@ async def _both(line: aiohttp.ClientWebSocketResponse, sock: socket.socket, path
             sending.exception()
 
 
-async def _send(line: aiohttp.ClientWebSocketResponse, sock: socket.socket) -> None:
+async def _send(line: Socket, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     try:
         while data := await loop.sock_recv(sock, _PIECE):
-            await line.send_bytes(data)
+            await line.send(data)
     except OSError:
         # Who is here left rudely: so is who is there.
-        await line.close()
+        await line.aclose()
         return
-    await line.send_str(_END)
+    await line.send(_END)
 
 
-async def _receive(line: aiohttp.ClientWebSocketResponse, sock: socket.socket, path: str) -> None:
-    from aiohttp import WSMsgType
-
+async def _receive(line: Socket, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    with losing(path):
-        async for message in line:
-            if message.type is WSMsgType.BINARY:
-                try:
-                    await loop.sock_sendall(sock, message.data)
-                except OSError:
-                    return
-            elif message.type is WSMsgType.TEXT:
-                frame = _frame(message.data)
-                if isinstance(frame, ErrorFrame):
-                    raise error_of(Failure(code=frame.code, message=frame.message))
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_WR)
+    async for message in line:
+        if isinstance(message, bytes):
+            try:
+                await loop.sock_sendall(sock, message)
+            except OSError:
+                return
+        else:
+            frame = _frame(message)
+            if isinstance(frame, ErrorFrame):
+                raise error_of(Failure(code=frame.code, message=frame.message))
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
 
 
 def _frame(text: str) -> EndFrame | ErrorFrame:
