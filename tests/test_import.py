@@ -37,6 +37,14 @@ def test_import_brings_in_nothing_third_party() -> None:
     assert brought - set(sys.stdlib_module_names) == {"smokebox"}
 
 
+def test_sandboxes_come_without_what_is_slow_to_import() -> None:
+    """A library of HTTP took longer than the rest of a command line, and its server together."""
+    slow = {"aiohttp", "websockets", "yarl", "multidict", "cryptography", "starlette", "bashkit"}
+    brought = modules_after("from smokebox import Sandbox, get_sandbox")
+    assert "msgspec" in brought
+    assert not slow & brought
+
+
 def test_import_takes_less_than_a_tenth_of_a_second() -> None:
     assert best_start("import smokebox") - best_start("pass") < LONGEST_IMPORT
 

@@ -20,7 +20,7 @@ class Scripted:
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
-        self.connections = self.ended = 0
+        self.connections = self.ended = self.port = 0
         self._answers = answers
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,8 +46,8 @@ def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def scripted(path: str, *answers: bytes) -> AsyncIterator[Scripted]:
-    """A scripted server on a unix socket."""
+async def scripted(path: str | None, *answers: bytes) -> AsyncIterator[Scripted]:
+    """A scripted server on a unix socket, or without one on a port of this machine."""
     script = Scripted(list(answers))
     writers: list[asyncio.StreamWriter] = []
 
@@ -55,7 +55,11 @@ async def scripted(path: str, *answers: bytes) -> AsyncIterator[Scripted]:
         writers.append(writer)
         await script.serve(reader, writer)
 
-    server = await asyncio.start_unix_server(serve, path)
+    if path is None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        script.port = server.sockets[0].getsockname()[1]
+    else:
+        server = await asyncio.start_unix_server(serve, path)
     try:
         yield script
     finally:

@@ -10,6 +10,8 @@ import fcntl
 import http.client
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from smokebox.client.place import LocalConnection
+from smokebox.client.place import short_path
 from smokebox.errors import DeadlineExceeded, ServiceUnavailable
 from smokebox.wire import API
 from smokebox.wire.answers import Health
@@ -38,6 +40,7 @@ _POLL = 0.02
 _LOG_LINES = 20
 _LOCK = "start.lock"
 _OWNER = "lock"
+_CREDENTIALS = "3i"
 _FORMER_SECONDS = 15.0
 # A shell between us and the server, which is thus nobody's child, and leaves no zombie here.
 _DETACH = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
@@ -59,7 +62,7 @@ class Status:
 def find(home: str | None = None) -> Status | None:
     """The server of a state directory, by default this user's, or None if nobody answers."""
     place = home or default_home()
-    connection = LocalConnection(socket_path(place), _ANSWER_SECONDS)
+    connection = _Connection(socket_path(place), _ANSWER_SECONDS)
     try:
         with contextlib.closing(connection):
             connection.request("GET", f"{API}/health")
@@ -200,7 +203,7 @@ def _await(home: str, pid: int) -> Status:
 
 
 def _ask_to_stop(home: str, *, keep: bool) -> bool:
-    connection = LocalConnection(socket_path(home), _ANSWER_SECONDS)
+    connection = _Connection(socket_path(home), _ANSWER_SECONDS)
     body = msgspec.json.encode({"sandboxes": "keep" if keep else "sleep"})
     try:
         with contextlib.closing(connection):
@@ -247,3 +250,22 @@ def _stat(pid: int | None) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket; `peer` is the process that listens on it, if one can see it."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+        self.peer: int | None = None
+
+    def connect(self) -> None:
+        """Connect, and see who is there."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        with short_path(self._path) as path:
+            self.sock.connect(path)
+        size = struct.calcsize(_CREDENTIALS)
+        told = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        self.peer = struct.unpack(_CREDENTIALS, told)[0] or None

@@ -16,7 +16,6 @@ environment of this process or the `.env` next to the file: `bearer(env.GITHUB_T
 from __future__ import annotations
 
 import difflib
-import tomllib
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +221,8 @@ def _table(file: Path, key: str, value: object) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
-from smokebox.client import background
 from smokebox.client.bindings import Binding
 from smokebox.client.connection import Address
 from smokebox.client.handle import repeat_key
@@ -202,6 +201,9 @@ _defaults: dict[tuple[str | None, str | None, str], Client] = {}
 
 def _local(home: str) -> Client:
     async def revive() -> None:
+        # Most find that it is there.
+        from smokebox.client import background
+
         await asyncio.to_thread(background.start, home)
 
     return Client(

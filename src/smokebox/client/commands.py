@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from typing import TYPE_CHECKING
 
 from smokebox.client.answering import lost
@@ -107,7 +107,7 @@ class Commands(Handle):
     async def _stdin_in_a_file(self, body: Exec) -> AsyncIterator[None]:
         """Have a command read a stdin that is too long for a request from a file."""
         data = body.stdin.encode() if body.stdin is not None else body.stdin_base64 or b""
-        query = {"path": f"/tmp/.smokebox-stdin-{secrets.token_hex(8)}"}
+        query = {"path": f"/tmp/.smokebox-stdin-{os.urandom(8).hex()}"}
         body.stdin = body.stdin_base64 = None
         if isinstance(body.command, str):
             body.command = f"exec <{query['path']}; {body.command}"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Less than what the server keeps an idle connection for: it must not end under a request.
 _KEEP_ALIVE = 30.0
 _CONNECT_SECONDS = 10.0
+_NEXT_ADDRESS_SECONDS = 0.25
 
 _Pools: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[Pool, AsyncGenerator[Pool, None]]]"
 
@@ -61,8 +62,9 @@ class Pool:
 
     async def socket(self, target: str, heartbeat: float) -> Socket:
         """A WebSocket; see `open_socket`."""
+        by = self._address.tcp() if self._path is None else {"unix": True, "path": self._path}
         url = self._address.base + target
-        return await open_socket(url, self._path, self._headers, heartbeat=heartbeat)
+        return await open_socket(url, by, self._headers, heartbeat=heartbeat)
 
     async def aclose(self) -> None:
         """Close all of it."""
@@ -111,14 +113,18 @@ class Address:
         )
 
     def tcp(self) -> dict[str, Any]:
-        """What an event loop needs to connect to it."""
+        """What the running event loop needs to connect to it."""
         parts = urlsplit(self.base)
         secure = parts.scheme == "https"
-        return {
+        options: dict[str, Any] = {
             "host": parts.hostname,
             "port": parts.port or (443 if secure else 80),
             "ssl": _tls() if secure else None,
         }
+        if isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
+            # Of several addresses one may lead nowhere. uvloop tries them one by one.
+            options["happy_eyeballs_delay"] = _NEXT_ADDRESS_SECONDS
+        return options
 
     def __str__(self) -> str:
         return self.base if self.socket is None else f"unix:{self.socket}"

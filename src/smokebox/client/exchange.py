@@ -64,8 +64,8 @@ class Exchanges:
 
         Whoever leaves before its end ends the connection, and so what the server does.
         """
-        exchange = self._free() or await self._connect()
         head = f"{method} {self._base}{target} HTTP/1.1\r\n{self._head}{_lines(headers)}"
+        exchange = self._free() or await self._connect()
         try:
             exchange.begin(head, data)
             await exchange.begun()
@@ -261,7 +261,8 @@ class Exchange(asyncio.Protocol):
             self._writer_late = True
             async for piece in pieces:
                 self._writer_late, self.used_at = False, self._loop.time()
-                if self.parted:
+                if self._transport.is_closing():
+                    # A source that never waits would keep us from hearing of it.
                     return
                 if piece:
                     self._transport.write(
@@ -269,7 +270,7 @@ class Exchange(asyncio.Protocol):
                     )
                 await self._flushed()
                 self._writer_late = True
-            if framed and not self.parted:
+            if framed and not self._transport.is_closing():
                 self._transport.write(b"0\r\n\r\n")
         except Exception as error:
             self._fail(error)
@@ -277,7 +278,7 @@ class Exchange(asyncio.Protocol):
             self._writer_late, self.used_at = False, self._loop.time()
 
     async def _flushed(self) -> None:
-        while self._full and not self.parted:
+        while self._full and not self._transport.is_closing():
             self._room = self._loop.create_future()
             try:
                 await self._room
@@ -298,8 +299,8 @@ class Exchange(asyncio.Protocol):
         """Have whoever waits raise this, unless the answer is whole."""
         if not self._whole:
             self._fault = self._fault or error
-            _wake(self._news)
         self.close()
+        _wake(self._news)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -15,7 +15,6 @@ from smokebox import wire
 from smokebox.client.answering import Broken, Refused, Unconnected, deadline
 from smokebox.client.bindings import env
 from smokebox.client.transport import REQUEST_SECONDS
-from smokebox.egress.serving import Serving
 from smokebox.errors import NotFound, ServiceUnavailable, SmokeboxError
 from smokebox.wire.handlers import ServeFrame, ServingFrame, from_server
 
@@ -146,6 +145,9 @@ class _Link:
     """One connection of a channel, while it lasts; `served` once the server knows of us."""
 
     def __init__(self, socket: Socket, sandbox_id: str, handlers: Mapping[str, Handler]) -> None:
+        # Few sandboxes have handlers.
+        from smokebox.egress.serving import Serving
+
         self.served = False
         self._socket = socket
         self._handlers = handlers

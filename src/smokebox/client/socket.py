@@ -45,18 +45,17 @@ class Socket:
 
 
 async def open_socket(
-    url: str, path: str | None, headers: Mapping[str, str], *, heartbeat: float
+    url: str, by: Mapping[str, Any], headers: Mapping[str, str], *, heartbeat: float
 ) -> Socket:
-    """Connect to a URL, by a unix socket where there is a path to one.
+    """Connect to a URL; `by` is what the event loop is told of the way.
 
     The other side is asked every `heartbeat` seconds whether it lives. Raises `Unconnected`,
     `Broken` or `Refused`.
     """
-    # Imported by those who need it.
+    # Imported here, as most need none.
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-    by: dict[str, Any] = {} if path is None else {"unix": True, "path": path}
     try:
         inner = await connect(
             url.replace("http", "ws", 1),

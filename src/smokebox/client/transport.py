@@ -196,8 +196,8 @@ class Transport:
     ) -> AsyncIterator[Socket]:
         """A WebSocket, whose other side is asked every `heartbeat` seconds whether it lives.
 
-        One that is refused raises `Refused`. Unless `again` there is
-        one attempt, which starts no server: `Unconnected` says that nobody was there.
+        One that is refused raises `Refused`. Unless `again` there is one attempt,
+        which starts no server: `Unconnected` says that nobody was there.
         """
 
         async def once(_method: str, target: str, _data: object, _headers: object) -> Socket:

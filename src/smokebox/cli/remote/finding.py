@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from typing import TYPE_CHECKING
 
 from smokebox.errors import NotFound
@@ -54,7 +54,7 @@ async def process_of(sandbox: Sandbox, id: str) -> Process:
 async def fresh(client: Client, settings: SandboxSettings) -> AsyncIterator[Sandbox]:
     """A sandbox that is destroyed at the end of the block, however that comes."""
     # Its id is from here: one whose making is interrupted can be destroyed too.
-    sandbox = client.sandbox(f"run-{secrets.token_hex(6)}", **settings)
+    sandbox = client.sandbox(f"run-{os.urandom(6).hex()}", **settings)
     try:
         yield sandbox
     finally:

@@ -9,8 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from smokebox.cli.notice import notice
-from smokebox.client.background import find
 from smokebox.client.client import URL, Client, connect
+from smokebox.client.place import listens
+from smokebox.wire.place import default_home, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -22,7 +23,7 @@ def talk(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -> int:
     A signal cancels it, so that what it has begun is ended and its terminal is as it was.
     """
     ended_by: list[int] = []
-    if sys.stderr.isatty() and URL not in os.environ and find() is None:
+    if sys.stderr.isatty() and URL not in os.environ and not listens(socket_path(default_home())):
         notice("Starting a server in the background ...")
 
     async def whole() -> int:
