@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi as SandboxApi
     from smokebox.sandbox.bucket import bucket as bucket
     from smokebox.sandbox.bucket import get_virtual_sandbox as get_virtual_sandbox
+    from smokebox.sandbox.code import CodeStream as CodeStream
     from smokebox.sandbox.local import local as local
     from smokebox.sandbox.network import Allow as Allow
     from smokebox.sandbox.network import Network as Network
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandOutput as CommandOutput
     from smokebox.sandbox.virtual.command import CommandStream as CommandStream
     from smokebox.types import Capabilities as Capabilities
+    from smokebox.types import CodeContextInfo as CodeContextInfo
+    from smokebox.types import CodeError as CodeError
+    from smokebox.types import CodeExecution as CodeExecution
+    from smokebox.types import CodeResult as CodeResult
     from smokebox.types import ExecResult as ExecResult
     from smokebox.types import FileInfo as FileInfo
     from smokebox.types import OutputChunk as OutputChunk
@@ -56,6 +61,11 @@ _HOME = {
     "Budget": "smokebox.agents.budget",
     "Capabilities": "smokebox.types",
     "Client": "smokebox.client.client",
+    "CodeContextInfo": "smokebox.types",
+    "CodeError": "smokebox.types",
+    "CodeExecution": "smokebox.types",
+    "CodeResult": "smokebox.types",
+    "CodeStream": "smokebox.sandbox.code",
     "CommandCall": "smokebox.sandbox.virtual.command",
     "CommandOutput": "smokebox.sandbox.virtual.command",
     "CommandStream": "smokebox.sandbox.virtual.command",

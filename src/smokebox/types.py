@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Stream = Literal["stdout", "stderr"]
 FileType = Literal["file", "directory", "symlink", "other"]
 SandboxStatus = Literal["idle", "active", "destroying"]
 ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
+CodeLanguage = Literal["python"]
 ChangeKind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 
 
@@ -280,6 +281,97 @@ class GitCheckout:
     target: str
     branch: str | None
     commit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeContextInfo:
+    """A place where code runs and leaves its state. Times are seconds since the epoch.
+
+    `timeout` is how long its code may run where nothing else is asked for. One that is
+    `default` was made for code that named none.
+    """
+
+    id: str
+    language: CodeLanguage
+    cwd: str
+    timeout: float | None
+    created_at: float
+    used_at: float
+    default: bool
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeResult:
+    """Something that code showed, in all formats that it has.
+
+    `data` has those formats by their MIME types that are no field, `chart` what a figure was
+    drawn from. The value of the last expression is `main`.
+    """
+
+    text: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+    svg: str | None = None
+    latex: str | None = None
+    javascript: str | None = None
+    png: bytes | None = None
+    jpeg: bytes | None = None
+    pdf: bytes | None = None
+    json: Any = None
+    chart: dict[str, Any] | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    main: bool = False
+
+    def formats(self) -> tuple[str, ...]:
+        """The names of the fields that it has, and the MIME types in `data`."""
+        names = [name for name in self.__slots__ if name not in ("data", "main")]
+        return (*(name for name in names if getattr(self, name) is not None), *self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeError:
+    """What code ended with. `line` is that of the code itself, where one is known."""
+
+    name: str
+    message: str
+    traceback: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeExecution:
+    """What code left behind. An exception in it is a result, in `error`.
+
+    `count` is the how-manieth of its context it was, None where it did not end by itself.
+    Code whose time was up is interrupted, and `timed_out`; where that did not help its
+    context was ended, which `context_ended` says. When `truncated`, not all that it wrote or
+    showed is here; `stdout_file` and `stderr_file` name whole streams that the sandbox kept.
+    """
+
+    context: str
+    language: CodeLanguage
+    stdout: str = ""
+    stderr: str = ""
+    results: tuple[CodeResult, ...] = ()
+    error: CodeError | None = None
+    count: int | None = None
+    duration: float = 0.0
+    truncated: bool = False
+    timed_out: bool = False
+    context_ended: bool = False
+    stdout_file: str | None = None
+    stderr_file: str | None = None
+
+    @property
+    def success(self) -> bool:
+        """True when the code ended without an error."""
+        return self.error is None
+
+    @property
+    def text(self) -> str | None:
+        """The value of the last expression, as text."""
+        return next((one.text for one in self.results if one.main), None)
 
 
 NetworkVerdict = Literal["forwarded", "answered", "tunnelled", "resolved", "refused", "failed"]

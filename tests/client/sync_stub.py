@@ -32,8 +32,11 @@ from smokebox.client.submitted import AgentEvent, Outcome
 from smokebox.client.transfers import Progress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import Egress
+from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Capabilities,
+    CodeContextInfo,
+    CodeExecution,
     DiskUsage,
     ExecResult,
     ExposedPort,

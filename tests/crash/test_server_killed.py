@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from killable_server import killable, new_home
 from smokebox import connect
-from smokebox.errors import NotFound, SandboxGone, ServiceUnavailable
+from smokebox.errors import NotFound, ProcessEnded, SandboxGone, ServiceUnavailable
 from smokebox.wire.place import socket_path
 
 if TYPE_CHECKING:
@@ -171,6 +171,46 @@ async def test_a_terminal_ends_with_the_server_and_says_so(service: Service) -> 
     with pytest.raises(NotFound):
         await box.open_terminal(terminal.id)
     await _until(lambda: _no_sleeper(box))
+
+
+async def test_code_contexts_are_found_again_and_the_code_under_way_is_interrupted(
+    service: Service,
+) -> None:
+    box = service.client.sandbox("box")
+    context = await box.create_code_context(cwd="/tmp")
+    await box.run_code("x = 'kept'\nseen = []", context=context)
+    endless = (
+        "import time\nopen('/workspace/begun', 'w').close()\n"
+        "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: seen.append('stopped')"
+    )
+    running = asyncio.create_task(box.run_code(endless, context=context))
+    await _until(lambda: box.exists("begun"))
+    await service.kill()
+    with pytest.raises(LOST):
+        await running
+    await service.start()
+    assert [one.id for one in await box.list_code_contexts()] == [context.id]
+    told = await box.run_code("x, seen", context=context)
+    assert (told.text, told.count, told.stdout) == ("('kept', ['stopped'])", 3, "")
+
+
+async def test_a_context_whose_making_was_cut_short_is_whole_or_not_there(
+    service: Service,
+) -> None:
+    box = service.client.sandbox("box")
+    await box.wake()
+    for pause in (0.0, 0.01, 0.03, 0.06):
+        making = asyncio.create_task(box.create_code_context())
+        await asyncio.sleep(pause)
+        await service.kill()
+        await asyncio.wait({making})
+        making.exception()
+        await service.start()
+        for context in await box.list_code_contexts():
+            with contextlib.suppress(ProcessEnded):
+                told = await box.run_code("1", context=context, timeout=15)
+                assert told.text == "1"
+    assert (await box.run_code("'well'")).text == "'well'"
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -22,6 +22,7 @@ from smokebox.engine.limits import Limits
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import (
     TABLES,
+    ContextRow,
     PortRow,
     ProcessRow,
     Row,
@@ -83,6 +84,9 @@ def process(process_id: str = "web", *, status: ProcessStatus = "running") -> Pr
 
 SESSION = SessionRow(sandbox_id="box", name="main", cwd="/", user="root", created_at=1.0)
 PORT = PortRow(sandbox_id="box", port=8080, token="t0ken")
+CONTEXT = ContextRow(
+    sandbox_id="box", context_id="c", generation=1, language="python", cwd="/", created_at=1.0
+)
 
 FULL: list[Row] = [
     replace(
@@ -115,6 +119,7 @@ FULL: list[Row] = [
         command="printf '' 'a b' \0 \u00e9",
     ),
     replace(PORT, name="site", generation=7, private=True),
+    replace(CONTEXT, timeout=1.5, shared=True, exit_code=3, ended_at=2.0, reason="it fell asleep"),
 ]
 KEYS: dict[type[Row], tuple[str | int, ...]] = {
     SandboxRow: ("box",),
@@ -126,21 +131,23 @@ KEYS: dict[type[Row], tuple[str | int, ...]] = {
 
 async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: str) -> None:
     async with await Record.open(path) as record:
-        assert await record.write(*map(put, FULL)) == 4
+        assert await record.write(*map(put, FULL)) == 5
     async with await Record.open(path) as record:
         assert await record.get(SandboxRow, "box") == FULL[0]
         assert await record.get(SessionRow, "box", "main") == FULL[1]
         assert await record.get(ProcessRow, "box", "web") == FULL[2]
         assert await record.get(PortRow, "box", 8080) == FULL[3]
+        assert await record.get(ContextRow, "box", "c") == FULL[4]
 
 
 async def test_the_least_of_every_row_comes_back(record: Record) -> None:
-    least: list[Row] = [sandbox(), SESSION, process(), PORT]
+    least: list[Row] = [sandbox(), SESSION, process(), PORT, CONTEXT]
     await record.write(*map(put, least))
     assert [await record.get(SandboxRow, "box")] == least[:1]
     assert await record.rows(SessionRow, "box") == least[1:2]
     assert await record.rows(ProcessRow, "box") == least[2:3]
-    assert await record.rows(PortRow, "box") == least[3:]
+    assert await record.rows(PortRow, "box") == least[3:4]
+    assert await record.rows(ContextRow, "box") == least[4:]
 
 
 async def test_what_is_not_there_is_none_and_lists_as_nothing(record: Record) -> None:
@@ -174,7 +181,7 @@ async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
     assert await record.write(delete(SandboxRow, "box")) == 1
     assert await record.write(delete(SandboxRow, "box")) == 0
     left = {table.name: count(path, table.name) for table in TABLES.values()}
-    assert left == {"sandboxes": 1, "sessions": 1, "processes": 0, "ports": 0}
+    assert left == {"sandboxes": 1, "sessions": 1, "processes": 0, "ports": 0, "contexts": 0}
 
 
 @pytest.mark.parametrize("kind", [SessionRow, ProcessRow, PortRow])

@@ -46,7 +46,7 @@ LEFT_OUT = {"system_shutdown": "ends the server; test_drain has it"}
 # Streams that do not end by themselves: of these only the beginning of the answer is seen.
 ENDLESS = {"network_follow_log", "watches_watch"}
 # What is there, so that most requests get past 404.
-THERE = {"id": "box", "process": "p", "session": "s", "terminal": "t"}
+THERE = {"id": "box", "process": "p", "session": "s", "terminal": "t", "context": "c"}
 FILE = "/workspace/there"
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 # `make soak` takes the time for more.
@@ -90,6 +90,7 @@ def furnish(url: str) -> None:
         ("POST", f"{box}/processes", process),
         ("POST", f"{box}/sessions", {"id": "s"}),
         ("POST", f"{box}/terminals", {"id": "t"}),
+        ("POST", f"{box}/code/contexts", {"id": "c"}),
     ):
         answer = requests.request(method, path, json=body, timeout=30)
         assert answer.ok, answer.text

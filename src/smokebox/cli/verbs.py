@@ -42,6 +42,7 @@ VERBS = {
     "chat": Verb("chat", "chat", AGENTS),
     "sessions": Verb("sessions", "sessions", AGENTS),
     "exec": Verb("exec", "exec_command", WORK),
+    "code": Verb("code", "code", WORK),
     "sh": Verb("sh", "sh", WORK),
     "once": Verb("once", "once", WORK),
     "cp": Verb("cp", "cp", WORK),

@@ -66,6 +66,11 @@ def check_terminal_id(id: object) -> str:
     return _name("id", "a terminal id", id)
 
 
+def check_context_id(id: object) -> str:
+    """`id` itself, once it can be the id of a code context."""
+    return _name("context", "a context id", id)
+
+
 def check_port(port: object, *, option: str = "port") -> int:
     """`port` itself, once it is a TCP port: a whole number from 1 to 65535."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:

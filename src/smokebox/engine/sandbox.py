@@ -21,6 +21,7 @@ from smokebox.engine.git.repository import (
     default_target,
     parse_repository,
 )
+from smokebox.engine.interpreter.contexts import Contexts
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
@@ -369,6 +370,7 @@ class Sandbox:
         self.files = Files(self._root, workers=self._shop.workers, cwd=lambda: self.cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
+        self.contexts = Contexts(id=self.id, locate=life.directory, record=record, use=life.use)
         self.terminals = Terminals(id=self.id, record=record, use=life.use)
         self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
         clients = self._shop.clients.get(self.id) or Clients()
@@ -384,13 +386,19 @@ class Sandbox:
         )
         door = self.door
         files, processes, sessions = self.files, self.processes, self.sessions
-        terminals, ports = self.terminals, self.ports
+        contexts, terminals, ports = self.contexts, self.terminals, self.ports
         life.parts = (
             Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
             Part(
                 ended=lambda reason: processes.ended(reason, destroyed=reason == DESTROYED),
                 adopt=processes.adopt,
                 close=processes.aclose,
+            ),
+            Part(
+                ended=lambda reason: contexts.ended(reason, destroyed=reason == DESTROYED),
+                adopt=contexts.adopt,
+                busy=lambda: contexts.busy,
+                close=contexts.aclose,
             ),
             Part(
                 ended=sessions.ended,

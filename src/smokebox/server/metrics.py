@@ -14,14 +14,14 @@ from prometheus_client.process_collector import ProcessCollector
 
 from smokebox import __version__
 from smokebox.server.previews.visits import Visits
-from smokebox.types import NetworkVerdict, SandboxStatus
+from smokebox.types import ExecResult, NetworkVerdict, SandboxStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smokebox.engine.egress.traffic import Traffic
     from smokebox.server.drain import Drain
-    from smokebox.types import ExecResult, SandboxInfo
+    from smokebox.types import CodeExecution, SandboxInfo
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS"})
 _REFUSALS = ("missing", "malformed", "unknown", "expired", "scope", "admin", "host", "origin")
@@ -76,6 +76,12 @@ class Metrics:
         self._execs = Counter(
             "smokebox_execs", "Commands that ended, by how.", ["outcome"], registry=registry
         )
+        self._codes = Counter(
+            "smokebox_code_runs",
+            "Pieces of code that ended, by how.",
+            ["outcome"],
+            registry=registry,
+        )
         self._sandboxes = Gauge(
             "smokebox_sandboxes", "Sandboxes by status.", ["status"], registry=registry
         )
@@ -95,6 +101,7 @@ class Metrics:
             self._refused.labels(reason)
         for outcome in _OUTCOMES:
             self._execs.labels(outcome)
+            self._codes.labels(outcome)
         self._children: dict[tuple[str, str, int], _Children] = {}
 
     def answered(
@@ -116,13 +123,13 @@ class Metrics:
         if reason in _REFUSALS:
             self._refused.labels(str(reason)).inc()
 
-    def executed(self, result: ExecResult) -> None:
-        """Count a command that has ended."""
+    def executed(self, result: ExecResult | CodeExecution) -> None:
+        """Count a command, or a piece of code, that has ended."""
+        outcome = "success" if result.success else "failure"
         if result.timed_out:
             outcome = "timeout"
-        else:
-            outcome = "success" if result.exit_code == 0 else "failure"
-        self._execs.labels(outcome).inc()
+        counter = self._execs if isinstance(result, ExecResult) else self._codes
+        counter.labels(outcome).inc()
 
     def render(self, sandboxes: Iterable[SandboxInfo], traffic: Traffic) -> bytes:
         """Everything, as text."""

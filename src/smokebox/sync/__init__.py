@@ -23,11 +23,13 @@ from smokebox.client import watching as _watching
 from smokebox.client import websocket as _websocket
 from smokebox.client.bindings import env
 from smokebox.sandbox import api as _api
+from smokebox.sandbox import code as _code
 from smokebox.sync.facade import Facade, Stream, calling
 
 __all__ = [
     "AgentClient",
     "Client",
+    "CodeStream",
     "ExecStream",
     "Keys",
     "Process",
@@ -71,6 +73,10 @@ class WebSocket(Facade, of=_websocket.WebSocket):
 
 class ExecStream(Facade, of=_api.ExecStream):
     """`smokebox.ExecStream`, without `await`."""
+
+
+class CodeStream(Facade, of=_code.CodeStream):
+    """`smokebox.CodeStream`, without `await`."""
 
 
 class Client(Facade, of=_client.Client):

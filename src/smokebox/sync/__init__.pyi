@@ -12,8 +12,11 @@ from smokebox.client.submitted import AgentEvent, Outcome
 from smokebox.client.transfers import Progress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import Egress
+from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Capabilities,
+    CodeContextInfo,
+    CodeExecution,
     DiskUsage,
     ExecResult,
     ExposedPort,
@@ -59,6 +62,14 @@ class Sandbox:
     def copy(self, source: str, target: str, *, recursive: bool = False) -> None: ...
     @classmethod
     def create(cls, **settings: Unpack[SandboxSettings]) -> Self: ...
+    def create_code_context(
+        self,
+        *,
+        language: str = "python",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> CodeContextInfo: ...
     def create_session(
         self,
         id: str | None = None,
@@ -81,6 +92,7 @@ class Sandbox:
     ) -> Terminal: ...
     @property
     def cwd(self) -> str: ...
+    def delete_code_context(self, context: CodeContextInfo | str) -> None: ...
     def delete_session(self, session: Session | str) -> None: ...
     def deny_host(self, host: str) -> None: ...
     def destroy(self) -> None: ...
@@ -158,6 +170,7 @@ class Sandbox:
     def kill_process(
         self, process: Process | str, signal: str | int | None = None, *, grace: float | None = None
     ) -> None: ...
+    def list_code_contexts(self) -> list[CodeContextInfo]: ...
     def list_files(
         self, path: str, *, recursive: bool = False, hidden: bool = False
     ) -> list[FileInfo]: ...
@@ -194,6 +207,24 @@ class Sandbox:
         user: str | None = None,
         limits: Mapping[str, object] | None = None,
     ) -> ExecResult: ...
+    def run_code(
+        self,
+        code: str,
+        *,
+        context: CodeContextInfo | str | None = None,
+        language: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> CodeExecution: ...
+    def run_code_stream(
+        self,
+        code: str,
+        *,
+        context: CodeContextInfo | str | None = None,
+        language: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> CodeStream: ...
     def set_internet(self, internet: bool | None) -> None: ...
     def set_outbound(self, handler: HandlerOption | None) -> None: ...
     def set_outbound_by_host(self, host: str, handler: HandlerOption) -> None: ...
@@ -359,6 +390,20 @@ class ExecStream:
     def exit_code(self) -> int: ...
     @property
     def result(self) -> ExecResult: ...
+
+class CodeStream:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> CodeEvent: ...
+    def close(self) -> None: ...
+    @property
+    def execution(self) -> CodeExecution: ...
 
 class Client:
     keys: Keys

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from smokebox.types import (
+    CodeContextInfo,
     ExposedPort,
     FileInfo,
     NetworkEvent,
@@ -39,6 +40,12 @@ class Terminals(msgspec.Struct):
     """Terminals in the order in which they were opened."""
 
     terminals: list[TerminalInfo]
+
+
+class CodeContexts(msgspec.Struct):
+    """Code contexts in the order in which they were made."""
+
+    contexts: list[CodeContextInfo]
 
 
 class Ports(msgspec.Struct):

@@ -279,6 +279,26 @@ class GitCheckout(Body):
     password: str | None = None
 
 
+class CreateCodeContext(Body):
+    """A context for code; `timeout` is for each piece of it that names no other."""
+
+    id: str | None = None
+    language: str = "python"
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    timeout: float | None = None
+
+
+class RunCode(Body):
+    """Code, in the context of that id, or in the default one of a language (Python)."""
+
+    code: str
+    context: str | None = None
+    language: str | None = None
+    env: dict[str, str] | None = None
+    timeout: float | None = None
+
+
 class CreateTerminal(Body):
     """A terminal, by default with an interactive shell."""
 

@@ -15,7 +15,7 @@ from smokebox.errors import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.types import ProcessStatus, SandboxStatus
+    from smokebox.types import CodeLanguage, ProcessStatus, SandboxStatus
 
 Value: TypeAlias = str | int | float | bytes | None
 
@@ -111,8 +111,28 @@ class PortRow:
     private: bool = False
 
 
-Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow
-R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRow:
+    """One code context, of the run that `generation` says; `shared` is one that nobody named.
+
+    `reason` says why it ended, where that was not its own doing.
+    """
+
+    sandbox_id: str
+    context_id: str
+    generation: int
+    language: CodeLanguage
+    cwd: str
+    created_at: float
+    timeout: float | None = None
+    shared: bool = False
+    exit_code: int | None = None
+    ended_at: float | None = None
+    reason: str | None = None
+
+
+Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow
+R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow, ContextRow)
 
 
 class Change(NamedTuple):
@@ -175,6 +195,7 @@ TABLES: dict[type[Row], Table] = {
     SessionRow: Table("sessions", SessionRow, ("sandbox_id", "name")),
     ProcessRow: Table("processes", ProcessRow, ("sandbox_id", "process_id")),
     PortRow: Table("ports", PortRow, ("sandbox_id", "port")),
+    ContextRow: Table("contexts", ContextRow, ("sandbox_id", "context_id")),
 }
 
 
@@ -253,5 +274,6 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "argv": lambda text: tuple(json.loads(text)),
     "stdin": bool,
     "private": bool,
+    "shared": bool,
     "egress": _load_egress,
 }

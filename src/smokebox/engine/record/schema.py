@@ -71,6 +71,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ports ADD COLUMN private INTEGER NOT NULL DEFAULT 0",
     ),
     ("ALTER TABLE sandboxes ADD COLUMN egress TEXT NOT NULL DEFAULT '{}'",),
+    (
+        """
+        CREATE TABLE contexts (
+            sandbox_id TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+            context_id TEXT NOT NULL, generation INTEGER NOT NULL,
+            language TEXT NOT NULL, cwd TEXT NOT NULL, created_at REAL NOT NULL,
+            timeout REAL, shared INTEGER NOT NULL, exit_code INTEGER, ended_at REAL, reason TEXT,
+            PRIMARY KEY (sandbox_id, context_id)
+        )
+        """,
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smokebox.server.routes import (
     archives,
+    code,
     exec,
     files,
     git,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # A request is matched from the top: what is asked for most often comes first.
 _MODULES = (
     exec,
+    code,
     files,
     processes,
     sandboxes,

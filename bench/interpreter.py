@@ -1,0 +1,152 @@
+"""How soon code in a sandbox gives its first result, and its next, beside ipykernel.
+
+    python bench/interpreter.py [--rounds 15] [--warm 200]
+
+Ours runs in a Linux sandbox that is awake, asked through the engine and through the SDK with a
+server of its own. ipykernel runs on this machine without any isolation, asked by
+jupyter_client. A bare `python3 -c` is the least that any of them could take. All in turns, in
+one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.manager import AsyncKernelManager
+
+from smokebox.client.client import connect
+from smokebox.engine import Host
+from smokebox.server.serving import running
+from smokebox.server.settings import Settings
+from table import Table, in_turns
+
+if TYPE_CHECKING:
+    from smokebox.client.sandbox import Sandbox as Remote
+    from smokebox.engine.sandbox import Sandbox
+
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+CODE = "6 * 7"
+
+
+class Jupyter:
+    """A kernel of ipykernel, started anew by `first`."""
+
+    def __init__(self) -> None:
+        self._manager: Any = None
+        self._client: Any = None
+
+    async def first(self) -> None:
+        """From nothing to the first result."""
+        self._manager = AsyncKernelManager(kernel_name="python3")
+        await self._manager.start_kernel(stderr=subprocess.DEVNULL)
+        self._client = self._manager.client()
+        self._client.start_channels()
+        await self._client.wait_for_ready(timeout=60)
+        await self.ask()
+
+    async def ask(self) -> None:
+        """A result, when the kernel has said that it is done."""
+        message = self._client.execute(CODE)
+        seen = False
+        while True:
+            got = await self._client.get_iopub_msg(timeout=60)
+            if got["parent_header"].get("msg_id") != message:
+                continue
+            seen |= got["msg_type"] == "execute_result"
+            if got["msg_type"] == "status" and got["content"]["execution_state"] == "idle":
+                break
+        assert seen
+
+    async def end(self) -> None:
+        """Stop it; this is not measured."""
+        self._client.stop_channels()
+        await self._manager.shutdown_kernel(now=True)
+
+
+async def bare() -> None:
+    """What starting the Python of the sandbox takes by itself."""
+    subprocess.run([PYTHON, "-c", CODE], check=True)
+
+
+async def first_in_engine(sandbox: Sandbox) -> str:
+    """A context, and the first result of it."""
+    context = await sandbox.contexts.create()
+    assert (await sandbox.contexts.run(CODE, context=context)).text == "42"
+    return context.id
+
+
+async def first_results(sandbox: Sandbox, remote: Remote, rounds: int) -> list[list[float]]:
+    """Seconds to a first result: bare, engine, SDK, ipykernel."""
+    times: list[list[float]] = [[], [], [], []]
+    for _ in range(rounds):
+        (one,) = await in_turns(bare, repeats=1)
+        times[0] += one
+        started = time.perf_counter()
+        made = await first_in_engine(sandbox)
+        times[1].append(time.perf_counter() - started)
+        await sandbox.contexts.delete(made)
+        started = time.perf_counter()
+        context = await remote.create_code_context()
+        assert (await remote.run_code(CODE, context=context)).text == "42"
+        times[2].append(time.perf_counter() - started)
+        await remote.delete_code_context(context)
+        jupyter = Jupyter()
+        started = time.perf_counter()
+        await jupyter.first()
+        times[3].append(time.perf_counter() - started)
+        await jupyter.end()
+    return times
+
+
+async def warm_results(sandbox: Sandbox, remote: Remote, repeats: int) -> list[list[float]]:
+    """Seconds to each next result: engine, SDK, ipykernel."""
+    jupyter = Jupyter()
+    await jupyter.first()
+    try:
+        works = (
+            lambda: sandbox.contexts.run(CODE),
+            lambda: remote.run_code(CODE),
+            jupyter.ask,
+        )
+        await in_turns(*works, repeats=5)
+        return await in_turns(*works, repeats=repeats)
+    finally:
+        await jupyter.end()
+
+
+async def main() -> None:
+    """Measure, and print a line for each comparison."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm", type=int, default=200)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Settings(home=f"{folder}/served", pool=0)
+        async with await Host.open(f"{folder}/own", pool=0) as host, running(home) as server:
+            sandbox = await host.create("bench")
+            client = connect(f"unix:{server.socket}")
+            async with await client.create() as remote:
+                await remote.wake()
+                first = await first_results(sandbox, remote, asked.rounds)
+                warm = await warm_results(sandbox, remote, asked.warm)
+            await client.aclose()
+            await sandbox.destroy()
+    table = Table()
+    table.line("python3 -c, bare", first[0], to="itself", other=first[0])
+    table.line("first result, engine", first[1], to="bare", other=first[0])
+    table.line("first result, SDK and server", first[2], to="bare", other=first[0])
+    table.line("first result, ipykernel", first[3], to="engine", other=first[1])
+    table.line("next result, engine", warm[0], to="ipykernel", other=warm[2])
+    table.line("next result, SDK and server", warm[1], to="ipykernel", other=warm[2])
+    table.line("next result, ipykernel", warm[2], to="engine", other=warm[0])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
