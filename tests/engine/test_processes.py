@@ -248,6 +248,22 @@ async def test_twenty_at_once_are_all_counted_and_killed(box: Box) -> None:
     assert await box.processes.kill_all() == 0
 
 
+async def test_what_has_ended_by_itself_is_not_counted(box: Box) -> None:
+    """Also while who minds it is still there, for a moment."""
+    for _ in range(20):
+        process = await box.processes.start("true")
+        await process.wait_for_exit(10)
+        assert await box.processes.kill_all() == 0
+        assert process.gone
+
+
+async def test_what_an_ended_process_left_behind_is_counted(box: Box) -> None:
+    process = await box.processes.start("sleep 1001 & true")
+    await process.wait_for_exit(10)
+    assert await box.processes.kill_all() == 1
+    assert commands(box) == []
+
+
 async def test_a_lifetime_ends_the_tree_with_124(box: Box) -> None:
     process = await box.processes.start("setsid sleep 1001 & sleep 1002", timeout=0.2)
     assert await process.wait_for_exit(10) == 124

@@ -91,11 +91,12 @@ def signal_tree(
     *signals: int,
     without: Collection[int] = (),
     below: Callable[[int, Collection[int]], dict[int, int]] = descendants,
-) -> None:
+) -> bool:
     """Send signals to everything below `root`, which cannot fork its way out meanwhile.
 
     Groups are stopped first, until no unknown one shows up. A signal to a group is atomic
     against fork, and every group below a minder was made there, so it holds nobody else.
+    Tells whether there was anything.
     """
     stopped: set[int] = set()
     for _ in range(100):
@@ -108,6 +109,7 @@ def signal_tree(
     for number in signals:
         for group in stopped:
             _signal_group(group, number)
+    return bool(stopped)
 
 
 def _signal_group(group: int, number: int) -> None:

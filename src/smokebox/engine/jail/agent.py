@@ -327,7 +327,8 @@ class JailMinder(Minder):
         """Signal what a minder has: the group of its leader, or all of it; or the minder."""
         try:
             if scope == TREE:
-                signal_tree(int(minder), int(number), signal.SIGCONT, below=self.below)
+                if not signal_tree(int(minder), int(number), signal.SIGCONT, below=self.below):
+                    raise ProcessLookupError
             elif scope == MINDER:
                 os.kill(int(minder), int(number))
             else:

@@ -119,23 +119,24 @@ class LastingProcess:
         """Whether it has ended, and with it all that it left in the background."""
         return self.lifetime.gone.is_set()
 
-    async def kill(self, signal: str | int | None = None, *, grace: float = GRACE_SECONDS) -> None:
+    async def kill(self, signal: str | int | None = None, *, grace: float = GRACE_SECONDS) -> bool:
         """End it with all that it started: SIGTERM, after `grace` seconds SIGKILL.
 
         Returns when nothing of it is left, background processes included. With a signal,
         sends that one to the process group of its leader, and does not wait. What has ended
-        is left alone.
+        is left alone. Tells whether there was anything to end.
         """
         number = check_signal(signal)
         grace = check_grace(grace)
         self._check_stale()
         if self.gone or (number is not None and not self.running):
-            return
+            return False
         async with self._active() as run:
             if number is None:
-                await self._end_tree(run, grace)
-            elif self.pid is not None:
-                await errands.send_signal(run.jail, self.pid, number, tree=False)
+                return await self._end_tree(run, grace)
+            if self.pid is not None:
+                return await errands.send_signal(run.jail, self.pid, number, tree=False)
+        return False
 
     async def logs(self) -> ProcessLogs:
         """What it has written so far; of a very long log the end."""
@@ -251,23 +252,24 @@ class LastingProcess:
             self._stdin.let_go()
         self._on_end(self)
 
-    async def _end_tree(self, run: Run, grace: float) -> None:
-        gone, minder = self.lifetime.gone, self.lifetime.minder
+    async def _end_tree(self, run: Run, grace: float) -> bool:
+        """End it, and tell whether anything of it was left but who minds it."""
+        gone, minder, some = self.lifetime.gone, self.lifetime.minder, False
         if minder is None:
-            return
+            return False
         if grace:
-            await errands.send_signal(run.jail, minder, signals.SIGTERM, tree=True)
+            some = await errands.send_signal(run.jail, minder, signals.SIGTERM, tree=True)
             if await _comes(gone, grace):
-                return
+                return some
         tries = int(KILL_SECONDS / _RETRY_SECONDS)
         for number in range(tries):
-            await errands.send_signal(run.jail, minder, signals.SIGKILL, tree=True)
+            some |= await errands.send_signal(run.jail, minder, signals.SIGKILL, tree=True)
             if number in (1, tries // 2):
                 # It may have been stopped; and what it minds ends with it.
                 last = signals.SIGKILL if number > 1 else signals.SIGCONT
                 await signal_minder(run, minder, last)
             if await _comes(gone, _RETRY_SECONDS):
-                return
+                return some
         raise ServiceUnavailable(
             f"process {self.id} does not end: the kernel holds something of it.",
             hint="Try again, or destroy the sandbox.",

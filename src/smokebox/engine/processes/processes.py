@@ -155,16 +155,21 @@ class Processes:
     async def kill_all(
         self, signal: str | int | None = None, *, grace: float = GRACE_SECONDS
     ) -> int:
-        """End all processes, or send all a signal; how many there were to end."""
+        """End all processes, or send all a signal; how many there were to end.
+
+        One whose end is known counts only where it has left something in the background.
+        """
         check_signal(signal)
         check_grace(grace)
         await self._load()
         alive = [process for process in self._known.values() if not process.gone]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_kill(process, signal, grace)) for process in alive]
-        for fault in filter(None, [task.result() for task in tasks]):
-            raise fault
-        return len(alive)
+        ended = [task.result() for task in tasks]
+        for fault in ended:
+            if isinstance(fault, SmokeboxError):
+                raise fault
+        return ended.count(True)
 
     async def cleanup(self) -> int:
         """Forget the processes that have ended, with their logs; how many."""
@@ -300,15 +305,15 @@ class Processes:
 
 async def _kill(
     process: LastingProcess, signal: str | int | None, grace: float
-) -> SmokeboxError | None:
-    """Why it could not be ended, if so: one that cannot must not save the others."""
+) -> bool | SmokeboxError:
+    """Whether there was anything to end, or why it could not be ended: one that cannot must not
+    save the others."""
     try:
-        await process.kill(signal, grace=grace)
+        return await process.kill(signal, grace=grace)
     except SandboxGone:
-        return None
+        return False
     except SmokeboxError as error:
         return error
-    return None
 
 
 def _key(row: ProcessRow) -> tuple[str, str]:
