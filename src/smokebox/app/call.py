@@ -14,12 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from smokebox.app.submission import check_conversation_id
-from smokebox.errors import (
-    InvalidOption,
-    RequestTooLarge,
-    SmokeboxError,
-    Unauthorized,
-)
+from smokebox.errors import InvalidOption, SmokeboxError, Unauthorized
+from smokebox.wire.codec import whole
 from smokebox.wire.failure import Failure, FailureAnswer, failure_of, status_of
 
 if TYPE_CHECKING:
@@ -56,17 +52,8 @@ class Call:
     async def body(self) -> bytes:
         """The whole body, up to what the app takes."""
         limit = self.app.project.settings.max_body
-        pieces, size = [], 0
-        async for piece in self.request.stream():
-            size += len(piece)
-            if size > limit:
-                raise RequestTooLarge(
-                    f"the body of this request is longer than {limit} bytes.",
-                    hint="Send less, or raise max_body in [app] of smokebox.toml.",
-                    limit=limit,
-                )
-            pieces.append(piece)
-        return b"".join(pieces)
+        hint = "Send less, or raise max_body in [app] of smokebox.toml."
+        return await whole(self.request.stream(), limit, hint=hint)
 
     async def decoded(self, kind: type[T], *, optional: bool = False) -> T:
         """The body as what it should be. Raises `InvalidOption` with the name of the field."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import signal
-import socket
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -15,7 +14,8 @@ from smokebox.app.asgi import asgi
 from smokebox.app.closing import Closing
 from smokebox.app.gate import Gate
 from smokebox.app.settings import KEYS
-from smokebox.errors import Conflict, InvalidOption, SmokeboxError
+from smokebox.errors import InvalidOption, SmokeboxError
+from smokebox.wire.listening import listen, url_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PORT = 8600
 LOOPBACK = "127.0.0.1"
-_BACKLOG = 2048
 _CLOSING_SECONDS = 2
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -99,7 +98,7 @@ async def running(
                     f"{app.project.folder / 'app.py'} could not be started.",
                     hint="The lines above say why.",
                 )
-            yield _url(listener)
+            yield url_of(listener)
         finally:
             server.should_exit = True
             await requests.close()
@@ -126,22 +125,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `Conflict` where somebody else has the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise Conflict(
-            f"{host}:{port} cannot be listened on: {error.strerror or error}.",
-            hint="Use another with --port, or stop what has it.",
-            kind="port",
-            name=str(port),
-        ) from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 class _Embedded(uvicorn.Server):
@@ -184,8 +167,3 @@ def _signals(stopping: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
     finally:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

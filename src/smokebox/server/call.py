@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_id
-from smokebox.errors import NotFound, RequestTooLarge
+from smokebox.errors import NotFound
+from smokebox.wire.codec import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -52,17 +53,8 @@ class Call:
     async def body(self) -> bytes:
         """The whole body of a small request."""
         limit = self.state.settings.max_body
-        pieces, size = [], 0
-        async for piece in self.request.stream():
-            size += len(piece)
-            if size > limit:
-                raise RequestTooLarge(
-                    f"the body of this request is longer than {limit} bytes.",
-                    hint="Write what is long to a file first: files have no limit.",
-                    limit=limit,
-                )
-            pieces.append(piece)
-        return b"".join(pieces)
+        hint = "Write what is long to a file first: files have no limit."
+        return await whole(self.request.stream(), limit, hint=hint)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """A body of any length as it comes."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from smokebox.engine import Host
-from smokebox.errors import Conflict
 from smokebox.server import keepalive
 from smokebox.server.app import create_app
 from smokebox.server.drain import Drain
@@ -30,6 +29,7 @@ from smokebox.server.previews.front import Front
 from smokebox.server.previews.previews import Previews
 from smokebox.server.state import State
 from smokebox.server.telemetry import Telemetry
+from smokebox.wire import listening
 from smokebox.wire.frames import LARGEST_FRAME
 from smokebox.wire.place import socket_path
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from smokebox.server.settings import Settings
 
-_BACKLOG = 2048
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _CLOSING_SECONDS = 2
 _IDLE_CHECK_SECONDS = 5.0
@@ -162,8 +161,7 @@ def _config(state: State) -> uvicorn.Config:
 def _url(sockets: list[socket.socket]) -> str | None:
     for one in sockets:
         if one.family != socket.AF_UNIX:
-            host, port = one.getsockname()[:2]
-            return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            return listening.url_of(one)
     return None
 
 
@@ -209,7 +207,7 @@ def listen(settings: Settings) -> list[socket.socket]:
     """The sockets of a server: that of its state directory, and one for others if asked."""
     sockets = [_unix(socket_path(settings.home))]
     if settings.host is not None:
-        sockets.append(_tcp(settings.host, settings.port))
+        sockets.append(listening.listen(settings.host, settings.port))
     return sockets
 
 
@@ -229,20 +227,5 @@ def _unix(path: str) -> socket.socket:
             os.close(directory)
     finally:
         os.umask(before)
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _tcp(host: str, port: int) -> socket.socket:
-    try:
-        listener = socket.create_server((host, port), backlog=_BACKLOG)
-    except OSError as error:
-        raise Conflict(
-            f"{host}:{port} cannot be listened on: {error.strerror}.",
-            hint="Use another with --port, or stop what has it.",
-            kind="port",
-            name=str(port),
-        ) from error
-    # What is accepted from it has this too; asyncio itself does not see that it is TCP.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.listen(listening.BACKLOG)
     return listener

@@ -1,10 +1,15 @@
-"""JSON to checked values, by decoders that are made once for each kind."""
+"""Bodies of requests and answers: read whole, and from JSON to checked values."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from smokebox.errors import RequestTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
 
 T = TypeVar("T")
 
@@ -18,3 +23,16 @@ def decode(kind: type[T], data: bytes) -> T:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     value: T = decoder.decode(data)
     return value
+
+
+async def whole(pieces: AsyncIterable[bytes], limit: int, *, hint: str) -> bytes:
+    """A body of at most `limit` bytes. Raises `RequestTooLarge` as soon as there are more."""
+    read, size = [], 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise RequestTooLarge(
+                f"the body of this request is longer than {limit} bytes.", hint=hint, limit=limit
+            )
+        read.append(piece)
+    return b"".join(read)

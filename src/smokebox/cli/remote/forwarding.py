@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from typing import TYPE_CHECKING
 
 import typer
 
 from smokebox.client.tunnel import carry
-from smokebox.errors import Conflict, SmokeboxError
+from smokebox.errors import SmokeboxError
+from smokebox.wire.listening import listen
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from smokebox.client.sandbox import Sandbox
 
 _ADDRESS = "127.0.0.1"
-_BACKLOG = 128
 
 
 async def forwarding(sandbox: Sandbox, ports: Sequence[tuple[int, int]]) -> None:
@@ -52,14 +52,7 @@ async def _carry(connection: socket.socket, sandbox: Sandbox, port: int) -> None
 
 
 def _listen(port: int) -> socket.socket:
-    try:
-        listener = socket.create_server((_ADDRESS, port), backlog=_BACKLOG)
-    except OSError as error:
-        raise Conflict(
-            f"{_ADDRESS}:{port} cannot be listened on: {error.strerror}.",
-            hint="Use another port in front of the colon, or 0 for any that is free.",
-            kind="port",
-            name=str(port),
-        ) from error
+    hint = "Use another port in front of the colon, or 0 for any that is free."
+    listener = listen(_ADDRESS, port, hint=hint)
     listener.setblocking(False)
     return listener

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from smokebox.agents.messages import Usage
-from smokebox.sandbox.background_loop import BackgroundLoop
 from smokebox.testing.fake.anthropic import Anthropic
 from smokebox.testing.fake.dialect import Rejected, Reply
 from smokebox.testing.fake.endpoint import Endpoint, lower_headers
 from smokebox.testing.fake.openai import OpenAI
+from smokebox.testing.loopback import LoopbackServer
 from smokebox.testing.turns import (
     Turn,
     estimate_tokens,
@@ -23,16 +23,12 @@ from smokebox.testing.turns import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from smokebox.agents.model import ModelRequest
     from smokebox.testing.fake.dialect import Parsed
     from smokebox.testing.fake.endpoint import Received, Scripted
 
-_LARGEST = 256 * 1024 * 1024
 
-
-class FakeModelServer:
+class FakeModelServer(LoopbackServer):
     """Real HTTP on the loopback that speaks Anthropic's Messages and OpenAI's chat completions.
 
         async with FakeModelServer(call("bash", command="ls"), "One file.") as server:
@@ -63,9 +59,6 @@ class FakeModelServer:
         self._chunk = max(1, chunk)
         self._asked = itertools.count(1)
         self._cached: set[int] = set()
-        self._runner: web.AppRunner | None = None
-        self._thread: BackgroundLoop | None = None
-        self._origin = ""
         self.received: list[Received] = []
 
     @property
@@ -87,30 +80,16 @@ class FakeModelServer:
         """What it was asked and did not reject."""
         return [one.request for one in self.received if one.request is not None]
 
-    async def start(self, port: int = 0) -> None:
-        """Listen, on a free port unless one is given."""
-        app = web.Application(client_max_size=_LARGEST)
-        # What a proxy of a company does, too: providers are found below any prefix.
+    def routes(self, router: web.UrlDispatcher) -> None:
+        """What a proxy of a company does, too: providers are found below any prefix."""
         for path, name, dialect in (
             ("/v1/messages", "anthropic", Anthropic()),
             ("/v1/chat/completions", "openai", OpenAI()),
             ("/api/v1/chat/completions", "openrouter", OpenAI(reasoning=True)),
         ):
-            app.router.add_post(path, Endpoint(self, name, dialect).answer)
+            router.add_post(path, Endpoint(self, name, dialect).answer)
         for path in ("/v1/models", "/api/v1/models"):
-            app.router.add_get(path, self._list_models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        host, bound = self._runner.addresses[0][:2]
-        self._origin = f"http://{host}:{bound}"
-
-    async def stop(self) -> None:
-        """Listen no more, and let go of who waits."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+            router.add_get(path, self._list_models)
 
     def next_turn(self, request: ModelRequest) -> tuple[int, Scripted]:
         """The number of the turn that is asked for, and what is written for it."""
@@ -173,31 +152,3 @@ class FakeModelServer:
             return web.json_response(failure.body, status=failure.status)
         listed = [{"id": name, "object": "model"} for name in self._models or ("fake",)]
         return web.json_response({"object": "list", "data": listed})
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
-    def __enter__(self) -> Self:
-        self._thread = BackgroundLoop()
-        self._thread.run(self.start())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
-            self._thread.run(self.stop())
-            self._thread.close()
-            self._thread = None

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
 import aiohttp
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from smokebox.agents.providers import KNOWN, find_provider
 from smokebox.client.bindings import load
-from smokebox.sandbox.background_loop import BackgroundLoop
+from smokebox.testing.loopback import LoopbackServer
 from smokebox.testing.recording.exchange import Exchange, Recording, difference, read, write
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ _HOMES = {
     "openai": "https://api.openai.com/v1",
     "google": "https://generativelanguage.googleapis.com",
 }
-_LARGEST = 256 * 1024 * 1024
 # An answer may be silent for as long as a model thinks.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=600)
 _OF_THE_ANSWER = ("content-type", "retry-after")
 _NOT_PASSED_ON = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
 
 
-class RecordedModels:
+class RecordedModels(LoopbackServer):
     """What real providers answered, from a file.
 
         async with RecordedModels("tests/recorded/review.jsonl") as recorded:
@@ -62,10 +61,7 @@ class RecordedModels:
         self.recording = bool(os.environ.get(VARIABLE)) if record is None else record
         self._models = load().models if models is None else models
         self._kept = Recording() if self.recording else read(self.file)
-        self._origin = ""
-        self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._thread: BackgroundLoop | None = None
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
@@ -83,23 +79,20 @@ class RecordedModels:
         key = {} if self.recording else {"api_key": "none"}
         return {**self._models.get(name, {}), **here, **key}
 
-    async def start(self) -> None:
-        """Listen on the loopback."""
-        app = web.Application(client_max_size=_LARGEST)
-        app.router.add_route("*", "/{provider}/{path:.*}", self._answer)
+    def routes(self, router: web.UrlDispatcher) -> None:
+        """Every path below the name of a provider."""
+        router.add_route("*", "/{provider}/{path:.*}", self._answer)
+
+    async def start(self, port: int = 0) -> None:
+        """Listen, on a free port unless one is given."""
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self._origin = f"http://{host}:{port}"
+        await super().start(port)
 
     async def stop(self) -> None:
         """Listen no more."""
         if self._session is not None:
             await self._session.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await super().stop()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -159,10 +152,6 @@ class RecordedModels:
             _abort(request)
         return response
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -172,22 +161,6 @@ class RecordedModels:
         await self.stop()
         if self.recording and error is None:
             await asyncio.to_thread(write, self.file, self._kept)
-
-    def __enter__(self) -> Self:
-        self._thread = BackgroundLoop()
-        self._thread.run(self.start())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
-            self._thread.run(self.__aexit__(kind, error, trace))
-            self._thread.close()
-            self._thread = None
 
 
 async def _replay(request: web.Request, known: Exchange) -> web.StreamResponse:
