@@ -69,7 +69,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy
+bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone
 bench: $(VENV)/.installed-bench programs
 	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 

@@ -1,7 +1,11 @@
-"""What every test has: a home of its own, and a look for processes it left behind."""
+"""What every test has: a home of its own, and a look for processes it left behind.
+
+And what any can have: a bucket of a real S3 server.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -11,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from smokebox.testing import Seaweed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +28,8 @@ KEPT = re.compile(r"smokebox/sandbox/keeper|multiprocessing\.resource_tracker")
 # What the engine's processes call themselves: the one that forks jails, below it the first
 # process of each jail, and below that those which wait for a command, and end with it.
 ENGINE = "smokebox"
+
+_numbers = itertools.count(1)
 
 # Shells have it ignored in the background of a script, and so would have what tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +50,21 @@ def _no_process_outlives_its_test() -> Iterator[None]:
     while (left := descendants() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"the test left processes running: {[command(pid) for pid in left]}"
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[Seaweed]:
+    """One S3 server for all tests of buckets."""
+    with Seaweed() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket_name(seaweed: Seaweed) -> Iterator[str]:
+    """An empty bucket in it."""
+    name = seaweed.create_bucket(f"bucket-{next(_numbers)}")
+    yield name
+    seaweed.delete_bucket(name)
 
 
 def descendants() -> set[int]:

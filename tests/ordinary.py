@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def passes_for_nobody(tests: str | Path, chosen: str) -> None:
         done = subprocess.run(
             [*as_nobody(), "/usr/bin/python3", "-m", "pytest", *options, tests],
             env={
-                "PATH": os.environ["PATH"],
+                "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
                 "PYTHONPATH": f"{source}:{site}",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOME": folder,

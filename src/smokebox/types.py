@@ -236,6 +236,21 @@ class TerminalInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A bucket, or with `prefix` a folder of one, as a directory of a sandbox.
+
+    It is `active` while the sandbox is awake, and comes back when that wakes again.
+    """
+
+    path: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    read_only: bool = False
+    active: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedPort:
     """A port of a sandbox that may be reached at `url`, by whoever has that.
 

@@ -32,6 +32,7 @@ from smokebox.client.submitted import AgentEvent, Outcome
 from smokebox.client.transfers import Progress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import Egress
+from smokebox.sandbox.bucket import BucketBinding
 from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Capabilities,
@@ -45,6 +46,7 @@ from smokebox.types import (
     GitCheckout,
     LogChunk,
     LogMatch,
+    Mount,
     NetworkEvent,
     OutputChunk,
     ProcessInfo,

@@ -19,10 +19,12 @@ import pytest_asyncio
 
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.limits import Limits
+from smokebox.engine.mounts.request import Request
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import (
     TABLES,
     ContextRow,
+    MountRow,
     PortRow,
     ProcessRow,
     Row,
@@ -35,6 +37,7 @@ from smokebox.engine.record.rows import (
 )
 from smokebox.engine.record.schema import MIGRATIONS, open_record
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathError, SandboxGone, Unsupported
+from smokebox.sandbox.access import Access
 from smokebox.types import ProcessStatus, SandboxStatus
 
 if TYPE_CHECKING:
@@ -87,6 +90,20 @@ PORT = PortRow(sandbox_id="box", port=8080, token="t0ken")
 CONTEXT = ContextRow(
     sandbox_id="box", context_id="c", generation=1, language="python", cwd="/", created_at=1.0
 )
+MOUNT = MountRow(
+    sandbox_id="box",
+    path="/data",
+    request=Request(
+        path="/data",
+        bucket="data",
+        prefix="a/b",
+        read_only=True,
+        access=Access(endpoint="http://127.0.0.1:1", access_key="k", secret_key="s"),
+    ),
+    generation=7,
+    pid=43,
+    started=1 << 40,
+)
 
 FULL: list[Row] = [
     replace(
@@ -120,24 +137,27 @@ FULL: list[Row] = [
     ),
     replace(PORT, name="site", generation=7, private=True),
     replace(CONTEXT, timeout=1.5, shared=True, exit_code=3, ended_at=2.0, reason="it fell asleep"),
+    MOUNT,
 ]
 KEYS: dict[type[Row], tuple[str | int, ...]] = {
     SandboxRow: ("box",),
     SessionRow: ("box", "main"),
     ProcessRow: ("box", "web"),
     PortRow: ("box", 8080),
+    MountRow: ("box", "/data"),
 }
 
 
 async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: str) -> None:
     async with await Record.open(path) as record:
-        assert await record.write(*map(put, FULL)) == 5
+        assert await record.write(*map(put, FULL)) == 6
     async with await Record.open(path) as record:
         assert await record.get(SandboxRow, "box") == FULL[0]
         assert await record.get(SessionRow, "box", "main") == FULL[1]
         assert await record.get(ProcessRow, "box", "web") == FULL[2]
         assert await record.get(PortRow, "box", 8080) == FULL[3]
         assert await record.get(ContextRow, "box", "c") == FULL[4]
+        assert await record.get(MountRow, "box", "/data") == FULL[5]
 
 
 async def test_the_least_of_every_row_comes_back(record: Record) -> None:
@@ -181,10 +201,17 @@ async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
     assert await record.write(delete(SandboxRow, "box")) == 1
     assert await record.write(delete(SandboxRow, "box")) == 0
     left = {table.name: count(path, table.name) for table in TABLES.values()}
-    assert left == {"sandboxes": 1, "sessions": 1, "processes": 0, "ports": 0, "contexts": 0}
+    assert left == {
+        "sandboxes": 1,
+        "sessions": 1,
+        "processes": 0,
+        "ports": 0,
+        "contexts": 0,
+        "mounts": 0,
+    }
 
 
-@pytest.mark.parametrize("kind", [SessionRow, ProcessRow, PortRow])
+@pytest.mark.parametrize("kind", [SessionRow, ProcessRow, PortRow, MountRow])
 async def test_one_row_is_deleted_by_its_key_and_all_of_a_sandbox_by_its_id(
     record: Record, path: str, kind: type[Row]
 ) -> None:

@@ -66,6 +66,13 @@ def serve(
     git_private: Annotated[
         bool, typer.Option("--git-private", help="Clone also from addresses of this network.")
     ] = False,
+    buckets: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where the smokebox.toml is whose buckets it offers."),
+    ] = None,
+    bucket_private: Annotated[
+        bool, typer.Option("--bucket-private", help="Mount also from addresses of this network.")
+    ] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Try it first, and say what to try next.")
@@ -77,6 +84,7 @@ def serve(
     Sandboxes outlive it: the next server of the directory has them again.
     """
     from smokebox.cli.foreground import run
+    from smokebox.cli.offering import offered
     from smokebox.engine.host import POOL_SIZE
     from smokebox.server.settings import Settings
     from smokebox.wire.place import default_home
@@ -95,6 +103,8 @@ def serve(
         tier=tier,
         pool=POOL_SIZE if pool is None else pool,
         git_private=git_private,
+        buckets=offered(buckets) if buckets else {},
+        bucket_private=bucket_private,
         log_json=log_json,
     )
     run(settings, show=show or sys.stdout.isatty())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from smokebox.client.code import Code
 from smokebox.client.git import Git
+from smokebox.client.mounts import Mounts
 from smokebox.client.network import Network
 from smokebox.client.ports import Ports
 from smokebox.client.processes import Processes
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(Sessions, Code, Transfers, Processes, Terminals, Ports, Git, Network):
+class Sandbox(Sessions, Code, Transfers, Processes, Terminals, Ports, Git, Mounts, Network):
     """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
 
     A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =

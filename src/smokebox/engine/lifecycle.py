@@ -239,7 +239,12 @@ class Lifecycle:
                 self._run = await self._start()
                 self._shop.guard.watch(self, self._run)
                 self._keep(self._watch(self._run))
-                await self._begin()
+                try:
+                    await self._begin()
+                except SmokeboxError:
+                    # Without all that it should have, a command could do harm.
+                    await self._end(STOPPED)
+                    raise
             return self._run
 
     async def _sleep(self, reason: str) -> None:

@@ -25,6 +25,7 @@ from smokebox.engine.interpreter.contexts import Contexts
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.lifecycle import STOPPED, Lifecycle, Part
 from smokebox.engine.limits import parse_process_limits
+from smokebox.engine.mounts.mounts import Mounts
 from smokebox.engine.ports import Ports
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
@@ -373,6 +374,14 @@ class Sandbox:
         self.contexts = Contexts(id=self.id, locate=life.directory, record=record, use=life.use)
         self.terminals = Terminals(id=self.id, record=record, use=life.use)
         self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
+        self.mounts = mounts = Mounts(
+            id=self.id,
+            record=record,
+            use=life.use,
+            run=lambda: life.run,
+            workers=self._shop.workers,
+            cwd=lambda: self.cwd,
+        )
         clients = self._shop.clients.get(self.id) or Clients()
         self.door = Door(
             self.id,
@@ -388,6 +397,13 @@ class Sandbox:
         files, processes, sessions = self.files, self.processes, self.sessions
         contexts, terminals, ports = self.contexts, self.terminals, self.ports
         life.parts = (
+            Part(
+                ended=mounts.ended,
+                begin=mounts.begin,
+                settle=mounts.settle,
+                adopt=mounts.adopt,
+                close=mounts.close,
+            ),
             Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
             Part(
                 ended=lambda reason: processes.ended(reason, destroyed=reason == DESTROYED),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from smokebox.errors import MissingDependency
 from smokebox.options import strict_options
+from smokebox.sandbox.access import Access
 from smokebox.sandbox.virtual import threads, virtual
 from smokebox.sandbox.virtual.settings import make_settings
 from smokebox.sandbox.virtual.threaded import ThreadSandbox
@@ -54,6 +55,23 @@ class BucketBinding:
     name: str
     target: str
     options: BucketOptions = field(default_factory=BucketOptions, repr=False)
+
+    @property
+    def prefix(self) -> str:
+        """The folder that it is, empty for all of the bucket."""
+        return self.options.get("prefix", "").strip("/")
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing in it is to be changed."""
+        return self.options.get("read_only", False)
+
+    @property
+    def access(self) -> Access:
+        """How it is reached and opened, where it speaks S3."""
+        known = Access.__dataclass_fields__
+        given: dict[str, Any] = {name: one for name, one in self.options.items() if name in known}
+        return Access(**given)
 
 
 class BucketSandbox(ThreadSandbox):
@@ -130,7 +148,7 @@ def bucket(
     """
     _require_obstore()
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
-    from smokebox.sandbox.stores import Access, open_target
+    from smokebox.sandbox.stores import open_target
 
     access = Access(
         endpoint=endpoint,

@@ -25,6 +25,8 @@ from smokebox.errors import BucketNotFound, InvalidOption
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
+    from smokebox.sandbox.access import Access
+
 _STORES = (AzureStore, GCSStore, HTTPStore, LocalStore, MemoryStore, S3Store)
 _CLOUDS = {"gs": "Google Cloud Storage", "az": "Azure", "abfs": "Azure", "abfss": "Azure"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -41,19 +43,6 @@ _RETRY: RetryConfig = {
     },
 }
 _CLIENT: ClientConfig = {"connect_timeout": "5s", "read_timeout": "10s", "timeout": "10min"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How to reach and open a bucket that speaks S3."""
-
-    endpoint: str | None = None
-    region: str | None = None
-    access_key: str | None = None
-    secret_key: str | None = None
-    session_token: str | None = None
-    allow_http: bool | None = None
-    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.host import POOL_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smokebox.engine.jail.api import Tier
+    from smokebox.sandbox.access import Access
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A bucket that a server offers, with what opens it."""
+
+    bucket: str
+    prefix: str
+    read_only: bool
+    access: Access
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +50,9 @@ class Settings:
     None for never. When it is told to end, what it is at has `drain_seconds`.
 
     What is in it: `tier` isolates a sandbox that asks for nothing else, `pool` is how many
-    are made ahead. `git_private` lets clones come from private addresses.
+    are made ahead. `git_private` lets clones come from private addresses. `buckets` are those
+    that clients may mount by name, without credentials of their own, and `bucket_private` lets
+    theirs be at private addresses.
 
     What operators see: with `log_json` each line of its log is JSON. `otlp_endpoint` is where
     spans are sent by OTLP over HTTP, by default OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -59,6 +74,8 @@ class Settings:
     tier: Tier = "namespaces"
     pool: int = POOL_SIZE
     git_private: bool = False
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
+    bucket_private: bool = False
     log_json: bool = False
     otlp_endpoint: str | None = None
 

@@ -12,6 +12,7 @@ from smokebox.client.submitted import AgentEvent, Outcome
 from smokebox.client.transfers import Progress
 from smokebox.egress.handler import HandlerOption
 from smokebox.egress.policy import Egress
+from smokebox.sandbox.bucket import BucketBinding
 from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
     Capabilities,
@@ -25,6 +26,7 @@ from smokebox.types import (
     GitCheckout,
     LogChunk,
     LogMatch,
+    Mount,
     NetworkEvent,
     OutputChunk,
     ProcessInfo,
@@ -174,10 +176,26 @@ class Sandbox:
     def list_files(
         self, path: str, *, recursive: bool = False, hidden: bool = False
     ) -> list[FileInfo]: ...
+    def list_mounts(self) -> list[Mount]: ...
     def list_processes(self) -> list[Process]: ...
     def list_sessions(self) -> list[Session]: ...
     def list_terminals(self) -> list[Terminal]: ...
     def mkdir(self, path: str, *, recursive: bool = False) -> None: ...
+    def mount_bucket(
+        self,
+        bucket: str | BucketBinding,
+        path: str,
+        *,
+        prefix: str = "",
+        read_only: bool = False,
+        endpoint: str | None = None,
+        region: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        session_token: str | None = None,
+        allow_http: bool | None = None,
+        anonymous: bool = False,
+    ) -> Mount: ...
     def move(self, source: str, target: str) -> str: ...
     def network_log(self, *, after: int = 0, limit: int = 100) -> list[NetworkEvent]: ...
     def open_terminal(self, id: str) -> Terminal: ...
@@ -246,6 +264,7 @@ class Sandbox:
     def symlink(self, target: str, path: str) -> None: ...
     def touch(self, path: str, *, mtime: float | None = None) -> None: ...
     def unexpose_port(self, port: int) -> None: ...
+    def unmount_bucket(self, path: str, *, force: bool = False) -> None: ...
     def update(self, **settings: Unpack[SandboxSettings]) -> SandboxInfo: ...
     def upload(
         self, local: str | os.PathLike[str], remote: str, *, progress: Progress | None = None

@@ -10,6 +10,7 @@ from smokebox.types import (
     CodeContextInfo,
     ExposedPort,
     FileInfo,
+    Mount,
     NetworkEvent,
     ProcessInfo,
     SandboxInfo,
@@ -52,6 +53,12 @@ class Ports(msgspec.Struct):
     """Ports in the order in which they were exposed."""
 
     ports: list[ExposedPort]
+
+
+class Mounts(msgspec.Struct):
+    """Mounts in the order in which they were made."""
+
+    mounts: list[Mount]
 
 
 class PreviewUrl(msgspec.Struct):

@@ -147,6 +147,29 @@ class WaitForPort(Body):
     interval: float = 0.1
 
 
+class MountBucket(Body):
+    """A bucket that is to be a directory; without credentials, one that the server offers."""
+
+    bucket: str
+    path: str
+    prefix: str = ""
+    read_only: bool = False
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = None
+    session_token: str | None = None
+    allow_http: bool | None = None
+    anonymous: bool = False
+
+
+class Unmount(Query):
+    """A mount that is to end, with `force` although somebody uses it."""
+
+    path: str
+    force: bool = False
+
+
 class FollowLogs(Query):
     """From where on a log is given; the header Last-Event-ID is a `cursor` too."""
 

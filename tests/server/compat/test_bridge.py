@@ -38,18 +38,7 @@ async def test_a_sandbox_is_made_used_and_destroyed(bridge: Bridge) -> None:
         assert (await bridge.refused("GET", "/file/workspace/a"))[0] == 404
 
 
-async def test_mounts_are_refused_and_nothing_is_made(bridge: Bridge, server: Running) -> None:
-    async with bridge.http.post("/v1/sandbox", json={"mounts": [{"bucket": "b"}]}) as answer:
-        assert (answer.status, (await answer.json())["code"]) == (400, "mount_error")
-    async with bridge.http.post("/v1/sandbox", json={"mounts": []}) as answer:
-        assert answer.status == 200
-    assert len(await server.state.host.list()) == 1
-
-
 async def test_what_is_not_there_says_so(bridge: Bridge) -> None:
-    body = {"bucket": "b", "mountPath": "/workspace/b", "options": {}}
-    assert (await bridge.refused("POST", "/mount", json=body))[:2] == (501, "mount_error")
-    assert (await bridge.refused("POST", "/unmount", json=body))[:2] == (501, "unmount_error")
     assert (await bridge.refused("GET", "/nothing"))[:2] == (404, "not_found")
     assert (await bridge.refused("PATCH", "/exec"))[:2] == (405, "method_not_allowed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -20,20 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.server.serving import Running
+    from smokebox.testing import Seaweed
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
 NODE_MODULES = Path(sys.prefix) / "js" / "node_modules"
 
 
-async def run(key: str, *command: str | Path) -> None:
-    """Run a program that has a key, to its success."""
+async def run(key: str, bucket: dict[str, str], *command: str | Path) -> None:
+    """Run a program that has a key and a bucket, to its success."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "CLOUDFLARE_SANDBOX_API_KEY": key},
+        env={**os.environ, "CLOUDFLARE_SANDBOX_API_KEY": key, "BUCKET": json.dumps(bucket)},
     )
     try:
         out, err = await process.communicate()
@@ -48,7 +50,9 @@ async def run(key: str, *command: str | Path) -> None:
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Running]:
     """A server that wants a key."""
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    settings = Settings(
+        home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0, bucket_private=True
+    )
     async with running(settings) as server:
         yield server
         assert await server.state.host.list() == [], "a client left a sandbox"
@@ -60,9 +64,24 @@ async def key(server: Running) -> str:
     return (await server.state.keys.create(CreateKey(name="agents", prefix="team-"))).key
 
 
+@pytest.fixture
+def bucket(seaweed: Seaweed, bucket_name: str) -> dict[str, str]:
+    """What opens a bucket."""
+    return {
+        "bucket": bucket_name,
+        "endpoint": seaweed.endpoint,
+        "access_key": seaweed.access_key,
+        "secret_key": seaweed.secret_key,
+    }
+
+
 @pytest.mark.timeout(90)
-async def test_openais_python_client_does_all_that_it_can(server_url: str, key: str) -> None:
-    await run(key, sys.executable, "-W", "error", HERE / "python" / "scenarios.py", server_url)
+async def test_openais_python_client_does_all_that_it_can(
+    server_url: str, key: str, bucket: dict[str, str]
+) -> None:
+    await run(
+        key, bucket, sys.executable, "-W", "error", HERE / "python" / "scenarios.py", server_url
+    )
 
 
 @pytest.fixture
@@ -76,7 +95,7 @@ def scenarios(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(90)
 async def test_openais_javascript_client_does_all_that_it_can(
-    server_url: str, key: str, scenarios: Path
+    server_url: str, key: str, scenarios: Path, bucket: dict[str, str]
 ) -> None:
     assert NODE is not None
-    await run(key, NODE, scenarios, server_url)
+    await run(key, bucket, NODE, scenarios, server_url)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 RUN, SHELL, START = b"run", b"shell", b"start"
 TERMINAL, PTY = b"terminal", b"pty"
 SIGNAL, ROOT, SOCKET, WAYS_OUT = b"signal", b"root", b"socket", b"ways-out"
+NAMESPACES = b"namespaces"
 LEADER, TREE, MINDER = b"leader", b"tree", b"minder"
 
 STARTED, DONE = b"S", b"D"
@@ -195,6 +196,9 @@ class JailMinder(Minder):
             self.give(sock.detach())
         elif verb == WAYS_OUT:
             self.give(*(os.dup(sock.fileno()) for sock in self.ways_out))
+        elif verb == NAMESPACES:
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            self.give(*(os.open(f"/proc/self/ns/{kind}", flags) for kind in ("user", "mnt")))
 
     def spawn(self, argv: list[bytes], env: list[bytes], fds: list[int]) -> int:
         """Start a program, found by the PATH that it gets."""

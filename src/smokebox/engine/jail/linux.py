@@ -15,7 +15,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -33,9 +33,12 @@ CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_NET_BIND_SERVICE = 5, 6, 7, 10
 CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_CLONE3 = 428, 429, 435
+_SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 1, 4, 0x40
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLONE_PIDFD, _CLONE_INTO_CGROUP, _SIGCHLD = 0x1000, 0x200000000, 17
 _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 15, 24, 38
 _PR_SET_CHILD_SUBREAPER = 36
@@ -164,6 +167,33 @@ def move_mount(tree: int, target: str) -> None:
         _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, _path(target), _MOVE_MOUNT_F_EMPTY_PATH
     )
     _checked(result, f"move_mount {target}")
+
+
+def move_mount_onto(tree: int, place: int) -> None:
+    """Attach a detached mount at an open directory."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    _checked(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", place, b"", flags), "move_mount")
+
+
+def make_filesystem(kind: str, options: Mapping[str, str | None], attributes: int) -> int:
+    """A filesystem that is mounted nowhere yet, as a descriptor; flags have the value None."""
+    context = _checked(_libc.syscall(_SYS_FSOPEN, _path(kind), _FSOPEN_CLOEXEC), f"fsopen {kind}")
+    try:
+        for name, value in options.items():
+            command = _FSCONFIG_SET_FLAG if value is None else _FSCONFIG_SET_STRING
+            result = _libc.syscall(_SYS_FSCONFIG, context, command, _path(name), _path(value), 0)
+            _checked(result, f"fsconfig {kind} {name}")
+        result = _libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        _checked(result, f"fsconfig {kind}")
+        result = _libc.syscall(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
+        return _checked(result, f"fsmount {kind}")
+    finally:
+        os.close(context)
+
+
+def setns(namespace: int, kind: int) -> None:
+    """Enter a namespace of that kind. Not with several threads."""
+    _checked(_libc.setns(namespace, kind), "setns")
 
 
 def mount_setattr(tree: int, attributes: int, *, userns: int | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from smokebox.egress.layers import Layers
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.limits import Limits
+from smokebox.engine.mounts.request import Request
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -131,8 +132,23 @@ class ContextRow:
     reason: str | None = None
 
 
-Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow
-R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow, ContextRow)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountRow:
+    """One bucket that is mounted at a path of a sandbox, with the credentials for it.
+
+    In the run that `generation` says, the process `pid`, which started at `started`, serves it.
+    """
+
+    sandbox_id: str
+    path: str
+    request: Request
+    generation: int
+    pid: int | None = None
+    started: int = 0
+
+
+Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow | MountRow
+R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow, ContextRow, MountRow)
 
 
 class Change(NamedTuple):
@@ -196,6 +212,7 @@ TABLES: dict[type[Row], Table] = {
     ProcessRow: Table("processes", ProcessRow, ("sandbox_id", "process_id")),
     PortRow: Table("ports", PortRow, ("sandbox_id", "port")),
     ContextRow: Table("contexts", ContextRow, ("sandbox_id", "context_id")),
+    MountRow: Table("mounts", MountRow, ("sandbox_id", "path")),
 }
 
 
@@ -219,6 +236,8 @@ def _encode(column: str, value: Any) -> Value:
         return _dump_shared(value)
     if isinstance(value, Layers):
         return "{}" if value == _CLOSED else _dump(value.to_json())
+    if isinstance(value, Request):
+        return _dump(value.words())
     if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
     if isinstance(value, str) and not value.isascii():
@@ -276,4 +295,5 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "private": bool,
     "shared": bool,
     "egress": _load_egress,
+    "request": lambda text: Request.of(json.loads(text)),
 }

@@ -82,6 +82,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE mounts (
+            sandbox_id TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+            path TEXT NOT NULL, request TEXT NOT NULL,
+            generation INTEGER NOT NULL, pid INTEGER, started INTEGER NOT NULL,
+            PRIMARY KEY (sandbox_id, path)
+        )
+        """,
+    ),
 )
 
 

@@ -31,6 +31,7 @@ from smokebox.sandbox.filesystems.walks import directories, resume_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import BinaryIO
 
     from obstore.store import ObjectStore
 
@@ -79,6 +80,10 @@ class BucketFilesystem(Filesystem):
         """Characters that no name in this store can have."""
         return self._objects.refused_in_names
 
+    def check_name(self, path: str) -> None:
+        """Refuse a path that no file here can have."""
+        self._objects.check_name(path[1:])
+
     def refresh(self) -> None:
         """Ask the store anew from here on. See that it is there, at first and after a failure."""
         with self._checking:
@@ -90,19 +95,35 @@ class BucketFilesystem(Filesystem):
         self._sightings.holds = HOLDS
         self._ahead.forget()
 
+    def serve(self, holds: float) -> None:
+        """Be for programs that nobody tells of, by `refresh`, when they begin.
+
+        What was seen is believed for so many seconds, and what several threads read is taken
+        for what one program reads.
+        """
+        self._sightings.holds = holds
+        self._ahead.share()
+
     def close(self) -> None:
         """Let go of the threads. Safe to repeat."""
         self._ahead.close()
 
     def read(self, path: str) -> bytes:
+        return self.body(path).data
+
+    def body(self, path: str) -> Body:
+        """The whole of a file, and which version of it that is."""
         known, found = self._sightings.look(path)
         if path == "/" or (found is not None and found.is_directory):
             raise PathIsDirectory(path)
         if (known and found is None) or not self._objects.names(path[1:]):
             raise PathNotFound(path)
         self._ahead.read(path)
-        body = self._ahead.take(path) or self._cached(path, found) or self._fetched(path)
-        return body.data
+        return self._ahead.take(path) or self._cached(path, found) or self._fetched(path)
+
+    def part(self, path: str, start: int, end: int, version: str) -> bytes | None:
+        """Some bytes of one version of a file; None where it is another by now."""
+        return self._objects.part(path[1:], start, end, version)
 
     def _cached(self, path: str, found: Found | None) -> Body | None:
         body = self._bodies.get(path)
@@ -116,7 +137,7 @@ class BucketFilesystem(Filesystem):
             body = self._objects.get(path[1:], unless=held.version if held else "")
         except PathNotFound:
             self._sightings.drop(path)
-            if self._find(path) is not None:
+            if self.find(path) is not None:
                 raise PathIsDirectory(path) from None
             raise
         if body is None:
@@ -126,33 +147,40 @@ class BucketFilesystem(Filesystem):
         return body
 
     def write(self, path: str, data: bytes) -> None:
+        self.put(path, data)
+
+    def put(self, path: str, data: bytes | BinaryIO, size: int | None = None) -> None:
+        """Make or replace a file, from bytes or from a file with so many."""
         self._check_writable(path)
-        found = self._find(path)
+        found = self.find(path)
         if found is not None and found.is_directory:
             raise PathIsDirectory(path)
         if found is None:
             self._check_parent(path)
-        self._objects.put(path[1:], data)
+        self._objects.put(path[1:], data, size)
         self._changed(path)
 
     def lstat(self, path: str) -> Entry:
-        found = self._find(path)
+        found = self.find(path)
         if found is None:
             raise PathNotFound(path)
         return found.entry
 
     def peek(self, path: str) -> Entry | None:
-        found = self._find(path)
+        found = self.find(path)
         return None if found is None else found.entry
 
     def listdir(self, path: str) -> Mapping[str, Entry]:
+        return {name: item.entry for name, item in self.listing(path).items()}
+
+    def listing(self, path: str) -> Mapping[str, Found]:
+        """As `listdir`, with which version of each is there."""
         listing = self._sightings.listing(path)
-        found = self._listed(path) if listing is None else listing.found
-        return {name: item.entry for name, item in found.items()}
+        return self._listed(path) if listing is None else listing.found
 
     def mkdir(self, path: str) -> None:
         self._check_writable(path)
-        if self._find(path) is not None:
+        if self.find(path) is not None:
             raise PathExists(path)
         self._check_parent(path)
         self._objects.make_directory(path[1:])
@@ -160,7 +188,7 @@ class BucketFilesystem(Filesystem):
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         self._check_writable(path)
-        found = self._find(path)
+        found = self.find(path)
         if found is None:
             raise PathNotFound(path)
         if not found.is_directory:
@@ -176,7 +204,7 @@ class BucketFilesystem(Filesystem):
     def rename(self, source: str, target: str) -> None:
         self._check_writable(source)
         self._check_writable(target)
-        found, existing = self._find(source), self._find(target)
+        found, existing = self.find(source), self.find(target)
         if found is None:
             raise PathNotFound(source)
         if source == target:
@@ -195,18 +223,19 @@ class BucketFilesystem(Filesystem):
         self._changed(target, tree=True)
 
     def copy(self, source: str, target: str) -> None:
-        found = self._find(source)
+        found = self.find(source)
         if found is None or found.is_directory:
             return super().copy(source, target)
         self._check_writable(target)
-        existing = self._find(target)
+        existing = self.find(target)
         check_move(source, target, found.entry, existing.entry if existing else None)
         if existing is None:
             self._check_parent(target)
         self._objects.copy(source[1:], target[1:])
         return self._changed(target)
 
-    def _find(self, path: str) -> Found | None:
+    def find(self, path: str) -> Found | None:
+        """As `peek`, with which version is there."""
         if path == "/":
             return DIRECTORY
         known, found = self._sightings.look(path)
@@ -233,7 +262,7 @@ class BucketFilesystem(Filesystem):
         asked = self._sightings.changes
         listed = self._objects.listdir(path[1:])
         if not listed.exists and path != "/":
-            if self._find(path) is None:
+            if self.find(path) is None:
                 raise PathNotFound(path)
             raise PathNotDirectory(path)
         self._sightings.add({path: listed.found}, asked=asked)
@@ -294,11 +323,11 @@ class BucketFilesystem(Filesystem):
             )
         if path == "/":
             raise AccessDenied(path, "the root of the bucket stays.", hint="Name what is in it.")
-        self._objects.check_name(path[1:])
+        self.check_name(path)
 
     def _check_parent(self, path: str) -> None:
         above = posixpath.dirname(path)
-        parent = self._find(above)
+        parent = self.find(above)
         if parent is None:
             raise PathNotFound(above)
         if not parent.is_directory:

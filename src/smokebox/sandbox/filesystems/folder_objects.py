@@ -14,6 +14,7 @@ from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Listed,
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import BinaryIO
 
     from obstore.store import LocalStore
 
@@ -87,10 +88,10 @@ class FolderObjects(Objects):
             version = _of(os.fstat(file.fileno())).version
             return None if version == unless else Body(file.read(), version)
 
-    def put(self, key: str, data: bytes) -> str:
+    def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
         """Make or replace a file, whole or not at all."""
         with self._at(key):
-            super().put(key, data)
+            super().put(key, data, size)
         return ""
 
     def copy(self, source: str, target: str) -> None:

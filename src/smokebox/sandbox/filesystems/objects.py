@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import InvalidPathError, NotModifiedError
+from obstore.exceptions import InvalidPathError, NotModifiedError, PreconditionError
 
 from smokebox.errors import (
     BucketNotFound,
@@ -28,6 +28,7 @@ from smokebox.sandbox.filesystems.object_errors import translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
 
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
@@ -117,8 +118,15 @@ class Objects:
 
     def check(self) -> None:
         """Ask once whether the bucket is there and opens, by listing nothing."""
-        with self.asking(""):
-            next(obstore.list(self.store, self.full(_NOTHING)), None)
+        try:
+            with self.asking(""):
+                next(obstore.list(self.store, self.full(_NOTHING)), None)
+        except PathNotFound as error:
+            raise BucketNotFound(
+                f"there is no bucket {self.place}.",
+                hint="Check its name and endpoint, or make it first.",
+                bucket=self.place,
+            ) from error
 
     def names(self, key: str) -> bool:
         """Whether an object can have this key, in this store and through obstore."""
@@ -239,12 +247,29 @@ class Objects:
             meta = result.meta
             return Body(result.bytes().to_bytes(), of(meta).version)
 
-    def put(self, key: str, data: bytes) -> str:
-        """Make or replace an object, whole or not at all. Its version."""
+    def part(self, key: str, start: int, end: int, version: str) -> bytes | None:
+        """Some bytes of one version of an object; None where another has its key."""
         with self.asking(key):
-            result = obstore.put(
-                self.store, self.full(key), data, use_multipart=len(data) > _SINGLE_PUT
-            )
+            try:
+                result = obstore.get(
+                    self.store,
+                    self.full(key),
+                    options={"range": (start, end)}
+                    if not version.startswith('"')
+                    else {"range": (start, end), "if_match": version},
+                )
+            except PreconditionError:
+                return None
+            return result.bytes().to_bytes() if of(result.meta).version == version else None
+
+    def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
+        """Make or replace an object, whole or not at all. Its version.
+
+        A file is read from where it is to its end, in parts where it has a `size` for that.
+        """
+        size = len(data) if isinstance(data, bytes) else size or 0
+        with self.asking(key):
+            result = obstore.put(self.store, self.full(key), data, use_multipart=size > _SINGLE_PUT)
         return result["e_tag"] or ""
 
     def copy(self, source: str, target: str) -> None:

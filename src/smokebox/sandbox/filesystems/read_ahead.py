@@ -73,13 +73,17 @@ class Bodies:
                 self.size -= len(body.data)
 
 
-class _Run(threading.local):
-    """How far the reads of one thread have followed a listing."""
+class _Run:
+    """How far reads have followed a listing."""
 
     last = ""
     length = 0
     look_at = _RUN
     suffix: str | None = ""
+
+
+class _OwnRun(_Run, threading.local):
+    """Those of each thread."""
 
 
 class ReadAhead:
@@ -90,11 +94,15 @@ class ReadAhead:
         self._sightings = sightings
         self._bodies = bodies
         self._limit = limit
-        self._run = _Run()
+        self._run: _Run = _OwnRun()
         self._lock = threading.Lock()
         self._coming: dict[str, Future[Body | None]] = {}
         self._bytes = 0
         self._pool: ThreadPoolExecutor | None = None
+
+    def share(self) -> None:
+        """Take the reads of all threads for those of one command."""
+        self._run = _Run()
 
     def take(self, path: str) -> Body | None:
         """The body that is on its way for `path`. None where there is none, or it failed."""

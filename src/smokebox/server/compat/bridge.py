@@ -17,7 +17,17 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from smokebox.errors import ServiceUnavailable, SmokeboxError
 from smokebox.server.call import Call
-from smokebox.server.compat import archives, exec, files, openapi, pool, pty, sandboxes, tunnels
+from smokebox.server.compat import (
+    archives,
+    exec,
+    files,
+    mounts,
+    openapi,
+    pool,
+    pty,
+    sandboxes,
+    tunnels,
+)
 from smokebox.server.compat.ids import ID
 from smokebox.server.compat.refusal import Refusal, refusal_of, translated
 from smokebox.wire.failure import FailureAnswer
@@ -50,8 +60,8 @@ def routes() -> list[BaseRoute]:
         _route("POST", f"{one}/hydrate", archives.hydrate),
         _route("POST", f"{one}/session", sandboxes.create_session),
         _route("DELETE", f"{one}/session/{{sid}}", sandboxes.delete_session),
-        _route("POST", f"{one}/mount", sandboxes.mount),
-        _route("POST", f"{one}/unmount", sandboxes.unmount),
+        _route("POST", f"{one}/mount", mounts.mount),
+        _route("POST", f"{one}/unmount", mounts.unmount),
         _route("POST", f"{one}/tunnel/{{port}}", tunnels.create),
         _route("DELETE", f"{one}/tunnel/{{port}}", tunnels.delete),
         _route("GET", f"{PREFIX}/pool/stats", pool.stats),

@@ -45,12 +45,45 @@ _EXEC = {
     },
     "required": ["argv"],
 }
+_MOUNT = {
+    "type": "object",
+    "required": ["mountPath"],
+    "properties": {
+        "bucket": {"type": "string"},
+        "binding": {"type": "string"},
+        "mountPath": {"type": "string"},
+        "options": {
+            "type": "object",
+            "properties": {
+                "endpoint": {"type": "string"},
+                "region": {"type": "string"},
+                "readOnly": {"type": "boolean"},
+                "prefix": {"type": "string"},
+                "credentials": {
+                    "type": "object",
+                    "required": ["accessKeyId", "secretAccessKey"],
+                    "properties": {
+                        "accessKeyId": {"type": "string"},
+                        "secretAccessKey": {"type": "string"},
+                        "sessionToken": {"type": "string"},
+                    },
+                },
+            },
+        },
+    },
+}
+_UNMOUNT = {
+    "type": "object",
+    "required": ["mountPath"],
+    "properties": {"mountPath": {"type": "string"}},
+}
 _CREATE = {
     "type": "object",
     "properties": {
         "exposedPorts": {"type": "array", "items": {"type": "integer"}},
         "timeoutMs": {"type": "number"},
         "createTimeoutMs": {"type": "number"},
+        "mounts": {"type": "array", "items": _MOUNT},
     },
 }
 _SESSION_BODY = {
@@ -241,8 +274,26 @@ def _paths() -> dict[str, Any]:
                 _parameter("sid", "path", "string"),
             )
         },
-        f"{_ONE}/mount": {"post": _operation("mountBucket", "Not there", {}, (501,), _ID)},
-        f"{_ONE}/unmount": {"post": _operation("unmountBucket", "Not there", {}, (501,), _ID)},
+        f"{_ONE}/mount": {
+            "post": _operation(
+                "mountBucket",
+                "Have a bucket be a directory",
+                {200: _OK},
+                (400, 502, 503),
+                _ID,
+                body=_MOUNT,
+            )
+        },
+        f"{_ONE}/unmount": {
+            "post": _operation(
+                "unmountBucket",
+                "Have it be one no more",
+                {200: _OK},
+                (400, 502, 503),
+                _ID,
+                body=_UNMOUNT,
+            )
+        },
         f"{_ONE}/tunnel/{{port}}": {
             "post": _operation(
                 "createTunnel",

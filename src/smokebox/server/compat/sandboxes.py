@@ -17,6 +17,7 @@ from smokebox.server.compat.ids import (
     session_name,
 )
 from smokebox.server.compat.messages import answer, decoded
+from smokebox.server.compat.mounts import MountBody, perform
 from smokebox.server.compat.pty import close_terminal
 from smokebox.server.compat.refusal import Refusal
 from smokebox.server.compat.workspace import contained, workspace_path
@@ -25,7 +26,7 @@ from smokebox.server.compat.workspace import contained, workspace_path
 class CreateBody(msgspec.Struct):
     """What a client may ask for. Times it keeps itself, and says again with each command."""
 
-    mounts: list[object] | None = None
+    mounts: list[MountBody] | None = None
 
 
 class SessionBody(msgspec.Struct):
@@ -39,10 +40,15 @@ class SessionBody(msgspec.Struct):
 async def create(call: Call) -> Response:
     """Make a sandbox under a random id."""
     data = await call.body()
-    if data and decoded(CreateBody, data).mounts:
-        raise Refusal(400, "this server mounts no buckets; leave mounts out", "mount_error")
+    mounts = decoded(CreateBody, data).mounts if data else None
     id = new_id()
-    await call.host.create(engine_id(id, call.principal.prefix))
+    call.sandbox = await call.host.create(engine_id(id, call.principal.prefix))
+    try:
+        for one in mounts or ():
+            await perform(call, one)
+    except BaseException:
+        await call.sandbox.destroy()
+        raise
     return answer({"id": id})
 
 
@@ -88,13 +94,3 @@ async def delete_session(call: Call) -> Response:
         raise Refusal(404, f"there is no session {id!r}", "session_error") from error
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return answer({"success": True, "sessionId": id, "timestamp": stamp})
-
-
-async def mount(call: Call) -> Response:
-    """Refused, whatever is asked: neither client tries a mount again, and 501 says why."""
-    raise Refusal(501, "this server mounts no buckets", "mount_error")
-
-
-async def unmount(call: Call) -> Response:
-    """Refused: there is nothing that could be mounted."""
-    raise Refusal(501, "this server mounts no buckets", "unmount_error")

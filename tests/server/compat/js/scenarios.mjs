@@ -1,10 +1,13 @@
 // What OpenAI's Agents SDK for JavaScript does in a sandbox, by its own client as it stands:
-// `node scenarios.mjs URL`, with CLOUDFLARE_SANDBOX_API_KEY set.
+// `node scenarios.mjs URL`, with CLOUDFLARE_SANDBOX_API_KEY and BUCKET set.
 
 import assert from 'node:assert/strict';
 import { Runner, Usage } from '@openai/agents';
 import { Manifest, SandboxAgent, dir, file, filesystem, shell } from '@openai/agents/sandbox';
-import { CloudflareSandboxClient } from '@openai/agents-extensions/sandbox/cloudflare';
+import {
+  CloudflareBucketMountStrategy,
+  CloudflareSandboxClient,
+} from '@openai/agents-extensions/sandbox/cloudflare';
 
 const workerUrl = process.argv[2];
 const apiKey = process.env.CLOUDFLARE_SANDBOX_API_KEY;
@@ -127,13 +130,40 @@ async function aSandboxThatIsThereIsResumed() {
   });
 }
 
-async function bucketsAreRefusedWithAReason() {
+async function aBucketIsADirectory() {
+  const known = JSON.parse(process.env.BUCKET);
+  const entry = {
+    type: 's3_mount',
+    bucket: known.bucket,
+    endpointUrl: known.endpoint,
+    accessKeyId: known.access_key,
+    secretAccessKey: known.secret_key,
+    prefix: 'from-js',
+    readOnly: false,
+    mountStrategy: new CloudflareBucketMountStrategy(),
+  };
   await withSandbox(async (session) => {
-    const mounting = session.mountBucket({ bucket: 'b', mountPath: '/workspace/b', options: {} });
-    await assert.rejects(mounting, (error) => JSON.stringify(error).includes('no buckets'));
+    await session.materializeEntry({ path: 'data', entry });
+    const cmd = 'echo kept > data/f; cat data/f; grep -c /data /proc/mounts';
+    assert.match(await session.execCommand({ cmd }), /kept\n1/);
+    await session.unmountBucket('/workspace/data');
+    const mounting = session.mountBucket({ bucket: 'b-b', mountPath: '/workspace/b', options: {} });
+    await assert.rejects(mounting, (error) => JSON.stringify(error).includes('no credentials'));
   });
-  const client = new CloudflareSandboxClient({ workerUrl, apiKey, mounts: [{ bucket: 'b' }] });
-  await assert.rejects(client.create(manifest()), /mounts no buckets/);
+  const credentials = { accessKeyId: known.access_key, secretAccessKey: known.secret_key };
+  const mounts = [
+    {
+      bucket: known.bucket,
+      mountPath: '/workspace/data',
+      options: { endpoint: known.endpoint, prefix: 'from-js', credentials },
+    },
+  ];
+  await withSandbox(
+    async (session) => {
+      assert.match(await session.execCommand({ cmd: 'cat data/f' }), /kept/);
+    },
+    { mounts },
+  );
 }
 
 async function aWholeAgentWorksInIt() {
@@ -187,7 +217,7 @@ await Promise.all(
     aPythonPromptAnswersInATerminal,
     aWorkspaceGoesFromOneSandboxToAnother,
     aSandboxThatIsThereIsResumed,
-    bucketsAreRefusedWithAReason,
+    aBucketIsADirectory,
     aWholeAgentWorksInIt,
   ].map(async (scenario) => {
     try {

@@ -1,7 +1,7 @@
 """What OpenAI's Agents SDK does in a sandbox, by its own client as it stands.
 
 Run by test_clients.py as a program of its own, as the package is called `agents`, and so is
-a folder of our tests: `python scenarios.py URL`, with CLOUDFLARE_SANDBOX_API_KEY set.
+a folder of our tests: `python scenarios.py URL`, with CLOUDFLARE_SANDBOX_API_KEY and BUCKET set.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import sys
 import tempfile
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.extensions.sandbox.cloudflare import (
+    CloudflareBucketMountStrategy,
     CloudflareSandboxClient,
     CloudflareSandboxClientOptions,
 )
@@ -25,7 +27,7 @@ from agents.run import Runner
 from agents.run_config import RunConfig, SandboxRunConfig
 from agents.sandbox import LocalSnapshotSpec, Manifest, SandboxAgent, WorkspaceReadNotFoundError
 from agents.sandbox.capabilities import Filesystem, Shell
-from agents.sandbox.entries import Dir, File
+from agents.sandbox.entries import Dir, File, S3Mount
 from agents.sandbox.errors import InvalidManifestPathError, MountConfigError
 from agents.usage import Usage
 from openai.types.responses import (
@@ -116,15 +118,46 @@ async def a_link_that_leads_out_is_not_followed(options: CloudflareSandboxClient
         raise AssertionError("a link led out")
 
 
-async def a_bucket_is_refused_with_a_reason(options: CloudflareSandboxClientOptions) -> None:
-    async with sandbox(options) as session:
+async def a_bucket_is_a_directory_of_a_manifest(options: CloudflareSandboxClientOptions) -> None:
+    known = json.loads(os.environ["BUCKET"])
+    mount = S3Mount(
+        bucket=known["bucket"],
+        endpoint_url=known["endpoint"],
+        access_key_id=known["access_key"],
+        secret_access_key=known["secret_key"],
+        prefix="from-python",
+        read_only=False,
+        mount_strategy=CloudflareBucketMountStrategy(),
+    )
+    client = CloudflareSandboxClient()
+    manifest = Manifest(entries={**MANIFEST.entries, "data": mount})
+    session = await client.create(manifest=manifest, options=options)
+    async with session:
+        done = await session.exec("echo kept > data/f && cat data/f && grep -c /data /proc/mounts")
+        assert done.stdout == b"kept\n1\n", done
+        assert await read(session, "data/f") == b"kept\n"
         inner: Any = session._inner
+        await inner.unmount_bucket("/workspace/data")
+        assert (await session.exec("ls data")).stdout == b""
         try:
-            await inner.mount_bucket(bucket="b", mount_path="/workspace/b", options={})
+            await inner.mount_bucket(bucket="b-b", mount_path="/workspace/b", options={})
         except MountConfigError as error:
-            assert "no buckets" in str(error.context)
-            return
-        raise AssertionError("a bucket was mounted")
+            assert "no credentials" in str(error.context)
+        else:
+            raise AssertionError("a bucket was mounted without credentials")
+        await inner.mount_bucket(
+            bucket=known["bucket"],
+            mount_path="/workspace/data",
+            options={
+                "endpoint": known["endpoint"],
+                "credentials": {
+                    "accessKeyId": known["access_key"],
+                    "secretAccessKey": known["secret_key"],
+                },
+            },
+        )
+        assert await read(session, "data/from-python/f") == b"kept\n"
+    await client.delete(session)
 
 
 async def a_python_prompt_answers_in_a_terminal(options: CloudflareSandboxClientOptions) -> None:
@@ -246,7 +279,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_long_silence_is_borne,
     files_have_any_bytes_and_any_name,
     a_link_that_leads_out_is_not_followed,
-    a_bucket_is_refused_with_a_reason,
+    a_bucket_is_a_directory_of_a_manifest,
     a_python_prompt_answers_in_a_terminal,
     a_snapshot_outlives_its_sandbox,
     a_sandbox_that_is_there_is_resumed_as_it_is,

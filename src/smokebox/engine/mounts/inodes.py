@@ -1,0 +1,149 @@
+"""What the kernel knows of a mounted bucket: a number for each path that it has looked up."""
+
+from __future__ import annotations
+
+import threading
+
+from smokebox.engine.mounts.kernel import ROOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smokebox.engine.mounts.draft import Draft
+
+
+class Inode:
+    """One file or directory that the kernel has a number for.
+
+    `draft` is what was written and may not be in the bucket yet, `handles` counts who has it
+    open, and `lookups` how often the kernel was told of it. One that is `gone` was removed or
+    replaced. `mode` and `mtime` were set here: a bucket has no place for them. `told` is the
+    size and time that the kernel has been given, `cached` the version that it read.
+    """
+
+    __slots__ = (
+        "cached",
+        "draft",
+        "gone",
+        "handles",
+        "lock",
+        "lookups",
+        "mode",
+        "mtime",
+        "number",
+        "path",
+        "told",
+    )
+
+    def __init__(self, number: int, path: str) -> None:
+        self.number = number
+        self.path = path
+        self.lookups = 0
+        self.handles = 0
+        self.draft: Draft | None = None
+        self.gone = False
+        self.mode: int | None = None
+        self.mtime: float | None = None
+        self.told: tuple[int, float] | None = None
+        self.cached = ""
+        # Held while its draft comes to be, is written to or is uploaded.
+        self.lock = threading.RLock()
+
+
+class Inodes:
+    """All of them, by number and by path. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        root = Inode(ROOT, "/")
+        root.lookups = 1
+        self._by_number = {ROOT: root}
+        self._by_path = {"/": root}
+        self._drafted: set[Inode] = set()
+        self._last = ROOT
+
+    def __getitem__(self, number: int) -> Inode:
+        return self._by_number[number]
+
+    def at(self, path: str) -> Inode | None:
+        """The one that is at a path, if the kernel knows it."""
+        return self._by_path.get(path)
+
+    def looked_up(self, path: str) -> Inode:
+        """The one at a path, of which the kernel is told once more."""
+        with self._lock:
+            inode = self._by_path.get(path)
+            if inode is None:
+                self._last += 1
+                inode = Inode(self._last, path)
+                self._by_number[inode.number] = self._by_path[path] = inode
+            inode.lookups += 1
+            return inode
+
+    def forget(self, number: int, lookups: int) -> None:
+        """The kernel has forgotten so many times that it was told."""
+        with self._lock:
+            inode = self._by_number.get(number)
+            if inode is None or number == ROOT:
+                return
+            inode.lookups -= lookups
+            self._drop_if_unknown(inode)
+
+    def released(self, inode: Inode) -> None:
+        """Nobody has it open any more."""
+        with self._lock:
+            self._drop_if_unknown(inode)
+
+    def remove(self, path: str) -> None:
+        """What was at a path is gone, though the kernel may still hold it."""
+        with self._lock:
+            self._remove(path)
+
+    def move(self, source: str, target: str) -> None:
+        """What was at a path, and all below it, is at another now."""
+        with self._lock:
+            self._remove(target)
+            for inode in list(self._below(source)):
+                del self._by_path[inode.path]
+                inode.path = target + inode.path[len(source) :]
+                inode.told = None
+                self._by_path[inode.path] = inode
+
+    def begin(self, inode: Inode, draft: Draft) -> None:
+        """Give one a draft."""
+        with self._lock:
+            inode.draft = draft
+            self._drafted.add(inode)
+
+    def end(self, inode: Inode) -> None:
+        """Let go of the draft of one, if it has any."""
+        with self._lock:
+            draft, inode.draft = inode.draft, None
+            self._drafted.discard(inode)
+        if draft is not None:
+            draft.close()
+
+    def drafts(self, directory: str) -> list[Inode]:
+        """Those anywhere below a directory that have a draft."""
+        inside = directory.rstrip("/") + "/"
+        with self._lock:
+            found = [one for one in self._drafted if not one.gone]
+        return [inode for inode in found if inode.path.startswith(inside)]
+
+    def _below(self, path: str) -> Iterator[Inode]:
+        inside = path.rstrip("/") + "/"
+        for known, inode in self._by_path.items():
+            if known == path or known.startswith(inside):
+                yield inode
+
+    def _remove(self, path: str) -> None:
+        inode = self._by_path.pop(path, None)
+        if inode is not None:
+            inode.gone = True
+
+    def _drop_if_unknown(self, inode: Inode) -> None:
+        if inode.lookups <= 0 and not inode.handles:
+            self._by_number.pop(inode.number, None)
+            if self._by_path.get(inode.path) is inode:
+                del self._by_path[inode.path]

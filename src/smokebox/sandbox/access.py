@@ -1,0 +1,40 @@
+"""How to reach and open a bucket that speaks S3."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """An address, and what opens the bucket there; None leaves it to the environment."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    allow_http: bool | None = None
+    anonymous: bool = False
+
+
+def with_environment(access: Access) -> Access:
+    """What was given, completed from the environment of this process, AWS's before R2's."""
+    found = replace(
+        access,
+        endpoint=access.endpoint or _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        region=access.region or _first("AWS_REGION", "AWS_DEFAULT_REGION"),
+    )
+    if found.access_key is not None or found.secret_key is not None or found.anonymous:
+        return found
+    for vendor in ("AWS", "R2"):
+        key, secret = _first(f"{vendor}_ACCESS_KEY_ID"), _first(f"{vendor}_SECRET_ACCESS_KEY")
+        if key and secret:
+            token = _first(f"{vendor}_SESSION_TOKEN")
+            return replace(found, access_key=key, secret_key=secret, session_token=token)
+    return found
+
+
+def _first(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)

@@ -1,0 +1,65 @@
+"""`smokebox mount`, `mounts` and `unmount`, and a server that offers buckets."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smokebox.cli.offering import offered
+from smokebox.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.served import Served
+    from smokebox.testing import Seaweed
+
+
+@pytest.fixture
+def credentials(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
+
+
+def test_a_bucket_is_mounted_listed_and_unmounted(
+    served: Served, box: str, seaweed: Seaweed, bucket_name: str, credentials: None
+) -> None:
+    options = ("--endpoint", seaweed.endpoint, "--read-only")
+    assert served.says("mount", box, bucket_name, "/data", *options) == "/data\n"
+    told = served.says("mounts", box)
+    assert bucket_name in told
+    assert "active, read-only" in told
+    (one,) = json.loads(served.says("mounts", box, "--json"))
+    assert (one["path"], one["bucket"], one["active"]) == ("/data", bucket_name, True)
+    assert seaweed.secret_key not in told + served.says("exec", box, "env; cat /proc/mounts")
+    served.says("sleep", box)
+    assert "asleep" in served.says("mounts", box)
+    assert served.says("unmount", box, "/data") == ""
+    assert json.loads(served.says("mounts", box, "--json")) == []
+
+
+def test_a_wrong_key_is_a_line_and_a_hint(
+    served: Served, box: str, seaweed: Seaweed, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    done = served.run("mount", box, bucket_name, "/data", "--endpoint", seaweed.endpoint)
+    assert done.returncode != 0
+    assert "refused these credentials" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_buckets_of_a_project_are_offered(
+    tmp_path: Path, seaweed: Seaweed, credentials: None
+) -> None:
+    with pytest.raises(InvalidOption, match="names a bucket"):
+        offered(str(tmp_path))
+    (tmp_path / "smokebox.toml").write_text(
+        f'[buckets.DATA]\nbucket = "data"\nprefix = "/a/"\nendpoint = "{seaweed.endpoint}"\n'
+    )
+    found = offered(str(tmp_path))["DATA"]
+    assert (found.bucket, found.prefix, found.read_only) == ("data", "a", False)
+    assert found.access.secret_key == seaweed.secret_key
+    assert seaweed.secret_key not in repr(found)

@@ -1,0 +1,141 @@
+"""Kill -9 of an engine while it mounts, while what is mounted is written to, and at any line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from crash.killing import new_place
+from engine.mounts.store import Store
+from engine.traces import processes
+from smokebox.engine.host import Host
+from smokebox.sandbox.access import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from crash.killing import Place
+    from smokebox.testing import Seaweed
+
+SOURCE = Path(__file__).parents[2] / "src"
+ROUNDS = int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "0")) // 10 or 8
+# Mounts, then writes one file after another, and says so of each that was accepted. With a
+# number it kills itself before that line of what mounts.
+PROGRAM = """
+import asyncio, json, os, sys
+from smokebox.engine.host import Host
+from smokebox.engine.mounts.request import parse_request
+from smokebox.sandbox.access import Access
+
+home, layers, bucket, access, turn, kill_at = sys.argv[1:]
+lines = 0
+
+def trace(frame, event, argument):
+    return step if frame.f_code.co_filename.endswith(
+        ("mounts/mounts.py", "mounts/helper.py")) else None
+
+def step(frame, event, argument):
+    global lines
+    lines += event == "line"
+    if lines >= int(kill_at):
+        os.kill(os.getpid(), 9)
+    return step
+
+async def main():
+    host = await Host.open(home, pool=0, images=layers)
+    sandbox = host.sandbox("box")
+    await sandbox.wake()
+    if int(kill_at):
+        sys.settrace(trace)
+    request = parse_request(bucket, "/data", cwd="/", access=Access(**json.loads(access)),
+                            private=True)
+    await sandbox.mounts.mount(request)
+    sys.settrace(None)
+    for number in range(100000):
+        name = f"{turn}-{number}"
+        if (await sandbox.exec(["sh", "-c", "echo $0 > /data/$0", name])).exit_code == 0:
+            print(name, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with new_place(ordinary=False) as place:
+        yield place
+
+
+@pytest.fixture
+def access(seaweed: Seaweed) -> Access:
+    return Access(
+        endpoint=seaweed.endpoint,
+        region=seaweed.region,
+        access_key=seaweed.access_key,
+        secret_key=seaweed.secret_key,
+    )
+
+
+def killed(
+    place: Place, bucket: str, access: Access, turn: int, *, at: int, after: int
+) -> list[str]:
+    """What an engine had accepted when it was killed: before a line, or after so many files."""
+    words = [place.home, place.layers, bucket, json.dumps(asdict(access)), str(turn), str(at)]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    ) as engine:
+        assert engine.stdout is not None
+        accepted = []
+        for line in engine.stdout:
+            accepted.append(line.strip())
+            if len(accepted) > after:
+                engine.kill()
+        engine.wait()
+    return accepted
+
+
+async def look(place: Place, store: Store, accepted: list[str]) -> None:
+    """All that was accepted is there, and what is said to be mounted is."""
+    async with await Host.open(place.home, pool=0, images=place.layers) as host:
+        sandbox = host.sandbox("box")
+        result = await sandbox.exec("awk '$3 == \"fuse\" {print $2}' /proc/mounts; ls /data")
+        listed = [one.path for one in await sandbox.mounts.list()]
+        assert [path for path in result.stdout.split() if path.startswith("/")] == listed
+        if listed:
+            assert (await sandbox.exec("echo works > /data/probe")).exit_code == 0
+        for name in accepted:
+            assert store[name] == f"{name}\n".encode()
+        await sandbox.sleep()
+    async with asyncio.timeout(10):
+        while list(processes(place.home)):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.timeout(60 + ROUNDS * 10)
+async def test_what_was_accepted_is_in_the_bucket(
+    place: Place, bucket_name: str, access: Access
+) -> None:
+    store = Store.of(bucket_name, access)
+    accepted: list[str] = []
+    chance = random.Random(7)
+    for turn in range(ROUNDS):
+        # Half of them while it mounts, which is some 300 lines.
+        at = chance.randrange(1, 320) if turn % 2 else 0
+        after = chance.randrange(20)
+        accepted += await asyncio.to_thread(
+            killed, place, bucket_name, access, turn, at=at, after=after
+        )
+        await look(place, store, accepted)
+    assert accepted

@@ -1,0 +1,66 @@
+"""A sandbox with a bucket mounted at /data, and the bucket as others see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from engine.mounts.store import Store
+from smokebox.engine.mounts.request import Request, parse_request
+from smokebox.sandbox.access import Access
+
+if TYPE_CHECKING:
+    from smokebox.engine.host import Host
+    from smokebox.engine.sandbox import Sandbox
+    from smokebox.testing import Seaweed
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket, and how it is opened."""
+
+    name: str
+    access: Access
+
+    def at(self, path: str = "/data", *, prefix: str = "", read_only: bool = False) -> Request:
+        """The request to mount it."""
+        return parse_request(
+            self.name,
+            path,
+            cwd="/workspace",
+            prefix=prefix,
+            read_only=read_only,
+            access=self.access,
+            private=True,
+        )
+
+
+@pytest.fixture
+def bucket(seaweed: Seaweed, bucket_name: str) -> Bucket:
+    """An empty bucket."""
+    return Bucket(
+        bucket_name,
+        Access(
+            endpoint=seaweed.endpoint,
+            region=seaweed.region,
+            access_key=seaweed.access_key,
+            secret_key=seaweed.secret_key,
+        ),
+    )
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Store:
+    """What is in it, seen by another client."""
+    return Store.of(bucket.name, bucket.access)
+
+
+@pytest_asyncio.fixture
+async def sandbox(host: Host, bucket: Bucket) -> Sandbox:
+    """A sandbox that has it at /data."""
+    sandbox = await host.create("mounted")
+    await sandbox.mounts.mount(bucket.at())
+    return sandbox

@@ -1,0 +1,181 @@
+"""Buckets over the bridge protocol: given by who asks, or offered by the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from engine.mounts.store import Store
+from server.compat.asking import Bridge
+from smokebox.sandbox.access import Access
+from smokebox.server.serving import running
+from smokebox.server.settings import Bucket, Settings
+from smokebox.wire.requests import CreateKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from smokebox.server.serving import Running
+    from smokebox.testing import Seaweed
+
+Body = dict[str, Any]
+
+
+@pytest.fixture
+def access(seaweed: Seaweed) -> Access:
+    return Access(
+        endpoint=seaweed.endpoint,
+        region=seaweed.region,
+        access_key=seaweed.access_key,
+        secret_key=seaweed.secret_key,
+    )
+
+
+@pytest.fixture
+def store(bucket_name: str, access: Access) -> Store:
+    return Store.of(bucket_name, access)
+
+
+@pytest.fixture
+def body(seaweed: Seaweed, bucket_name: str) -> Body:
+    """As the clients send it."""
+    return {
+        "bucket": bucket_name,
+        "mountPath": "/workspace/data",
+        "options": {
+            "endpoint": seaweed.endpoint,
+            "readOnly": False,
+            "prefix": "/mine/",
+            "credentials": {
+                "accessKeyId": seaweed.access_key,
+                "secretAccessKey": seaweed.secret_key,
+            },
+        },
+    }
+
+
+async def test_a_bucket_is_mounted_used_and_unmounted(
+    bridge: Bridge, body: Body, store: Store
+) -> None:
+    for _ in range(2):
+        async with bridge.ask("POST", "/mount", json=body) as answer:
+            assert (answer.status, await answer.json()) == (200, {"ok": True})
+    done = await bridge.run("sh", "-c", "echo hi > /workspace/data/f; ls /workspace/data")
+    assert (done.stdout, store["mine/f"]) == (b"f\n", b"hi\n")
+    async with bridge.ask("POST", "/unmount", json={"mountPath": "/workspace/data/"}) as answer:
+        assert (answer.status, await answer.json()) == (200, {"ok": True})
+    assert (await bridge.run("ls", "/workspace/data")).stdout == b""
+    assert (await bridge.refused("POST", "/unmount", json={"mountPath": "/workspace/data"}))[
+        :2
+    ] == (
+        400,
+        "unmount_error",
+    )
+
+
+async def test_a_new_sandbox_has_its_mounts_or_is_not_made(
+    bridge: Bridge, body: Body, server: Running
+) -> None:
+    async with bridge.http.post("/v1/sandbox", json={"mounts": [body]}) as answer:
+        assert answer.status == 200
+        bridge.id = (await answer.json())["id"]
+    assert b"/workspace/data" in (await bridge.run("cat", "/proc/mounts")).stdout
+    wrong = {**body, "bucket": "not-there"}
+    async with bridge.http.post("/v1/sandbox", json={"mounts": [wrong]}) as answer:
+        assert (answer.status, (await answer.json())["code"]) == (502, "mount_error")
+    assert len(await server.state.host.list()) == 1
+
+
+async def test_what_is_in_use_is_not_unmounted(bridge: Bridge, body: Body) -> None:
+    async with bridge.ask("POST", "/mount", json=body) as answer:
+        assert answer.status == 200
+    await bridge.run("sh", "-c", "cd /workspace/data && sleep 100 > /dev/null 2>&1 &")
+    status, code, text = await bridge.refused(
+        "POST", "/unmount", json={"mountPath": "/workspace/data"}
+    )
+    assert (status, code) == (502, "unmount_error")
+    assert "in use" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mountPath": "/"}, "the system's"),
+        ({"bucket": "No Bucket"}, "not a bucket"),
+        ({"bucket": None}, "one of bucket and binding"),
+        ({"binding": "OTHER"}, "one of bucket and binding"),
+        ({"options": {}}, "no credentials"),
+        ({"options": {"s3fsOptions": ["use_cache=/tmp"]}}, "s3fs"),
+        ({"options": {"credentials": {"accessKeyId": "x"}}}, "secretAccessKey"),
+        ({"mountPath": 7}, "mountPath"),
+    ],
+)
+async def test_what_makes_no_sense_is_said_before_anything_is_done(
+    bridge: Bridge, body: Body, change: Body, says: str
+) -> None:
+    status, _, text = await bridge.refused("POST", "/mount", json={**body, **change})
+    assert status == 400
+    assert says in text
+
+
+async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: Seaweed) -> None:
+    body["options"]["credentials"]["secretAccessKey"] = "wrong"
+    status, code, text = await bridge.refused("POST", "/mount", json=body)
+    assert (status, code) == (502, "mount_error")
+    assert "refused these credentials" in text
+    assert seaweed.secret_key not in text
+
+
+@pytest_asyncio.fixture
+async def offering(
+    tmp_path: Path, bucket_name: str, access: Access
+) -> AsyncIterator[tuple[Bridge, Running]]:
+    """A server of many that offers a folder of a bucket, asked with a key."""
+    offered = Bucket(bucket=bucket_name, prefix="shared", read_only=True, access=access)
+    settings = Settings(
+        home=str(tmp_path / "home"),
+        host="127.0.0.1",
+        keys=True,
+        pool=0,
+        buckets={"SHARED": offered},
+    )
+    async with running(settings) as server:
+        key = (await server.state.keys.create(CreateKey(name="team", prefix="team-"))).key
+        headers = {"authorization": f"Bearer {key}"}
+        assert server.url is not None
+        async with aiohttp.ClientSession(server.url, headers=headers) as http:
+            yield Bridge(http, "box"), server
+
+
+async def test_what_a_server_offers_is_mounted_by_name(
+    offering: tuple[Bridge, Running], store: Store
+) -> None:
+    bridge, server = offering
+    store["shared/f"], store["secret"] = b"shared", b"secret"
+    for number, named in enumerate(({"binding": "SHARED"}, {"bucket": "SHARED"})):
+        body = {**named, "mountPath": f"/workspace/{number}", "options": {"endpoint": "http://x"}}
+        async with bridge.ask("POST", "/mount", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        done = await bridge.run("sh", "-c", f"cd /workspace/{number}; ls; cat f; echo > f")
+        assert done.stdout == b"f\nshared"
+        assert b"Read-only" in done.stderr
+    [sandbox] = await server.state.host.list()
+    listed = await server.state.host.sandbox(sandbox.id).mounts.list()
+    assert [(one.bucket, one.endpoint) for one in listed] == [("SHARED", None)] * 2
+
+
+async def test_a_server_of_many_asks_public_addresses_only(
+    offering: tuple[Bridge, Running], body: Body
+) -> None:
+    bridge, _ = offering
+    status, code, text = await bridge.refused("POST", "/mount", json=body)
+    assert (status, code) == (502, "mount_error")
+    assert "public address" in text
+    status, _, _ = await bridge.refused(
+        "POST", "/mount", json={"binding": "OTHER", "mountPath": "/workspace/x"}
+    )
+    assert status == 400
