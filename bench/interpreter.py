@@ -2,10 +2,10 @@
 
     python bench/interpreter.py [--rounds 15] [--warm 200]
 
-Ours runs in a Linux sandbox that is awake, asked through the engine and through the SDK with a
-server of its own. ipykernel runs on this machine without any isolation, asked by
-jupyter_client. A bare `python3 -c` is the least that any of them could take. All in turns, in
-one run.
+Ours runs, Python and JavaScript, in a Linux sandbox that is awake, asked through the engine and
+through the SDK with a server of its own. ipykernel runs on this machine without any isolation,
+asked by jupyter_client. A bare `python3 -c`, and `deno eval`, are the least that any of them
+could take. All in turns, in one run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from smokebox.client.client import connect
 from smokebox.engine import Host
+from smokebox.engine.images.runtimes import find_deno
 from smokebox.server.serving import running
 from smokebox.server.settings import Settings
 from table import Table, in_turns
@@ -75,23 +76,30 @@ async def bare() -> None:
     subprocess.run([PYTHON, "-c", CODE], check=True)
 
 
-async def first_in_engine(sandbox: Sandbox) -> str:
+async def bare_deno() -> None:
+    """What starting Deno takes by itself."""
+    subprocess.run([find_deno() or "deno", "eval", CODE], check=True)
+
+
+async def first_in_engine(sandbox: Sandbox, language: str) -> str:
     """A context, and the first result of it."""
-    context = await sandbox.contexts.create()
+    context = await sandbox.contexts.create(language=language)
     assert (await sandbox.contexts.run(CODE, context=context)).text == "42"
     return context.id
 
 
 async def first_results(sandbox: Sandbox, remote: Remote, rounds: int) -> list[list[float]]:
-    """Seconds to a first result: bare, engine, SDK, ipykernel."""
-    times: list[list[float]] = [[], [], [], []]
+    """Seconds to a first result: bare, engine, SDK, ipykernel, bare Deno, JavaScript."""
+    times: list[list[float]] = [[], [], [], [], [], []]
     for _ in range(rounds):
-        (one,) = await in_turns(bare, repeats=1)
+        one, other = await in_turns(bare, bare_deno, repeats=1)
         times[0] += one
-        started = time.perf_counter()
-        made = await first_in_engine(sandbox)
-        times[1].append(time.perf_counter() - started)
-        await sandbox.contexts.delete(made)
+        times[4] += other
+        for place, language in ((1, "python"), (5, "javascript")):
+            started = time.perf_counter()
+            made = await first_in_engine(sandbox, language)
+            times[place].append(time.perf_counter() - started)
+            await sandbox.contexts.delete(made)
         started = time.perf_counter()
         context = await remote.create_code_context()
         assert (await remote.run_code(CODE, context=context)).text == "42"
@@ -106,7 +114,7 @@ async def first_results(sandbox: Sandbox, remote: Remote, rounds: int) -> list[l
 
 
 async def warm_results(sandbox: Sandbox, remote: Remote, repeats: int) -> list[list[float]]:
-    """Seconds to each next result: engine, SDK, ipykernel."""
+    """Seconds to each next result: engine, SDK, ipykernel, JavaScript in the engine."""
     jupyter = Jupyter()
     await jupyter.first()
     try:
@@ -114,6 +122,7 @@ async def warm_results(sandbox: Sandbox, remote: Remote, repeats: int) -> list[l
             lambda: sandbox.contexts.run(CODE),
             lambda: remote.run_code(CODE),
             jupyter.ask,
+            lambda: sandbox.contexts.run(CODE, language="javascript"),
         )
         await in_turns(*works, repeats=5)
         return await in_turns(*works, repeats=repeats)
@@ -143,9 +152,12 @@ async def main() -> None:
     table.line("first result, engine", first[1], to="bare", other=first[0])
     table.line("first result, SDK and server", first[2], to="bare", other=first[0])
     table.line("first result, ipykernel", first[3], to="engine", other=first[1])
+    table.line("deno eval, bare", first[4], to="itself", other=first[4])
+    table.line("first result, JavaScript", first[5], to="deno eval", other=first[4])
     table.line("next result, engine", warm[0], to="ipykernel", other=warm[2])
     table.line("next result, SDK and server", warm[1], to="ipykernel", other=warm[2])
     table.line("next result, ipykernel", warm[2], to="engine", other=warm[0])
+    table.line("next result, JavaScript", warm[3], to="ipykernel", other=warm[2])
 
 
 if __name__ == "__main__":

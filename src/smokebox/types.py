@@ -9,7 +9,7 @@ Stream = Literal["stdout", "stderr"]
 FileType = Literal["file", "directory", "symlink", "other"]
 SandboxStatus = Literal["idle", "active", "destroying"]
 ProcessStatus = Literal["starting", "running", "exited", "killed", "lost"]
-CodeLanguage = Literal["python"]
+CodeLanguage = Literal["python", "javascript", "typescript"]
 ChangeKind = Literal["create", "modify", "delete", "move_from", "move_to", "attrib", "resync"]
 
 

@@ -35,6 +35,16 @@ def test_code_comes_from_a_file_or_from_standard_input(
     assert "No such file" in served.run("code", box, str(tmp_path / "none.py")).stderr
 
 
+def test_the_language_is_named_or_that_of_the_file(
+    served: Served, box: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.ts"
+    script.write_text("const n: number = 6\nconsole.log(n * 7)\n")
+    assert served.says("code", box, str(script)) == "42\n"
+    assert served.says("code", box, "-l", "typescript", "-c", "n + 1") == "7\n"
+    assert served.says("code", box, "-l", "javascript", "-c", "typeof n") == "'undefined'\n"
+
+
 def test_an_error_is_told_and_is_exit_code_1(served: Served, box: str) -> None:
     done = served.run("code", box, "-c", "print('before')\n1 / 0")
     assert (done.returncode, done.stdout) == (1, "before\n")

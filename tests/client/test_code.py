@@ -77,6 +77,19 @@ async def test_errors_arrive_as_what_they_are(client: Client) -> None:
             await sandbox.delete_code_context("a/b")
 
 
+async def test_other_languages_have_contexts_of_their_own(client: Client) -> None:
+    async with await client.create() as sandbox:
+        assert (await sandbox.run_code("const n: number = 2; n", language="ts")).text == "2"
+        told = await sandbox.run_code("console.log('hi'); ({a: 1})", language="javascript")
+        assert (told.stdout, told.results[0].json, told.language) == (
+            "hi\n",
+            {"a": 1},
+            "javascript",
+        )
+        kinds = [one.language for one in await sandbox.list_code_contexts()]
+        assert kinds == ["typescript", "javascript"]
+
+
 def test_the_same_without_await(server: Served) -> None:
     with sync.connect(server.url).create() as sandbox:
         context = sandbox.create_code_context()

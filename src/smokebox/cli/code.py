@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,13 @@ from smokebox.errors import InvalidOption
 if TYPE_CHECKING:
     from smokebox.client.client import Client
 
+_BY_SUFFIX = {
+    ".js": "javascript",
+    ".mjs": "javascript",
+    ".ts": "typescript",
+    ".mts": "typescript",
+}
+
 
 def code(
     id: Id,
@@ -22,6 +29,10 @@ def code(
     ] = None,
     command: Annotated[
         str | None, typer.Option("--command", "-c", metavar="CODE", help="The code itself.")
+    ] = None,
+    language: Annotated[
+        Literal["python", "javascript", "typescript"] | None,
+        typer.Option("--language", "-l", help="By default what the name of the file says."),
     ] = None,
     context: Annotated[
         str | None, typer.Option("--context", metavar="ID", help="Not in the default context.")
@@ -47,11 +58,16 @@ def code(
     from smokebox.cli.remote.talking import talk
 
     text = _read(file, command)
+    named: str | None = language
+    if language is None and context is None and file is not None:
+        named = _BY_SUFFIX.get(file.suffix)
     variables = parse_pairs("--env", env)
 
     async def work(client: Client) -> int:
         sandbox = await find(client, id, create=create)
-        running = sandbox.run_code_stream(text, context=context, env=variables, timeout=timeout)
+        running = sandbox.run_code_stream(
+            text, context=context, language=named, env=variables, timeout=timeout
+        )
         return await show(running, as_json=as_json)
 
     return talk(work)

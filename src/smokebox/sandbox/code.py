@@ -17,6 +17,11 @@ _LANGUAGES: dict[str, CodeLanguage] = {
     "python": "python",
     "python3": "python",
     "py": "python",
+    "javascript": "javascript",
+    "js": "javascript",
+    "node": "javascript",
+    "typescript": "typescript",
+    "ts": "typescript",
 }
 
 
@@ -67,7 +72,7 @@ def check_language(language: object) -> CodeLanguage:
     if found is None:
         raise InvalidOption(
             f"there are no contexts for the language {language!r:.80}.",
-            hint="Use 'python'.",
+            hint="Use 'python', 'javascript' or 'typescript'.",
             option="language",
             value=language,
         )

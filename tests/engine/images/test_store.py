@@ -64,7 +64,7 @@ async def test_a_directory_is_an_image(store: Store, tmp_path: Path) -> None:
 
 async def test_a_directory_gets_what_it_lacks(store: Store, tmp_path: Path) -> None:
     image = await store.get(f"dir:{root_file_system(tmp_path / 'rootfs')}")
-    over, _, under = (Path(layer.path) for layer in image.layers)
+    over, _, under, *_ = (Path(layer.path) for layer in image.layers)
     assert "localhost" in (over / "etc/hosts").read_text()
     assert all((under / name).is_dir() for name in ("proc", "dev", "run/smokebox", "workspace"))
     assert (under / "tmp").stat().st_mode & 0o7777 == 0o1777
@@ -113,7 +113,11 @@ async def test_two_engines_at_once_get_the_same(tmp_path: Path) -> None:
     stores = [open_store(str(tmp_path / "images")) for _ in range(4)]
     images = await asyncio.gather(*(store.get("host") for store in stores))
     assert len({image.layers for image in images}) == 1
-    assert os.listdir(tmp_path / "images") == [images[0].digest]
+    kept = tmp_path / "images"
+    used = [Path(layer.path) for layer in images[0].layers]
+    assert set(os.listdir(kept)) == {
+        one.relative_to(kept).parts[0] for one in used if one.is_relative_to(kept)
+    }
 
 
 def test_the_one_that_was_first_stays(tmp_path: Path) -> None:

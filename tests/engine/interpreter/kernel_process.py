@@ -43,10 +43,9 @@ class Told:
 class KernelProcess:
     """A kernel that runs code, as the engine talks to it."""
 
-    def __init__(self, cwd: Path, *, before: str = "", env: dict[str, str] | None = None) -> None:
-        boot = BOOT.format(path=str(SOURCES / "__init__.py"), folder=str(SOURCES), before=before)
+    def __init__(self, command: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", boot],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=cwd,
@@ -95,3 +94,18 @@ class KernelProcess:
         self.process.wait(10)
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+def python_kernel(
+    cwd: Path, *, before: str = "", env: dict[str, str] | None = None
+) -> KernelProcess:
+    """A kernel of Python, which runs `before` first."""
+    boot = BOOT.format(path=str(SOURCES / "__init__.py"), folder=str(SOURCES), before=before)
+    return KernelProcess([sys.executable, "-c", boot], cwd, env)
+
+
+def script_kernel(cwd: Path, *program: str, language: str = "javascript") -> KernelProcess:
+    """A kernel of JavaScript or TypeScript, by that program."""
+    move = 'exec 3<&0 4>&1 1>&2 </dev/null; exec "$@"'
+    kernel = str(SOURCES / "kernel.mjs")
+    return KernelProcess(["sh", "-c", move, "sh", *program, kernel, language], cwd)

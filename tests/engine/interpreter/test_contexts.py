@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -249,6 +250,24 @@ async def test_a_context_that_dies_is_an_error_also_for_the_next_call(
     assert await box.contexts.list() == []
 
 
+async def test_a_context_without_memory_dies_alone(host: Host) -> None:
+    box = await host.create("box", limits={"memory": "256MiB"})
+    context = await box.contexts.create()
+    if (await box.info() or pytest.fail()).enforcement == "rlimits":
+        pytest.skip("this host cannot limit the memory of a whole sandbox")
+    code = "held = []\nwhile True: held.append(bytearray(b'x') * (1 << 24))"
+    with pytest.raises(ProcessEnded, match="out of memory"):
+        await box.contexts.run(code, context=context)
+    assert (await box.contexts.run("1")).text == "1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give other ids")
+async def test_code_runs_as_the_user_of_its_sandbox(host: Host) -> None:
+    box = await host.create("box", user="user")
+    assert (await box.contexts.run("import os; os.getuid()")).text == "1000"
+    assert (await box.contexts.run("process.getuid()", language="js")).text == "1000"
+
+
 async def test_what_was_written_before_a_death_was_given(box: Sandbox) -> None:
     heard = []
     with pytest.raises(ProcessEnded):
@@ -355,6 +374,7 @@ async def test_what_cannot_be_is_refused(box: Sandbox, monkeypatch: pytest.Monke
         (lambda: box.contexts.create(timeout=-1), InvalidOption, "timeout"),
         (lambda: box.contexts.create(env={"A=B": "x"}), InvalidOption, "environment"),
         (lambda: run("1", context="ghost"), NotFound, "'ghost'"),
+        (lambda: run("1", context="one", language="js"), InvalidOption, "is for python"),
         (lambda: run(b"1"), InvalidOption, "a str, not bytes"),  # type: ignore[arg-type]
         (lambda: run("1" * 101), InvalidOption, "101 characters"),
         (lambda: run("1", timeout=0), InvalidOption, "timeout"),

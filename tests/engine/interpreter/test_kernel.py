@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.interpreter.kernel_process import KernelProcess
+from engine.interpreter.kernel_process import KernelProcess, python_kernel
 from smokebox.types import CodeResult
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ WITHOUT = "sys.modules.update(dict.fromkeys(['IPython', 'matplotlib', 'numpy']))
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[KernelProcess]:
-    with KernelProcess(tmp_path) as kernel:
+    with python_kernel(tmp_path) as kernel:
         yield kernel
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[KernelProcess]:
-    with KernelProcess(tmp_path, before=WITHOUT) as kernel:
+    with python_kernel(tmp_path, before=WITHOUT) as kernel:
         yield kernel
 
 
@@ -176,6 +176,31 @@ def test_forked_children_write_too(bare: KernelProcess) -> None:
     assert (told.stdout, told.results[0].text) == ("from a child\n", "0")
 
 
+def test_a_forked_child_is_no_second_kernel(bare: KernelProcess) -> None:
+    for code, status in (("5", 0), ("sys.exit(3)", 3), ("1 / 0", 1)):
+        told = bare.run(
+            "import os, sys\nif os.fork():\n    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+            f"else:\n    print('child')\n    display(1)\n    {code}"
+        )
+        assert (told.error, told.results) == (None, [])
+        assert told.stdout == f"child\n{status}\n"
+    assert bare.run("'one'").results[0].text == "'one'"
+
+
+def test_lines_that_are_not_whole_come_when_they_must(bare: KernelProcess) -> None:
+    told = bare.run(
+        "print('.', end='')\ndisplay(1)\nprint(',', end='', flush=True)\nprint('!', end='')"
+    )
+    assert [type(one).__name__ for one in told.frames] == [
+        "Output",
+        "Result",
+        "Output",
+        "Output",
+        "End",
+    ]
+    assert told.stdout == ".,!"
+
+
 def test_shell_commands_and_pip_work_without_ipython(bare: KernelProcess) -> None:
     assert bare.run("for n in range(2):\n    !echo $((n + 1)); true").stdout == "1\n1\n"
     told = bare.run("!exit 3")
@@ -256,7 +281,7 @@ def test_charts_of_several_kinds_are_told_apart(kernel: KernelProcess) -> None:
 
 
 def test_a_backend_of_the_users_stays(tmp_path: Path) -> None:
-    with KernelProcess(tmp_path, env={"MPLBACKEND": "agg"}) as kernel:
+    with python_kernel(tmp_path, env={"MPLBACKEND": "agg"}) as kernel:
         told = kernel.run("import matplotlib; matplotlib.get_backend()")
     assert (told.results[0].text or "").lower() == "'agg'"
 

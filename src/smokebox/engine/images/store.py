@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.images.directory_image import PREFIX, DirectoryImages
 from smokebox.engine.images.host_image import HostImage
+from smokebox.engine.images.runtimes import Runtimes, find_deno
 from smokebox.engine.images.shelf import Shelf
 from smokebox.errors import NotFound
 
@@ -30,15 +31,18 @@ class Store:
     """Images by name, from sources by name or prefix.
 
     A source is registered as a whole name (`host`), as a prefix that ends with a colon
-    (`dir:`), or as the empty string, which takes what no other does.
+    (`dir:`), or as the empty string, which takes what no other does. `runtimes` lie beneath
+    all of them.
     """
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
+    def __init__(self, sources: Mapping[str, Source], runtimes: Runtimes | None = None) -> None:
         self._sources = dict(sources)
+        self._runtimes = runtimes
 
     async def get(self, name: str) -> Image:
         """The image of that name, made if it has to be."""
-        return await self._source(name).get(name)
+        image = await self._source(name).get(name)
+        return image if self._runtimes is None else await self._runtimes.beneath(image)
 
     def _source(self, name: str) -> Source:
         prefix, colon, _ = name.partition(":")
@@ -66,4 +70,7 @@ def open_store(directory: str, *, usr_local: bool = True) -> Store:
     `usr_local` says whether the image `host` has the host's /usr/local.
     """
     shelf = Shelf(directory)
-    return Store({DEFAULT: HostImage(shelf, usr_local=usr_local), PREFIX: DirectoryImages(shelf)})
+    return Store(
+        {DEFAULT: HostImage(shelf, usr_local=usr_local), PREFIX: DirectoryImages(shelf)},
+        Runtimes(shelf, find_deno()),
+    )

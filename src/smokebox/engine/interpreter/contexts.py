@@ -312,8 +312,7 @@ class Contexts:
     ) -> CodeContext:
         try:
             place = kernels.install(run)
-            for program in kernel.programs:
-                words = kernel.command(program, place)
+            for words in kernel.commands(run, place):
                 started = await run.program(words, cwd=cwd, env=env)
                 row = ContextRow(
                     sandbox_id=self._id,
@@ -328,7 +327,7 @@ class Contexts:
                 try:
                     return await self._begin(run, started, self._context(row), kernel)
                 except PathNotFound as error:
-                    if error.path != program:
+                    if error.path != words[0]:
                         raise
             raise kernel.missing(self._id)
         finally:
@@ -351,7 +350,8 @@ class Contexts:
             with contextlib.suppress(SandboxGone):
                 await self._record.write(delete(ContextRow, self._id, context.id))
             if isinstance(error, ProcessEnded):
-                raise kernel.unfit(program.argv[0], said) from error
+                missing = error.fields["exit_code"] == kernels.NOT_FOUND
+                raise kernel.missing(self._id) if missing else kernel.unfit(said) from error
             raise
         self._known[context.id] = context
         return context

@@ -11,32 +11,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smokebox.engine.images.runtimes import DENO
 from smokebox.engine.jail.cell import IO
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smokebox.engine.run import Run
     from smokebox.types import CodeLanguage
 
 PACKAGE = "smokebox_kernel"
+NOT_FOUND = 127
 # The directory where it starts is the user's, and shall not give the kernel its modules.
-_BOOT = (
+_PYTHON = (
     "import sys; sys.path[:] = [{place!r}, *filter(None, sys.path)]; "
     "from {package}.main import main; main()"
 )
+# To the kernel through 3 and 4: to the code 1 and 2 are its own. The image's Deno goes first,
+# then the one that came along, which another C library cannot load, then Node.
+_SCRIPT = r"""
+exec 3<&0 4>&1 1>&2 </dev/null
+for deno in "$(command -v deno)" "$1"; do
+    [ -x "$deno" ] && { shopt -s execfail || "$deno" --version; } >/dev/null 2>&1 &&
+        exec "$deno" run -A -q --no-prompt --no-lock "$0" "$2"
+done
+command -v node >/dev/null && exec node --no-warnings "$0" "$2"
+exit 127
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """How the kernel of a language is started: the first of these programs that is there."""
+    """How the kernel of a language is started, by one of these programs, and what mends it."""
 
     language: CodeLanguage
     programs: tuple[str, ...]
     fix: str
 
-    def command(self, program: str, place: str) -> list[str]:
-        """What to start, with the sources in a directory of the sandbox."""
-        return [program, "-c", _BOOT.format(place=place, package=PACKAGE)]
+    def commands(self, run: Run, place: str) -> Iterator[list[str]]:
+        """What to start, with the sources in a directory of the sandbox: the first that is."""
+        if self.language == "python":
+            for program in self.programs:
+                yield [program, "-c", _PYTHON.format(place=place, package=PACKAGE)]
+        else:
+            kernel = f"{place}/{PACKAGE}/kernel.mjs"
+            yield [run.shell, "-c", _SCRIPT, kernel, DENO, self.language]
 
     def missing(self, sandbox: str) -> Unsupported:
         """The error for an image without any of the programs."""
@@ -48,10 +68,10 @@ class Kernel:
             language=self.language,
         )
 
-    def unfit(self, program: str, said: str) -> Unsupported:
+    def unfit(self, said: str) -> Unsupported:
         """The error for a program that does not run the kernel."""
         return Unsupported(
-            f"the {program} of the sandbox does not run {self.language} code: "
+            f"what runs {self.language} code in the sandbox does not: "
             f"{said or 'it ended without a word'}",
             hint=self.fix,
             operation="run_code",
@@ -59,11 +79,22 @@ class Kernel:
         )
 
 
+_DENO = "Install 'smokebox[javascript]' where the server runs, or use an image that has"
 _KERNELS: dict[CodeLanguage, Kernel] = {
     "python": Kernel(
         language="python",
         programs=("python3", "python"),
         fix="Use an image with Python 3.8 or later, or install one where its PATH leads.",
+    ),
+    "javascript": Kernel(
+        language="javascript",
+        programs=("deno", "node"),
+        fix=f"{_DENO} Deno from 2.6 on, or Node from 20 on.",
+    ),
+    "typescript": Kernel(
+        language="typescript",
+        programs=("deno", "node"),
+        fix=f"{_DENO} Deno from 2.6 on, or Node from 22.13 on.",
     ),
 }
 
@@ -103,7 +134,7 @@ def _copy(target: str) -> None:
 @functools.cache
 def _sources() -> dict[str, bytes]:
     folder = Path(__file__).parent / "kernel"
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".py")
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".py", ".mjs"))
     return {path.name: path.read_bytes() for path in files}
 
 

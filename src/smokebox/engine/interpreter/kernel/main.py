@@ -39,6 +39,7 @@ class Kernel:
         self._frames = frames
         self._calm = calm
         self._count = 0
+        self._pid = os.getpid()
         self._loop: Any = None
         self._magics: Any = None
         self._module = _fresh_main()
@@ -85,6 +86,8 @@ class Kernel:
                 self._calm.end()
         except BaseException as error:
             failed = error
+        if os.getpid() != self._pid:
+            _leave(failed)
         self._outputs.end()
         if failed is not None:
             self._frames.hold("error", **_described(failed, self._name))
@@ -99,7 +102,7 @@ class Kernel:
 
     def _show(self, bundle: dict[str, Any]) -> None:
         with self._calm:
-            self._outputs.flush()
+            self._outputs.show()
             self._frames.send("result", data=fit(bundle))
 
     @property
@@ -128,7 +131,7 @@ class Kernel:
             vars(self._module)["_"] = value
             bundle = bundle_of(value)
             with self._calm:
-                self._outputs.flush()
+                self._outputs.show()
                 self._frames.hold("result", data=bundle, main=True)
 
     def _parse(self, code: str) -> Any:
@@ -211,6 +214,17 @@ def _is_hushed(code: str, last: Any) -> bool:
     """Whether the last expression ends with a semicolon, by which its value is not shown."""
     line = code.split("\n")[last.end_lineno - 1].encode()
     return bool(line[last.end_col_offset :].lstrip().startswith(b";"))
+
+
+def _leave(failed: BaseException | None) -> None:
+    """End a process that code has forked, and that has come to the end of the code."""
+    code = failed.code if isinstance(failed, SystemExit) else None
+    if failed is not None and not isinstance(failed, SystemExit):
+        traceback.print_exception(type(failed), failed, failed.__traceback__)
+        code = 1
+    with suppress(BaseException):
+        sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _restore(environ: dict[str, str | None]) -> None:

@@ -47,9 +47,28 @@ class Written(io.RawIOBase):
         self._outputs.put(self._fd, piece)
         return len(piece)
 
-    def flush(self) -> None:
+
+class Text(io.TextIOWrapper):
+    """sys.stdout or sys.stderr: by lines, as in a terminal, and at once when it is flushed."""
+
+    def __init__(self, outputs: Outputs, fd: int) -> None:
+        super().__init__(
+            Written(outputs, fd),  # type: ignore[arg-type]
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="\n",
+            line_buffering=True,
+        )
+        self._outputs = outputs
+
+    def give(self) -> None:
+        """Hand over a line that is not whole yet."""
         if not self.closed:
-            self._outputs.flush()
+            super().flush()
+
+    def flush(self) -> None:
+        self.give()
+        self._outputs.flush()
 
 
 class Outputs:
@@ -63,22 +82,25 @@ class Outputs:
         self._size = 0
         self._dropped = 0
         self._open = False
+        self._forked = False
         self._dirty = threading.Event()
         make = codecs.getincrementaldecoder("utf-8")
         self._decoders = {fd: make("replace") for fd in STREAMS}
         self._pipes = {_redirect(fd): fd for fd in STREAMS}
+        self._peek = self._poll()
+        self._texts: dict[str, Text] = {}
         self.bind()
-        os.register_at_fork(after_in_child=_be_plain)
+        os.register_at_fork(after_in_child=self._be_plain)
         for work in (self._listen, self._gather):
             threading.Thread(target=work, name="smokebox", daemon=True).start()
 
     def bind(self) -> None:
         """Have sys.stdout and sys.stderr be ours, whatever the last code put there."""
         for fd, name in STREAMS.items():
-            stream = getattr(sys, name, None)
-            ours = stream is not None and isinstance(getattr(stream, "buffer", None), Written)
-            if not ours or getattr(stream, "closed", True):
-                setattr(sys, name, _text(Written(self, fd)))
+            text = self._texts.get(name)
+            if text is None or text.closed:
+                text = self._texts[name] = Text(self, fd)
+            setattr(sys, name, text)
 
     def begin(self) -> None:
         """Code begins: what waited is its output too."""
@@ -93,20 +115,33 @@ class Outputs:
     def end(self) -> None:
         """Code has ended: all that it wrote goes out."""
         with self._calm, self._lock:
-            self.flush(last=True)
+            self.show(last=True)
             self._open = False
+
+    def show(self, last: bool = False) -> None:
+        """Send all that was written, also lines that are not whole."""
+        with self._calm, self._lock:
+            for text in self._texts.values():
+                text.give()
+            self.flush(last)
 
     def put(self, fd: int, data: bytes) -> None:
         """Take what Python code wrote, after what was written past it before."""
+        if self._forked:
+            return
         with self._calm, self._lock:
-            self._drain()
+            if self._peek.poll(0):
+                self._drain()
             self._keep(fd, data)
             if self._size >= FULL:
                 self.flush()
-            self._dirty.set()
+            elif not self._dirty.is_set():
+                self._dirty.set()
 
     def flush(self, last: bool = False) -> None:
         """Send what there is; with `last` also characters that are not whole."""
+        if self._forked:
+            return
         with self._calm, self._lock:
             self._drain()
             if not self._open:
@@ -145,9 +180,7 @@ class Outputs:
 
     def _listen(self) -> None:
         """Hear what is written past Python, while Python is busy or waits."""
-        poll = select.poll()
-        for pipe in self._pipes:
-            poll.register(pipe, select.POLLIN)
+        poll = self._poll()
         while True:
             poll.poll()
             with self._lock:
@@ -155,6 +188,21 @@ class Outputs:
                 if self._size >= FULL:
                     self.flush()
             self._dirty.set()
+
+    def _poll(self) -> select.poll:
+        poll = select.poll()
+        for pipe in self._pipes:
+            poll.register(pipe, select.POLLIN)
+        return poll
+
+    def _be_plain(self) -> None:
+        """In a process that code has forked: write to the descriptors, as the threads are gone."""
+        self._forked = True
+        for fd, name in STREAMS.items():
+            stream = open(  # noqa: SIM115
+                fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+            )
+            setattr(sys, name, stream)
 
     def _gather(self) -> None:
         """Send what was written, a moment after the first of it."""
@@ -172,22 +220,3 @@ def _redirect(fd: int) -> int:
     os.close(write)
     os.set_blocking(read, False)
     return read
-
-
-def _text(raw: io.RawIOBase) -> io.TextIOWrapper:
-    return io.TextIOWrapper(
-        raw,  # type: ignore[arg-type]
-        encoding="utf-8",
-        errors="backslashreplace",
-        newline="\n",
-        write_through=True,
-    )
-
-
-def _be_plain() -> None:
-    """In a process that code has forked: write to the descriptors, as the threads are gone."""
-    for fd, name in STREAMS.items():
-        stream = open(  # noqa: SIM115
-            fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-        )
-        setattr(sys, name, stream)

@@ -44,6 +44,7 @@ class Frames:
         self._lock = threading.Lock()
         self._held: list[bytes] = []
         self.id = ""
+        os.register_at_fork(after_in_child=self._fall_silent)
 
     def hold(self, kind: str, **fields: Any) -> None:
         """Send something together with what comes next, which is soon."""
@@ -59,6 +60,11 @@ class Frames:
             self._held = []
             while left:
                 left = left[os.write(self._fd, left) :]
+
+    def _fall_silent(self) -> None:
+        """In a process that code has forked, which is not the kernel."""
+        self._lock = threading.Lock()
+        self._fd = os.open(os.devnull, os.O_WRONLY)
 
     def _line(self, kind: str, fields: dict[str, Any]) -> bytes:
         frame = {"type": kind, "id": self.id, **fields}
