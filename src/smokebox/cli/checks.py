@@ -69,6 +69,7 @@ def check_machine() -> Iterator[Check]:
     yield _overlay()
     yield _limits()
     yield _runsc()
+    yield _fuse()
     yield _kvm()
 
 
@@ -225,6 +226,16 @@ def _runsc() -> Check:
         found or "",
         "gVisor, the stronger tier, is not installed",
         f"{_install('runsc')}, or see https://gvisor.dev/docs/user_guide/install/",
+    )
+
+
+def _fuse() -> Check:
+    return _kernel(
+        "/dev/fuse",
+        lambda: os.access("/dev/fuse", os.R_OK | os.W_OK),
+        "usable, for buckets as directories of Linux sandboxes",
+        "not there, or not usable by this user: no bucket can be mounted in a Linux sandbox",
+        "modprobe fuse; in Docker add --device /dev/fuse",
     )
 
 
