@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 import pytest
@@ -16,18 +17,22 @@ from obstore.store import S3Store
 from smokebox.errors import DeadlineExceeded, MissingDependency
 from smokebox.testing import Seaweed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 HOLD = """
 from smokebox.testing import Seaweed
 import sys, time
 server = Seaweed()
 server.start()
-print(server._process.pid, server._folder, flush=True)
+print(server._process.pid, server._folder, *server._ports.values(), flush=True)
 time.sleep(60)
 """
 
 
-def sockets() -> set[Path]:
-    return set(Path("/tmp").glob("seaweedfs-*.sock"))
+def sockets(ports: Iterable[object]) -> list[Path]:
+    """What a server of these ports has in /tmp, where others have theirs."""
+    return [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
 
 
 def is_running(pid: int) -> bool:
@@ -39,9 +44,9 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.timeout(90)
 def test_it_serves_s3_and_leaves_nothing_behind() -> None:
-    before = sockets()
     with Seaweed() as server:
-        folder = Path(server._folder)
+        folder, ports = Path(server._folder), list(server._ports.values())
+        assert sockets(ports)
         name = server.create_bucket("a-bucket")
         store = S3Store(
             name,
@@ -54,22 +59,21 @@ def test_it_serves_s3_and_leaves_nothing_behind() -> None:
         obstore.put(store, "key", b"value")
         assert bytes(obstore.get(store, "key").bytes()) == b"value"
         server.delete_bucket(name)
-    assert (folder.exists(), sockets() - before) == (False, set())
+    assert (folder.exists(), sockets(ports)) == (False, [])
     server.stop()
 
 
 @pytest.mark.timeout(90)
 def test_it_dies_with_a_killed_process() -> None:
-    before = sockets()
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
-        pid, folder = owner.stdout.readline().decode().split()
+        pid, folder, *ports = owner.stdout.readline().decode().split()
         os.kill(owner.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while is_running(int(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    subprocess.run(["rm", "-r", folder, *map(str, sockets() - before)], check=True)
+    subprocess.run(["rm", "-r", folder, *map(str, sockets(ports))], check=True)
 
 
 @pytest.mark.timeout(90)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -11,7 +12,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -163,7 +163,7 @@ class Seaweed:
             self._ask("s3", "/status", "GET")
             self._ask("master", "/dir/assign", "GET")
             self._ask("filer", "/?limit=1", "GET")
-        except (OSError, urllib.error.HTTPError):
+        except (OSError, http.client.HTTPException):
             return False
         return True
 

@@ -54,6 +54,9 @@ class PostgresPool:
         try:
             return await self._fetch(sql, values)
         except ServiceUnavailable:
+            if self._pool is not None:
+                # What has ended one has likely ended all of them.
+                await self._pool.expire_connections()
             return await self._fetch(sql, values)
 
     @contextlib.asynccontextmanager
@@ -81,9 +84,11 @@ class PostgresPool:
 
     async def hold(self) -> None:
         """See that locks are held, and notifications heard: connect anew if that is needed."""
-        if self._keeper is None or self._keeper.is_closed():
-            async with self._keeping, self._translated():
-                await self._connect_keeper()
+        try:
+            await self._hold()
+        except ServiceUnavailable:
+            # It may have ended while it began, of which a server that restarts is capable.
+            await self._hold()
 
     async def aclose(self) -> None:
         """Close all connections, which gives locks back. Safe to repeat."""
@@ -102,6 +107,11 @@ class PostgresPool:
         async with self._borrow() as connection:
             rows: list[Any] = await connection.fetch(sql, *values)
             return rows
+
+    async def _hold(self) -> None:
+        if self._keeper is None or self._keeper.is_closed():
+            async with self._keeping, self._translated():
+                await self._connect_keeper()
 
     async def _ask_keeper(self, sql: str, number: int) -> object:
         await self._connect_keeper()
@@ -124,10 +134,15 @@ class PostgresPool:
             server_settings=_LEASE,
         )
         self._keeper.add_termination_listener(self._terminated)
-        await self._keeper.add_listener(CHANNEL, self._notified)
-        for number in self._held:
-            # Whoever took one meanwhile has fenced us off: the next append says so.
-            await self._keeper.fetchval(LOCK, number)
+        try:
+            await self._keeper.add_listener(CHANNEL, self._notified)
+            for number in self._held:
+                # Whoever took one meanwhile has fenced us off: the next append says so.
+                await self._keeper.fetchval(LOCK, number)
+        except BaseException:
+            # One that neither hears nor holds would be taken for one that does.
+            self._keeper.terminate()
+            raise
         self.wakes.wake_all()
 
     def _terminated(self, connection: Any) -> None:
@@ -204,7 +219,8 @@ class PostgresPool:
                 value=self._place,
             )
         lost = (OSError, TimeoutError, pg.PostgresConnectionError, pg.InterfaceError)
-        if isinstance(error, (*lost, pg.OperatorInterventionError)):
+        # The last is what asyncpg says of a connection that ends while it is given back.
+        if isinstance(error, (*lost, pg.OperatorInterventionError, pg.InternalClientError)):
             return ServiceUnavailable(
                 f"{self._place} cannot be reached: {error or type(error).__name__}.",
                 hint="Check the URL of persist=, and that the server runs.",
