@@ -14,6 +14,8 @@ import smokebox
 
 NOBODY = 65534
 CHECKOUT = Path(__file__).parents[1]
+# Our code and what it needs, for a Python that has nothing.
+LIBRARIES = f"{Path(smokebox.__file__).parents[1]}:{Path(pytest.__file__).parents[1]}"
 # Shows this checkout where it is, but below directories that everybody may pass, to the
 # program that follows and to nobody else.
 OPEN = """
@@ -43,7 +45,6 @@ def as_nobody() -> list[str]:
 
 def passes_for_nobody(tests: str | Path, chosen: str) -> None:
     """Run tests again as an ordinary user, those that `-k chosen` names, and see that they pass."""
-    site, source = Path(pytest.__file__).parents[1], Path(smokebox.__file__).parents[1]
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="smokebox-nobody-") as folder:
         os.chown(folder, NOBODY, NOBODY)
         options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", chosen]
@@ -51,11 +52,11 @@ def passes_for_nobody(tests: str | Path, chosen: str) -> None:
             [*as_nobody(), "/usr/bin/python3", "-m", "pytest", *options, tests],
             env={
                 "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
-                "PYTHONPATH": f"{source}:{site}",
+                "PYTHONPATH": LIBRARIES,
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOME": folder,
             },
-            cwd=source.parent,
+            cwd=CHECKOUT,
             capture_output=True,
             text=True,
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from engine.traces import processes, settled, traces
-from ordinary import NOBODY, as_nobody
+from ordinary import LIBRARIES, NOBODY, as_nobody
 
 if TYPE_CHECKING:
     import random
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from crash.ledger import Ledger
 
-SOURCE = Path(__file__).parents[2] / "src"
 WORKLOAD = Path(__file__).with_name("workload.py")
 # For an engine that hangs.
 PATIENCE = 30.0
@@ -77,7 +76,7 @@ class Engine:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd="/",
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": LIBRARIES},
         )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crash.killing import SOURCE, Place, new_place
+from crash.killing import Place, new_place
 from engine.traces import processes
-from ordinary import as_nobody
+from ordinary import LIBRARIES, as_nobody
 from smokebox.engine.files import leftovers
 from smokebox.engine.files.replacing import TEMPORARY, temporary_name
 from smokebox.engine.jail.gvisor import RUNSC
@@ -156,7 +156,7 @@ def engine(
         stdout=subprocess.PIPE,
         text=True,
         cwd="/",
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": LIBRARIES},
     ) as process:
         assert process.stdout is not None
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, commands, eventually, files, open_box, rows
-from ordinary import as_nobody
+from ordinary import LIBRARIES, as_nobody
 from smokebox.engine.jail.api import JailState
 from smokebox.engine.processes.endings import is_held
 from smokebox.engine.record.rows import ProcessRow, put
@@ -28,7 +28,6 @@ from smokebox.errors import SandboxGone, SandboxRestarted
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-SOURCE = Path(__file__).parents[2] / "src"
 TESTS = Path(__file__).parents[1]
 
 
@@ -257,7 +256,7 @@ def test_another_engine_takes_over_from_one_that_was_killed(who: str) -> None:
     os.chown(home, uid, uid)
     python = [*drop, "/usr/bin/python3" if uid else sys.executable, "-c"]
     words = [home, f"t{os.getpid()}{who}"]
-    env = {**os.environ, "PYTHONPATH": f"{SOURCE}:{TESTS}", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{LIBRARIES}:{TESTS}", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         crashed = subprocess.run(
             [*python, CRASH, *words], env=env, capture_output=True, text=True, check=False

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import smokebox
 from engine.terminals.screen import looking, output_of
 from engine.traces import processes, settled
-from ordinary import NOBODY, as_nobody, passes_for_nobody
+from ordinary import LIBRARIES, NOBODY, as_nobody, passes_for_nobody
 from smokebox.engine.host import Host
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone
 
@@ -261,8 +260,7 @@ def test_nothing_of_them_outlives_an_engine_that_is_killed(ordinary: bool) -> No
     if ordinary and os.geteuid() != 0:
         pytest.skip("only root can be another")
     python = [*as_nobody(), "/usr/bin/python3", "-c"] if ordinary else [sys.executable, "-c"]
-    source = Path(smokebox.__file__).parents[1]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": LIBRARIES, "PYTHONDONTWRITEBYTECODE": "1"}
     home = tempfile.mkdtemp(dir="/tmp", prefix="smokebox-tty-")
     try:
         if ordinary:
