@@ -115,15 +115,19 @@ async def test_a_log_is_resumed_after_the_server_was_killed() -> None:
     with new_home() as home:
         async with killable(home) as http:
             await ask(http.put(BOX, json={}))
-            command = f"sh -c '{COUNT}; sleep 60'"
+            # The second half is for the second server, however few events the first comes in.
+            first, second = (f"seq -f 'line %g' {half}" for half in ("1000", "1001 2000"))
+            go = "until [ -e /tmp/go ]; do sleep 0.01; done"
+            command = f"{first}; {go}; {second}; sleep 60"
             await ask(http.post(ALL, json={"command": command, "id": "one"}))
-            before = await _events(http, f"{ALL}/one/logs/stream", most=3)
+            before = await _events(http, f"{ALL}/one/logs/stream", most=1)
             cursor = before[-1].id
         async with killable(home) as http:
             # Followed by the id, as a browser does, and ended by a kill.
             reading = asyncio.create_task(
                 _events(http, f"{ALL}/one/logs/stream", headers={"last-event-id": str(cursor)})
             )
+            await ask(http.post(f"{BOX}/exec", json={"command": "touch /tmp/go"}))
             body = {"pattern": "line 2000"}
             assert (await ask(http.post(f"{ALL}/one/wait_for_log", json=body))).status == 200
             await ask(http.post(f"{ALL}/one/kill", json={"grace": 0}))
