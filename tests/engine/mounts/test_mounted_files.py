@@ -285,6 +285,13 @@ async def test_the_engine_reads_and_writes_there_from_outside(
         await sandbox.read_file("/data/sub/f.txt")
 
 
+async def test_what_a_killed_engine_had_in_the_making_is_not_put(
+    sandbox: Sandbox, store: Store
+) -> None:
+    await output(sandbox, "echo half > /data/.smokebox-c0123456789abcdef")
+    assert (await output(sandbox, "ls -A /data"), store.keys()) == ("", [])
+
+
 async def test_a_folder_of_a_bucket_has_no_way_up(host: Host, bucket: Bucket, store: Store) -> None:
     store["inside/x"], store["outside"] = b"x", b"secret"
     sandbox = await host.create("folder")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from smokebox.engine.files.replacing import TEMPORARY
 from smokebox.engine.mounts.draft import Draft
 from smokebox.engine.mounts.inodes import Inode, Inodes
 from smokebox.engine.mounts.kernel import NAME_MAX
@@ -315,8 +316,13 @@ class Volume:
         return draft
 
     def _upload(self, inode: Inode) -> None:
-        """Put what was written, unless its name is gone. The lock of the inode is held."""
-        if inode.draft is not None and inode.draft.dirty and not inode.gone:
+        """Put what was written, unless its name is gone. The lock of the inode is held.
+
+        What the engine has in the making is put under its last name alone: where the engine
+        is killed, nothing of it is left.
+        """
+        in_the_making = TEMPORARY.fullmatch(inode.path.rpartition("/")[2])
+        if inode.draft is not None and inode.draft.dirty and not inode.gone and not in_the_making:
             self._put(inode.draft, inode.path)
 
     def _put(self, draft: Draft, path: str) -> None:
