@@ -14,10 +14,14 @@ import os
 import secrets
 import socket
 import threading
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from smokebox.errors import InvalidOption, ServiceUnavailable
 from smokebox.sandbox.addresses import is_public
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONNECT_SECONDS = 10.0
 
@@ -27,13 +31,13 @@ _VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _DIRECT = ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
 
 
-def lead_outside() -> None:
+def lead_outside(allowed: Callable[[str], bool] = is_public) -> None:
     """Have every HTTP client of this process that is made from here on go this way."""
     secret = secrets.token_hex(16)
     listener = socket.create_server(("127.0.0.1", 0))
     word = "Basic " + base64.b64encode(f"smokebox:{secret}".encode()).decode()
     threading.Thread(
-        target=_listen, args=(listener, word.encode()), name="smokebox-way", daemon=True
+        target=_listen, args=(listener, word.encode(), allowed), name="smokebox-way", daemon=True
     ).start()
     url = f"http://smokebox:{secret}@127.0.0.1:{listener.getsockname()[1]}"
     os.environ.update(dict.fromkeys(_VARIABLES, url))
@@ -46,7 +50,7 @@ def check_public(endpoint: str | None) -> None:
     url = urlsplit(endpoint or "")
     try:
         if url.hostname:
-            _public(url.hostname, url.port or 80)
+            _checked(url.hostname, url.port or 80, is_public)
     except PermissionError as error:
         raise InvalidOption(
             f"{endpoint} does not lead to a public address, so nothing was asked of it.",
@@ -62,15 +66,15 @@ def check_public(endpoint: str | None) -> None:
         ) from error
 
 
-def _listen(listener: socket.socket, word: bytes) -> None:
+def _listen(listener: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
     while True:
         connection, _ = listener.accept()
         threading.Thread(
-            target=_carry, args=(connection, word), name="smokebox-way", daemon=True
+            target=_carry, args=(connection, word, allowed), name="smokebox-way", daemon=True
         ).start()
 
 
-def _carry(connection: socket.socket, word: bytes) -> None:
+def _carry(connection: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
     with connection, contextlib.suppress(OSError, ValueError):
         head, rest = _head(connection)
         line, *fields = head.split(b"\r\n")
@@ -81,7 +85,7 @@ def _carry(connection: socket.socket, word: bytes) -> None:
         connects = method == "CONNECT"
         url = urlsplit(f"//{target}" if connects else target)
         try:
-            outside = _connected(url.hostname or "", url.port or 80)
+            outside = _connected(url.hostname or "", url.port or 80, allowed)
         except PermissionError:
             connection.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
             return
@@ -118,8 +122,8 @@ def _opens(field: bytes, word: bytes) -> bool:
     return name.lower() == b"proxy-authorization" and hmac.compare_digest(value.strip(), word)
 
 
-def _connected(host: str, port: int) -> socket.socket:
-    for address in _public(host, port):
+def _connected(host: str, port: int, allowed: Callable[[str], bool]) -> socket.socket:
+    for address in _checked(host, port, allowed):
         with contextlib.suppress(OSError):
             outside = socket.create_connection((address, port), CONNECT_SECONDS)
             outside.settimeout(None)
@@ -127,12 +131,12 @@ def _connected(host: str, port: int) -> socket.socket:
     raise ConnectionRefusedError(f"{host} does not answer")
 
 
-def _public(host: str, port: int) -> list[str]:
+def _checked(host: str, port: int, allowed: Callable[[str], bool]) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    public = [str(one[4][0]) for one in found if is_public(str(one[4][0]))]
-    if found and not public:
+    addresses = [str(one[4][0]) for one in found if allowed(str(one[4][0]))]
+    if found and not addresses:
         raise PermissionError(f"{host} leads inside")
-    return public
+    return addresses
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:
