@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from smokebox import SandboxApi
+
 if TYPE_CHECKING:
     from smokebox import sync
 
@@ -14,6 +16,10 @@ class Threaded:
 
     def __init__(self, sandbox: sync.Sandbox) -> None:
         self._sandbox = sandbox
+        # From Python 3.12 on, what keeps a protocol is looked at without __getattr__.
+        for name in set(dir(SandboxApi)) - set(dir(Threaded)):
+            if not name.startswith("_"):
+                setattr(self, name, getattr(self, name))
 
     @property
     def cwd(self) -> str:
