@@ -63,7 +63,12 @@ class KernelProcess:
     def ask(self, code: str, **env: str) -> None:
         """Have code run."""
         self._count += 1
-        request: dict[str, Any] = {"id": str(self._count), "code": code, "env": env}
+        request: dict[str, Any] = {
+            "id": str(self._count),
+            "code": code,
+            "env": env,
+            "timeout": None,
+        }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()

@@ -192,7 +192,9 @@ class CodeContext:
         self.process.close()
 
     async def _ask(self, piece: _Piece, code: str, env: Mapping[str, str]) -> None:
-        request = json.dumps({"id": piece.id, "code": code, "env": dict(env)})
+        request = json.dumps(
+            {"id": piece.id, "code": code, "env": dict(env), "timeout": piece.left}
+        )
         try:
             async with asyncio.timeout(piece.left):
                 # In ASCII, so that any string is a line.

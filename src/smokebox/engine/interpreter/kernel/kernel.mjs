@@ -10,6 +10,7 @@ import { inspect, format } from "node:util";
 
 const FULL = 1 << 15;
 const GATHER = 4;
+const LATER = 100;
 const LARGEST = 16 << 20;
 const LONGEST_TEXT = 1 << 20;
 const LONGEST_MESSAGE = 1 << 14;
@@ -230,23 +231,29 @@ function withoutTypes(code) {
   }
 }
 
-const evaluate = (code) =>
+const interruption = () => Object.assign(new Error("the code was interrupted"), { name: "Interrupted" });
+
+// A loop that never waits hears no signal: V8 ends it, a moment after the engine has noticed.
+const evaluate = (code, timeout) =>
   post("Runtime.evaluate", {
     expression: `${code}\n//# sourceURL=cell-${count}`,
     replMode: true,
     awaitPromise: true,
+    ...(timeout === null ? {} : { timeout: timeout * 1000 + LATER }),
+  }).catch(() => {
+    throw interruption();
   });
 
 const isOfModules = (told) =>
   /^SyntaxError: (Cannot use import|Unexpected token 'export'|Unexpected strict mode reserved)/
     .test(told.exceptionDetails?.exception?.description ?? "");
 
-async function run(code) {
+async function run(code, timeout) {
   let source = typed ? withoutTypes(code) : code;
   if (!onDeno) source = source.replaceAll(/\bimport\s*\(/g, "globalThis.__smokebox_import(");
-  let told = await evaluate(source);
+  let told = await evaluate(source, timeout);
   // Nothing of code that cannot be parsed was run.
-  if (isOfModules(told)) told = await evaluate(asScript(source));
+  if (isOfModules(told)) told = await evaluate(asScript(source), timeout);
   if (told.exceptionDetails) {
     const details = told.exceptionDetails;
     const error = await valueOf(details.exception ?? { type: "undefined" });
@@ -300,9 +307,9 @@ async function serve(request) {
   let failed = null;
   try {
     const interrupted = new Promise((_, fail) => {
-      interrupt = () => fail(Object.assign(new Error("the code was interrupted"), { name: "Interrupted" }));
+      interrupt = () => fail(interruption());
     });
-    result = await Promise.race([run(request.code), interrupted]);
+    result = await Promise.race([run(request.code, request.timeout), interrupted]);
   } catch (error) {
     failed = described(error);
   }
