@@ -23,11 +23,12 @@ from smokebox.engine.interpreter.frames import (
     result_of,
 )
 from smokebox.engine.jail.logpump import KEEP
-from smokebox.types import CodeResult
+from smokebox.types import CodeExecution, CodeResult
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+END_FRAME = End(id="a", count=1, size=33)
 END = b'{"type":"end","id":"a","count":1}\n'
 
 
@@ -68,10 +69,22 @@ def test_what_is_no_frame_is_counted_and_no_more(line: bytes) -> None:
 
 
 def test_what_is_a_frame_can_be_sent_on() -> None:
-    nested = b"[" * 900 + b"]" * 900
-    frame = parse(b'{"type":"result","id":"a","data":{"application/json":' + nested + b"}}")
-    assert isinstance(frame, Result)
-    assert msgspec.json.encode(result_of(frame))
+    huge = [b"[" * depth + b"]" * depth for depth in (10, 500, 850, 900, 950, 985, 990)]
+    for value in (*huge, b"1" * 40, b"-" + b"9" * 25, b"1e999", b'{"a":[1' + b"0" * 30 + b"]}"):
+        line = b'{"type":"result","id":"a","data":{"text/plain":"t","application/json":%s}}' % value
+        frame = parse(line)
+        if isinstance(frame, Result):
+            told = CodeExecution(context="c", language="python", results=(result_of(frame),))
+            assert msgspec.json.encode([told])
+            assert told.text is None
+            assert told.results[0].text == "t"
+    for count in (10**30, -(10**30)):
+        assert msgspec.json.encode(parse(b'{"type":"end","id":"a","count":%d}' % count))
+
+
+def test_what_a_frame_says_of_its_size_is_not_believed() -> None:
+    line = b'{"type":"result","id":"a","data":{},"size":-1000000}'
+    assert parse(line).size == len(line)
 
 
 def test_a_bundle_becomes_a_result_by_its_fields() -> None:
@@ -124,10 +137,10 @@ async def test_frames_are_read_on_from_where_the_last_ended(tmp_path: Path) -> N
     log = tmp_path / "log"
     log.write_bytes(END + END[:10])
     reader = FrameReader(str(log))
-    assert await read_all(reader) == [End(id="a", count=1)]
+    assert await read_all(reader) == [END_FRAME]
     with open(log, "ab") as file:
         file.write(END[10:] + b"junk\n" + END)
-    end = End(id="a", count=1)
+    end = END_FRAME
     assert await read_all(reader) == [end, Dropped(count=4), end]
 
 
@@ -138,7 +151,7 @@ async def test_a_line_without_end_takes_no_memory(
     log = tmp_path / "log"
     log.write_bytes(b"x" * 1_000_000 + b"\n" + END)
     reader = FrameReader(str(log))
-    assert await read_all(reader) == [Dropped(count=1_000_000), End(id="a", count=1)]
+    assert await read_all(reader) == [Dropped(count=1_000_000), END_FRAME]
 
 
 async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
@@ -149,7 +162,7 @@ async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
         file.write(END)
     found = await read_all(FrameReader(str(log)))
     assert isinstance(found[0], Dropped)
-    assert found[-1] == End(id="a", count=1)
+    assert found[-1] == END_FRAME
 
 
 async def test_the_bell_rings_for_what_is_written(tmp_path: Path) -> None:
@@ -164,6 +177,6 @@ async def test_the_bell_rings_for_what_is_written(tmp_path: Path) -> None:
             await heard.wait()
         with open(log, "ab") as file:
             file.write(b"\n")
-        assert await reader.read(ear) == [Output(stream="stdout", data="x")]
+        assert await reader.read(ear) == [Output(stream="stdout", data="x", size=51)]
         log.unlink()
         assert await reader.read(ear) == []

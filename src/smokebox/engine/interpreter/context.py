@@ -363,7 +363,7 @@ class _Piece:
 
     def _may_show(self, frame: Result) -> bool:
         self._results += 1
-        self._shown += sum(len(one) for one in frame.data.values() if isinstance(one, str))
+        self._shown += frame.size
         fits = self._results <= MOST_RESULTS and self._shown <= LARGEST_RESULTS
         self._truncated |= not fits
         return fits

@@ -79,6 +79,7 @@ class Contexts:
         self._loading = asyncio.Lock()
         self._defaults = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
 
     async def create(
         self,
@@ -220,7 +221,8 @@ class Contexts:
 
     async def aclose(self) -> None:
         """Let go of everything, and leave what runs for another engine. Safe to repeat."""
-        await self._written()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
         for context in self._known.values():
             context.close()
 
@@ -365,7 +367,9 @@ class Contexts:
 
     def _on_end(self, context: CodeContext) -> None:
         if self._known.get(context.id) is context:
-            self._spawn(self._write_end(context))
+            task = self._spawn(self._write_end(context))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
 
     def _on_gone(self, context: CodeContext) -> None:
         if context.row.shared:
@@ -398,8 +402,8 @@ class Contexts:
         return task
 
     async def _written(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._writes:
+            await asyncio.wait(self._writes)
 
 
 def _checked(code: object) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 40 << 20
 _READ = 1 << 18
+# How much deeper than here a result is wherever it goes.
+_DEEPER = 100
 
 CHART = "application/vnd.smokebox.chart+json"
 _TEXTS = {
@@ -39,9 +41,10 @@ _BYTES = {"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf"}
 
 
 class Frame(msgspec.Struct, kw_only=True, tag_field="type"):
-    """What all frames are: of one piece of code, whose id they repeat."""
+    """What all frames are: of one piece of code, whose id they repeat; `size` is counted here."""
 
     id: str = ""
+    size: int = 0
 
 
 class Ready(Frame, tag="ready"):
@@ -180,7 +183,26 @@ def parse(line: bytes) -> Frame:
         frame: Frame = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Dropped(count=len(line))
+    frame.size = len(line)
+    if _can_be_sent(frame):
+        return frame
+    if not isinstance(frame, Result):
+        return Dropped(count=len(line))
+    # Numbers that JSON has and programs have not, or lists in lists without end.
+    frame.data = {mime: value for mime, value in frame.data.items() if isinstance(value, str)}
     return frame
+
+
+def _can_be_sent(frame: Frame) -> bool:
+    """Whether somebody can write down again what we have read, also within other things."""
+    within: object = frame
+    for _ in range(_DEEPER):
+        within = [within]
+    try:
+        msgspec.json.encode(within)
+    except (msgspec.MsgspecError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def result_of(frame: Result) -> CodeResult:
