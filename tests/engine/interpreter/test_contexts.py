@@ -357,6 +357,9 @@ async def test_only_so_many_of_the_ended_are_remembered(
         return [row.context_id for row in rows] == ["b"]
 
     await eventually(forgotten)
+    directory = os.path.join(await box.life.directory(), "run")
+    left = [name for name in os.listdir(directory) if name.endswith(("~code.out", "~code.in"))]
+    assert left == []
     with pytest.raises(NotFound):
         await box.contexts.get("a")
 

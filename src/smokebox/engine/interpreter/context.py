@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import time
 from dataclasses import replace
@@ -23,6 +24,8 @@ from smokebox.engine.interpreter.frames import (
 )
 from smokebox.engine.processes import faults
 from smokebox.engine.processes.lasting import LastingProcess
+from smokebox.engine.processes.launching import STDIN
+from smokebox.engine.processes.logs import SUFFIXES
 from smokebox.engine.record.rows import ProcessRow
 from smokebox.errors import (
     DeadlineExceeded,
@@ -79,7 +82,7 @@ class CodeContext:
         )
         self._use = use
         self._on_end = on_end
-        self._reader = FrameReader(f"{stem}.out")
+        self._reader = FrameReader(stem + SUFFIXES["stdout"])
         self._turns = asyncio.Lock()
         self._settling: asyncio.Task[None] | None = None
         self._deleted = False
@@ -184,6 +187,12 @@ class CodeContext:
         self._deleted = True
         with contextlib.suppress(SandboxGone):
             await self.process.kill(grace=0)
+
+    def clear(self) -> None:
+        """Remove what nobody reads of one that has ended: all but its last words."""
+        for suffix in (SUFFIXES["stdout"], STDIN):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.process.stem + suffix)
 
     def close(self) -> None:
         """Let go, and leave it for another engine. Safe to repeat."""

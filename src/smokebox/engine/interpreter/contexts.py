@@ -376,6 +376,7 @@ class Contexts:
             # Nobody has its id to ask by, and another takes its place.
             self._spawn(self._forget([context]))
             return
+        context.clear()
         ended = [one for one in self._known.values() if one.process.gone]
         ended.sort(key=lambda one: one.row.ended_at or 0.0)
         if len(ended) > MOST_ENDED:
