@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0
 # How long interrupted code may take to end, before its context is.
 INTERRUPT_SECONDS = 3.0
+# What a kernel calls the error of code that it has ended by itself when its time was up.
+INTERRUPTED = "Interrupted"
 # The most that one piece of code may show.
 MOST_RESULTS = 1000
 LARGEST_RESULTS = 32 << 20
@@ -341,6 +343,8 @@ class _Piece:
         if isinstance(frame, Result):
             return result_of(frame) if self._may_show(frame) else None
         if isinstance(frame, Failed):
+            # A kernel may have noticed before us, on a machine with much else to do.
+            self.timed_out |= frame.name == INTERRUPTED and self.left == 0
             if self.timed_out:
                 return self.too_late(frame.traceback)
             self._error = error_of(frame)

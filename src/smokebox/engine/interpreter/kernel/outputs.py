@@ -10,6 +10,7 @@ import codecs
 import io
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -91,8 +92,11 @@ class Outputs:
         self._texts: dict[str, Text] = {}
         self.bind()
         os.register_at_fork(after_in_child=self._be_plain)
+        # An interrupt is for the main thread, and threads take over what it blocks.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for work in (self._listen, self._gather):
             threading.Thread(target=work, name="smokebox", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def bind(self) -> None:
         """Have sys.stdout and sys.stderr be ours, whatever the last code put there."""
