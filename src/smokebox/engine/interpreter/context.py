@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0
 # How long interrupted code may take to end, before its context is.
 INTERRUPT_SECONDS = 3.0
+AGAIN_SECONDS = 1.0
 # What a kernel calls the error of code that it has ended by itself when its time was up.
 INTERRUPTED = "Interrupted"
 # The most that one piece of code may show.
@@ -233,7 +234,7 @@ class CodeContext:
         try:
             await self.process.kill("SIGINT")
             while not piece.over:
-                for event in piece.take(await self._hear(ear, deadline)):
+                for event in piece.take(await self._hear_interrupted(ear, deadline)):
                     yield event
                 _check(deadline, over=piece.over)
         except (TimeoutError, ProcessEnded):
@@ -248,10 +249,22 @@ class CodeContext:
             deadline = time.monotonic() + INTERRUPT_SECONDS
             try:
                 await self.process.kill("SIGINT")
-                while not _ends(id, await self._hear(ear, deadline)):
+                while not _ends(id, await self._hear_interrupted(ear, deadline)):
                     _check(deadline)
             except TimeoutError:
                 await self._give_up()
+
+    async def _hear_interrupted(self, ear: Ear, deadline: float) -> list[Frame]:
+        """As `_hear`, with another interrupt after a silence: the first may have come too early.
+
+        Code that has not begun heeds none.
+        """
+        while True:
+            try:
+                return await self._hear(ear, min(deadline, time.monotonic() + AGAIN_SECONDS))
+            except TimeoutError:
+                _check(deadline)
+                await self.process.kill("SIGINT")
 
     async def _give_up(self) -> None:
         if self.process.running:
