@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
+# A loop in here takes a core until it is ended, beside whatever else runs.
+pytestmark = pytest.mark.timeout(60)
+
 # What is to be found when neither the image nor Smokebox has anything.
 NOWHERE = {"PATH": "/nowhere"}
 
