@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 SOURCE = Path(__file__).parents[1] / "src"
-# With a number it kills itself before that line of what makes things, counted from a request on.
+# With a number it kills itself before that line of the files it is told, counted from the first
+# call of a function in them.
 PROGRAM = """
 import asyncio, os, sys, threading
 from smokebox.server.serving import serve
 from smokebox.server.settings import Settings
 
-home, kill_at = sys.argv[1], int(sys.argv[2])
+home, kill_at, since, TRACED = sys.argv[1], int(sys.argv[2]), sys.argv[3], tuple(sys.argv[4:])
 lines = -1
 
 def trace(frame, event, argument):
     global lines
     if frame.f_code.co_filename.endswith(TRACED):
-        if frame.f_code.co_name == "once":
+        if frame.f_code.co_name == since:
             lines = max(lines, 0)
         return step if lines >= 0 else None
 
@@ -46,13 +47,20 @@ def step(frame, event, argument):
         os.kill(os.getpid(), 9)
     return step
 
-TRACED = ("server/idempotency.py", "routes/processes.py", "routes/sandboxes.py",
-          "engine/processes/processes.py", "engine/starting.py")
 if kill_at:
     sys.settrace(trace)
     threading.settrace(trace)
 asyncio.run(serve(Settings(home=home, pool=0)))
 """
+
+
+MAKING = (
+    "server/idempotency.py",
+    "routes/processes.py",
+    "routes/sandboxes.py",
+    "engine/processes/processes.py",
+    "engine/starting.py",
+)
 
 
 @contextlib.contextmanager
@@ -69,10 +77,16 @@ def new_home() -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def killable(home: str, *, kill_at: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
-    """A server in another process, by plain HTTP. It is killed by SIGKILL at the end."""
+async def killable(
+    home: str, *, kill_at: int = 0, since: str = "once", traced: tuple[str, ...] = MAKING
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A server in another process, by plain HTTP. It is killed by SIGKILL at the end.
+
+    With `kill_at` it kills itself before that line of the files `traced`, counted `since` a
+    function of that name was called.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, home, str(kill_at)],
+        [sys.executable, "-W", "error", "-c", PROGRAM, home, str(kill_at), since, *traced],
         stdout=subprocess.DEVNULL,
         cwd="/",
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},

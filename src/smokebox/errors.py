@@ -20,7 +20,7 @@
     ├── DeadlineExceeded     also TimeoutError        an operation took too long
     ├── SandboxGone                                   the sandbox stopped under the call
     │   └── SandboxRestarted                          the handle is of a former run
-    ├── NotFound             also LookupError         no sandbox, session, process or image
+    ├── NotFound             also LookupError         no sandbox, session, process, backup or image
     ├── Conflict                                      the name, or the place, is taken
     ├── ProcessEnded                                  it ended before what was waited for
     ├── LimitReached                                  the sandbox may not have more

@@ -389,6 +389,53 @@ class CodeExecution:
         return next((one.text for one in self.results if one.main), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """A directory of a sandbox as it was, kept until it is deleted or expires.
+
+    `sandbox_id` is the sandbox that it is of, which may be gone by now, and `path` the
+    directory. `size` is the bytes that it takes where it is kept, `bytes` those of its `files`.
+    `checksum` is the SHA-256 of the archive. Times are seconds since the epoch; `expires_at`
+    is None for one that is kept until it is deleted.
+    """
+
+    id: str
+    sandbox_id: str
+    path: str
+    name: str | None
+    size: int
+    bytes: int
+    files: int
+    checksum: str
+    created_at: float
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredBackup:
+    """A backup that was restored: where, and how much of it there is."""
+
+    id: str
+    path: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupProgress:
+    """A backup that is being made, or restored: how many bytes of files it has come to.
+
+    `total` is None where nobody knows yet. One that waits for another has not begun.
+    """
+
+    id: str
+    operation: Literal["create", "restore"]
+    path: str
+    bytes: int
+    total: int | None
+    begun: bool
+
+
 NetworkVerdict = Literal["forwarded", "answered", "tunnelled", "resolved", "refused", "failed"]
 
 

@@ -35,6 +35,8 @@ from smokebox.egress.policy import Egress
 from smokebox.sandbox.bucket import BucketBinding
 from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
+    Backup,
+    BackupProgress,
     Capabilities,
     CodeContextInfo,
     CodeExecution,
@@ -52,6 +54,7 @@ from smokebox.types import (
     ProcessInfo,
     ProcessLogs,
     ProcessStatus,
+    RestoredBackup,
     SandboxInfo,
     SandboxStats,
     SessionInfo,
@@ -77,7 +80,7 @@ ATTRIBUTES = {
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
-    "Client": ["keys: Keys"],
+    "Client": ["keys: Keys", "backups: Backups"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submitted": ["id: str", "target_id: str | None"],
 }

@@ -23,10 +23,12 @@ from smokebox.engine.mounts.request import Request
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import (
     TABLES,
+    BackupRow,
     ContextRow,
     MountRow,
     PortRow,
     ProcessRow,
+    RestoreRow,
     Row,
     SandboxRow,
     SessionRow,
@@ -138,6 +140,22 @@ FULL: list[Row] = [
     replace(PORT, name="site", generation=7, private=True),
     replace(CONTEXT, timeout=1.5, shared=True, exit_code=3, ended_at=2.0, reason="it fell asleep"),
     MOUNT,
+    RestoreRow(sandbox_id="box", staging="/.smokebox-c", path="/workspace", state="placing"),
+    BackupRow(
+        id="b-1",
+        sandbox_id="box",
+        path="/workspace/é",
+        name="all",
+        status="ready",
+        place="s3://bucket",
+        created_at=1.5,
+        expires_at=2.5,
+        size=1 << 40,
+        bytes=1 << 41,
+        files=3,
+        disk=1 << 42,
+        checksum="00",
+    ),
 ]
 KEYS: dict[type[Row], tuple[str | int, ...]] = {
     SandboxRow: ("box",),
@@ -150,7 +168,7 @@ KEYS: dict[type[Row], tuple[str | int, ...]] = {
 
 async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: str) -> None:
     async with await Record.open(path) as record:
-        assert await record.write(*map(put, FULL)) == 6
+        assert await record.write(*map(put, FULL)) == 8
     async with await Record.open(path) as record:
         assert await record.get(SandboxRow, "box") == FULL[0]
         assert await record.get(SessionRow, "box", "main") == FULL[1]
@@ -158,6 +176,10 @@ async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: 
         assert await record.get(PortRow, "box", 8080) == FULL[3]
         assert await record.get(ContextRow, "box", "c") == FULL[4]
         assert await record.get(MountRow, "box", "/data") == FULL[5]
+        assert await record.restores() == [FULL[6]]
+        assert await record.get(BackupRow, "b-1") == FULL[7]
+        assert await record.backups() == await record.backups(sandbox_id="box") == [FULL[7]]
+        assert await record.backups(sandbox_id="other") == []
 
 
 async def test_the_least_of_every_row_comes_back(record: Record) -> None:
@@ -201,13 +223,11 @@ async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
     assert await record.write(delete(SandboxRow, "box")) == 1
     assert await record.write(delete(SandboxRow, "box")) == 0
     left = {table.name: count(path, table.name) for table in TABLES.values()}
-    assert left == {
+    # Backups outlive what they are of.
+    assert {name: rows for name, rows in left.items() if rows} == {
         "sandboxes": 1,
         "sessions": 1,
-        "processes": 0,
-        "ports": 0,
-        "contexts": 0,
-        "mounts": 0,
+        "backups": 1,
     }
 
 

@@ -73,6 +73,15 @@ def serve(
     bucket_private: Annotated[
         bool, typer.Option("--bucket-private", help="Mount also from addresses of this network.")
     ] = False,
+    backups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="SMOKEBOX_BACKUPS",
+            show_envvar=False,
+            help="The bucket for backups, such as s3://name/folder; else the directory.",
+        ),
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Try it first, and say what to try next.")
@@ -105,6 +114,7 @@ def serve(
         git_private=git_private,
         buckets=offered(buckets) if buckets else {},
         bucket_private=bucket_private,
+        backups=backups,
         log_json=log_json,
     )
     run(settings, show=show or sys.stdout.isatty())

@@ -63,6 +63,7 @@ VERBS = {
     "mounts": Verb("mount", "mounts", SANDBOXES),
     "unmount": Verb("mount", "unmount", SANDBOXES),
     "net": Verb("net", "net", SANDBOXES),
+    "backup": Verb("backup", "backup", SANDBOXES),
     "sleep": Verb("sleep", "sleep", SANDBOXES),
     "wake": Verb("wake", "wake", SANDBOXES),
     "rm": Verb("rm", "rm", SANDBOXES),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
+from smokebox.client.backups import Backups
 from smokebox.client.bindings import Binding
 from smokebox.client.connection import Address
 from smokebox.client.handle import repeat_key
@@ -37,6 +38,7 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.keys = Keys(transport)
+        self.backups = Backups(transport)
 
     @property
     def url(self) -> str:

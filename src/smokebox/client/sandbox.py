@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
+from smokebox.client.backups import BackupsOf
 from smokebox.client.code import Code
 from smokebox.client.git import Git
 from smokebox.client.mounts import Mounts
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(Sessions, Code, Transfers, Processes, Terminals, Ports, Git, Mounts, Network):
+class Sandbox(
+    Sessions, Code, Transfers, Processes, Terminals, Ports, Git, Mounts, BackupsOf, Network
+):
     """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
 
     A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =

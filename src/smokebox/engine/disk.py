@@ -273,6 +273,16 @@ class _Box:
         return self.usage.bytes - self.before.bytes
 
 
+def room(directory: str | int) -> int:
+    """The bytes that may still be written to a file system, besides what the host keeps free."""
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize - _reserve(space)
+
+
+def _reserve(space: os.statvfs_result) -> int:
+    return int(min(space.f_blocks * space.f_frsize * RESERVE_SHARE, RESERVE_BYTES))
+
+
 class DiskWatch:
     """Tells which sandbox has more on disk than it may, once each time it comes to that.
 
@@ -370,7 +380,7 @@ class DiskWatch:
         # another wrote.
         self._changed += abs((free if self._free is None else self._free) - free)
         self._free = free
-        if free < min(space.f_blocks * space.f_frsize * RESERVE_SHARE, RESERVE_BYTES):
+        if free < _reserve(space):
             return "bytes"
         return "inodes" if space.f_favail < space.f_files * RESERVE_SHARE else None
 

@@ -10,6 +10,7 @@ import resource
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
+from smokebox.engine.backups.backups import Backups
 from smokebox.engine.guard import Guard
 from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.store import open_store
@@ -63,12 +64,14 @@ class Host:
         tier: Tier = "namespaces",
         pool: int = POOL_SIZE,
         images: str | os.PathLike[str] | None = None,
+        backups: str | None = None,
     ) -> Self:
         """Take a state directory, and take over what still runs of its sandboxes.
 
         `home` is by default SMOKEBOX_HOME, or the user's data directory. `tier` is what
-        isolates a sandbox that asks for nothing else, `pool` how many are made ahead, and
-        `images` where layers are kept, by default in the state directory.
+        isolates a sandbox that asks for nothing else, `pool` how many are made ahead, `images`
+        where layers are kept and `backups` the URL of a bucket for backups; by default both are
+        in the state directory.
         """
         raise_open_files()
         place = await asyncio.to_thread(open_home, home)
@@ -79,7 +82,13 @@ class Host:
             raise
         guard = Guard(place.boxes)
         layers = os.fspath(images) if images is not None else os.path.join(place.path, "images")
-        host = cls(_workshop(place, record, guard, tier, pool, layers), guard)
+        try:
+            kept = Backups(record, os.path.join(place.path, "backups"), backups)
+        except BaseException:
+            await record.aclose()
+            place.close()
+            raise
+        host = cls(_workshop(place, record, guard, tier, pool, layers, kept), guard)
         try:
             await host._take_over()
         except BaseException:
@@ -92,6 +101,11 @@ class Host:
     def home(self) -> str:
         """The state directory."""
         return self._shop.home.path
+
+    @property
+    def backups(self) -> Backups:
+        """The backups of all its sandboxes, also of those that are gone."""
+        return self._shop.backups
 
     @property
     def traffic(self) -> Traffic:
@@ -156,6 +170,7 @@ class Host:
             stack.callback(self._shop.home.close)
             stack.callback(self._shop.workers.close)
             stack.push_async_callback(self._shop.record.aclose)
+            stack.push_async_callback(self._shop.backups.aclose)
             for jailer in self._shop.jailers.values():
                 stack.push_async_callback(jailer.aclose)
             stack.push_async_callback(self._shop.pool.aclose)
@@ -184,6 +199,7 @@ class Host:
 
     async def _take_over(self) -> None:
         """Adopt what runs, finish what was being destroyed, and sweep up what nobody knows."""
+        await self._shop.backups.take_over()
         rows = await self._shop.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
         self._shop.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
@@ -221,7 +237,13 @@ class Host:
 
 
 def _workshop(
-    place: Home, record: Record, guard: Guard, tier: Tier, pool: int, layers: str
+    place: Home,
+    record: Record,
+    guard: Guard,
+    tier: Tier,
+    pool: int,
+    layers: str,
+    backups: Backups,
 ) -> Workshop:
     tag = tag_of(place.path)
     jailers: dict[str, Jailer] = {
@@ -241,6 +263,7 @@ def _workshop(
             make=lambda image: shop.spec(shop.key(), image, Limits()),
             remove=lambda spec: shop.remove(spec.key),
         ),
+        backups=backups,
         tag=tag,
     )
     return shop

@@ -401,10 +401,11 @@ class Lifecycle:
         """
         for _ in range(PULSES):
             try:
-                await errands.send_signal(jail, _NOBODY, 0, tree=False)
+                if not jail.frozen:
+                    await errands.send_signal(jail, _NOBODY, 0, tree=False)
                 return
             except SandboxGone:
-                if not jail.alive or self._run is None or self._run.jail is not jail:
+                if not jail.alive or jail.frozen or self._run is None or self._run.jail is not jail:
                     return
         self.stop(SILENT)
 

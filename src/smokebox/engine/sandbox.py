@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from smokebox.egress.clients import Clients
 from smokebox.engine import commands
+from smokebox.engine.backups.box import BoxBackups
 from smokebox.engine.egress.door import Door
 from smokebox.engine.egress.network import Network
 from smokebox.engine.files.files import Files
@@ -382,6 +383,12 @@ class Sandbox:
             workers=self._shop.workers,
             cwd=lambda: self.cwd,
         )
+        self.backups = backups = BoxBackups(
+            life,
+            self._shop.backups,
+            cwd=lambda: self.cwd,
+            measure=lambda run: self._shop.measure(run.jail.state.key),
+        )
         clients = self._shop.clients.get(self.id) or Clients()
         self.door = Door(
             self.id,
@@ -397,6 +404,13 @@ class Sandbox:
         files, processes, sessions = self.files, self.processes, self.sessions
         contexts, terminals, ports = self.contexts, self.terminals, self.ports
         life.parts = (
+            # First, as it may have to let the rest go on.
+            Part(
+                ended=lambda reason: backups.ended(),
+                begin=backups.resume,
+                adopt=backups.adopt,
+                busy=lambda: backups.busy,
+            ),
             Part(
                 ended=mounts.ended,
                 begin=mounts.begin,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.egress.clients import Clients
+    from smokebox.engine.backups.backups import Backups
     from smokebox.engine.guard import Guard
     from smokebox.engine.home import Home
     from smokebox.engine.images.image import Image, ImageStore
@@ -46,6 +47,7 @@ class Workshop:
     workers: Workers
     guard: Guard
     pool: Pool
+    backups: Backups
     tag: str
     cwds: dict[str, str] = field(default_factory=dict)
     clients: dict[str, Clients] = field(default_factory=dict)

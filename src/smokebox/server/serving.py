@@ -180,7 +180,9 @@ async def open_state(settings: Settings, drain: Drain | None = None) -> AsyncIte
     async with contextlib.AsyncExitStack() as stack:
         if telemetry is not None:
             stack.push_async_callback(telemetry.aclose)
-        host = await Host.open(settings.home, tier=settings.tier, pool=settings.pool)
+        host = await Host.open(
+            settings.home, tier=settings.tier, pool=settings.pool, backups=settings.backups
+        )
         await stack.enter_async_context(host)
         keys = Keys(settings)
         stack.push_async_callback(keys.aclose)

@@ -52,7 +52,8 @@ class Settings:
     What is in it: `tier` isolates a sandbox that asks for nothing else, `pool` is how many
     are made ahead. `git_private` lets clones come from private addresses. `buckets` are those
     that clients may mount by name, without credentials of their own, and `bucket_private` lets
-    theirs be at private addresses.
+    theirs be at private addresses. `backups` is the URL of the bucket that keeps backups, by
+    default the state directory does.
 
     What operators see: with `log_json` each line of its log is JSON. `otlp_endpoint` is where
     spans are sent by OTLP over HTTP, by default OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -76,6 +77,7 @@ class Settings:
     git_private: bool = False
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     bucket_private: bool = False
+    backups: str | None = None
     log_json: bool = False
     otlp_endpoint: str | None = None
 

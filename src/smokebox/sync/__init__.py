@@ -12,6 +12,7 @@ after a fork. Callbacks run on the thread of the loop in the background.
 from __future__ import annotations
 
 from smokebox.client import agent_client as _agent_client
+from smokebox.client import backups as _backups
 from smokebox.client import client as _client
 from smokebox.client import keys as _keys
 from smokebox.client import process as _process
@@ -28,6 +29,7 @@ from smokebox.sync.facade import Facade, Stream, calling
 
 __all__ = [
     "AgentClient",
+    "Backups",
     "Client",
     "CodeStream",
     "ExecStream",
@@ -92,6 +94,10 @@ class AgentClient(Facade, of=_agent_client.AgentClient):
 
 class Submitted(Facade, of=_submitted.Submitted):
     """`smokebox.client.submitted.Submitted`, without `await`."""
+
+
+class Backups(Facade, of=_backups.Backups):
+    """`smokebox.client.backups.Backups`, without `await`."""
 
 
 class Keys(Facade, of=_keys.Keys):

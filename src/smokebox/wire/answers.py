@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from smokebox.types import (
+    Backup,
+    BackupProgress,
     CodeContextInfo,
     ExposedPort,
     FileInfo,
@@ -59,6 +61,18 @@ class Mounts(msgspec.Struct):
     """Mounts in the order in which they were made."""
 
     mounts: list[Mount]
+
+
+class Backups(msgspec.Struct):
+    """Backups, the oldest first."""
+
+    backups: list[Backup]
+
+
+class BackupsUnderWay(msgspec.Struct):
+    """Backups that are being made or restored, in the order in which they were asked for."""
+
+    progress: list[BackupProgress]
 
 
 class PreviewUrl(msgspec.Struct):

@@ -322,6 +322,37 @@ class RunCode(Body):
     timeout: float | None = None
 
 
+class CreateBackup(Body):
+    """A directory to keep; `ttl` is seconds, and `compression` a level of zstd, 1 to 19.
+
+    Without a `ttl` it is kept until it is deleted. With `freeze` the processes of the sandbox
+    stand still meanwhile.
+    """
+
+    path: str = "/workspace"
+    name: str | None = None
+    ttl: Positive | None = None
+    excludes: list[str] = []
+    gitignore: bool = False
+    compression: int | None = None
+    freeze: bool = False
+    timeout: float | None = None
+
+
+class RestoreBackup(Body):
+    """Where a backup is to be restored; by default where it was made."""
+
+    path: str | None = None
+    timeout: float | None = None
+
+
+class ListBackups(Query):
+    """Backups of one sandbox, or of those whose ids begin with a prefix."""
+
+    sandbox: str | None = None
+    prefix: str = ""
+
+
 class CreateTerminal(Body):
     """A terminal, by default with an interactive shell."""
 

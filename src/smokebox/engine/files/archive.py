@@ -11,7 +11,7 @@ import math
 import os
 import posixpath
 import stat as stat_bits
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smokebox.engine.files.opening import (
     LIST,
@@ -23,7 +23,7 @@ from smokebox.engine.files.opening import (
     refuse_kernel,
 )
 from smokebox.engine.files.places import DIRECTORY_MODE
-from smokebox.engine.files.replacing import Replacement, temporary_name
+from smokebox.engine.files.replacing import Fresh, Replacement, temporary_name
 from smokebox.engine.files.tarstream import BrokenTar, Inflater, Source, next_member, padded
 from smokebox.engine.files.trees import existing
 from smokebox.engine.workers import checkpoint
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 PIECE = 256 << 10
 MAX_DIRECTORIES = 100_000
+_ZEROS = bytes(PIECE)
 
 
 def extract(
@@ -69,7 +70,7 @@ def extract(
             operation="keep_owner",
         )
     with naming(path), closing(files.directory(path, [])) as top:
-        unpacking = _Unpacking(files, top, path, result, keep_owner, max_bytes)
+        unpacking = Unpacking(files, top, path, result, keep_owner, max_bytes)
         with contextlib.closing(unpacking.run()) as run:
             next(run)
             inflater = Inflater()
@@ -95,8 +96,12 @@ def _sent(run: Generator[None, bytes, None], data: bytes) -> bool:
     return False
 
 
-class _Unpacking:
-    """One archive on its way into a directory."""
+class Unpacking:
+    """One archive on its way into an open directory.
+
+    With `exact` it becomes what was packed: with all bits of modes, the times of links and
+    holes instead of zeros. Else there are no setuid bits.
+    """
 
     def __init__(
         self,
@@ -106,6 +111,8 @@ class _Unpacking:
         result: Extracted,
         keep_owner: bool,
         max_bytes: int | None,
+        *,
+        exact: bool = False,
     ) -> None:
         self._files = files
         self._top = top
@@ -113,17 +120,28 @@ class _Unpacking:
         self._result = result
         self._keep_owner = keep_owner
         self._left = math.inf if max_bytes is None else max_bytes
+        self._exact = exact
         self._source = Source()
         self._member = ""
         self._directories: list[tuple[str, tarfile.TarInfo]] = []
+        # The directory of the last member, where the next one mostly goes too.
+        self._last: tuple[str, int] | None = None
 
     def run(self) -> Generator[None, bytes, None]:
         """Take bytes until the end mark."""
+        try:
+            yield from self._run()
+        finally:
+            self._leave()
+
+    def _run(self) -> Generator[None, bytes, None]:
         while (member := (yield from next_member(self._source))) is not None:
             self._member = member.name
             relative = _inside(member.name)
             if relative:
                 yield from self._unpack(member, relative)
+            elif self._exact and member.isdir():
+                self._directories.append(("", member))
             self._member = ""
         self._settle_directories()
 
@@ -184,17 +202,24 @@ class _Unpacking:
         before = existing(parent, name)
         if before is not None and stat_bits.S_ISDIR(before.st_mode):
             raise self._failed(PathIsDirectory, "a directory has its name")
-        with Replacement(parent, name, before) as file:
+        # What nobody sees before it is whole needs no such care for each file.
+        make = Fresh if self._exact and before is None else Replacement
+        with make(parent, name, before) as file:
             left = member.size
             while left:
                 piece = yield from self._source.some(min(left, PIECE))
                 if not piece:
                     raise BrokenTar(f"it was cut short, with {left} bytes to come")
-                file.write(piece)
+                if self._exact and piece == _ZEROS[: len(piece)]:
+                    os.lseek(file.fd, len(piece), os.SEEK_CUR)
+                else:
+                    file.write(piece)
                 left -= len(piece)
-            file.like, file.mode = None, member.mode & 0o777
+            if self._exact:
+                os.ftruncate(file.fd, member.size)
+            file.like, file.mode = None, member.mode & (0o7777 if self._exact else 0o777)
             self._give(member, file.fd)
-            _set_time(file.fd, member.mtime)
+            _set_time(file.fd, member)
         self._result.bytes += member.size
         yield from self._source.take(padded(member.size) - member.size)
 
@@ -216,13 +241,25 @@ class _Unpacking:
                 closing(open_beneath(self._top, relative, LIST)) as fd,
             ):
                 self._give(member, fd)
-                os.fchmod(fd, member.mode & 0o1777)
-                _set_time(fd, member.mtime)
+                os.fchmod(fd, member.mode & (0o7777 if self._exact else 0o1777))
+                _set_time(fd, member)
 
     def _symlink(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         if not member.linkname or "\0" in member.linkname:
             raise BrokenTar("a symlink leads to no name")
-        self._place(parent, name, lambda at: os.symlink(member.linkname, at, dir_fd=parent))
+
+        def make(at: str) -> None:
+            os.symlink(member.linkname, at, dir_fd=parent)
+            if self._exact:
+                self._settle_link(member, parent, at)
+
+        self._place(parent, name, make)
+
+    def _settle_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        if self._keep_owner:
+            owner = self._owner_of(member)
+            os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+        _set_time(name, member, dir_fd=parent, follow_symlinks=False)
 
     def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         folder, source = posixpath.split(_inside(member.linkname))
@@ -254,15 +291,31 @@ class _Unpacking:
         self._result.links += 1
 
     def _give(self, member: tarfile.TarInfo, fd: int) -> None:
-        if not self._keep_owner:
-            return
+        if self._keep_owner:
+            os.fchown(fd, *self._owner_of(member))
+
+    def _owner_of(self, member: tarfile.TarInfo) -> tuple[int, int]:
         owner = self._files.owner
         if not (0 <= member.uid < owner.count and 0 <= member.gid < owner.count):
             raise self._failed(AccessDenied, f"the sandbox has no id {member.uid}:{member.gid}")
-        os.fchown(fd, owner.uid + member.uid, owner.gid + member.gid)
+        return owner.uid + member.uid, owner.gid + member.gid
 
     def _folder(self, relative: str) -> int:
         """The directory that a member goes into, made if need be."""
+        if not self._exact:
+            return self._opened(relative)
+        # Nobody else has business in it: whoever moves it meanwhile moves what is put there.
+        if self._last is None or self._last[0] != relative:
+            self._leave()
+            self._last = (relative, self._opened(relative))
+        return os.dup(self._last[1])
+
+    def _leave(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            os.close(last[1])
+
+    def _opened(self, relative: str) -> int:
         try:
             return self._existing_folder(relative)
         except FileNotFoundError:
@@ -303,6 +356,9 @@ def _inside(name: str) -> str:
     return "/".join(names)
 
 
-def _set_time(fd: int, mtime: float) -> None:
+def _set_time(at: int | str, member: tarfile.TarInfo, **how: Any) -> None:
+    # A float has too few digits for nanoseconds.
+    whole, _, fraction = member.pax_headers.get("mtime", str(member.mtime)).partition(".")
     with contextlib.suppress(OverflowError, ValueError):
-        os.utime(fd, (mtime, mtime))
+        moment = int(whole + fraction[:9].ljust(9, "0"))
+        os.utime(at, ns=(moment, moment), **how)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.globbing import expand_braces
 from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+Segments: TypeAlias = list[Callable[[str], object] | None]
 
 MOST = 100
 LONGEST = 1_000
@@ -32,7 +35,7 @@ class Patterns:
                 option=option,
             )
         self._compiled = [
-            _compile(text) for pattern in patterns for text in expand_braces(check_path(pattern))
+            compiled(text) for pattern in patterns for text in expand_braces(check_path(pattern))
         ]
 
     def __bool__(self) -> bool:
@@ -41,7 +44,7 @@ class Patterns:
     def fit(self, path: str) -> bool:
         """Whether one of them fits a relative path as a whole."""
         names = path.split("/")
-        return any(_fits(segments, names) for segments in self._compiled)
+        return any(fits(segments, names) for segments in self._compiled)
 
     def cover(self, path: str) -> bool:
         """Whether one of them fits a relative path or a directory above it."""
@@ -49,20 +52,21 @@ class Patterns:
             return False
         names = path.split("/")
         return any(
-            _fits(segments, names[:count])
+            fits(segments, names[:count])
             for count in range(1, len(names) + 1)
             for segments in self._compiled
         )
 
 
-def _compile(pattern: str) -> list[Callable[[str], object] | None]:
+def compiled(pattern: str) -> Segments:
+    """A pattern, name by name; None stands for `**`."""
     names = [name for name in pattern.split("/") if name not in ("", ".")]
     if "/" not in pattern.rstrip("/"):
         names.insert(0, "**")
     return [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in names]
 
 
-def _fits(segments: list[Callable[[str], object] | None], names: list[str]) -> bool:
+def fits(segments: Segments, names: list[str]) -> bool:
     """Follow every way to fit at once, so that no pattern takes longer than its length asks."""
     states = _skipped({0}, segments)
     for name in names:
@@ -79,7 +83,7 @@ def _fits(segments: list[Callable[[str], object] | None], names: list[str]) -> b
     return len(segments) in states
 
 
-def _skipped(states: set[int], segments: list[Callable[[str], object] | None]) -> set[int]:
+def _skipped(states: set[int], segments: Segments) -> set[int]:
     """The states and, as `**` also stands for nothing except at the end, those behind one."""
     closed = set(states)
     for state in states:

@@ -113,6 +113,20 @@ class Replacement:
         return True
 
 
+class Fresh(Replacement):
+    """A file that has its name from the beginning, and is not removed where writing it fails.
+
+    Half the time, where a whole directory appears at once. The name must be free.
+    """
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return open_child(self._parent, self._name, flags, 0o600)
+
+    def _take_place(self) -> None:
+        os.fchmod(self.fd, self.mode)
+
+
 def temporary_name(*, fresh: bool) -> str:
     """A name that nobody has, for what will take another."""
     return f".smokebox-{'c' if fresh else 'm'}{secrets.token_hex(8)}"

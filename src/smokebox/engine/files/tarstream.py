@@ -10,6 +10,8 @@ import tarfile
 import zlib
 from typing import TYPE_CHECKING
 
+from smokebox.engine.files.headers import decode
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
@@ -111,7 +113,7 @@ def next_member(source: Source) -> Generator[None, bytes, tarfile.TarInfo | None
         if not block:
             raise BrokenTar("it ends without an end mark, so it was cut short")
         try:
-            member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            member = decode(block)
         except tarfile.HeaderError as error:
             if block == bytes(BLOCK):
                 return None
@@ -162,6 +164,7 @@ def _amended(member: tarfile.TarInfo, said: dict[str, str]) -> tarfile.TarInfo:
         member.gid = int(said.get("gid", member.gid))
     except ValueError as error:
         raise BrokenTar(f"an extended header is damaged ({error})") from None
+    member.pax_headers = said
     if member.size < 0:
         raise BrokenTar(f"{member.name!r} claims {member.size} bytes")
     return member

@@ -18,7 +18,7 @@ from smokebox.engine.files.opening import (
     open_regular,
     refuse_kernel,
 )
-from smokebox.engine.files.places import refuse_mount
+from smokebox.engine.files.places import Place, refuse_mount
 from smokebox.engine.files.replacing import temporary_name
 from smokebox.engine.files.trees import (
     copy_file,
@@ -31,7 +31,6 @@ from smokebox.engine.files.trees import (
 from smokebox.errors import PathError, PathIsDirectory, PathNotDirectory, PathNotFound
 
 if TYPE_CHECKING:
-    from smokebox.engine.files.places import Place
     from smokebox.engine.files.rooted import Rooted
 
 
@@ -54,6 +53,21 @@ def rename(files: Rooted, source: str, target: str) -> None:
                 _check_replaceable(old, new, target)
                 _copy_whole(old, new, source, preserve=True)
                 _remove(old, source)
+
+
+def relocate(source: int, name: str, target: int, other: str, path: str) -> None:
+    """Move what has a name in an open directory to a name in another, which is free.
+
+    A directory of the image is copied and then removed. `path` is for errors.
+    """
+    try:
+        os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        old, new = Place(source, name, []), Place(target, other, [])
+        _copy_whole(old, new, path, preserve=True)
+        _remove(old, path)
 
 
 def move(files: Rooted, source: str, target: str) -> str:

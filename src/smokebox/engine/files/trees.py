@@ -27,7 +27,7 @@ from smokebox.engine.files.opening import (
 )
 from smokebox.engine.files.replacing import Replacement, copy_content, keep_owner, temporary_name
 from smokebox.engine.workers import checkpoint
-from smokebox.errors import DirectoryNotEmpty, LimitReached
+from smokebox.errors import AccessDenied, DirectoryNotEmpty, LimitReached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,15 +68,18 @@ def walk(
     *,
     recursive: bool = True,
     lenient: bool = False,
+    stay: bool = False,
     avoid: os.stat_result | None = None,
     skip: Callable[[str], bool] | None = None,
 ) -> Iterator[Seen]:
     """Everything in a directory and, if `recursive`, below it, each before what is in it.
 
-    What the kernel makes up is not entered, nor is the directory `avoid`; paths that are
-    to `skip` are left out. Directories that may not be read raise, unless `lenient`.
+    What the kernel makes up is not entered, nor is the directory `avoid`, and with `stay` no
+    other file system; paths that are to `skip` are left out. Directories that may not be read
+    raise, unless `lenient`.
     """
     pending = [""]
+    device = os.fstat(top).st_dev if stay else None
     while pending:
         folder = pending.pop()
         try:
@@ -86,7 +89,7 @@ def walk(
                 continue
             raise OSError(error.errno, error.strerror, folder) from error
         with closing(fd):
-            if folder and of_kernel(fd):
+            if folder and (of_kernel(fd) or device not in (None, os.fstat(fd).st_dev)):
                 continue
             folders: list[str] = []
             for seen in _entries(fd, folder):
@@ -165,14 +168,20 @@ class _Level:
             )
 
 
-def remove_tree(parent: int, name: str, path: str) -> None:
-    """Remove a directory with all that is in it; links go, what they lead to stays."""
+def remove_tree(parent: int, name: str, path: str, *, stay: bool = False) -> None:
+    """Remove a directory with all that is in it; links go, what they lead to stays.
+
+    With `stay`, what is on another file system is refused.
+    """
     levels = [_Level(parent, name)]
+    device = os.fstat(levels[0].fd).st_dev if stay else None
     try:
         while levels:
             checkpoint()
             level = levels[-1]
             refuse_kernel(level.fd, path)
+            if device not in (None, os.fstat(level.fd).st_dev):
+                raise AccessDenied(path, f"something is mounted in {path}.", hint="Unmount it.")
             level.clear()
             if level.folders:
                 _enter(levels, level.folders.pop())

@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smokebox.engine.finishing import to_its_end
 from smokebox.engine.git.clone import Clone
 from smokebox.engine.git.forwarding import Door
 from smokebox.engine.git.upstream import Upstream
@@ -20,7 +21,7 @@ from smokebox.errors import (
 from smokebox.types import GitCheckout
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Iterator
 
     from smokebox.engine.files.files import Files
     from smokebox.engine.git.repository import Repository
@@ -104,7 +105,7 @@ class Checkout:
             # Of somebody who was quicker: it is theirs.
             raise
         except BaseException:
-            await _to_its_end(self._clear(target, was_there))
+            await to_its_end(self._clear(target, was_there))
             raise
 
     async def _clone(self, run: Run, target: str) -> GitCheckout:
@@ -144,17 +145,3 @@ class Checkout:
                     left = [f"{target}/{name}" for name in await self.files.readdir(target)]
                 for path in left:
                     await self.files.rm(path, recursive=True, force=True)
-
-
-async def _to_its_end(clearing: Coroutine[None, None, None]) -> None:
-    """Wait for it, also when cancelled, and be cancelled then."""
-    task = asyncio.ensure_future(clearing)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

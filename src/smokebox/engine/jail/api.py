@@ -117,6 +117,11 @@ class Jail(Protocol):
         """Stop every process in it."""
         ...
 
+    @property
+    def frozen(self) -> bool:
+        """Whether this engine has stopped it, so that it does not answer."""
+        ...
+
     async def thaw(self) -> None:
         """Let them go on."""
         ...

@@ -163,6 +163,11 @@ class ClonedJail:
         self._frozen = True
         await asyncio.to_thread(self._cgroup.freeze)
 
+    @property
+    def frozen(self) -> bool:
+        """Whether this engine has stopped it."""
+        return self._frozen
+
     async def thaw(self) -> None:
         """Let them go on."""
         await asyncio.to_thread(self._cgroup.thaw)

@@ -11,7 +11,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.record.rows import SandboxRow, load, table, where
+from smokebox.engine.record.rows import BackupRow, RestoreRow, SandboxRow, load, table, where
 from smokebox.engine.record.schema import connect, fault, open_record
 from smokebox.engine.record.writer import Writer
 from smokebox.errors import SandboxGone
@@ -96,6 +96,17 @@ class Record:
     async def all_active(self) -> list[SandboxRow]:
         """What an engine that starts must see to: sandboxes to adopt, or to finish destroying."""
         return await self._select(SandboxRow, " WHERE status IN ('active', 'destroying')")
+
+    async def backups(self, *, sandbox_id: str | None = None) -> list[BackupRow]:
+        """The backups that there are, in any state, of all sandboxes or of one; oldest first."""
+        if sandbox_id is None:
+            return await self._select(BackupRow, " ORDER BY created_at, rowid")
+        condition = " WHERE sandbox_id = ? ORDER BY created_at, rowid"
+        return await self._select(BackupRow, condition, sandbox_id)
+
+    async def restores(self) -> list[RestoreRow]:
+        """What an engine before this one has begun to restore, and not finished."""
+        return await self._select(RestoreRow, " ORDER BY rowid")
 
     async def aclose(self) -> None:
         """Commit what was asked for, and close the file. Safe to repeat."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from smokebox.egress.layers import Layers
 from smokebox.engine.jail.api import JailState
@@ -147,8 +147,57 @@ class MountRow:
     started: int = 0
 
 
-Row: TypeAlias = SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow | MountRow
-R = TypeVar("R", SandboxRow, SessionRow, ProcessRow, PortRow, ContextRow, MountRow)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupRow:
+    """One backup, of a sandbox that may be gone. It is there for users once it is "ready".
+
+    `place` is the bucket that holds it, empty for the state directory. `disk` is what its
+    files take when they are restored.
+    """
+
+    id: str
+    sandbox_id: str
+    path: str
+    name: str | None
+    status: Literal["making", "ready", "deleting"]
+    place: str
+    created_at: float
+    expires_at: float | None
+    size: int = 0
+    bytes: int = 0
+    files: int = 0
+    disk: int = 0
+    checksum: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRow:
+    """A restore under way: of which directory, and where inside its files are unpacked.
+
+    Up to "unpacking" nothing was changed. What is "clearing" or "placing" goes on to its end,
+    also by another engine, and "done" leaves the former files to be removed.
+    """
+
+    sandbox_id: str
+    staging: str
+    path: str
+    state: Literal["unpacking", "clearing", "placing", "done"]
+
+
+Row: TypeAlias = (
+    SandboxRow | SessionRow | ProcessRow | PortRow | ContextRow | MountRow | BackupRow | RestoreRow
+)
+R = TypeVar(
+    "R",
+    SandboxRow,
+    SessionRow,
+    ProcessRow,
+    PortRow,
+    ContextRow,
+    MountRow,
+    BackupRow,
+    RestoreRow,
+)
 
 
 class Change(NamedTuple):
@@ -213,6 +262,8 @@ TABLES: dict[type[Row], Table] = {
     PortRow: Table("ports", PortRow, ("sandbox_id", "port")),
     ContextRow: Table("contexts", ContextRow, ("sandbox_id", "context_id")),
     MountRow: Table("mounts", MountRow, ("sandbox_id", "path")),
+    BackupRow: Table("backups", BackupRow, ("id",)),
+    RestoreRow: Table("restores", RestoreRow, ("sandbox_id", "staging")),
 }
 
 

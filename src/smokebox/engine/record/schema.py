@@ -92,6 +92,26 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        # Backups outlive the sandbox that they are of: no reference to it.
+        """
+        CREATE TABLE backups (
+            id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, path TEXT NOT NULL, name TEXT,
+            status TEXT NOT NULL, place TEXT NOT NULL,
+            created_at REAL NOT NULL, expires_at REAL,
+            size INTEGER NOT NULL, bytes INTEGER NOT NULL, files INTEGER NOT NULL,
+            disk INTEGER NOT NULL, checksum TEXT NOT NULL
+        )
+        """,
+        "CREATE INDEX backups_by_sandbox ON backups (sandbox_id)",
+        """
+        CREATE TABLE restores (
+            sandbox_id TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+            staging TEXT NOT NULL, path TEXT NOT NULL, state TEXT NOT NULL,
+            PRIMARY KEY (sandbox_id, staging)
+        )
+        """,
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smokebox.server.routes import (
     archives,
+    backups,
     code,
     exec,
     files,
@@ -39,6 +40,7 @@ _MODULES = (
     mounts,
     network,
     archives,
+    backups,
     watches,
     system,
     keys,

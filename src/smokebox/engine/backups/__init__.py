@@ -1,0 +1,1 @@
+"""Backups of directories of sandboxes: made, kept, restored, and removed in time."""

@@ -1,0 +1,168 @@
+"""Backups in an object store: a real S3 server, and a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from engine.backups.trees import leftovers, listing
+from smokebox.engine.host import Host
+from smokebox.errors import (
+    AccessDenied,
+    BadSnapshot,
+    BucketNotFound,
+    InvalidOption,
+    NotFound,
+    ServiceUnavailable,
+)
+from smokebox.testing import Seaweed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PREFIX = "some/folder"
+
+
+@pytest.fixture(scope="module")
+def weed() -> Iterator[Seaweed]:
+    """A server for the tests of this file."""
+    with Seaweed() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(weed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """A fresh bucket, as the environment of a server names it."""
+    name = f"backups-{os.urandom(4).hex()}"
+    weed.create_bucket(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", weed.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", weed.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", weed.secret_key)
+    monkeypatch.setenv("AWS_REGION", weed.region)
+    return S3Store(name, client_options={"allow_http": True})
+
+
+def url(bucket: S3Store) -> str:
+    return f"s3://{bucket.config['bucket']}/{PREFIX}"
+
+
+def keys(bucket: S3Store) -> list[str]:
+    return sorted(one["path"] for page in obstore.list(bucket) for one in page)
+
+
+async def test_a_tree_goes_to_the_bucket_and_comes_back(
+    tmp_path: Path, layers: Path, bucket: S3Store
+) -> None:
+    home = tmp_path / "home"
+    async with await Host.open(home, pool=0, images=layers, backups=url(bucket)) as host:
+        sandbox = await host.create("box")
+        # More than one part of an upload.
+        await sandbox.exec("mkdir d; head -c 40000000 /dev/urandom > d/large; echo x > small")
+        before = await listing(sandbox)
+        backup = await sandbox.backups.create(name="far away")
+        assert keys(bucket) == [f"{PREFIX}/{backup.id}.json", f"{PREFIX}/{backup.id}.tar.zst"]
+        told = json.loads(bytes(obstore.get(bucket, keys(bucket)[0]).bytes()))
+        assert (told["sandbox_id"], told["checksum"]) == ("box", backup.checksum)
+        # Nothing of it stays on the host, and no credentials are inside.
+        assert os.listdir(home / "backups") == []
+        await sandbox.exec("rm -r d small; echo y > y")
+        await sandbox.backups.restore(backup)
+        assert await listing(sandbox) == before
+        assert os.listdir(home / "backups") == []
+        assert "AWS" not in (await sandbox.exec("env; cat /proc/*/environ")).stdout
+        await host.backups.delete(backup.id)
+        assert keys(bucket) == []
+
+
+async def test_another_server_of_the_bucket_has_them_by_id(
+    tmp_path: Path, layers: Path, bucket: S3Store
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    async with await Host.open(one, pool=0, images=layers, backups=url(bucket)) as host:
+        sandbox = await host.create("box")
+        await sandbox.write_file("f", "from there")
+        backup = await sandbox.backups.create()
+    async with await Host.open(two, pool=0, images=layers, backups=url(bucket)) as host:
+        assert await host.backups.get(backup.id) == backup
+        sandbox = await host.create("elsewhere")
+        await sandbox.backups.restore(backup.id)
+        assert await sandbox.read_file("f") == "from there"
+        with pytest.raises(NotFound):
+            await host.backups.get("b-" + "0" * 32)
+
+
+async def test_a_damaged_object_is_refused_before_anything_changes(
+    tmp_path: Path, layers: Path, bucket: S3Store
+) -> None:
+    async with await Host.open(
+        tmp_path / "home", pool=0, images=layers, backups=url(bucket)
+    ) as host:
+        sandbox = await host.create("box")
+        await sandbox.write_file("f", "1")
+        backup = await sandbox.backups.create()
+        await sandbox.write_file("f", "2")
+        key = f"{PREFIX}/{backup.id}.tar.zst"
+        whole = bytes(obstore.get(bucket, key).bytes())
+        for damaged in (whole[:-1], whole + b"x", b"\0" + whole[1:]):
+            obstore.put(bucket, key, damaged)
+            with pytest.raises(BadSnapshot, match="damaged"):
+                await sandbox.backups.restore(backup)
+        obstore.delete(bucket, key)
+        with pytest.raises(BadSnapshot, match="has it no more"):
+            await sandbox.backups.restore(backup)
+        assert await sandbox.read_file("f") == "2"
+        assert await leftovers(host, sandbox) == []
+
+
+async def test_a_store_that_refuses_is_told_and_nothing_is_left(
+    tmp_path: Path, layers: Path, bucket: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    async with await Host.open(
+        home, pool=0, images=layers, backups="s3://there-is-no-such-bucket"
+    ) as host:
+        sandbox = await host.create("box")
+        with pytest.raises((BucketNotFound, AccessDenied)):
+            await sandbox.backups.create()
+        assert (await host.backups.list(), os.listdir(home / "backups")) == ([], [])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    async with await Host.open(home, pool=0, images=layers, backups=url(bucket)) as host:
+        with pytest.raises(AccessDenied):
+            await host.sandbox("box").backups.create()
+        assert (await host.backups.list(), os.listdir(home / "backups")) == ([], [])
+
+
+async def test_one_kept_where_this_server_does_not_look_is_told(
+    tmp_path: Path, layers: Path
+) -> None:
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    place = f"file://{folder}"
+    async with await Host.open(home, pool=0, images=layers, backups=place) as host:
+        sandbox = await host.create("box")
+        await sandbox.write_file("f", "1")
+        backup = await sandbox.backups.create()
+        assert sorted(os.listdir(folder)) == [f"{backup.id}.json", f"{backup.id}.tar.zst"]
+    async with await Host.open(home, pool=0, images=layers) as host:
+        sandbox = host.sandbox("box")
+        local = await sandbox.backups.create()
+        with pytest.raises(ServiceUnavailable, match="was not started with"):
+            await sandbox.backups.restore(backup)
+    async with await Host.open(home, pool=0, images=layers, backups=place) as host:
+        # What was kept in the state directory before is there as well.
+        for one in (backup, local):
+            await host.sandbox("box").backups.restore(one)
+
+
+async def test_a_url_that_is_no_bucket_is_refused_at_the_start(tmp_path: Path) -> None:
+    for bad in ("ftp://x/y", "s3://A_B", ""):
+        with pytest.raises(InvalidOption):
+            await Host.open(tmp_path / "home", pool=0, backups=bad)
+    async with await Host.open(tmp_path / "home", pool=0):
+        pass

@@ -1,0 +1,31 @@
+"""What is in a directory of a sandbox, to compare, and what is left on the host."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smokebox.engine.host import Host
+    from smokebox.engine.sandbox import Sandbox
+
+# Names, kinds, modes, owners, times to the nanosecond, links, hard links and contents.
+LISTING = (
+    "find . -printf '%P %y %m %U:%G %T@ %l %n\\n' | LC_ALL=C sort; "
+    "find . -type f -print0 | LC_ALL=C sort -z | xargs -0r sha256sum"
+)
+
+
+async def listing(sandbox: Sandbox, path: str = "/workspace") -> str:
+    """All that can be told of a tree."""
+    result = await sandbox.exec(LISTING, cwd=path)
+    assert result.success, result.stderr
+    return result.stdout
+
+
+async def leftovers(host: Host, sandbox: Sandbox) -> list[str]:
+    """What nobody should find: staging directories inside, and halves of archives outside."""
+    found = await sandbox.exec("find / -xdev -name '.smokebox-*'")
+    known = {one.id for one in await host.backups.list()}
+    names = os.listdir(f"{host.home}/backups")
+    return found.stdout.split() + [name for name in names if name.partition(".")[0] not in known]

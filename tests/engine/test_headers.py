@@ -1,0 +1,94 @@
+"""Headers of our own making, as the standard library reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import random
+import tarfile
+from typing import Literal
+
+import pytest
+
+from smokebox.engine.files.headers import decode, encode
+
+FIELDS = ("name", "mode", "uid", "gid", "size", "mtime", "chksum", "type", "linkname")
+LENGTHS = (1, 98, 99, 100, 101, 154, 155, 256, 993, 4000)
+
+
+def read(data: bytes) -> tarfile.TarInfo:
+    file = io.BytesIO(data + bytes(tarfile.RECORDSIZE))
+    with tarfile.open(fileobj=file, encoding="utf-8", errors="surrogateescape") as archive:
+        member = archive.next()
+    assert member is not None
+    return member
+
+
+def same(data: bytes) -> None:
+    """Assert that we read each block as the standard library does."""
+    for start in range(0, len(data), tarfile.BLOCKSIZE):
+        block = data[start : start + tarfile.BLOCKSIZE]
+        try:
+            theirs = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").get_info()
+        except tarfile.HeaderError as error:
+            with pytest.raises(type(error)):
+                decode(block)
+            continue
+        ours = decode(block).get_info()
+        assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "\udcff", "日"])
+def test_names_and_links_of_any_length(letter: str) -> None:
+    for length, other in itertools.product(LENGTHS, LENGTHS):
+        name, link = letter * length, letter * other
+        data = encode(name, tarfile.SYMTYPE, mode=0o777, uid=0, gid=0, mtime=1, link=link)
+        member = read(data)
+        assert (member.name, member.linkname, member.issym()) == (name, link, True)
+        assert len(data) % tarfile.BLOCKSIZE == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 8**11 - 1, 8**11, 10**15])
+@pytest.mark.parametrize("uid", [0, 65534, 8**7 - 1, 8**7, 2**32 - 2])
+def test_numbers_of_any_size(size: int, uid: int) -> None:
+    data = encode("f", tarfile.REGTYPE, mode=0o104751, uid=uid, gid=uid, size=size, mtime=5)
+    member = read(data)
+    assert (member.size, member.uid, member.gid, member.mode) == (size, uid, uid, 0o4751)
+
+
+@pytest.mark.parametrize("moment", [0, 1, -1, -1_500_000_000, 1_794_971_965_123_456_789, 10**19])
+def test_times_to_the_nanosecond(moment: int) -> None:
+    exact = encode("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=0, exact=moment)
+    said = read(exact).pax_headers["mtime"]
+    assert int(said.replace(".", "")) == moment
+    rough = encode("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=moment // 10**9)
+    assert read(rough).mtime == moment // 10**9
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_of_every_dialect_are_read(form: Literal[0, 1, 2]) -> None:
+    for name, size, kind in itertools.product(
+        ("f", "d/" + "x" * 90, "é" * 60, "p" * 100 + "/" + "q" * 90),
+        (0, 8**11 - 1),
+        (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE),
+    ):
+        member = tarfile.TarInfo(name)
+        member.type, member.size, member.mtime, member.uid = kind, size, 7, 12
+        member.linkname = "to" if kind == tarfile.SYMTYPE else ""
+        with contextlib.suppress(ValueError):
+            same(member.tobuf(form, "utf-8", "surrogateescape"))
+
+
+def test_damaged_headers_are_refused_as_the_standard_library_does() -> None:
+    chance = random.Random(3)
+    whole = encode("name", tarfile.SYMTYPE, mode=0o644, uid=1, gid=2, mtime=3, link="to")
+    for _ in range(3000):
+        block = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            block[chance.randrange(len(block))] = chance.randrange(256)
+        if chance.random() < 0.5:
+            # With a sum that is right all the same.
+            block[148:156] = b"        "
+            block[148:156] = b"%06o\0 " % sum(block)
+        same(bytes(block))
