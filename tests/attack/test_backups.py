@@ -129,7 +129,7 @@ async def test_a_gitignore_that_takes_for_ever_is_broken_off(sandbox: Sandbox, r
     script = "for i in range(300): os.makedirs(f'/workspace/d/{i}/aaaaaaaaaaaa')\ntell(1)"
     await run(sandbox, script)
     await sandbox.write_file("/workspace/.gitignore", f"{rule}\n" * 2000)
-    making = asyncio.create_task(sandbox.backups.create(gitignore=True, timeout=2))
+    making = asyncio.create_task(sandbox.backups.create(gitignore=True, timeout=1))
     # The rest of the engine goes on meanwhile.
     await alive(sandbox)
     with contextlib.suppress(SmokeboxError):

@@ -48,7 +48,7 @@ def interpreter(home: Path) -> str:
     pytest.skip(f"no Python {version} that an ordinary user could run")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
 @pytest.mark.skipif(INSIDE in os.environ, reason="this is the second run")
 def test_everything_is_refused_by_an_engine_without_root(home: Path) -> None:
@@ -75,6 +75,6 @@ def test_everything_is_refused_by_an_engine_without_root(home: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=240,
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-1000:]
