@@ -203,6 +203,23 @@ async def test_a_destroyed_sandbox_leaves_the_bucket_and_nothing_else(
     assert await host.sandbox("mounted").mounts.list() == []
 
 
+async def test_a_backup_has_none_of_it_and_a_restore_leaves_it_alone(
+    host: Host, bucket: Bucket, store: Store
+) -> None:
+    sandbox = await host.create("kept")
+    await sandbox.write_file("/workspace/own", "own")
+    await sandbox.mounts.mount(bucket.at("/workspace/deep/data"))
+    await sandbox.exec("echo theirs > /workspace/deep/data/f")
+    backup = await sandbox.backups.create("/workspace")
+    assert backup.files == 1
+    with pytest.raises(Conflict, match="mounted at /workspace/deep/data"):
+        await sandbox.backups.restore(backup)
+    await sandbox.mounts.unmount("/workspace/deep/data")
+    await sandbox.backups.restore(backup)
+    assert await sandbox.readdir("/workspace/deep/data") == []
+    assert store["f"] == b"theirs\n"
+
+
 async def test_a_store_that_hangs_holds_up_neither_others_nor_the_end(
     host: Host, bucket: Bucket
 ) -> None:
