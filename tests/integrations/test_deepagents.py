@@ -366,7 +366,10 @@ async def test_cancelling_kills_the_command(backend: SmokeboxBackend) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert backend.execute(f"kill -0 {pid.output}").exit_code == 1
+    # By a server, from the moment that it hears of it.
+    async with asyncio.timeout(10):
+        while backend.execute(f"kill -0 {pid.output}").exit_code != 1:
+            await asyncio.sleep(0.01)
 
 
 class Scripted(GenericFakeChatModel):

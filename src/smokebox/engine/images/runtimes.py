@@ -37,7 +37,11 @@ class Runtimes:
         """The image with the programs beneath it."""
         if self._deno is None:
             return image
-        found = os.stat(self._deno)
+        try:
+            found = os.stat(self._deno)
+        except OSError:
+            # Who may not pass to it does without.
+            return image
         told = f"runtimes {VERSION} {os.geteuid()} {self._deno} {found.st_size} {found.st_mtime_ns}"
         digest = _digest(told)
         path = self._shelf.find(digest)
