@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from smokebox.engine.finishing import to_its_end
 from smokebox.engine.jail import errands, ids
 from smokebox.engine.jail.api import JailSpec, JailState, JailStats, Owner, Tier
 from smokebox.engine.jail.box import lay_out, listen
@@ -375,7 +376,19 @@ class CloningJailer(abc.ABC):
         create, bounds = self._hierarchy.create, self.bounds(spec.limits)
         if self._hierarchy.enforcement == "rlimits":
             return create(spec.key, bounds)
-        return await asyncio.to_thread(create, spec.key, bounds)
+        made: list[Cgroup] = []
+
+        async def make() -> None:
+            made.append(await asyncio.to_thread(create, spec.key, bounds))
+
+        try:
+            # A thread goes on, whoever waits for it.
+            await to_its_end(make())
+        except asyncio.CancelledError:
+            for cgroup in made:
+                cgroup.remove()
+            raise
+        return made[0]
 
     async def _build(self, setup: socket.socket, *beside: Awaitable[object] | None) -> Built:
         """Wait until the child stands in its root, and what is done beside that is done."""
