@@ -32,6 +32,9 @@ PIECE = 1 << 20
 # What is written between two looks at how much room the host has.
 LOOK_EVERY = 32 << 20
 _THREADS = 2
+# What each thread takes at a time. By default it is so much that all of it together is hundreds
+# of megabytes.
+_JOB = 1 << 20
 
 
 @dataclass(slots=True)
@@ -70,9 +73,10 @@ def write(files: Rooted, path: str, target: int, choice: Choice, tally: Tally) -
 
     out = _Out(target)
     packing = Packing(files, path, exact=True)
-    compressor = zstandard.ZstdCompressor(
-        level=choice.compression, write_checksum=True, threads=_THREADS
-    ).compressobj()
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        choice.compression, write_checksum=True, threads=_THREADS, job_size=_JOB
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     with naming(path), closing(files.open(path, LIST)) as top:
         for piece in packed(files, path, packing, _skip(top, choice)):
             checkpoint()
