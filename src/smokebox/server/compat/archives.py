@@ -86,6 +86,8 @@ class _Renaming:
                 member.name = f"./{member.name}"
             if member.islnk():
                 member.linkname = f"./{member.linkname}"
+            # They would say the names of before.
+            member.pax_headers = {}
             self._renamed += member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
             left = padded(member.size) if member.isreg() else 0
             while left:
