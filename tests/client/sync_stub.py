@@ -84,6 +84,8 @@ ATTRIBUTES = {
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
     "Submitted": ["id: str", "target_id: str | None"],
 }
+# What iterating gives, where the class that says so is for any.
+PIECES = {"ExecStream": "OutputChunk", "CodeStream": "CodeEvent"}
 NOT_FOR_USERS = {"made", "start"}
 
 
@@ -101,7 +103,8 @@ def _class(facade: type[Facade]) -> str:
     lines = [f"class {facade.__name__}:"]
     lines += [f"    {line}" for line in ATTRIBUTES.get(facade.__name__, [])]
     lines += [_member(facade._kind, name) for name in _names(facade._kind)]
-    return "\n".join(lines) + "\n"
+    piece = PIECES.get(facade.__name__, "Piece")
+    return "\n".join(lines).replace("-> Piece:", f"-> {piece}:") + "\n"
 
 
 def _names(kind: type[Any]) -> Iterator[str]:
@@ -167,7 +170,7 @@ def _returned(function: Callable[..., Any]) -> str:
 
 def _plain(annotation: str) -> str:
     streams = re.sub(r"AsyncGenerator\[(.+), None\]", r"Stream[\1]", annotation)
-    return streams.replace("AsyncIterable[", "Iterable[").replace("Piece", "OutputChunk")
+    return streams.replace("AsyncIterable[", "Iterable[")
 
 
 if __name__ == "__main__":

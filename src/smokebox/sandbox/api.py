@@ -5,61 +5,35 @@ A connector implements `SandboxApi`; `smokebox.sandbox.conformance` tells whethe
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from smokebox.sandbox.running import Piece, Running
 from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-Piece = TypeVar("Piece")
+    from collections.abc import AsyncGenerator, Mapping
 
 
-class RunningCommand(AsyncIterator[Piece]):
+class RunningCommand(Running[Piece, ExecResult]):
     """A running command: iterate for its output, then read `result`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) kills the command.
     """
 
     def __init__(self, source: AsyncGenerator[Piece | ExecResult, None]) -> None:
-        self._source = source
-        self._result: ExecResult | None = None
+        super().__init__(source, ExecResult)
 
     @property
     def result(self) -> ExecResult:
         """How the command ended, without its output; known after the last chunk."""
-        if self._result is None:
+        if self._end is None:
             raise RuntimeError("the command has not ended: iterate over its output first")
-        return self._result
+        return self._end
 
     @property
     def exit_code(self) -> int:
         """Short for `result.exit_code`."""
         return self.result.exit_code
-
-    async def __anext__(self) -> Piece:
-        item = await self._source.__anext__()
-        if not isinstance(item, ExecResult):
-            return item
-        self._result = item
-        await self._source.aclose()
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Kill the command if it still runs."""
-        await self._source.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 class ExecStream(RunningCommand[OutputChunk]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.errors import InvalidOption
+from smokebox.sandbox.running import Running
 from smokebox.types import CodeError, CodeExecution, CodeLanguage, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import AsyncGenerator
 
 CodeEvent: TypeAlias = OutputChunk | CodeResult | CodeError
 
@@ -25,45 +25,21 @@ _LANGUAGES: dict[str, CodeLanguage] = {
 }
 
 
-class CodeStream(AsyncIterator[CodeEvent]):
+class CodeStream(Running[CodeEvent, CodeExecution]):
     """Running code: iterate for what it writes and shows, then read `execution`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) interrupts the code.
     """
 
     def __init__(self, source: AsyncGenerator[CodeEvent | CodeExecution, None]) -> None:
-        self._source = source
-        self._execution: CodeExecution | None = None
+        super().__init__(source, CodeExecution)
 
     @property
     def execution(self) -> CodeExecution:
         """How the code ended, without its output and results; known after the last event."""
-        if self._execution is None:
+        if self._end is None:
             raise RuntimeError("the code has not ended: iterate over its events first")
-        return self._execution
-
-    async def __anext__(self) -> CodeEvent:
-        item = await self._source.__anext__()
-        if not isinstance(item, CodeExecution):
-            return item
-        self._execution = item
-        await self._source.aclose()
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Interrupt the code if it still runs."""
-        await self._source.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+        return self._end
 
 
 def check_language(language: object) -> CodeLanguage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from obstore.store import (
 )
 
 from smokebox.errors import BucketNotFound, InvalidOption
+from smokebox.sandbox.bucket_names import BUCKET_NAME
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _STORES = (AzureStore, GCSStore, HTTPStore, LocalStore, MemoryStore, S3Store)
 _CLOUDS = {"gs": "Google Cloud Storage", "az": "Azure", "abfs": "Azure", "abfss": "Azure"}
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 # A server that does not answer is given up after about half a minute, one that refuses the
 # connection after two seconds. A large body may take longer, as long as it keeps coming.
@@ -93,8 +92,7 @@ def _joined(path: str, prefix: str) -> str:
 
 
 def _s3(name: str, prefix: str, access: Access) -> Target:
-    # What is in the name would be in every address that is signed.
-    if not _NAME.fullmatch(name):
+    if not BUCKET_NAME.fullmatch(name):
         raise InvalidOption(
             f"{name!r} cannot be the name of a bucket.",
             hint="Use 3 to 63 lower-case letters, digits, dots and hyphens, or a URL.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _LARGEST = 256 * 1024 * 1024
 
 
-class LoopbackServer:
+class LoopbackServer(abc.ABC):
     """Listens for as long as the block lasts, on a thread of its own by `with`.
 
     What it answers its `routes` say; `_origin` is where it listens.
@@ -24,9 +25,9 @@ class LoopbackServer:
     _runner: web.AppRunner | None = None
     _thread: BackgroundLoop | None = None
 
+    @abc.abstractmethod
     def routes(self, router: web.UrlDispatcher) -> None:
         """Say who answers what."""
-        raise NotImplementedError
 
     async def start(self, port: int = 0) -> None:
         """Listen, on a free port unless one is given."""

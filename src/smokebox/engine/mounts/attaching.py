@@ -16,14 +16,12 @@ import sys
 from typing import NoReturn
 
 from smokebox.engine.jail import linux
-from smokebox.engine.mounts.kernel import MAGIC
+from smokebox.engine.mounts.kernel import DEVICE, MAGIC
 from smokebox.sandbox.keeper import receive_fds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-DEVICE = "/dev/fuse"
 
 # No symlink on the way: programs inside could lead us to what only we may mount on or unmount.
 _NO_LINKS = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS

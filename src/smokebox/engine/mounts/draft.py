@@ -7,12 +7,11 @@ import os
 import threading
 import time
 
+from smokebox.engine.disk import room
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-# What the host's disk keeps, whatever is written.
-RESERVE_BYTES = 1 << 30
 
 
 class Spool:
@@ -34,11 +33,9 @@ class Spool:
         with self._lock:
             growth = after - before
             if growth > 0:
-                disk = os.fstatvfs(self._directory)
-                room = disk.f_bavail * disk.f_frsize - RESERVE_BYTES
                 above = self._limit is not None and self._used + growth > self._limit
                 # A hole takes nothing now, and all of it when it is sent.
-                if above or growth > room:
+                if above or growth > room(self._directory):
                     raise OSError(errno.ENOSPC, "no room for what is written to the bucket")
             self._used += growth
 

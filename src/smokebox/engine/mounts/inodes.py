@@ -19,7 +19,7 @@ class Inode:
     `draft` is what was written and may not be in the bucket yet, `handles` counts who has it
     open, and `lookups` how often the kernel was told of it. One that is `gone` was removed or
     replaced. `mode` and `mtime` were set here: a bucket has no place for them. `told` is the
-    size and time that the kernel has been given, `cached` the version that it read.
+    size that the kernel has been given, `cached` the version that it read.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Inode:
         self.gone = False
         self.mode: int | None = None
         self.mtime: float | None = None
-        self.told: tuple[int, float] | None = None
+        self.told: int | None = None
         self.cached = ""
         # Held while its draft comes to be, is written to or is uploaded.
         self.lock = threading.RLock()

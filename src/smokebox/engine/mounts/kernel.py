@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DEVICE = "/dev/fuse"
 MAJOR, MINOR = 7, 31
 # As much as one request may carry, in bytes and in pages of the kernel's.
 MOST_DATA = 1 << 20

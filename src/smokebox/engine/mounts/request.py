@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from smokebox.engine.mounts.kernel import DEVICE
 from smokebox.errors import (
     InvalidOption,
     InvalidPath,
@@ -15,14 +15,12 @@ from smokebox.errors import (
     Unsupported,
 )
 from smokebox.sandbox.access import Access
+from smokebox.sandbox.bucket_names import BUCKET_NAME, check_prefix
 from smokebox.sandbox.paths import resolve
-
-DEVICE = "/dev/fuse"
 
 # What the engine itself has mounted, and what every program needs to be as it is.
 _TAKEN = ("/dev", "/proc", "/run/smokebox", "/sys")
 _NEEDED = ("/", "/bin", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr")
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,7 @@ def parse_request(
 ) -> Request:
     """Check what can be checked before anything is asked of anybody."""
     name, folder = _bucket(bucket)
-    parts = [part for part in (folder, prefix.strip("/")) if part]
-    if any(part in (".", "..", "") for part in "/".join(parts).split("/") if parts):
-        raise InvalidOption(
-            f"prefix={prefix!r} is not a folder in a bucket.",
-            hint="Use names joined by single slashes, such as 'docs/2024'.",
-            option="prefix",
-            value=prefix,
-        )
+    inside = check_prefix(f"{folder}/{prefix.strip('/')}")
     if access.access_key is None and not access.anonymous:
         raise InvalidOption(
             f"there are no credentials for the bucket {name!r}.",
@@ -89,7 +80,7 @@ def parse_request(
     return Request(
         path=parse_path(path, cwd),
         bucket=name,
-        prefix="/".join(parts),
+        prefix=inside,
         read_only=read_only,
         access=access,
         private=private,
@@ -128,7 +119,7 @@ def _bucket(bucket: object) -> tuple[str, str]:
     if isinstance(bucket, str):
         text = bucket.removeprefix("s3://") if bucket.startswith("s3://") else bucket
         name, _, folder = text.partition("/")
-        if _NAME.fullmatch(name) and (not folder or bucket.startswith("s3://")):
+        if BUCKET_NAME.fullmatch(name) and (not folder or bucket.startswith("s3://")):
             return name, folder.strip("/")
     raise InvalidOption(
         f"{bucket!r:.200} is not a bucket that speaks S3.",

@@ -275,7 +275,7 @@ class Volume:
         version = reader.version
         kept = version.tag == inode.cached
         inode.cached = version.tag
-        if inode.told is not None and inode.told[0] != version.size:
+        if inode.told not in (None, version.size):
             # The kernel would cut what is read at the size that it knows.
             self._invalidate(inode.number)
         with inode.lock:
@@ -382,6 +382,6 @@ class Volume:
             mode = DIRECTORY_MODE if inode.mode is None else stat.S_IFDIR | inode.mode
             return Attributes(inode.number, mode, 0, inode.mtime or self._began)
         mode = stat.S_IFREG | (FILE_MODE if inode.mode is None else inode.mode)
-        inode.told = (entry.size, entry.mtime)
+        inode.told = entry.size
         mtime = entry.mtime if inode.mtime is None else inode.mtime
         return Attributes(inode.number, mode, entry.size, mtime)

@@ -21,6 +21,7 @@ from smokebox.errors import (
     PathNotDirectory,
     PathNotFound,
 )
+from smokebox.sandbox.bucket_names import check_prefix
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
 from smokebox.sandbox.filesystems.folder_objects import FolderObjects
 from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Objects
@@ -62,7 +63,7 @@ class BucketFilesystem(Filesystem):
         _check_amount("cache_bytes", cache_bytes)
         _check_amount("prefetch", prefetch)
         self.read_only = read_only
-        self._objects = _objects(store, _checked_prefix(prefix), place or repr(store))
+        self._objects = _objects(store, check_prefix(prefix), place or repr(store))
         self._sightings = Sightings()
         self._bodies = Bodies(cache_bytes)
         self._large: set[str] = set()
@@ -340,18 +341,6 @@ def _objects(store: ObjectStore, prefix: str, place: str) -> Objects:
     if isinstance(store, LocalStore):
         return FolderObjects(store, prefix, place)
     return Objects(store, prefix, place)
-
-
-def _checked_prefix(prefix: str) -> str:
-    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
-    if any(part in ("", ".", "..") for part in parts):
-        raise InvalidOption(
-            f"prefix={prefix!r} is not a folder in a bucket.",
-            hint="Use names joined by single slashes, such as 'docs/2024'.",
-            option="prefix",
-            value=prefix,
-        )
-    return "/".join(parts)
 
 
 def _check_amount(option: str, value: int) -> None:
