@@ -5,11 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for something, so more of them than there are cores.
 PARALLEL := -n 4 --dist worksteal
-# What failed beside others is run once more, by itself: on a busy machine what waits for real
-# processes may come too late. Both verdicts are shown, and the second counts.
-TESTS = $(BIN)/python -m pytest $(PARALLEL) || { [ $$? = 1 ] || exit 1; \
-	echo "smokebox: what failed is run once more, by itself"; \
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 5; }
+# How tests are run: `.ci/run` puts its own script here, which runs what failed once more.
+PYTEST := -m pytest
 # Prints the requirements of the development groups named in argv, with every extra, for pip.
 REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
 	print("-e .[%s]" % ",".join(project["project"]["optional-dependencies"])); \
@@ -25,13 +22,14 @@ PROGRAMS := $(or $(SMOKEBOX_RUNSC),runsc)=runsc vttest=vttest chromium=chromium 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help start test soak check format bench clean programs
+.PHONY: help start test soak check lint format bench clean programs
 
 help:
 	@echo "make start   install, run a server here, and say what to try from another shell"
 	@echo "make test    install what the tests need and run them"
 	@echo "make soak    kill the engine 500 times under load, and see that nothing is lost"
 	@echo "make check   format, lint, types and tests, as before every commit"
+	@echo "make lint    format, lint and types only"
 	@echo "make format  put the code into form"
 	@echo "make bench   compare with other tools on this machine"
 	@echo "make clean   remove .venv and what the tools left behind"
@@ -40,29 +38,30 @@ start: $(VENV)/.installed
 	@$(BIN)/smokebox serve --show
 
 test: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed programs
-	@$(TESTS)
+	@$(BIN)/python $(PYTEST) $(PARALLEL)
 
 soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
-	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) tests/engine/test_conformance.py \
+	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) \
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \
 		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_ordinary_user.py tests/app/test_load.py
 
-check: $(VENV)/.installed-dev $(VENV)/js/.installed $(VENV)/vite/.installed
+check: lint test
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	@$(TESTS)
 
-# Programs of Debian's that tests need, and the packages that have them. Where we may not install
-# them, these tests are skipped.
+# Debian's programs that tests need, and their packages. Where they cannot be installed, their tests
+# are skipped, except those of gVisor, which fail when root runs them.
 programs:
 	@for pair in $(PROGRAMS); do \
 		program=$${pair%=*} package=$${pair#*=}; \
 		command -v "$$program" >/dev/null || ls /usr/lib/*/*/bin/"$$program" >/dev/null 2>&1 || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		{ $(APT) $$package || { apt-get update -qq && $(APT) $$package; }; } >/dev/null 2>&1; } || \
-		echo "smokebox: no $$program here: its tests are skipped; as root: apt-get install -y $$package"; \
+		echo "smokebox: no $$program here, which tests need; as root: apt-get install -y $$package"; \
 	done
 
 format: $(VENV)/.installed-dev
@@ -72,7 +71,7 @@ format: $(VENV)/.installed-dev
 bench: PROGRAMS := nginx=nginx-light wrk=wrk caddy=caddy s3fs=s3fs rclone=rclone zstd=zstd \
 	mksquashfs=squashfs-tools restic=restic
 bench: $(VENV)/.installed-bench programs
-	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out %/table.py %/compare.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache

@@ -28,7 +28,7 @@ import s3fs  # type: ignore[import-untyped]
 from obstore.store import S3Store
 
 from smokebox import bucket
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
     from smokebox.sandbox.bucket import BucketSandbox
@@ -40,7 +40,7 @@ TEXT = b"".join(b"line %d of a document with some words in it\n" % n for n in ra
 Work = Callable[[], Awaitable[int]]
 
 
-def connect(seaweed: Seaweed, name: str) -> S3Store:
+def connect(seaweed: SeaweedServer, name: str) -> S3Store:
     return S3Store(
         name,
         endpoint=seaweed.endpoint,
@@ -50,7 +50,7 @@ def connect(seaweed: Seaweed, name: str) -> S3Store:
     )
 
 
-def fill(seaweed: Seaweed, objects: int) -> None:
+def fill(seaweed: SeaweedServer, objects: int) -> None:
     store = connect(seaweed, seaweed.create_bucket(NAME))
 
     def put(number: int) -> None:
@@ -61,7 +61,7 @@ def fill(seaweed: Seaweed, objects: int) -> None:
         list(pool.map(put, range(objects)))
 
 
-def ours(seaweed: Seaweed) -> BucketSandbox:
+def ours(seaweed: SeaweedServer) -> BucketSandbox:
     # A cache would make the second round free, and s3fs has none.
     return bucket(
         NAME,
@@ -72,7 +72,7 @@ def ours(seaweed: Seaweed) -> BucketSandbox:
     )
 
 
-def theirs(seaweed: Seaweed) -> s3fs.S3FileSystem:
+def theirs(seaweed: SeaweedServer) -> s3fs.S3FileSystem:
     return s3fs.S3FileSystem(
         key=seaweed.access_key,
         secret=seaweed.secret_key,
@@ -82,7 +82,7 @@ def theirs(seaweed: Seaweed) -> s3fs.S3FileSystem:
     )
 
 
-def shell_count(seaweed: Seaweed, command: str, sandbox: BucketSandbox | None = None) -> Work:
+def shell_count(seaweed: SeaweedServer, command: str, sandbox: BucketSandbox | None = None) -> Work:
     """How many lines a command prints, in a sandbox of its own or a given one."""
 
     async def work() -> int:
@@ -103,7 +103,7 @@ def glob_count(sandbox: BucketSandbox) -> Work:
     return work
 
 
-def server_alone(seaweed: Seaweed, objects: int) -> Work:
+def server_alone(seaweed: SeaweedServer, objects: int) -> Work:
     # The bucket's name goes into the address as it is, and with it the query to be signed.
     tap = connect(seaweed, f"{NAME}?list-type=2&max-keys={objects}&prefix=docs")
     url = urlsplit(obstore.sign(tap, "GET", "", timedelta(hours=1)))
@@ -146,7 +146,7 @@ async def best(work: Work, rounds: int, expected: int) -> float:
     return min(times) * 1000
 
 
-async def measure(seaweed: Seaweed, objects: int, rounds: int) -> dict[str, float]:
+async def measure(seaweed: SeaweedServer, objects: int, rounds: int) -> dict[str, float]:
     fs = theirs(seaweed)
     warm = ours(seaweed)
     needles = len(range(0, objects, 7))
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with Seaweed() as seaweed:
+    with SeaweedServer() as seaweed:
         fill(seaweed, options.objects)
         figures = asyncio.run(measure(seaweed, options.objects, options.rounds))
     print()

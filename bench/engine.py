@@ -192,7 +192,7 @@ def agents() -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
-            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text() == "smokebox-agent\n":
+            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text() == "smokebox-init\n":
                 found.append(int(entry))
     return found
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smokebox.agents.model import ModelRequest
-    from smokebox.testing.fake.endpoint import Written
+    from smokebox.testing.fake.server import ScriptValue
 
 CLAUDE, GPT = "claude-sonnet-4-6", "gpt-4o"
 INSTRUCTIONS = "You look at things until there is nothing left to look at. " * 20
@@ -53,7 +53,7 @@ async def ours(spec: str, url: str, turns: int, look: Callable[[], str], persist
         """Look at something."""
         return look()
 
-    from smokebox.agents.budget import Budget
+    from smokebox.agents.limits import Budget
     from smokebox.agents.models import open_model
 
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +204,7 @@ async def serve() -> None:
     from smokebox.agents.messages import Text, ToolReturns, UserMessage
     from smokebox.testing import FakeModelServer, call
 
-    def answer(request: ModelRequest) -> Written:
+    def answer(request: ModelRequest) -> ScriptValue:
         server.received.clear()
         first = request.messages[0]
         assert isinstance(first, UserMessage)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from smokebox.client.client import connect
 from smokebox.engine import Host
-from smokebox.engine.images.runtimes import find_deno
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.engine.images.store import find_deno
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 from table import Table, in_turns
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ async def main() -> None:
     parser.add_argument("--warm", type=int, default=200)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        home = Settings(home=f"{folder}/served", pool=0)
-        async with await Host.open(f"{folder}/own", pool=0) as host, running(home) as server:
+        home = ServerSettings(home=f"{folder}/served", pool=0)
+        async with await Host.open(f"{folder}/own", pool=0) as host, run_server(home) as server:
             sandbox = await host.create("bench")
             client = connect(f"unix:{server.socket}")
             async with await client.create() as remote:

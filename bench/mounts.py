@@ -33,7 +33,7 @@ from smokebox.engine.host import Host
 from smokebox.engine.mounts.request import parse_request
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.stores import open_target
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,7 +212,7 @@ async def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with Seaweed() as seaweed, tempfile.TemporaryDirectory() as folder:
+    with SeaweedServer() as seaweed, tempfile.TemporaryDirectory() as folder:
         seaweed.create_bucket(NAME)
         access = Access(
             endpoint=seaweed.endpoint,

@@ -43,7 +43,7 @@ from table import Table
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from smokebox.egress.handler import Context
+    from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
 
 HOST, TOKEN = "api.test", "tok-of-the-benchmark-5f3a9c77"
@@ -108,7 +108,7 @@ class Way:
     port: int
 
 
-async def add_token(request: Request, env: Any, context: Context) -> Request:
+async def add_token(request: Request, env: Any, context: HandlerContext) -> Request:
     """What a handler of a user's does."""
     request.headers["authorization"] = f"Bearer {TOKEN}"
     return request

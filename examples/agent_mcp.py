@@ -40,7 +40,7 @@ librarian = create_agent(
 
 async def main() -> None:
     async with init(librarian) as harness:
-        print("tools:", ", ".join(harness.setup.tools))
+        print("tools:", ", ".join(tool.name for tool in harness.tools))
         work = (await harness.session()).prompt("Who wrote Emma?")
         async for event in work:
             if isinstance(event, ToolEnd):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from smokebox import Sandbox, get_sandbox
 
 if TYPE_CHECKING:
-    from smokebox.egress import Context, Request, Response
+    from smokebox.egress import HandlerContext, Request, Response
 
 TOKEN = "ghp_of_the_example_4711"
 
@@ -40,7 +40,7 @@ class StandIn(BaseHTTPRequestHandler):
 stand_in = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
 
 
-async def add_github_token(request: Request, env: Any, context: Context) -> Response:
+async def add_github_token(request: Request, env: Any, context: HandlerContext) -> Response:
     """Runs in this process, where the token is. For GitHub itself: `return request`."""
     request.headers["authorization"] = f"Bearer {env.GITHUB_TOKEN}"
     return await context.forward(request, to=f"http://127.0.0.1:{stand_in.server_port}")

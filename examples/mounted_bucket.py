@@ -9,13 +9,13 @@ import asyncio
 import os
 
 from smokebox import get_sandbox
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 
 async def main() -> None:
     """Write a report into a bucket, and read it in another sandbox, which may only read."""
     # A real S3 server for this example; yours is named by endpoint=, or is S3 itself.
-    with Seaweed() as store:
+    with SeaweedServer() as store:
         # Where the bucket is, and what opens it: taken from the environment of this process.
         os.environ["AWS_ENDPOINT_URL"] = store.endpoint
         os.environ["AWS_ACCESS_KEY_ID"] = store.access_key

@@ -24,8 +24,8 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 SALES = b"month,units\njan,12\nfeb,30\nmar,25\n"
 SUM = "awk -F, 'NR > 1 {sum += $2} END {print sum}' sales.csv"
@@ -69,7 +69,7 @@ async def main() -> None:
     )
     # With `smokebox serve` the URL is http://127.0.0.1:8700.
     with tempfile.TemporaryDirectory() as home:
-        async with running(Settings(home=home, host="127.0.0.1")) as server:
+        async with run_server(ServerSettings(home=home, host="127.0.0.1")) as server:
             assert server.url is not None
             sandbox = SandboxRunConfig(
                 client=CloudflareSandboxClient(),

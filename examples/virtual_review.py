@@ -3,7 +3,7 @@
 import asyncio
 
 from smokebox import virtual
-from smokebox.sandbox.virtual import Limits, VirtualSandbox
+from smokebox.sandbox.virtual import VirtualLimits, VirtualSandbox
 
 FILES = {
     "app/orders.py": "# NOTE: no rounding\ndef total(items):\n    return sum(map(price, items))\n",
@@ -30,7 +30,7 @@ async def review(sandbox: VirtualSandbox) -> None:
 async def main() -> None:
     """Review the project, mend it on a fork, and take over the fork's files."""
     # A model wrote these scripts: they get seconds, not minutes.
-    sandbox = virtual(files=FILES, limits=Limits(wall_time=10))
+    sandbox = virtual(files=FILES, limits=VirtualLimits(wall_time=10))
     await review(sandbox)
 
     fork = await sandbox.fork()

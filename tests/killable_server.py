@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from engine.traces import processes
-from smokebox.wire.place import socket_path
+from places import short_directory
+from smokebox.foundation.endpoint import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -27,8 +27,8 @@ SOURCE = Path(__file__).parents[1] / "src"
 # call of a function in them.
 PROGRAM = """
 import asyncio, os, sys, threading
-from smokebox.server.serving import serve
-from smokebox.server.settings import Settings
+from smokebox.server.server import serve
+from smokebox.server.settings import ServerSettings
 
 home, kill_at, since, TRACED = sys.argv[1], int(sys.argv[2]), sys.argv[3], tuple(sys.argv[4:])
 lines = -1
@@ -50,7 +50,7 @@ def step(frame, event, argument):
 if kill_at:
     sys.settrace(trace)
     threading.settrace(trace)
-asyncio.run(serve(Settings(home=home, pool=0)))
+asyncio.run(serve(ServerSettings(home=home, pool=0)))
 """
 
 
@@ -59,14 +59,14 @@ MAKING = (
     "routes/processes.py",
     "routes/sandboxes.py",
     "engine/processes/processes.py",
-    "engine/starting.py",
+    "engine/startup.py",
 )
 
 
 @contextlib.contextmanager
 def new_home() -> Iterator[str]:
     """A fresh state directory, gone at the end with all that runs of it."""
-    base = tempfile.mkdtemp(prefix="smokebox-server-")
+    base = short_directory("server")
     try:
         yield f"{base}/home"
     finally:

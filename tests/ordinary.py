@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import smokebox
+from places import PREFIX
 
 NOBODY = 65534
 CHECKOUT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ def as_nobody() -> list[str]:
 
 def passes_for_nobody(tests: str | Path, chosen: str) -> None:
     """Run tests again as an ordinary user, those that `-k chosen` names, and see that they pass."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="smokebox-nobody-") as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX) as folder:
         os.chown(folder, NOBODY, NOBODY)
         options = ["-p", "no:cacheprovider", f"--basetemp={folder}/t", "-k", chosen]
         done = subprocess.run(

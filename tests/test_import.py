@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import smokebox
+import smokebox.sync
 
 MOST_MODULES = 12
 
@@ -53,3 +56,21 @@ def test_every_offered_name_can_be_imported(name: str) -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'smokebox' has no attribute 'nonsense'"):
         smokebox.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Network", "Allow", "Decision"])
+def test_replaced_name_is_an_error_that_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"Use .*Egress"):
+        getattr(smokebox, name)
+
+
+def test_every_public_name_has_a_line_in_the_docs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    names = re.findall(r"^\| `(\w+)` \| \S", page, re.MULTILINE)
+    assert sorted(names) == smokebox.__all__
+
+
+def test_names_marked_in_the_docs_are_those_of_sync() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    marked = re.findall(r"^\| `(\w+)` \|.*[Ss]ync too", page, re.MULTILINE)
+    assert set(marked) == set(smokebox.__all__) & set(dir(smokebox.sync))

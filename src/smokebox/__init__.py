@@ -1,20 +1,21 @@
-"""Smokebox gives Python agents a place to work.
+"""Sandboxes and a harness for Python agents. docs/api.md lists the public names.
 
-Names are imported when they are first used, so that `import smokebox` costs nothing.
+Names are imported on first use, so that `import smokebox` stays fast.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
+TYPE_CHECKING = False  # As in typing, which takes long to import.
 if TYPE_CHECKING:
     from smokebox.agents.agent import Agent as Agent
     from smokebox.agents.agent import create_agent as create_agent
-    from smokebox.agents.budget import Budget as Budget
-    from smokebox.agents.durability import Durability as Durability
     from smokebox.agents.harness import Harness as Harness
-    from smokebox.agents.initializing import init as init
+    from smokebox.agents.harness import init as init
+    from smokebox.agents.limits import Budget as Budget
+    from smokebox.agents.limits import Durability as Durability
+    from smokebox.agents.session import Session as Session
     from smokebox.agents.skills import Skill as Skill
     from smokebox.agents.tools.function import tool as tool
     from smokebox.client.agent_client import AgentClient as AgentClient
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
     from smokebox.client.previews import proxy_to_sandbox as proxy_to_sandbox
     from smokebox.client.process import Process as Process
     from smokebox.client.sandbox import Sandbox as Sandbox
-    from smokebox.client.session import Session as Session
+    from smokebox.client.settings import SandboxSettings as SandboxSettings
+    from smokebox.client.shell_session import ShellSession as ShellSession
     from smokebox.client.terminal import Terminal as Terminal
     from smokebox.egress.policy import Egress as Egress
     from smokebox.errors import SmokeboxError as SmokeboxError
-    from smokebox.sandbox.api import ExecStream as ExecStream
+    from smokebox.limits import Limits as Limits
+    from smokebox.limits import ProcessLimits as ProcessLimits
+    from smokebox.runtime.stream import ExecStream as ExecStream
     from smokebox.sandbox.api import SandboxApi as SandboxApi
     from smokebox.sandbox.bucket import bucket as bucket
     from smokebox.sandbox.bucket import get_virtual_sandbox as get_virtual_sandbox
     from smokebox.sandbox.code import CodeStream as CodeStream
     from smokebox.sandbox.local import local as local
-    from smokebox.sandbox.network import Allow as Allow
-    from smokebox.sandbox.network import Network as Network
-    from smokebox.sandbox.virtual import Limits as Limits
+    from smokebox.sandbox.virtual import VirtualLimits as VirtualLimits
     from smokebox.sandbox.virtual import virtual as virtual
     from smokebox.sandbox.virtual.command import CommandCall as CommandCall
     from smokebox.sandbox.virtual.command import CommandOutput as CommandOutput
@@ -54,11 +56,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULES = {
     "Agent": "smokebox.agents.agent",
     "AgentClient": "smokebox.client.agent_client",
-    "Allow": "smokebox.sandbox.network",
-    "Budget": "smokebox.agents.budget",
+    "Budget": "smokebox.agents.limits",
     "Capabilities": "smokebox.types",
     "Client": "smokebox.client.client",
     "CodeContextInfo": "smokebox.types",
@@ -69,29 +70,32 @@ _HOME = {
     "CommandCall": "smokebox.sandbox.virtual.command",
     "CommandOutput": "smokebox.sandbox.virtual.command",
     "CommandStream": "smokebox.sandbox.virtual.command",
-    "Durability": "smokebox.agents.durability",
+    "Durability": "smokebox.agents.limits",
     "Egress": "smokebox.egress.policy",
     "ExecResult": "smokebox.types",
-    "ExecStream": "smokebox.sandbox.api",
+    "ExecStream": "smokebox.runtime.stream",
     "FileInfo": "smokebox.types",
     "Harness": "smokebox.agents.harness",
-    "Limits": "smokebox.sandbox.virtual",
-    "Network": "smokebox.sandbox.network",
+    "Limits": "smokebox.limits",
     "OutputChunk": "smokebox.types",
     "Process": "smokebox.client.process",
+    "ProcessLimits": "smokebox.limits",
     "Sandbox": "smokebox.client.sandbox",
     "SandboxApi": "smokebox.sandbox.api",
-    "Session": "smokebox.client.session",
+    "SandboxSettings": "smokebox.client.settings",
+    "Session": "smokebox.agents.session",
+    "ShellSession": "smokebox.client.shell_session",
     "Skill": "smokebox.agents.skills",
     "SmokeboxError": "smokebox.errors",
     "Terminal": "smokebox.client.terminal",
+    "VirtualLimits": "smokebox.sandbox.virtual",
     "bucket": "smokebox.sandbox.bucket",
     "connect": "smokebox.client.client",
     "create_agent": "smokebox.agents.agent",
     "env": "smokebox.client.bindings",
     "get_sandbox": "smokebox.client.client",
     "get_virtual_sandbox": "smokebox.sandbox.bucket",
-    "init": "smokebox.agents.initializing",
+    "init": "smokebox.agents.harness",
     "list_sandboxes": "smokebox.client.client",
     "local": "smokebox.sandbox.local",
     "proxy_to_sandbox": "smokebox.client.previews",
@@ -99,14 +103,21 @@ _HOME = {
     "virtual": "smokebox.sandbox.virtual",
 }
 
-__all__ = sorted(_HOME)
+_REPLACED = {
+    "Allow": "Egress(allowed_hosts=...)",
+    "Decision": "a handler of Egress",
+    "Network": "Egress",
+}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'smokebox' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    module = _MODULES.get(name)
+    if module is None:
+        hint = f" Use {_REPLACED[name]}." if name in _REPLACED else ""
+        raise AttributeError(f"module 'smokebox' has no attribute {name!r}.{hint}")
+    value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

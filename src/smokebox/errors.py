@@ -3,7 +3,7 @@
     SmokeboxError
     ├── InvalidOption        also ValueError          an unknown option, or a bad value
     ├── InvalidPath          also ValueError          empty, NUL, or not UTF-8
-    ├── PathError            also OSError             what went wrong at one path
+    ├── PathError            also OSError             a failure at one path
     │   ├── PathNotFound     also FileNotFoundError
     │   ├── PathExists       also FileExistsError
     │   ├── PathIsDirectory  also IsADirectoryError
@@ -13,35 +13,36 @@
     │   ├── AccessDenied     also PermissionError     permissions, read-only, credentials
     │   ├── FileTooLarge
     │   └── StorageFull
-    ├── NotText              also ValueError          not UTF-8 where text was asked for
-    ├── Unsupported                                   cannot be done; nothing was changed
+    ├── NotText              also ValueError          not UTF-8 where text was expected
+    ├── Unsupported                                   not supported; nothing was changed
     ├── BucketNotFound       also FileNotFoundError
-    ├── ServiceUnavailable   also ConnectionError     a remote peer did not answer
+    ├── ServiceUnavailable   also ConnectionError     a remote peer did not respond
     ├── DeadlineExceeded     also TimeoutError        an operation took too long
-    ├── SandboxGone                                   the sandbox stopped under the call
-    │   └── SandboxRestarted                          the handle is of a former run
+    ├── SandboxGone                                   the sandbox stopped during the call
+    │   └── SandboxRestarted                          the handle belongs to an earlier run
     ├── NotFound             also LookupError         no sandbox, session, process, backup or image
-    ├── Conflict                                      the name, or the place, is taken
-    ├── ProcessEnded                                  it ended before what was waited for
-    ├── LimitReached                                  the sandbox may not have more
-    ├── RequestTooLarge                               a request that no server would read
-    ├── Unauthorized                                  no key, or one that opens nothing
-    ├── Forbidden                                     a key that does not open this
-    ├── GitError                                      a repository that was not cloned
-    ├── ModelError                                    a model that gave no answer
-    │   ├── ModelUnavailable                          overloaded, limited, cut off, stalled
-    │   ├── ContextOverflow                           more than the model can read
-    │   └── ModelRefused                              a key, a name or a request it rejects
-    ├── SessionBusy                                   a session that works on something else
+    ├── Conflict                                      a name or path is taken or in use
+    ├── ProcessEnded                                  the process ended before the awaited event
+    ├── LimitReached                                  a limit of the sandbox was reached
+    ├── RequestTooLarge                               the body is over the server's limit
+    ├── Unauthorized                                  the key is missing or unknown
+    ├── Forbidden                                     the key does not allow this
+    ├── GitError                                      a repository could not be cloned
+    ├── ModelError                                    a model gave no response
+    │   ├── ModelUnavailable                          overloaded, rate-limited, cut off, stalled
+    │   ├── ContextOverflow                           longer than the model's context
+    │   └── ModelRefused                              the provider rejects the key or the request
+    ├── SessionBusy                                   the session works on something else
     ├── Fenced                                        another writer has taken the session
-    ├── Aborted                                       work that was called off
-    ├── ResultUnavailable                             a model that gave no valid result
-    ├── StoreTooNew                                   a record that a later version wrote
-    ├── IsolationUnavailable                          this host cannot isolate as asked
+    ├── Aborted                                       the work was aborted
+    ├── ResultUnavailable                             a model gave no valid result
+    ├── StoreTooNew                                   a later version wrote the record
+    ├── IsolationUnavailable                          this host cannot run the requested tier
     ├── BadSnapshot          also ValueError
-    └── MissingDependency    also ImportError         an extra that is not installed
+    ├── MissingDependency    also ImportError         an extra is not installed
+    └── NotAwaited           also AttributeError      `await` is missing before the call
 
-A command that fails is not here: a non-zero exit is a result.
+A command that fails raises nothing: a non-zero exit code is a result.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ from typing import ClassVar
 
 
 class SmokeboxError(Exception):
-    """The root: what failed, in `message`; what to do next, in `hint`.
+    """Base of all errors: `message` says what failed, `hint` what to do next.
 
-    `code` is stable and meant for programs, `retryable` says whether the same
-    call can succeed later, and `fields` holds what the message was made from.
+    `code` is stable and meant for programs. `retryable` is true if the same call can succeed
+    later. `fields` has the values in the message; each is also an attribute.
     """
 
     code: ClassVar[str] = "error"
@@ -90,19 +91,19 @@ def _rebuild(
 
 
 class InvalidOption(SmokeboxError, ValueError):
-    """An option nobody knows, or a value it cannot take. Fields: `option`, `value`."""
+    """An unknown option, or an invalid value of one. Fields: `option`, `value`."""
 
     code = "invalid_option"
 
 
 class InvalidPath(SmokeboxError, ValueError):
-    """A path that no sandbox can hold. Fields: `path`."""
+    """A path that is not valid in any sandbox. Fields: `path`."""
 
     code = "invalid_path"
 
 
 class PathError(SmokeboxError, OSError):
-    """Something went wrong at one path, which is in `path` (and in OSError's `filename`)."""
+    """A failure at one path, which is in `path` (and in OSError's `filename`)."""
 
     code = "path_error"
     reason: ClassVar[str] = "cannot use"
@@ -162,7 +163,7 @@ class SymlinkLoop(PathError):
 
 
 class AccessDenied(PathError, PermissionError):
-    """Permissions, a read-only place, or credentials that do not open it."""
+    """Missing permissions, a read-only path, or credentials that were refused."""
 
     code = "access_denied"
     reason = "access denied"
@@ -182,46 +183,46 @@ class StorageFull(PathError):
 
 
 class NotText(SmokeboxError, ValueError):
-    """Bytes that are not UTF-8 where text was asked for. Fields: `path`, `offset`."""
+    """Bytes that are not UTF-8 where text was expected. Fields: `path`, `offset`."""
 
     code = "not_text"
 
 
 class Unsupported(SmokeboxError):
-    """The sandbox cannot do this, and has changed nothing. Fields: `operation`, `sandbox`."""
+    """The sandbox does not support this. Nothing changed. Fields: `operation`, `sandbox`."""
 
     code = "unsupported"
 
 
 class BucketNotFound(SmokeboxError, FileNotFoundError):
-    """The object store answered that there is no such bucket. Fields: `bucket`."""
+    """The object store has no such bucket. Fields: `bucket`."""
 
     code = "bucket_not_found"
 
 
 class ServiceUnavailable(SmokeboxError, ConnectionError):
-    """A remote peer did not answer. Fields: `service`."""
+    """A remote peer did not respond. Fields: `service`."""
 
     code = "service_unavailable"
     retryable = True
 
 
 class DeadlineExceeded(SmokeboxError, TimeoutError):
-    """An operation took longer than it may. Fields: `operation`, `timeout`."""
+    """An operation timed out. Fields: `operation`, `timeout`."""
 
     code = "deadline_exceeded"
     retryable = True
 
 
 class SandboxGone(SmokeboxError):
-    """The sandbox stopped under the call. Fields: `reason`."""
+    """The sandbox stopped during the call. Fields: `reason`."""
 
     code = "sandbox_gone"
     retryable = True
 
 
 class SandboxRestarted(SandboxGone):
-    """What the handle stood for ended with a former run of the sandbox. Fields: `reason`."""
+    """The handle belongs to an earlier run of the sandbox. Fields: `reason`."""
 
     code = "sandbox_restarted"
     retryable = False
@@ -234,38 +235,38 @@ class NotFound(SmokeboxError, LookupError):
 
 
 class Conflict(SmokeboxError):
-    """A name or a place is taken. Fields: `kind`, `name`."""
+    """A name or path is taken or in use. Fields: `kind`, `name`."""
 
     code = "conflict"
 
 
 class ProcessEnded(SmokeboxError):
-    """A process ended before what was waited for came. Fields: `process`, `exit_code`."""
+    """A process ended before the awaited event. Fields: `process`, `exit_code`."""
 
     code = "process_ended"
 
 
 class LimitReached(SmokeboxError):
-    """A limit of the sandbox holds it back. Fields: `limit`."""
+    """A limit of the sandbox or of the server was reached. Fields: `limit`."""
 
     code = "limit_reached"
     retryable = True
 
 
 class RequestTooLarge(SmokeboxError):
-    """The body of a request is longer than the server takes. Fields: `limit`, in bytes."""
+    """The body of a request is over the server's limit. Fields: `limit`, in bytes."""
 
     code = "request_too_large"
 
 
 class Unauthorized(SmokeboxError):
-    """The server wants a key, and got none, or one that it does not know."""
+    """The server requires an API key, and got none or an unknown one."""
 
     code = "unauthorized"
 
 
 class Forbidden(SmokeboxError):
-    """The key is known, and not for this. Fields: `key`."""
+    """The key is valid, and does not allow this. Fields: `key`."""
 
     code = "forbidden"
 
@@ -273,8 +274,8 @@ class Forbidden(SmokeboxError):
 class GitError(SmokeboxError):
     """A repository could not be cloned. Fields: `reason`, `url` (without credentials).
 
-    `reason` is one of "repository_not_found", "branch_not_found", "authentication",
-    "network", which alone can be retried, and "failed".
+    `reason` is "repository_not_found", "branch_not_found", "authentication", "network" or
+    "failed". Only "network" can be retried.
     """
 
     code = "git_failed"
@@ -285,13 +286,13 @@ class GitError(SmokeboxError):
 
 
 class ModelError(SmokeboxError):
-    """A model gave no answer. Fields: `model`."""
+    """A model gave no response. Fields: `model`."""
 
     code = "model_error"
 
 
 class ModelUnavailable(ModelError):
-    """It may answer later: overloaded, limited, cut off, silent.
+    """The model is overloaded, rate-limited, cut off or silent, and may respond later.
 
     Fields: `model`, `retry_after` (seconds, or None), `status` (of HTTP, or None).
     """
@@ -301,7 +302,7 @@ class ModelUnavailable(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The conversation is longer than the model can read. Fields: `model`."""
+    """The conversation is longer than the model's context. Fields: `model`."""
 
     code = "context_overflow"
 
@@ -320,42 +321,74 @@ class SessionBusy(SmokeboxError):
 
 
 class Fenced(SmokeboxError):
-    """Another writer has taken the session: nothing more is written here. Fields: `session`."""
+    """Another writer has taken the session; this one may not write. Fields: `session`."""
 
     code = "fenced"
 
 
 class Aborted(SmokeboxError):
-    """The work was called off. Fields: `reason`."""
+    """The work was aborted. Fields: `reason`."""
 
     code = "aborted"
 
 
 class ResultUnavailable(SmokeboxError):
-    """A model gave no valid result. Fields: `reason`, and `text`, what it said instead."""
+    """A model gave no valid result. Fields: `reason`, and `text`, its last message."""
 
     code = "result_unavailable"
 
 
 class StoreTooNew(SmokeboxError):
-    """A record that a later version of Smokebox wrote. Fields: `version`."""
+    """A later version of Smokebox wrote the record. Fields: `version`."""
 
     code = "store_too_new"
 
 
 class IsolationUnavailable(SmokeboxError):
-    """This host cannot isolate as asked; the hint says what mends it. Fields: `tier`."""
+    """This host cannot run the requested tier; the hint has the fix. Fields: `tier`."""
 
     code = "isolation_unavailable"
 
 
 class BadSnapshot(SmokeboxError, ValueError):
-    """Bytes that are not a snapshot, or one made by something incompatible."""
+    """Bytes that are not a snapshot, or one of an incompatible version."""
 
     code = "bad_snapshot"
 
 
 class MissingDependency(SmokeboxError, ImportError):
-    """An optional part is not installed. Fields: `package`, `extra`."""
+    """An optional dependency is not installed. Fields: `package`, `extra`."""
 
     code = "missing_dependency"
+
+
+class NotAwaited(SmokeboxError, AttributeError):
+    """A result was used before it was awaited. Fields: `attribute`."""
+
+    code = "not_awaited"
+
+
+_BY_NUMBER: dict[int, type[PathError]] = {
+    errno.ENOENT: PathNotFound,
+    errno.EEXIST: PathExists,
+    errno.EISDIR: PathIsDirectory,
+    errno.ENOTDIR: PathNotDirectory,
+    errno.ENOTEMPTY: DirectoryNotEmpty,
+    errno.ELOOP: SymlinkLoop,
+    errno.EACCES: AccessDenied,
+    errno.EPERM: AccessDenied,
+    errno.EROFS: AccessDenied,
+    errno.EFBIG: FileTooLarge,
+    errno.ENOSPC: StorageFull,
+    errno.EDQUOT: StorageFull,
+}
+
+
+def from_os_error(error: OSError, path: str) -> PathError:
+    """Return the `PathError` subclass for an `OSError` about `path`."""
+    kind = _BY_NUMBER.get(error.errno or 0)
+    if kind is None:
+        return PathError(path, f"{error.strerror or error}: {path}")
+    if kind is StorageFull:
+        return StorageFull(path, hint="Free some space and try again.")
+    return kind(path)

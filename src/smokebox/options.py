@@ -1,4 +1,4 @@
-"""Checks that option names and values are ones we know, with an error that names the nearest."""
+"""Checks of option names and values. The error for an unknown name suggests the nearest one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,23 @@ T = TypeVar("T")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `InvalidOption` for the first name in `given` that is not in `known`."""
+def refuse_unknown(
+    where: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    moved: Mapping[str, str] | None = None,
+) -> None:
+    """Raise `InvalidOption` for the first name in `given` that is not in `known`.
+
+    `moved` has a hint for each name that is not an option any longer.
+    """
     names = sorted(known)
     for name in given:
         if name not in names:
+            if moved and name in moved:
+                raise InvalidOption(
+                    f"{where} has no option {name!r}.", hint=moved[name], option=name
+                )
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(names)}."
             raise InvalidOption(
@@ -34,7 +46,7 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
 
 
 def check_command(command: str | Sequence[str]) -> str | list[str]:
-    """`command` itself: a line for a shell, or the words of one that no shell reads."""
+    """Return `command`: text for a shell, or a list of arguments that no shell interprets."""
     if isinstance(command, str):
         return command
     if (
@@ -45,14 +57,14 @@ def check_command(command: str | Sequence[str]) -> str | list[str]:
     ):
         raise InvalidOption(
             f"a command is a str, or a sequence of str, not {command!r:.80}.",
-            hint="Pass 'make test' for bash, or ['make', 'test'] for the words themselves.",
+            hint="Pass 'make test' for bash, or ['make', 'test'] as arguments.",
             option="command",
         )
     return list(command)
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of `env`, once every name and value in it can be an environment variable."""
+    """Return a copy of `env`, or raise if a name or value is not valid in an environment."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):
@@ -80,7 +92,7 @@ def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """`timeout` itself, once it is a positive number of seconds or None."""
+    """Return `timeout`, or raise unless it is None or a positive number of seconds."""
     if timeout is None:
         return None
     if (
@@ -97,20 +109,29 @@ def check_timeout(timeout: float | None) -> float | None:
     return float(timeout)
 
 
-def strict_options(factory: Callable[P, R]) -> Callable[P, R]:
-    """Make a keyword that `factory` does not take an `InvalidOption` that names the nearest."""
-    known = inspect.signature(factory).parameters.keys()
+def strict_options(
+    moved: Mapping[str, str] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Raise `InvalidOption`, with the nearest name, for an unknown keyword of a function.
 
-    @functools.wraps(factory)
-    def checked(*args: P.args, **options: P.kwargs) -> R:
-        refuse_unknown(f"{factory.__name__}()", options, known)
-        return factory(*args, **options)
+    `moved` has a hint for each keyword that is not an option any longer.
+    """
 
-    return checked
+    def decorate(factory: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(factory).parameters.keys()
+
+        @functools.wraps(factory)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            refuse_unknown(f"{factory.__name__}()", options, known, moved)
+            return factory(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def strict_fields(kind: type[T]) -> type[T]:
-    """Make a keyword that a dataclass does not take an `InvalidOption` that names the nearest."""
+    """Raise `InvalidOption`, with the nearest name, for an unknown keyword of a dataclass."""
     make = kind.__init__
     known = inspect.signature(kind).parameters.keys()
 

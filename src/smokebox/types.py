@@ -1,4 +1,4 @@
-"""The frozen values that cross rooms: results, files, and what a sandbox can do."""
+"""Frozen dataclasses shared by several rooms: results, files and infos."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ChangeKind = Literal["create", "modify", "delete", "move_from", "move_to", "attr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What a finished command left behind. A non-zero exit is a result, not an error.
+    """Result of a finished command. A non-zero exit code is a result, not an error.
 
-    Exit codes are bash's: 127 for a missing program, 126 for one stopped by a limit,
+    Exit codes are those of bash: 127 for a missing program, 126 for one stopped by a limit,
     124 for a timeout, 128+n for death by signal n. `timed_out` tells our timeout from a
-    command that answers 124 by itself. When `truncated`, `stdout` and `stderr` are not
-    whole: where the middle is left out a marker says so, and `stdout_file` and
-    `stderr_file` name the whole streams where the sandbox kept them. `session_ended` says
-    that the shell of a session ended with this command, and the next one gets a fresh one.
+    command that exits with 124 by itself. When `truncated`, the middle of `stdout` or
+    `stderr` is replaced by a marker, and `stdout_file` and `stderr_file` are the paths of the
+    whole streams if the sandbox kept them. `session_ended` means that the shell of the session
+    ended with this command; the next command gets a fresh one.
     """
 
     exit_code: int
@@ -37,13 +37,13 @@ class ExecResult:
 
     @property
     def success(self) -> bool:
-        """True when the command exited with 0."""
+        """True if the command exited with 0."""
         return self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """A piece of output as it was written. Text, never cut inside a character."""
+    """A piece of output. Text, never split inside a character."""
 
     stream: Stream
     data: str
@@ -51,9 +51,9 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What `stat` knows of a path. What a sandbox cannot tell is None, never made up.
+    """Metadata of a path. A field that a sandbox does not know is None.
 
-    `type`, `size`, `mtime` and `mode` describe what the path leads to; `is_symlink`
+    `type`, `size`, `mtime` and `mode` describe the target of a symlink; `is_symlink`
     describes the path itself.
     """
 
@@ -77,17 +77,17 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a sandbox can and cannot do, for programs and, through `describe`, for models.
+    """Capabilities of a sandbox, for programs and, through `describe`, for models.
 
-    `commands` lists the programs a script can call, or is None where nobody knows
-    without looking. `max_output` is the most of one stream that even `exec_stream`
-    gives; a limit is None where there is none. `refused_in_names` holds characters that
-    no file name can have. What is from `processes` on the conformance suite goes by.
+    `commands` lists the available programs; None if they are not known in advance.
+    `max_output` limits one stream, also of `exec_stream`; a limit of None is no limit.
+    `refused_in_names` has the characters that file names cannot contain. The conformance
+    suite reads the fields from `processes` on.
     """
 
     sandbox: str
     isolation: Literal["none", "interpreter", "process", "namespaces", "gvisor", "remote"]
-    network: Literal["off", "guarded", "allowlist", "open"]
+    network: Literal["off", "guarded", "open"]
     persistence: Literal["memory", "host", "bucket", "remote"]
     shell_state: Literal["fresh", "persistent"] = "fresh"
     commands: frozenset[str] | None = None
@@ -100,7 +100,7 @@ class Capabilities:
     max_output: int | None = None
 
     def describe(self) -> str:
-        """Two lines that tell a model where it is and what it has."""
+        """Return two lines that describe the sandbox and its commands to a model."""
         place = f"{self.sandbox} sandbox (isolation: {self.isolation}, files: {self.persistence}"
         place += ", read-only)" if self.read_only else ")"
         place += f"; network: {self.network}; shell state: {self.shell_state} between commands."
@@ -111,10 +111,9 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """What is known of a Linux sandbox without waking it. Times are seconds since the epoch.
+    """State of a Linux sandbox. Times are seconds since the epoch.
 
-    `limits` has every limit by name, None for what is not limited. `stop_reason` says why
-    its last run ended.
+    `limits` has every limit by name; None is no limit. `stop_reason` is why its last run ended.
     """
 
     id: str
@@ -137,7 +136,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStats:
-    """What a sandbox uses; None for what nobody counts, and for what sleeps."""
+    """Resource usage of a sandbox; None for a value that is not measured, or while asleep."""
 
     cpu_seconds: float | None
     memory: int | None
@@ -149,7 +148,7 @@ class SandboxStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """A session of a sandbox; `cwd` is empty where it is the sandbox's own."""
+    """A session of a sandbox; `cwd` is empty if it is that of the sandbox."""
 
     id: str
     cwd: str
@@ -160,9 +159,9 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A long-running process: `exited` by itself, `killed` by a signal, or `lost`.
+    """A background process. It `exited` by itself, was `killed` by a signal, or is `lost`.
 
-    `exit_code` is bash's, None while it runs. `generation` is the run of the sandbox.
+    `exit_code` is that of bash; None while it runs. `generation` is the run of the sandbox.
     """
 
     id: str
@@ -178,10 +177,10 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChunk:
-    """A piece of a log. Text, never cut inside a character; `cursor` goes on right after it.
+    """A piece of a log. Text, never split inside a character; `cursor` resumes right after it.
 
-    Where bytes are missing, because the log grew too long before they were read, `dropped`
-    counts them and `data` is a line that says so.
+    If the log grew too long before it was read, `dropped` counts the missing bytes, and `data`
+    is a line that says so.
     """
 
     stream: Stream
@@ -192,7 +191,7 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLogs:
-    """What a process has written; of a very long log the end."""
+    """Output of a process; the end of it if the log is very long."""
 
     stdout: str
     stderr: str
@@ -200,7 +199,7 @@ class ProcessLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMatch:
-    """What `wait_for_log` found: the line, the part of it that fits, and the groups."""
+    """Match of `wait_for_log`: the line, the matching part of it, and the groups."""
 
     stream: Stream
     line: str
@@ -210,10 +209,10 @@ class LogMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """Something that happened to a path.
+    """A change of a path.
 
-    `cursor` is where a later watch goes on after it. `resync` means that some events are
-    lost, and that what is remembered of the files should be read again.
+    `cursor` resumes a watch after it. `resync` means that events were lost: read the files
+    again.
     """
 
     kind: ChangeKind
@@ -225,7 +224,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalInfo:
-    """A terminal of a sandbox; `exit_code` is None while its program runs."""
+    """A terminal of a sandbox. `exit_code` is None while its program runs."""
 
     id: str
     command: str
@@ -237,9 +236,9 @@ class TerminalInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A bucket, or with `prefix` a folder of one, as a directory of a sandbox.
+    """A bucket, or with `prefix` a folder of one, mounted as a directory of a sandbox.
 
-    It is `active` while the sandbox is awake, and comes back when that wakes again.
+    It is `active` while the sandbox is awake, and is mounted again when the sandbox wakes.
     """
 
     path: str
@@ -252,10 +251,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedPort:
-    """A port of a sandbox that may be reached at `url`, by whoever has that.
+    """A port of a sandbox that is exposed at `url`. The URL alone grants access.
 
-    It is "active" in the run in which it was exposed, and "stale" in others. One that is
-    `private` is for who has a key of the server as well, or a URL that expires.
+    It is "active" in the run in which it was exposed, and "stale" in others. A `private` port
+    also needs an API key of the server, or a URL that expires.
     """
 
     port: int
@@ -268,7 +267,7 @@ class ExposedPort:
 
 @dataclass(slots=True, kw_only=True)
 class Extracted:
-    """How much of an archive was unpacked."""
+    """Counts of what was unpacked from an archive."""
 
     files: int = 0
     directories: int = 0
@@ -278,7 +277,7 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUsage:
-    """What a tree takes of the disk; a file with several names counts once."""
+    """Disk usage of a directory tree. A file with several hard links counts once."""
 
     bytes: int
     files: int
@@ -287,9 +286,9 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitCheckout:
-    """A repository that was cloned. `url` has no credentials in it.
+    """A cloned repository. `url` has no credentials in it.
 
-    `branch` is None where a tag was checked out, `commit` where the repository is empty.
+    `branch` is None if a tag was checked out, `commit` if the repository is empty.
     """
 
     url: str
@@ -300,10 +299,10 @@ class GitCheckout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeContextInfo:
-    """A place where code runs and leaves its state. Times are seconds since the epoch.
+    """A code context, which keeps state between runs. Times are seconds since the epoch.
 
-    `timeout` is how long its code may run where nothing else is asked for. One that is
-    `default` was made for code that named none.
+    `timeout` is the default for runs in it. A `default` context was created for code that
+    named none.
     """
 
     id: str
@@ -318,10 +317,10 @@ class CodeContextInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeResult:
-    """Something that code showed, in all formats that it has.
+    """A value that code displayed, in all of its formats.
 
-    `data` has those formats by their MIME types that are no field, `chart` what a figure was
-    drawn from. The value of the last expression is `main`.
+    `data` has the formats without a field, by MIME type; `chart` has the data of a figure.
+    The value of the last expression is `main`.
     """
 
     text: str | None = None
@@ -339,14 +338,14 @@ class CodeResult:
     main: bool = False
 
     def formats(self) -> tuple[str, ...]:
-        """The names of the fields that it has, and the MIME types in `data`."""
+        """Return the names of the formats that are set, and the MIME types in `data`."""
         names = [name for name in self.__slots__ if name not in ("data", "main")]
         return (*(name for name in names if getattr(self, name) is not None), *self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeError:
-    """What code ended with. `line` is that of the code itself, where one is known."""
+    """Exception that ended the code. `line` is the line in the code, if known."""
 
     name: str
     message: str
@@ -356,12 +355,12 @@ class CodeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeExecution:
-    """What code left behind. An exception in it is a result, in `error`.
+    """Result of running code. An exception in the code is a result, in `error`.
 
-    `count` is the how-manieth of its context it was, None where it did not end by itself.
-    Code whose time was up is interrupted, and `timed_out`; where that did not help its
-    context was ended, which `context_ended` says. When `truncated`, not all that it wrote or
-    showed is here; `stdout_file` and `stderr_file` name whole streams that the sandbox kept.
+    `count` numbers the runs of the context; None if the code did not end by itself. Code that
+    reaches its timeout is interrupted, and `timed_out`; if that does not stop it, its context
+    is ended, and `context_ended` is true. When `truncated`, some output or results are left
+    out; `stdout_file` and `stderr_file` are the paths of whole streams that the sandbox kept.
     """
 
     context: str
@@ -380,7 +379,7 @@ class CodeExecution:
 
     @property
     def success(self) -> bool:
-        """True when the code ended without an error."""
+        """True if the code ended without an error."""
         return self.error is None
 
     @property
@@ -391,12 +390,11 @@ class CodeExecution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A directory of a sandbox as it was, kept until it is deleted or expires.
+    """A copy of a directory of a sandbox, kept until it is deleted or expires.
 
-    `sandbox_id` is the sandbox that it is of, which may be gone by now, and `path` the
-    directory. `size` is the bytes that it takes where it is kept, `bytes` those of its `files`.
-    `checksum` is the SHA-256 of the archive. Times are seconds since the epoch; `expires_at`
-    is None for one that is kept until it is deleted.
+    It is of the directory `path` of the sandbox `sandbox_id`, which may be destroyed. `size`
+    is the size of the archive in bytes, and `checksum` its SHA-256; `bytes` is the size of the
+    `files` in it. Times are seconds since the epoch; with `expires_at` None it does not expire.
     """
 
     id: str
@@ -413,7 +411,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredBackup:
-    """A backup that was restored: where, and how much of it there is."""
+    """A restored backup: its path, and the number and size of its files."""
 
     id: str
     path: str
@@ -423,9 +421,9 @@ class RestoredBackup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupProgress:
-    """A backup that is being made, or restored: how many bytes of files it has come to.
+    """Progress of a backup that is being made or restored, in bytes of files.
 
-    `total` is None where nobody knows yet. One that waits for another has not begun.
+    `total` is None until it is known. `begun` is false while it waits for another backup.
     """
 
     id: str
@@ -441,12 +439,12 @@ NetworkVerdict = Literal["forwarded", "answered", "tunnelled", "resolved", "refu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEvent:
-    """One thing that a sandbox asked of the network, and what became of it.
+    """A request or connection that a sandbox made, and its outcome.
 
-    `cursor` goes on right after it; `at` is seconds since the epoch. `host` is the name that
-    was asked for, or the address; what is not HTTP has no method, path and status. `sent` and
-    `received` are bytes of the sandbox. `rule` is the entry of the policy that spoke, and
-    `handler` the name of what it led to. `reason` says why something was refused or failed.
+    `cursor` resumes right after it; `at` is seconds since the epoch. `host` is the requested
+    name, or the address; what is not HTTP has no method, path and status. `sent` and `received`
+    count bytes, as seen from the sandbox. `rule` is the entry of the policy that decided, and
+    `handler` the name of the handler that ran. `reason` is why it was refused or failed.
     """
 
     cursor: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smokebox.agents.log.store import SessionKey
     from smokebox.agents.model import ModelRequest
     from smokebox.agents.operation import Operation
-    from smokebox.agents.reply import Reply
+    from smokebox.agents.results import Reply
 
 
 async def test_before_its_first_step() -> None:

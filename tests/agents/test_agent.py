@@ -9,6 +9,7 @@ import pytest
 
 from smokebox import create_agent, init, local, tool, virtual
 from smokebox.agents import Agent, AgentContext, Budget, Durability
+from smokebox.agents.agent import resolve_settings
 from smokebox.errors import InvalidOption
 from smokebox.testing import ScriptedModel
 
@@ -17,7 +18,7 @@ CTX = AgentContext(id="one", env=None)
 
 async def test_options_by_keyword_make_an_agent() -> None:
     agent = create_agent(model="anthropic/claude-sonnet-4-6", cwd="/workspace")
-    options = await agent.options(CTX)
+    options = await resolve_settings(agent, CTX)
     assert (agent.name, options.model) == ("agent", ("anthropic/claude-sonnet-4-6",))
     assert options.cwd == "/workspace"
 
@@ -30,7 +31,7 @@ async def test_a_decorated_function_gives_the_options_of_an_instance() -> None:
 
     assert isinstance(coder, Agent)
     assert (coder.name, coder.description) == ("coder", "Writes code.")
-    options = await coder.options(AgentContext(id="one", env=None, payload="hello"))
+    options = await resolve_settings(coder, AgentContext(id="one", env=None, payload="hello"))
     assert options.instructions == "You are one: hello"
 
 
@@ -39,26 +40,26 @@ async def test_an_initializer_may_be_async_and_options_beside_it_are_defaults() 
         return {"instructions": "mine"}
 
     agent = create_agent(later, name="other", model="openai/gpt-5", instructions="default")
-    options = await agent.options(CTX)
+    options = await resolve_settings(agent, CTX)
     assert agent.name == "other"
     assert (options.instructions, options.model) == ("mine", ("openai/gpt-5",))
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'instructions'"):
-        create_agent(model="openai/gpt-5", instruction="x")
+        create_agent(model="openai/gpt-5", instruction="x")  # type: ignore[call-arg]
 
 
 async def test_an_unknown_option_of_an_initializer_names_the_nearest() -> None:
     agent = create_agent(lambda ctx: {"modell": "openai/gpt-5"})
     with pytest.raises(InvalidOption, match="Did you mean 'model'"):
-        await agent.options(CTX)
+        await resolve_settings(agent, CTX)
 
 
 async def test_an_initializer_that_gives_no_options_is_told() -> None:
     agent = create_agent(lambda ctx: "gpt-5")  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidOption, match="not options"):
-        await agent.options(CTX)
+        await resolve_settings(agent, CTX)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ async def test_an_initializer_that_gives_no_options_is_told() -> None:
         ("name", "no spaces"),
     ],
 )
-def test_a_bad_value_is_refused_at_the_definition(option: str, value: object) -> None:
+def test_a_bad_value_is_refused_at_the_definition(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption):
         create_agent(**{option: value})
 
@@ -95,7 +96,7 @@ def test_a_sandbox_that_is_still_to_be_awaited_is_refused() -> None:
         return virtual()
 
     with pytest.raises(InvalidOption, match="Await it first"):
-        create_agent(sandbox=make())
+        create_agent(sandbox=make())  # type: ignore[arg-type]
 
 
 def test_two_subagents_of_one_name_are_refused() -> None:
@@ -122,25 +123,25 @@ async def test_an_agent_is_frozen_with_its_options() -> None:
     tools: list[Any] = []
     agent = create_agent(model="openai/gpt-5", tools=tools)
     tools.append(print)
-    assert (await agent.options(CTX)).tools == ()
+    assert (await resolve_settings(agent, CTX)).tools == ()
     with pytest.raises(dataclasses.FrozenInstanceError):
         agent.name = "other"  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        (await agent.options(CTX)).cwd = "/"  # type: ignore[misc]
+        (await resolve_settings(agent, CTX)).cwd = "/"  # type: ignore[misc]
 
 
 async def test_limits_may_be_given_as_dicts() -> None:
     agent = create_agent(budget={"turns": 3}, durability={"max_attempts": 2})
-    options = await agent.options(CTX)
+    options = await resolve_settings(agent, CTX)
     assert options.budget == Budget(turns=3)
     assert options.durability == Durability(max_attempts=2)
 
 
 def test_init_refuses_options_beside_an_agent() -> None:
     with pytest.raises(InvalidOption, match="Give it to create_agent"):
-        init(create_agent(), model="openai/gpt-5")
+        init(create_agent(), model="openai/gpt-5")  # type: ignore[call-overload]
     with pytest.raises(InvalidOption, match="takes an agent"):
-        init("agent")  # type: ignore[arg-type]
+        init("agent")  # type: ignore[call-overload]
     with pytest.raises(InvalidOption, match="id is"):
         init(create_agent(), id="a/b")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from smokebox.agents.approval import Approval, Decision, Deny, ProposedCall, Rule, as_approval
+from smokebox.agents.approval import Approval, Decision, Deny, ProposedCall, ToolRule, as_approval
 from smokebox.agents.tools import ToolContext
 from smokebox.errors import InvalidOption
 
@@ -54,7 +54,7 @@ async def test_what_denies_comes_before_what_asks_and_what_allows() -> None:
 
 @pytest.mark.parametrize(
     "approval",
-    [Approval(ask={"bash": pushes}), Approval(ask=[Rule("bash", when=pushes)])],
+    [Approval(ask={"bash": pushes}), Approval(ask=[ToolRule("bash", when=pushes)])],
 )
 async def test_rules_may_look_at_arguments(approval: Approval) -> None:
     assert await decide(approval, "bash", command="git push") == "ask"
@@ -63,7 +63,7 @@ async def test_rules_may_look_at_arguments(approval: Approval) -> None:
 
 
 async def test_a_rule_that_denies_by_arguments_says_why() -> None:
-    approval = Approval(deny=[Rule("bash", when=pushes, reason="do not push")])
+    approval = Approval(deny=[ToolRule("bash", when=pushes, reason="do not push")])
     assert await decide(approval, "bash", command="git push") == Deny("do not push")
 
 
@@ -101,7 +101,7 @@ async def test_what_fails_to_decide_denies(caplog: pytest.LogCaptureFixture) -> 
     for approval in (Approval(fails), Approval(talks), Approval(ask={"bash": pushes})):
         decided = await decide(approval, "bash")
         assert isinstance(decided, Deny)
-        assert "could not be found out" in decided.reason
+        assert "approval check of this call failed" in decided.reason
 
 
 async def test_cancelling_is_not_a_decision() -> None:

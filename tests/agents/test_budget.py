@@ -6,7 +6,7 @@ import pytest
 
 from agents.working import at_work, of_kind
 from smokebox import Budget, tool
-from smokebox.agents.budget import Meter
+from smokebox.agents.limits import UsageMeter
 from smokebox.agents.log.records import ToolEnded, WorkEnded
 from smokebox.agents.messages import Usage
 from smokebox.errors import InvalidOption, ResultUnavailable
@@ -81,8 +81,8 @@ async def test_each_prompt_has_the_budget_anew() -> None:
 
 
 def test_a_task_counts_against_its_parents_budget_too() -> None:
-    parent = Meter(Budget(tokens=100))
-    child = Meter(Budget(turns=5), parent)
+    parent = UsageMeter(Budget(tokens=100))
+    child = UsageMeter(Budget(turns=5), parent)
     child.add(Usage(input_tokens=100), turns=1)
     assert parent.usage.input_tokens == 100
     assert child.exceeded() == "budget: tokens"

@@ -7,24 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.agents.compaction import (
-    Compaction,
-    as_compaction,
-    cut,
-    should_compact,
-    summarize,
-    threshold,
-)
-from smokebox.agents.log.conversation import Conversation
+from smokebox.agents.log.conversation import Conversation, estimate
 from smokebox.agents.log.records import (
     Compacted,
+    MessageAdded,
     ReplyEnded,
     SessionCreated,
-    Stored,
+    StoredRecord,
     ToolEnded,
-    UserSaid,
 )
-from smokebox.agents.log.sizes import estimate
 from smokebox.agents.messages import (
     AssistantMessage,
     Image,
@@ -38,9 +29,16 @@ from smokebox.agents.messages import (
     UserMessage,
 )
 from smokebox.agents.model import Delta, ModelInfo, ModelRequest
+from smokebox.agents.work.compaction import (
+    Compaction,
+    as_compaction,
+    cut,
+    should_compact,
+    summarize,
+    threshold,
+)
 from smokebox.errors import ContextOverflow, InvalidOption, ModelError, ModelUnavailable
-from smokebox.testing.scripted import ScriptedModel
-from smokebox.testing.turns import Turn
+from smokebox.testing.scripted import ScriptedModel, Turn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -71,10 +69,10 @@ class Talk:
 
     def add(self, record: Record) -> None:
         offset = self.conversation.head + 1
-        self.conversation.apply(Stored(offset, 0.0, record))
+        self.conversation.apply(StoredRecord(offset, 0.0, record))
 
     def ask(self, text: str, signal: str | None = None) -> Talk:
-        self.add(UserSaid("w", user(text, signal)))
+        self.add(MessageAdded("w", user(text, signal)))
         return self
 
     def say(self, text: str) -> Talk:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smokebox import virtual
-from smokebox.agents.context import MAX_PROJECT_BYTES, system_prompt
 from smokebox.agents.skills import Skill
+from smokebox.agents.system_prompt import MAX_PROJECT_BYTES, system_prompt
 
 
 async def test_everything_is_in_its_place() -> None:

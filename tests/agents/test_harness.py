@@ -69,7 +69,7 @@ async def test_a_cwd_that_is_not_there_is_made_but_not_on_the_host(tmp_path: Pat
     sandbox = virtual()
     async with init(sandbox=sandbox, cwd="/deep/in/it", persist=False) as harness:
         assert (await harness.shell("pwd")).stdout == "/deep/in/it\n"
-    with pytest.raises(PathNotFound, match="Make it first"):
+    with pytest.raises(PathNotFound, match="Create it first"):
         await init(sandbox=local(), cwd=str(tmp_path / "none"), persist=False)
 
 
@@ -89,7 +89,7 @@ async def test_a_factory_gets_the_context_if_it_wants_it_and_its_sandbox_ends() 
 
 async def test_a_factory_that_gives_no_sandbox_is_told() -> None:
     with pytest.raises(InvalidOption, match="not a sandbox"):
-        await init(sandbox=lambda: "virtual", persist=False)
+        await init(sandbox=lambda: "virtual", persist=False)  # type: ignore[arg-type, return-value]
 
 
 async def test_a_sandbox_may_bring_its_own_tools() -> None:

@@ -130,7 +130,7 @@ async def test_five_hundred_turns_can_be_read(tmp_path: Path) -> None:
     (summary,) = await store.sessions()
     await store.aclose()
     shown = sessions("show", file)
-    assert shown.startswith("begun ")
+    assert shown.startswith("started ")
     assert "> Look, again and again.\n" in shown
     assert shown.count("a line of what there is to see") >= TURNS - 1
     assert "Seen." in shown

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.working import at_work, first, kinds, of_kind, records, until
+from agents.working import at_work, event_log, first, kinds, of_kind, records, until
 from smokebox import Budget, Durability, tool
 from smokebox.agents.events import (
     Fallback,
@@ -78,7 +78,7 @@ async def test_a_turn_with_a_tool_costs_three_commits_in_all() -> None:
         assert (await kinds(session))[1:] == [
             "WorkAccepted",
             "WorkStarted",
-            "UserSaid",
+            "MessageAdded",
             "ReplyStarted",
             "ReplyEnded",
             "ToolStarted",
@@ -91,13 +91,13 @@ async def test_a_turn_with_a_tool_costs_three_commits_in_all() -> None:
 
 def _count_commits(session: Any) -> list[Any]:
     commits: list[Any] = []
-    commit = session.journal._commit
+    commit = event_log(session)._commit
 
     async def counted(batch: Any) -> None:
         commits.append(batch)
         await commit(batch)
 
-    session.journal._commit = counted
+    event_log(session)._commit = counted  # type: ignore[method-assign]
     return commits
 
 
@@ -319,7 +319,7 @@ async def test_an_abort_stops_the_stream_and_is_the_outcome() -> None:
         with pytest.raises(Aborted, match="enough"):
             await operation
         assert [end.outcome for end in await of_kind(session, WorkEnded)] == ["aborted"]
-        assert "AbortAsked" in await kinds(session)
+        assert "AbortRequested" in await kinds(session)
         assert (await session.prompt("again")).text == "fresh"
 
 
@@ -387,7 +387,7 @@ async def test_an_answer_that_was_cut_or_refused_says_so() -> None:
 
 async def test_a_prompt_without_a_model_names_the_option() -> None:
     async with at_work(model=ScriptedModel("hi")) as session:
-        object.__setattr__(session.setup.options, "model", ())
+        object.__setattr__(session._context.setup.options, "model", ())
         with pytest.raises(InvalidOption, match="no model"):
             await session.prompt("go")
         assert (await session.prompt("go", model=ScriptedModel("other"))).text == "other"

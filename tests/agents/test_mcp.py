@@ -17,11 +17,10 @@ from client.served import Served, served
 from smokebox import create_agent, init, local, virtual
 from smokebox.agents.events import ToolEnd
 from smokebox.agents.tools import Tool, ToolContext
-from smokebox.agents.tools.mcp import Connection, MCPServer, mcp_tools
+from smokebox.agents.tools.mcp import MCPConnection, MCPServer, mcp_tools
 from smokebox.client.client import connect
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable, Unsupported
-from smokebox.testing.scripted import ScriptedModel
-from smokebox.testing.turns import call
+from smokebox.testing.scripted import ScriptedModel, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +161,7 @@ async def test_calls_run_side_by_side(port: int) -> None:
 
 async def test_a_server_that_comes_back_is_found_again() -> None:
     with http_server() as port:
-        connection = Connection(over_http(port))
+        connection = MCPConnection(over_http(port))
         add = by_name(await connection.tools())["add"]
     # Another process that knows nothing of our session, between two calls.
     with http_server(port):

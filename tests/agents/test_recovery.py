@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agents.working import QUICK, first, of_kind, records, until
+from agents.working import QUICK, event_log, first, of_kind, records, until
 from smokebox import Durability, create_agent, init, tool, virtual
 from smokebox.agents import ToolContext  # noqa: TC001
 from smokebox.agents.events import ApprovalNeeded
 from smokebox.agents.log.memory import MemoryStore
 from smokebox.agents.log.records import (
-    AbortAsked,
+    AbortRequested,
+    MessageAdded,
     SessionCreated,
     ToolEnded,
     ToolStarted,
-    UserSaid,
     WorkAccepted,
     WorkEnded,
     WorkStarted,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.agents import Agent, Session
-    from smokebox.agents.log.records import Record, Stored
+    from smokebox.agents.log.records import Record, StoredRecord
     from smokebox.agents.log.store import SessionKey
     from smokebox.agents.model import ModelRequest
 
@@ -64,7 +64,7 @@ def agent_of(counter: Counter, answer: Any = worker, **options: Any) -> Agent:
     return create_agent(model=ScriptedModel(then=answer), tools=[counter.tool], **options)
 
 
-async def everything(store: MemoryStore) -> list[tuple[SessionKey, Stored]]:
+async def everything(store: MemoryStore) -> list[tuple[SessionKey, StoredRecord]]:
     """All records of a store in the order in which they were written."""
     found = [
         (summary.key, stored)
@@ -74,7 +74,7 @@ async def everything(store: MemoryStore) -> list[tuple[SessionKey, Stored]]:
     return sorted(found, key=lambda one: (one[1].at, one[1].offset))
 
 
-async def killed_after(written: list[tuple[SessionKey, Stored]]) -> MemoryStore:
+async def killed_after(written: list[tuple[SessionKey, StoredRecord]]) -> MemoryStore:
     """A store with that record, and nobody who is at work on it."""
     store = MemoryStore()
     for key, stored in written:
@@ -191,7 +191,7 @@ async def killed_before_the_answer(*keys: str, **accepted: Any) -> MemoryStore:
     await writer.append([SessionCreated("system")])
     for work in keys:
         await writer.append([WorkAccepted(work, "prompt", said, **accepted)])
-    await writer.append([WorkStarted(keys[0]), UserSaid(keys[0], said)])
+    await writer.append([WorkStarted(keys[0]), MessageAdded(keys[0], said)])
     await writer.release()
     return store
 
@@ -224,7 +224,7 @@ async def test_what_another_left_is_found_by_a_session_that_is_open_already() ->
         writer = await store.open(session.key)
         said = UserMessage((Text("left"),))
         await writer.append([WorkAccepted("one", "prompt", said), WorkStarted("one")])
-        await writer.append([UserSaid("one", said)])
+        await writer.append([MessageAdded("one", said)])
         await writer.release()
         assert (await session.prompt("new")).text == "re: new"
         assert (await of_kind(session, WorkEnded))[0].work_id == "one"
@@ -235,7 +235,7 @@ async def test_work_that_was_called_off_stays_so() -> None:
     from smokebox.agents.log.store import SessionKey
 
     writer = await store.open(SessionKey("agent", "x", "default"))
-    await writer.append([AbortAsked("one")])
+    await writer.append([AbortRequested("one")])
     await writer.release()
     agent = agent_of(Counter(), answer="too late")
     async with init(agent, id="x", store=store) as harness:
@@ -412,7 +412,7 @@ async def test_work_is_left_to_be_gone_on_with_when_the_event_loop_ends() -> Non
         harness = await init(agent, id="x", store=store)
         session = await harness.session()
         session.prompt("go")
-        await until(lambda: session.journal.conversation.unfinished)
+        await until(lambda: event_log(session).conversation.unfinished)
 
     await asyncio.to_thread(asyncio.run, program())
     (summary,) = await store.sessions()

@@ -11,6 +11,7 @@ import pytest
 from client.served import served
 from client.upstream import upstream
 from smokebox import (
+    Egress,
     Sandbox,
     create_agent,
     env,
@@ -128,7 +129,7 @@ async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path)
 
     async with upstream() as github:
         hosts = {"api.github.com": github.place}
-        sandbox = get_sandbox(GitHubSandbox, "issue-bot", hosts=hosts)
+        sandbox = get_sandbox(GitHubSandbox, "issue-bot", egress=Egress(hosts=hosts))
         model = ScriptedModel(
             call("bash", command="curl -s -o /dev/null -w %{http_code} http://api.github.com/user"),
             call(

@@ -19,7 +19,7 @@ from smokebox.agents.skills import (
     skill_package,
     skill_tool,
 )
-from smokebox.agents.skills.frontmatter import parse_document
+from smokebox.agents.skills.sources import parse_document
 from smokebox.errors import Conflict, InvalidOption, NotFound
 
 if TYPE_CHECKING:
@@ -275,9 +275,9 @@ def test_the_head_is_read_as_yaml() -> None:
         "\ufeff---\r\n"
         "# a comment\n"
         "name: review # why not\n"
-        "description: Use it: when\n"
-        "  there is more # of it\n"
-        "  to say.\n"
+        "description: Use it: when there is more to say.\n"
+        "long: one\n"
+        "  two\n"
         'quoted: "a \\"b\\" \\u00e9 # no comment"\n'
         "single: 'it''s'\n"
         "kept: |\n"
@@ -306,6 +306,7 @@ def test_the_head_is_read_as_yaml() -> None:
     assert document.head == {
         "name": "review",
         "description": "Use it: when there is more to say.",
+        "long": "one two",
         "quoted": 'a "b" é # no comment',
         "single": "it's",
         "kept": "one\n  two\n\nthree\n",
@@ -321,18 +322,19 @@ def test_the_head_is_read_as_yaml() -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        ("name", "line 2: 'name' is not `key: value`"),
-        ("a: 1\na: 2", "line 3: 'a: 2' has the key 'a' a second time"),
-        ("a: &x 1", "an anchor"),
-        ("a: *x", "an alias"),
-        ("a: !!str 1", "a tag"),
-        ("a: {b: 1}", "a flow mapping"),
-        ("a: @x", "a reserved character"),
-        ('a: "x', "does not end"),
-        ('a: "\\q"', "an escape"),
-        ("a: [b, [c]]", "a list that is not understood"),
-        ("\ta: 1", "by a tab"),
-        ("a:\n    b: 1\n  c: 2", "fits nothing"),
+        ("name", "line 2: the front matter is not `key: value`"),
+        ("a: 1\na: 2", "line 3: the key 'a' is there twice"),
+        ("a: &x 1", "line 2: an anchor"),
+        ("a: 1\nb: *x", "line 3: an anchor or alias"),
+        ("a: !!str 1", "line 2: a tag"),
+        ("a: !!python/name:os.system", "line 2: a tag"),
+        ("a: @x", "line 2: found character '@'"),
+        ("a:\n  b: c: d", "line 3: mapping values are not allowed here; quote"),
+        ('a: "x', "line "),
+        ('a: "\\q"', "line 2: found unknown escape character"),
+        ("[b]: 1", "line 2: a key is not a string"),
+        ("\ta: 1", "line 2: found character"),
+        ("a:\n    b: 1\n  c: 2", "line 4: expected <block end>"),
     ],
 )
 def test_what_is_not_understood_is_an_error_with_its_line(head: str, said: str) -> None:

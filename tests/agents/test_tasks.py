@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agents.working import at_work, first, of_kind, until
+from agents.working import at_work, event_log, first, of_kind, until
 from smokebox import Budget, create_agent, tool, virtual
 from smokebox.agents.events import TaskEnd, TaskEvent, TaskStart, TextEvent
 from smokebox.agents.log.records import TaskEnded, TaskStarted, WorkEnded
@@ -132,9 +132,9 @@ async def test_tasks_of_tasks_end_at_four() -> None:
 
 async def test_code_cannot_go_deeper_than_four_either() -> None:
     async with at_work(sandbox=virtual) as session:
-        created = session.journal.conversation.created
+        created = event_log(session).conversation.created
         assert created is not None
-        session.journal.conversation.created = type(created)("", depth=4)
+        event_log(session).conversation.created = type(created)("", depth=4)
         with pytest.raises(LimitReached, match="5 deep"):
             await session.task("deeper")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from smokebox.agents import Harness, Session
+    from smokebox.agents.log.event_log import EventLog
     from smokebox.agents.log.records import Record
     from smokebox.agents.operation import Operation
 
@@ -32,9 +33,14 @@ async def at_work(*turns: Any, model: Any = None, **options: Any) -> AsyncIterat
         yield await harness.session()
 
 
+def event_log(session: Session) -> EventLog:
+    """The event log of a session, which is not public."""
+    return session._context.event_log
+
+
 async def records(session: Session) -> list[Record]:
     """All that is recorded of it."""
-    return [stored.record for stored in await session.journal.store.read(session.key)]
+    return [stored.record for stored in await event_log(session).store.read(session.key)]
 
 
 async def kinds(session: Session) -> list[str]:
@@ -65,6 +71,6 @@ async def first(operation: Operation[Any], kind: type[T]) -> T:
 
 def model_of(harness: Harness) -> ScriptedModel:
     """The scripted model of an agent."""
-    model = harness.setup.options.model[0]
+    model = harness._setup.options.model[0]
     assert isinstance(model, ScriptedModel)
     return model

@@ -1,4 +1,4 @@
-"""A project that echoes, and its site."""
+"""Fixtures: a project with an echo agent, and a server for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path: Path) -> Iterator[None]:
-    """Forgets what the project of a test was imported from."""
+    """Drop the modules that a test's project imported."""
     path = list(sys.path)
     yield
     sys.path[:] = path

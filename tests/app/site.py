@@ -1,4 +1,4 @@
-"""A project in a folder of its own, served by uvicorn on a real socket of this machine."""
+"""A project in a temporary folder, served by uvicorn on a real socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uvicorn
 
 from asking import Answer, ask
 from smokebox.app import create_app
-from smokebox.wire.sse import Reader
+from smokebox.foundation.sse import EventReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from smokebox.app.app import App
 
-# What an agent says is what it was told; it is slow where it is told to wait for a file.
+# The agent echoes its message; for `wait NAME` it first waits until a file exists.
 ECHO = """
 import asyncio
 from pathlib import Path
@@ -49,7 +49,7 @@ async def run(ctx):
 
 
 def project(folder: Path, **files: str) -> Path:
-    """Write a project: `agents__echo="..."` is agents/echo.py. It has an agent that echoes."""
+    """Write a project: `agents__echo="..."` is agents/echo.py. It always has an echo agent."""
     files = files or {"agents__echo": ECHO, "workflows__add": ADD}
     for name, text in files.items():
         path = folder / f"{name.replace('__', '/')}.py"
@@ -60,7 +60,7 @@ def project(folder: Path, **files: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream: its offset, its kind, and what it says."""
+    """One event of a stream: its offset, its kind and its data."""
 
     id: int | None
     kind: str
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A site that is served, and a client that is not ours."""
+    """A served app, and an HTTP client that is not ours."""
 
     url: str
     http: aiohttp.ClientSession
@@ -86,18 +86,18 @@ class Site:
         return await ask(self.http.post(self.url + path, **options))
 
     async def say(self, conversation: str, message: str, **options: Any) -> Answer:
-        """Give an agent a message: `say("echo/one", "hello")`."""
+        """Send a message to an agent: `say("echo/one", "hello")`."""
         return await self.post(f"/agents/{conversation}", {"message": message}, **options)
 
     async def outcome(self, submission_id: str) -> Any:
-        """What a submission came to."""
+        """Return the outcome of a submission."""
         while True:
             found = await self.get(f"/submissions/{submission_id}?wait=20")
             if found.body["state"] == "ended":
                 return found.body
 
     async def running(self, submission_id: str) -> None:
-        """Wait until somebody is at it."""
+        """Wait until the submission is running."""
         while (await self.get(f"/submissions/{submission_id}")).body["state"] == "waiting":
             await asyncio.sleep(0.01)
 
@@ -110,11 +110,11 @@ class Site:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Event]:
-        """Events as they come, until the server ends them or the caller has enough."""
+        """Yield events until the server ends the stream or the caller stops."""
         sent = {"accept": "text/event-stream", **(headers or {})}
         if last is not None:
             sent["last-event-id"] = str(last)
-        reader = Reader()
+        reader = EventReader()
         async with self.http.request(method, self.url + path, headers=sent, json=body) as answer:
             assert answer.status == 200, await answer.text()
             async for data in answer.content.iter_any():
@@ -125,9 +125,9 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any, *, lifespan: str = "auto", root: str = "") -> AsyncIterator[Site]:
-    """An ASGI app on the test's own event loop."""
+    """Serve an ASGI app on the test's event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
-    # Its logs go where those of the test go, not to a handler that outlives it.
+    # Use the test's logging, not a handler that outlives the test.
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -154,11 +154,11 @@ async def serving(app: Any, *, lifespan: str = "auto", root: str = "") -> AsyncI
 
 @contextlib.asynccontextmanager
 async def served(folder: Path, **options: Any) -> AsyncIterator[Site]:
-    """A project that is served."""
+    """Serve a project."""
     async with serving(create_app(folder, **options)) as site:
         yield site
 
 
 def app_of(asgi: Any) -> App:
-    """What serves an ASGI app that `create_app` made."""
+    """Return the `App` behind an ASGI app from `create_app`."""
     return asgi.state.smokebox  # type: ignore[no-any-return]

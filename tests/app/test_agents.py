@@ -1,4 +1,4 @@
-"""Agents over HTTP: a message is accepted, worked on in its order, and has one outcome."""
+"""Agents over HTTP: messages are accepted, worked on in order, and have one outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.site import Site
 
 
-async def test_a_message_is_accepted_with_where_its_work_is(site: Site) -> None:
+async def test_accepted_message_returns_the_url_of_its_work(site: Site) -> None:
     told = await site.say("echo/one", "hello")
     assert told.status == 202
     id = told.body["submission_id"]
@@ -26,12 +26,12 @@ async def test_a_message_is_accepted_with_where_its_work_is(site: Site) -> None:
     assert (done["outcome"], done["result"]["text"]) == ("completed", "echo: hello")
 
 
-async def test_who_likes_waits_for_the_result(site: Site) -> None:
+async def test_wait_result_returns_the_outcome(site: Site) -> None:
     done = await site.say("echo/one?wait=result", "hello")
     assert (done.status, done.body["result"]["text"]) == (200, "echo: hello")
 
 
-async def test_who_likes_hears_of_it_as_it_happens(site: Site) -> None:
+async def test_event_stream_shows_the_work_live(site: Site) -> None:
     found = [
         one
         async for one in site.events("/agents/echo/one", method="POST", body={"message": "hello"})
@@ -42,22 +42,20 @@ async def test_who_likes_hears_of_it_as_it_happens(site: Site) -> None:
     assert found[-1].data["result"]["text"] == "echo: hello"
 
 
-async def test_a_conversation_goes_on_where_it_was(site: Site) -> None:
+async def test_conversation_keeps_its_history(site: Site) -> None:
     for text in ("first", "second"):
         await site.say("echo/one?wait=result", text)
     history = (await site.get("/agents/echo/one")).body
     said = [
         one["message"]["parts"][0]["text"]
         for one in history["events"]
-        if one["type"] == "user_said"
+        if one["type"] == "message_added"
     ]
     assert said == ["first", "second"]
     assert [one["offset"] for one in history["events"]] == list(range(1, history["offset"] + 1))
 
 
-async def test_messages_of_one_conversation_are_answered_in_their_order(
-    site: Site, folder: Path
-) -> None:
+async def test_messages_of_one_conversation_are_answered_in_order(site: Site, folder: Path) -> None:
     first = await site.say("echo/one", "wait go")
     others = [await site.say("echo/one", f"number {n}") for n in range(5)]
     assert (await site.say("echo/two?wait=result", "me")).status == 200
@@ -70,7 +68,7 @@ async def test_messages_of_one_conversation_are_answered_in_their_order(
     assert ends[-1]["result"]["text"] == "echo: number 4"
 
 
-async def test_a_client_that_leaves_changes_nothing(site: Site, folder: Path) -> None:
+async def test_client_disconnect_does_not_stop_work(site: Site, folder: Path) -> None:
     stream = site.events("/agents/echo/one", method="POST", body={"message": "wait go"})
     id = (await anext(stream)).data["submission_id"]
     await stream.aclose()  # type: ignore[attr-defined]
@@ -86,7 +84,7 @@ async def test_a_client_that_leaves_changes_nothing(site: Site, folder: Path) ->
     assert history["events"]
 
 
-async def test_the_same_key_is_the_same_message(site: Site) -> None:
+async def test_same_idempotency_key_is_the_same_message(site: Site) -> None:
     key = {"Idempotency-Key": "k1"}
     first = await site.say("echo/one", "hello", headers=key)
     again = await site.say("echo/one", "hello", headers=key)
@@ -97,7 +95,7 @@ async def test_the_same_key_is_the_same_message(site: Site) -> None:
     assert elsewhere.status == 202
 
 
-async def test_work_is_called_off(site: Site) -> None:
+async def test_work_is_aborted(site: Site) -> None:
     running = (await site.say("echo/one", "wait never")).body["submission_id"]
     behind = (await site.say("echo/one", "hello")).body["submission_id"]
     await site.running(running)
@@ -107,7 +105,7 @@ async def test_work_is_called_off(site: Site) -> None:
     assert (await site.say("echo/one?wait=result", "on")).body["result"]["text"] == "echo: on"
 
 
-async def test_one_submission_is_called_off_alone(site: Site, folder: Path) -> None:
+async def test_one_submission_is_aborted_alone(site: Site, folder: Path) -> None:
     running = (await site.say("echo/one", "wait go")).body["submission_id"]
     behind = (await site.say("echo/one", "hello")).body["submission_id"]
     await site.post("/agents/echo/one/abort", {"submission_id": behind})
@@ -118,7 +116,7 @@ async def test_one_submission_is_called_off_alone(site: Site, folder: Path) -> N
     assert (foreign.status, foreign.code) == (404, "not_found")
 
 
-async def test_conversations_are_listed_and_removed(site: Site, folder: Path) -> None:
+async def test_conversations_are_listed_and_deleted(site: Site, folder: Path) -> None:
     for id in ("one", "two"):
         await site.say(f"echo/{id}?wait=result", "hello")
     listed = (await site.get("/agents/echo")).body["conversations"]
@@ -134,7 +132,7 @@ async def test_conversations_are_listed_and_removed(site: Site, folder: Path) ->
     assert (await site.delete("/agents/echo/two")).status == 200
 
 
-async def test_an_agent_that_fails_says_why(tmp_path: Path) -> None:
+async def test_failed_agent_reports_the_reason(tmp_path: Path) -> None:
     text = ECHO.replace('Turn(f"echo: {told}", pace=0.001)', 'RuntimeError("no luck")')
     async with served(project(tmp_path / "p", agents__bad=text)) as site:
         done = await site.say("bad/one?wait=result", "hello")
@@ -145,7 +143,7 @@ async def test_an_agent_that_fails_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "id", ["%20", "a b", "-a", ".hidden", "a%00b", "ä", "a%0Ab", "x" * 101, "a%2Fb", "..%2F..%2Fx"]
 )
-async def test_an_id_with_odd_characters_is_refused(site: Site, id: str) -> None:
+async def test_invalid_conversation_id_is_refused(site: Site, id: str) -> None:
     found = await site.say(f"echo/{id}", "hello")
     assert found.status in (400, 404)
     assert found.code in ("invalid_option", "not_found")
@@ -167,7 +165,7 @@ async def test_an_id_with_odd_characters_is_refused(site: Site, id: str) -> None
         b"[" * 100_000,
     ],
 )
-async def test_a_body_of_the_wrong_shape_is_refused(site: Site, body: bytes) -> None:
+async def test_invalid_body_is_refused(site: Site, body: bytes) -> None:
     found = await site.post("/agents/echo/one", data=body)
     assert (found.status, found.code) == (400, "invalid_option")
     assert (await site.get("/health")).body["open"] == 0
@@ -186,12 +184,12 @@ async def test_a_body_of_the_wrong_shape_is_refused(site: Site, body: bytes) -> 
         "/agents/echo/one?wait=3600",
     ],
 )
-async def test_a_query_of_the_wrong_shape_is_refused(site: Site, path: str) -> None:
+async def test_invalid_query_is_refused(site: Site, path: str) -> None:
     found = await site.get(path)
     assert (found.status, found.code) == (400, "invalid_option")
 
 
-async def test_what_is_not_there_is_said_so_in_json(site: Site) -> None:
+async def test_unknown_path_is_a_json_404(site: Site) -> None:
     for path in ("/agents/nobody", "/submissions/none", "/runs/none", "/nothing/here"):
         found = await site.get(path)
         assert (found.status, found.code) == (404, "not_found"), path

@@ -1,4 +1,4 @@
-"""Tool calls that wait for somebody: asked for in the stream, decided by a request."""
+"""Tool calls that wait for approval: requested in the stream, decided by a request."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def asked(site: Site) -> str:
-    """The id of the call that waits, once one does."""
+    """Return the id of the call that waits for approval."""
     source = site.events("/agents/pusher/one")
     async with aclosing(cast("AsyncGenerator[Event, None]", source)) as events:
         async for one in events:
-            if one.kind == "approval_asked":
+            if one.kind == "approval_requested":
                 assert one.data["name"] == "bash"
                 return str(one.data["call_id"])
     raise AssertionError("nobody asked")
@@ -50,7 +50,7 @@ async def asked(site: Site) -> str:
     ("body", "says"),
     [({"allow": True}, "pushed"), ({"allow": False, "reason": "not today"}, "not today")],
 )
-async def test_somebody_decides(folder: Path, body: object, says: str) -> None:
+async def test_call_is_approved_or_denied(folder: Path, body: object, says: str) -> None:
     async with served(folder) as site:
         id = (await site.say("pusher/one", "push")).body["submission_id"]
         call_id = await asked(site)
@@ -61,8 +61,8 @@ async def test_somebody_decides(folder: Path, body: object, says: str) -> None:
         assert (late.status, late.code) == (404, "not_found")
 
 
-async def test_it_is_decided_at_another_process_too(folder: Path) -> None:
-    """Two apps on one folder: who decides need not ask the one that works."""
+async def test_decision_may_go_to_another_process(folder: Path) -> None:
+    """Two apps on one folder: the decision need not go to the app that does the work."""
     async with served(folder) as one:
         id = (await one.say("pusher/one", "push")).body["submission_id"]
         call_id = await asked(one)
@@ -72,7 +72,7 @@ async def test_it_is_decided_at_another_process_too(folder: Path) -> None:
             assert "pushed" in (await two.outcome(id))["result"]["text"]
 
 
-async def test_a_question_outlives_the_app(folder: Path) -> None:
+async def test_pending_approval_survives_a_restart(folder: Path) -> None:
     asgi = create_app(folder)
     async with serving(asgi) as site:
         id = (await site.say("pusher/one", "push")).body["submission_id"]
@@ -85,7 +85,7 @@ async def test_a_question_outlives_the_app(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"allow": "yes"}, {"allow": True, "why": "x"}, []])
-async def test_a_decision_of_the_wrong_shape_is_refused(folder: Path, body: object) -> None:
+async def test_invalid_decision_is_refused(folder: Path, body: object) -> None:
     async with served(folder) as site:
         found = await site.post("/agents/pusher/one/approvals/c1", body)
         assert (found.status, found.code) == (400, "invalid_option")

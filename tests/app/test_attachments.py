@@ -1,4 +1,4 @@
-"""Files that come with a message: images for the model, others for the workspace."""
+"""Attachments of a message: images for the model, other files for the workspace."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def ask(site: Site, *attachments: object) -> str:
     return str(done.body["result"]["text"])
 
 
-async def test_a_file_is_in_the_workspace_and_the_model_is_told(site: Site) -> None:
+async def test_file_is_written_to_the_workspace_and_named_in_the_message(site: Site) -> None:
     file = {"name": "data.csv", "data": b64encode(b"a,b\n1,2\n").decode()}
     assert "1,2" in await ask(site, file)
 
 
-async def test_an_image_is_shown_to_the_model(site: Site) -> None:
+async def test_image_is_shown_to_the_model(site: Site) -> None:
     assert await ask(site, {"name": "pixel.png", "data": PIXEL}) == "images: 1"
 
 
@@ -68,7 +68,7 @@ async def test_an_image_is_shown_to_the_model(site: Site) -> None:
         "x",
     ],
 )
-async def test_what_is_no_file_is_refused(site: Site, attachment: object) -> None:
+async def test_invalid_attachment_is_refused(site: Site, attachment: object) -> None:
     found = await site.post("/agents/reader/one", {"message": "m", "attachments": [attachment]})
     assert (found.status, found.code) == (400, "invalid_option")
     assert "attachments" in found.body["error"]["message"]

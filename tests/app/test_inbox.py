@@ -1,4 +1,4 @@
-"""The inbox: what was accepted is done once, in its order, by one process at a time."""
+"""The inbox: accepted work is done once, in order, by one process at a time."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.app.inbox import Inbox
-from smokebox.app.submission import Ending, Target
+from smokebox.app.inbox import AppInbox, SubmissionResult, WorkTarget
 from smokebox.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-ONE = Target(kind="agent", name="echo", id="one")
-TWO = Target(kind="agent", name="echo", id="two")
-RUN = Target(kind="workflow", name="add", id="r1")
-DONE = Ending("completed", {"text": "done"})
-CALLED_OFF = Ending("aborted")
+ONE = WorkTarget(kind="agent", name="echo", id="one")
+TWO = WorkTarget(kind="agent", name="echo", id="two")
+RUN = WorkTarget(kind="workflow", name="add", id="r1")
+DONE = SubmissionResult("completed", {"text": "done"})
+CALLED_OFF = SubmissionResult("aborted")
 
 
 @pytest_asyncio.fixture
-async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
-    inbox = Inbox(str(tmp_path / "inbox.db"))
+async def inbox(tmp_path: Path) -> AsyncIterator[AppInbox]:
+    inbox = AppInbox(str(tmp_path / "inbox.db"))
     yield inbox
     await inbox.aclose()
 
 
 @pytest_asyncio.fixture
-async def other(inbox: Inbox) -> AsyncIterator[Inbox]:
-    """The same file, as another process has it: locks are of the open file, not the process."""
-    other = Inbox(inbox.path)
+async def other(inbox: AppInbox) -> AsyncIterator[AppInbox]:
+    """The same file as another process opens it: locks belong to the open file, not the process."""
+    other = AppInbox(inbox.path)
     yield other
     await other.aclose()
 
 
-async def test_work_is_begun_in_the_order_of_its_acceptance(inbox: Inbox) -> None:
+async def test_work_starts_in_order_of_acceptance(inbox: AppInbox) -> None:
     first, second = [await inbox.accept(ONE, n) for n in (1, 2)]
     [number] = await inbox.claim(5)
     for expected in (first, second):
@@ -49,7 +48,7 @@ async def test_work_is_begun_in_the_order_of_its_acceptance(inbox: Inbox) -> Non
     assert await inbox.begin(number) is None
 
 
-async def test_a_target_is_worked_for_by_one_at_a_time(inbox: Inbox, other: Inbox) -> None:
+async def test_target_is_claimed_by_one_process_at_a_time(inbox: AppInbox, other: AppInbox) -> None:
     await inbox.accept(ONE, 1)
     await inbox.accept(TWO, 2)
     mine, theirs = await inbox.claim(1), await other.claim(5)
@@ -59,7 +58,7 @@ async def test_a_target_is_worked_for_by_one_at_a_time(inbox: Inbox, other: Inbo
     assert await other.claim(5) == mine
 
 
-async def test_what_somebody_left_is_begun_again(inbox: Inbox, other: Inbox) -> None:
+async def test_abandoned_work_is_started_again(inbox: AppInbox, other: AppInbox) -> None:
     await inbox.accept(ONE, 1)
     [number] = await inbox.claim(1)
     begun = await inbox.begin(number)
@@ -70,7 +69,7 @@ async def test_what_somebody_left_is_begun_again(inbox: Inbox, other: Inbox) -> 
     assert (again.id, begun.attempts, again.attempts) == (begun.id, 0, 1)
 
 
-async def test_an_outcome_stands(inbox: Inbox) -> None:
+async def test_outcome_is_final(inbox: AppInbox) -> None:
     sent = await inbox.accept(ONE, 1)
     assert await inbox.end(sent.id, DONE)
     assert not await inbox.end(sent.id, CALLED_OFF)
@@ -78,7 +77,7 @@ async def test_an_outcome_stands(inbox: Inbox) -> None:
     assert (await inbox.get(sent.id)).ending == DONE
 
 
-async def test_a_key_is_of_one_target_and_one_body(inbox: Inbox) -> None:
+async def test_key_belongs_to_one_target_and_one_body(inbox: AppInbox) -> None:
     first = await inbox.accept(ONE, 1, key="k")
     assert (await inbox.accept(ONE, 1, key="k")).id == first.id
     assert (await inbox.accept(TWO, 2, key="k")).id != first.id
@@ -86,28 +85,32 @@ async def test_a_key_is_of_one_target_and_one_body(inbox: Inbox) -> None:
         await inbox.accept(ONE, 2, key="k")
 
 
-async def test_one_key_accepted_at_once_by_two_is_one(inbox: Inbox, other: Inbox) -> None:
+async def test_concurrent_accepts_with_one_key_create_one_submission(
+    inbox: AppInbox, other: AppInbox
+) -> None:
     sent = [one.accept(ONE, 1, key=f"k{n}") for n in range(20) for one in (inbox, other)]
     ids = [found.id for found in await asyncio.gather(*sent)]
     assert len(set(ids)) == 20
     assert await inbox.open() == 20
 
 
-async def test_who_waits_is_told_of_what_another_process_did(inbox: Inbox, other: Inbox) -> None:
+async def test_waiter_sees_an_outcome_from_another_process(
+    inbox: AppInbox, other: AppInbox
+) -> None:
     sent = await inbox.accept(ONE, 1)
     waiting = asyncio.create_task(inbox.wait(sent.id))
     await other.end(sent.id, DONE)
     assert (await waiting).ending == DONE
 
 
-async def test_what_waits_ends_at_once_when_it_is_called_off(inbox: Inbox) -> None:
+async def test_aborted_waiting_work_ends_at_once(inbox: AppInbox) -> None:
     sent = await inbox.accept(ONE, 1)
     assert await inbox.abort(sent.id, CALLED_OFF)
     assert (await inbox.get(sent.id)).ending == CALLED_OFF
     assert list(await inbox.claim(5)) == []
 
 
-async def test_what_runs_is_told_that_it_is_called_off(inbox: Inbox, other: Inbox) -> None:
+async def test_running_work_is_notified_of_an_abort(inbox: AppInbox, other: AppInbox) -> None:
     sent = await inbox.accept(ONE, 1)
     [number] = await inbox.claim(1)
     await inbox.begin(number)
@@ -116,7 +119,9 @@ async def test_what_runs_is_told_that_it_is_called_off(inbox: Inbox, other: Inbo
     assert (await inbox.get(sent.id)).ending is None
 
 
-async def test_what_happens_is_followed_to_its_end(inbox: Inbox, other: Inbox) -> None:
+async def test_events_are_followed_until_the_submission_ends(
+    inbox: AppInbox, other: AppInbox
+) -> None:
     sent = await inbox.accept(RUN, 1)
 
     async def follow() -> list[bytes]:
@@ -131,7 +136,7 @@ async def test_what_happens_is_followed_to_its_end(inbox: Inbox, other: Inbox) -
     assert b'"ended"' in found[1200] and len(found) == 1201
 
 
-async def test_old_work_is_forgotten_and_its_target_with_the_last_of_it(inbox: Inbox) -> None:
+async def test_old_work_is_deleted_and_its_target_with_the_last_of_it(inbox: AppInbox) -> None:
     old = await inbox.accept(ONE, 1)
     await inbox.end(old.id, DONE)
     run = await inbox.accept(RUN, 1)
@@ -147,7 +152,7 @@ async def test_old_work_is_forgotten_and_its_target_with_the_last_of_it(inbox: I
     assert await inbox.open_of(ONE) == [young.id]
 
 
-async def test_work_that_goes_on_is_not_forgotten(inbox: Inbox) -> None:
+async def test_unfinished_work_is_not_deleted(inbox: AppInbox) -> None:
     sent = await inbox.accept(ONE, 1)
     with pytest.raises(Conflict):
         await inbox.forget(ONE)
@@ -156,7 +161,7 @@ async def test_work_that_goes_on_is_not_forgotten(inbox: Inbox) -> None:
     assert not await inbox.forget(ONE)
 
 
-async def test_who_asks_a_closed_one_is_told(inbox: Inbox) -> None:
+async def test_closed_inbox_raises(inbox: AppInbox) -> None:
     sent = await inbox.accept(ONE, 1)
     waiting = asyncio.create_task(inbox.wait(sent.id))
     while not inbox._wakes._events:

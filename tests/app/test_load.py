@@ -1,6 +1,6 @@
-"""A great deal of everything: memory has its bounds, and no question reads all that there is.
+"""Load: memory stays bounded, and no query scans a whole table.
 
-SMOKEBOX_SOAK=1 does it with a gigabyte.
+SMOKEBOX_SOAK=1 runs it with a gigabyte.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import aiohttp
 import pytest
 
 from app.site import ECHO, Site, project
-from smokebox.agents.log import statements
+from smokebox.agents.log import sqlite_tables
 from smokebox.agents.log.records import ReplyDelta
 from smokebox.agents.log.sqlite import SqliteStore
+from smokebox.agents.log.sqlite_tables import MIGRATIONS
 from smokebox.agents.log.store import SessionKey
-from smokebox.agents.log.tables import MIGRATIONS
-from smokebox.app import tables
-from smokebox.app.inbox import Inbox
-from smokebox.app.submission import Ending, Target
+from smokebox.app import inbox_tables
+from smokebox.app.inbox import AppInbox, SubmissionResult, WorkTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "src"
 SOAK = "SMOKEBOX_SOAK" in os.environ
 MEGABYTE = 1 << 20
-# What the conversation has that is watched, and in a soak the whole store.
+# Bytes of the watched conversation, and in a soak test of the whole store.
 SIZE, STORE = (200, 1024) if SOAK else (60, 60)
 SERVE = (
     "import sys, uvicorn; from smokebox.app import create_app; "
@@ -46,7 +45,7 @@ pytestmark = pytest.mark.timeout(900 if SOAK else 60)
 
 @contextlib.asynccontextmanager
 async def alone(folder: Path) -> AsyncIterator[tuple[Site, int]]:
-    """A project that is served by a process of its own; gives its pid, too."""
+    """Serve a project in a separate process; yields the site and its pid."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
@@ -75,13 +74,13 @@ async def alone(folder: Path) -> AsyncIterator[tuple[Site, int]]:
 
 
 def memory(pid: int) -> int:
-    """What a process holds, in megabytes."""
+    """Return the resident memory of a process in megabytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // MEGABYTE
 
 
 async def grow(folder: Path, id: str, megabytes: int) -> int:
-    """Add to a conversation; gives its last offset."""
+    """Append to a conversation and return its last offset."""
     store = SqliteStore(str(folder / ".smokebox/conversations.db"))
     writer = await store.open(SessionKey("echo", id, "default"))
     text, head = "x" * 10_000, 0
@@ -92,8 +91,8 @@ async def grow(folder: Path, id: str, megabytes: int) -> int:
     return head
 
 
-async def test_who_does_not_read_takes_no_memory(tmp_path: Path) -> None:
-    """Of 20 who watch a conversation that grows, none reads, and a 21st misses nothing."""
+async def test_watchers_that_do_not_read_take_no_memory(tmp_path: Path) -> None:
+    """20 watchers of a growing conversation do not read; a 21st misses nothing."""
     folder = project(tmp_path / "p")
     async with alone(folder) as (site, pid), contextlib.AsyncExitStack() as opened:
         await site.say("echo/other?wait=result", "hello")
@@ -108,7 +107,7 @@ async def test_who_does_not_read_takes_no_memory(tmp_path: Path) -> None:
 
 
 async def read_all(site: Site, path: str, count: int) -> int:
-    """Read so many events, and see that none is missing."""
+    """Read a number of events and check that none is missing."""
     last = 0
     async for one in site.events(path):
         assert one.id == last + 1
@@ -119,15 +118,15 @@ async def read_all(site: Site, path: str, count: int) -> int:
 
 
 async def fill(folder: Path) -> None:
-    """Many conversations, runs and submissions, of a gigabyte in a soak."""
+    """Create many conversations, runs and submissions; a gigabyte in a soak test."""
     for number in range(STORE // 20):
         await grow(folder, f"old{number}", 20)
-    inbox = Inbox(str(folder / ".smokebox/inbox.db"))
-    done, body = Ending("completed", {"text": "x" * 500}), {"message": "x" * 500}
+    inbox = AppInbox(str(folder / ".smokebox/inbox.db"))
+    done, body = SubmissionResult("completed", {"text": "x" * 500}), {"message": "x" * 500}
     for start in range(0, 100 * STORE, 1000):
         sent = await asyncio.gather(
             *(
-                inbox.accept(Target(kind="workflow", name="add", id=f"r{number}"), body)
+                inbox.accept(WorkTarget(kind="workflow", name="add", id=f"r{number}"), body)
                 for number in range(start, min(start + 1000, 100 * STORE))
             )
         )
@@ -136,7 +135,7 @@ async def fill(folder: Path) -> None:
 
 
 async def took(site: Site, rounds: int = 20) -> dict[str, float]:
-    """The median of the milliseconds that each question takes."""
+    """Return the median time of each request in milliseconds."""
     paths = ("/agents/echo/old0?offset=1900", "/runs/r7", "/workflows/add", "/health")
     times: dict[str, list[float]] = {path: [] for path in (*paths, "POST")}
     for number in range(rounds):
@@ -152,7 +151,7 @@ async def took(site: Site, rounds: int = 20) -> dict[str, float]:
 
 
 @pytest.mark.skipif(not SOAK, reason="fills a gigabyte: SMOKEBOX_SOAK=1")
-async def test_a_store_of_a_gigabyte_is_served_as_an_empty_one(tmp_path: Path) -> None:
+async def test_store_of_a_gigabyte_is_served_as_fast_as_an_empty_one(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, workflows__add="async def run(ctx): ...\n")
     async with alone(folder) as (site, _):
         before = await took(site)
@@ -165,34 +164,34 @@ async def test_a_store_of_a_gigabyte_is_served_as_an_empty_one(tmp_path: Path) -
 
 
 def plans(migrations: object, questions: dict[str, str]) -> dict[str, list[str]]:
-    """How SQLite goes about each."""
+    """Return SQLite's plan for each query."""
     connection = sqlite3.connect(":memory:")
     for version in migrations:  # type: ignore[attr-defined]
         for statement in version:
             connection.execute(statement)
     found = {}
-    for name, sql in questions.items():
-        count = max(sql.count("?"), 0)
-        values = (1,) * (2 if "?2" in sql else count)
-        steps = connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+    for name, query in questions.items():
+        count = max(query.count("?"), 0)
+        values = (1,) * (2 if "?2" in query else count)
+        steps = connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
         found[name] = [str(step[3]) for step in steps]
     connection.close()
     return found
 
 
-def test_no_question_reads_all_that_there_is() -> None:
-    """What is asked at each request goes by an index: of open work, or of what is asked for."""
+def test_no_query_scans_a_whole_table() -> None:
+    """Queries of each request use an index: of open work, or of the requested rows."""
     asked = {
         name: sql
-        for name, sql in vars(tables).items()
+        for name, sql in vars(inbox_tables).items()
         if name.isupper() and isinstance(sql, str) and not name.startswith("_")
     }
-    ours = plans(tables.MIGRATIONS, asked)
+    ours = plans(inbox_tables.MIGRATIONS, asked)
     theirs = plans(
         MIGRATIONS,
-        {name: getattr(statements, name) for name in ("READ", "FIND", "LIST_OF", "FAMILY")},
+        {name: getattr(sqlite_tables, name) for name in ("READ", "FIND", "LIST_OF", "FAMILY")},
     )
-    # Decisions are as many as there are tool calls that wait for somebody at this moment.
+    # There are only as many decisions as tool calls that wait for approval.
     small = ("USING INDEX submissions_open", "SCAN decisions", "SCAN family")
     for name, steps in {**ours, **theirs}.items():
         scans = [one for one in steps if one.startswith("SCAN")]

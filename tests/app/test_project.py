@@ -1,4 +1,4 @@
-"""A folder as a project: what is served of it, and errors that say where they are."""
+"""A folder as a project: what is served, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from app.site import ADD, ECHO, Site, app_of, project, served, serving
 from smokebox import create_agent
 from smokebox.app import create_app, dispatch
+from smokebox.app.definitions import ServedAgent
 from smokebox.app.project import load_project
-from smokebox.app.served import ServedAgent
 from smokebox.errors import InvalidOption, NotFound, Unsupported
 from smokebox.testing import FakeModelServer
 
@@ -29,7 +29,7 @@ async def handler(ctx):
 """
 
 
-async def test_what_is_served_is_listed(site: Site) -> None:
+async def test_index_lists_agents_and_workflows(site: Site) -> None:
     found = (await site.get("/agents")).body
     [echo], [add] = found["agents"], found["workflows"]
     assert (echo["name"], echo["url"]) == ("echo", "/agents/echo")
@@ -52,7 +52,7 @@ async def test_a_handler_with_triggers_is_served_as_an_agent(tmp_path: Path) -> 
         assert "log" in [one.kind async for one in events]
 
 
-def test_the_agent_named_agent_is_served_whatever_else_there_is(tmp_path: Path) -> None:
+def test_agent_named_agent_wins_over_other_functions(tmp_path: Path) -> None:
     text = """
     triggers = {"webhook": True}
     from smokebox import create_agent
@@ -65,7 +65,7 @@ def test_the_agent_named_agent_is_served_whatever_else_there_is(tmp_path: Path) 
     """
     found = load_project(project(tmp_path / "p", agents__both=text)).agents["both"]
     assert isinstance(found, ServedAgent)
-    assert found.agent.given["model"] == ("test/this",)
+    assert found.agent.models == ("test/this",)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_the_agent_named_agent_is_served_whatever_else_there_is(tmp_path: Path) 
         ),
         ("agents__bad", "triggers = {}\ndef handler(ctx): ...\n", "bad.py, line 2: handler"),
         ("workflows__bad", "def run(ctx): ...\n", "workflows/bad.py has no `async def run(ctx)`"),
-        ("workflows__bad", "async def run(): ...\n", "bad.py, line 1: run takes one argument"),
+        ("workflows__bad", "async def run(): ...\n", "bad.py, line 1: run must take one argument"),
         (
             "workflows__bad",
             "schedule = '61 * * * *'\nasync def run(ctx): ...\n",
-            "bad.py, line 1: schedule is a line of cron",
+            "bad.py, line 1: schedule must be a cron line",
         ),
         (
             "workflows__bad",
@@ -116,10 +116,10 @@ def test_the_agent_named_agent_is_served_whatever_else_there_is(tmp_path: Path) 
             "from smokebox import env\nasync def run(ctx):\n    return env.NO_SUCH_SECRET\n",
             "bad.py, line 3: the secret NO_SUCH_SECRET is not set",
         ),
-        ("agents__bad name", ECHO, "what is served has letters and digits in its name"),
+        ("agents__bad name", ECHO, "the file name must be letters and digits"),
     ],
 )
-async def test_one_bad_file_is_located_and_the_others_are_served(
+async def test_bad_file_is_located_and_the_others_are_served(
     tmp_path: Path, file: str, text: str, says: str
 ) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, **{file: text})
@@ -133,7 +133,7 @@ async def test_one_bad_file_is_located_and_the_others_are_served(
         assert says in bad["error"]
 
 
-async def test_who_asks_for_a_bad_file_is_told_what_is_wrong(tmp_path: Path) -> None:
+async def test_request_for_a_bad_file_reports_its_error(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, agents__bad="1 / 0\n")
     async with served(folder, strict=False) as site:
         found = await site.say("bad/one", "hello")
@@ -151,7 +151,7 @@ async def test_who_asks_for_a_bad_file_is_told_what_is_wrong(tmp_path: Path) -> 
         ("[app\n", "line 1"),
     ],
 )
-def test_a_bad_binding_is_found_at_the_start(tmp_path: Path, toml: str, says: str) -> None:
+def test_bad_binding_is_found_at_startup(tmp_path: Path, toml: str, says: str) -> None:
     folder = project(tmp_path / "p")
     (folder / "smokebox.toml").write_text(toml)
     with pytest.raises(InvalidOption) as caught:
@@ -159,7 +159,7 @@ def test_a_bad_binding_is_found_at_the_start(tmp_path: Path, toml: str, says: st
     assert "smokebox.toml" in str(caught.value) and says in str(caught.value)
 
 
-async def test_bindings_and_secrets_are_in_the_env_of_a_context(tmp_path: Path) -> None:
+async def test_bindings_and_secrets_are_in_the_context(tmp_path: Path) -> None:
     text = """
     async def run(ctx):
         return [type(ctx.env.PyBox).__name__, type(ctx.env.KNOWLEDGE_BASE).__name__, ctx.env.KEY]
@@ -174,8 +174,8 @@ async def test_bindings_and_secrets_are_in_the_env_of_a_context(tmp_path: Path) 
         assert done.body["result"] == ["Binding", "BucketBinding", "secret"]
 
 
-async def test_models_and_keys_are_those_of_the_project(tmp_path: Path) -> None:
-    """Wherever the app was started: a provider is asked with the key of the project's `.env`."""
+async def test_models_and_keys_come_from_the_project(tmp_path: Path) -> None:
+    """The provider gets the key of the project's `.env`, wherever the app was started."""
     text = """
     from smokebox import create_agent
     agent = create_agent(model="openai/gpt-4o", sandbox=None)
@@ -193,7 +193,7 @@ async def test_models_and_keys_are_those_of_the_project(tmp_path: Path) -> None:
         assert request.headers["authorization"] == f"Bearer {models.api_key}"
 
 
-def test_a_folder_without_anything_to_serve_is_an_error(tmp_path: Path) -> None:
+def test_folder_with_nothing_to_serve_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(InvalidOption):
             create_app(folder)
@@ -219,7 +219,7 @@ async def test_work_is_dispatched_from_a_workflow(tmp_path: Path) -> None:
             assert (await site.outcome(id))["result"]["text"] == "echo: hello"
 
 
-async def test_what_cannot_be_dispatched_is_refused_at_once(folder: Path) -> None:
+async def test_invalid_dispatch_is_refused_at_once(folder: Path) -> None:
     with pytest.raises(Unsupported):
         await dispatch("echo", id="one", input="hello")
     async with served(folder):
@@ -233,7 +233,7 @@ async def test_what_cannot_be_dispatched_is_refused_at_once(folder: Path) -> Non
             await dispatch("echo", id="one", input="  ")
 
 
-async def test_files_are_taken_in_anew_while_work_goes_on(folder: Path) -> None:
+async def test_files_are_reloaded_while_work_runs(folder: Path) -> None:
     asgi = create_app(folder, strict=False)
     async with serving(asgi) as site:
         running = (await site.say("echo/one", "wait go")).body["submission_id"]

@@ -1,4 +1,4 @@
-"""Schedules: each time once, in however many processes, and missed ones as the file says."""
+"""Schedules: each time runs once, in any number of processes, and missed runs follow the policy."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 import pytest_asyncio
 
 from app.site import project, served
-from smokebox.app.inbox import Inbox
+from smokebox.app.inbox import AppInbox
 from smokebox.app.project import load_project
-from smokebox.app.scheduler import Scheduler
+from smokebox.app.schedule import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.app.project import Project
+    from smokebox.app.project import AppProject
 
 NINE = """
 schedule = "0 9 * * 1-5"
@@ -33,12 +33,12 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 def lisbon(day: int, hour: int, minute: int = 0) -> float:
-    """A moment in March 2026, whose first is a Sunday."""
+    """A moment in March 2026, whose first day is a Sunday."""
     return datetime(2026, 3, day, hour, minute, tzinfo=ZoneInfo("Europe/Lisbon")).timestamp()
 
 
 class Clock:
-    """Stands still until it is put on."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -48,25 +48,23 @@ class Clock:
 
 
 @pytest_asyncio.fixture
-async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
-    inbox = Inbox(str(tmp_path / "inbox.db"))
+async def inbox(tmp_path: Path) -> AsyncIterator[AppInbox]:
+    inbox = AppInbox(str(tmp_path / "inbox.db"))
     yield inbox
     await inbox.aclose()
 
 
-def loaded(tmp_path: Path, missed: str = "") -> Project:
+def loaded(tmp_path: Path, missed: str = "") -> AppProject:
     folder = project(tmp_path / "p", workflows__report=NINE.format(missed=missed))
     return load_project(folder)
 
 
-async def times(inbox: Inbox) -> list[str]:
-    """When the runs were due, the last first."""
+async def times(inbox: AppInbox) -> list[str]:
+    """Return the due times of the runs, latest first."""
     return [one.body["scheduled_at"] for one in await inbox.runs("report")]
 
 
-async def test_a_run_is_accepted_when_it_is_due_and_not_before(
-    inbox: Inbox, tmp_path: Path
-) -> None:
+async def test_run_is_accepted_when_due_and_not_before(inbox: AppInbox, tmp_path: Path) -> None:
     found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
     scheduler = Scheduler(inbox, lambda: found, clock=clock)
     for moment in (lisbon(2, 8), lisbon(2, 8, 59), lisbon(2, 9) - 0.5):
@@ -79,10 +77,8 @@ async def test_a_run_is_accepted_when_it_is_due_and_not_before(
     assert await times(inbox) == ["2026-03-02T09:00:00+00:00"]
 
 
-async def test_it_runs_on_the_days_and_by_the_zone_that_the_line_says(
-    inbox: Inbox, tmp_path: Path
-) -> None:
-    """Over a weekend, and the night on which Portugal puts its clocks forward."""
+async def test_run_follows_the_days_and_the_time_zone(inbox: AppInbox, tmp_path: Path) -> None:
+    """Over a weekend, and the night on which clocks in Portugal go forward."""
     found, clock = loaded(tmp_path), Clock(lisbon(26, 0))
     scheduler = Scheduler(inbox, lambda: found, clock=clock)
     while clock.now < lisbon(31, 12):
@@ -100,8 +96,8 @@ async def test_it_runs_on_the_days_and_by_the_zone_that_the_line_says(
     ("missed", "runs"),
     [('missed = "once"', ["2026-03-02T09:00:00+00:00"]), ('missed = "skip"', [])],
 )
-async def test_missed_runs_are_made_up_for_once_or_not(
-    inbox: Inbox, tmp_path: Path, missed: str, runs: list[str]
+async def test_missed_runs_are_made_up_for_once_or_skipped(
+    inbox: AppInbox, tmp_path: Path, missed: str, runs: list[str]
 ) -> None:
     found, clock = loaded(tmp_path, missed), Clock(lisbon(2, 8))
     await Scheduler(inbox, lambda: found, clock=clock).tick()
@@ -112,9 +108,9 @@ async def test_missed_runs_are_made_up_for_once_or_not(
     assert await times(inbox) == runs
 
 
-async def test_a_run_in_two_processes_is_one(inbox: Inbox, tmp_path: Path) -> None:
+async def test_two_processes_accept_one_run(inbox: AppInbox, tmp_path: Path) -> None:
     found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
-    other = Inbox(inbox.path)
+    other = AppInbox(inbox.path)
     schedulers = [Scheduler(one, lambda: found, clock=clock) for one in (inbox, other)]
     for day in range(2, 7):
         clock.now = lisbon(day, 8, 30)
@@ -125,7 +121,7 @@ async def test_a_run_in_two_processes_is_one(inbox: Inbox, tmp_path: Path) -> No
     await other.aclose()
 
 
-async def test_a_line_that_was_changed_begins_anew(inbox: Inbox, tmp_path: Path) -> None:
+async def test_changed_schedule_starts_from_the_present(inbox: AppInbox, tmp_path: Path) -> None:
     clock = Clock(lisbon(2, 8))
     found = loaded(tmp_path)
     await Scheduler(inbox, lambda: found, clock=clock).tick()
@@ -140,10 +136,10 @@ async def test_a_line_that_was_changed_begins_anew(inbox: Inbox, tmp_path: Path)
     assert await times(inbox) == ["2026-03-02T18:00:00+00:00"]
 
 
-async def test_what_is_due_is_run_by_the_app(tmp_path: Path) -> None:
+async def test_app_runs_what_is_due(tmp_path: Path) -> None:
     text = NINE.format(missed="").replace("0 9 * * 1-5", "* * * * *")
     folder = project(tmp_path / "p", workflows__report=text)
-    inbox = Inbox(str(folder / ".smokebox/inbox.db"))
+    inbox = AppInbox(str(folder / ".smokebox/inbox.db"))
     await inbox.due("report", "* * * * * (Europe/Lisbon)", 60.0)
     await inbox.aclose()
     async with served(folder) as site:

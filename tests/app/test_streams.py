@@ -1,4 +1,4 @@
-"""Watching a conversation: from any offset, by as many as like, without gap or repeat."""
+"""Streams of a conversation: from any offset, for any number of watchers, without gap or repeat."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from smokebox.agents.log.records import ReplyDelta
 from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.store import SessionKey
 from smokebox.app import create_app, streams
-from smokebox.app.inbox import Inbox
-from smokebox.app.streams import Records, Streams
-from smokebox.app.submission import Target
+from smokebox.app.inbox import AppInbox, WorkTarget
+from smokebox.app.streams import ConversationEvents, EventStreams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -27,13 +26,13 @@ KEY = SessionKey("echo", "one", "default")
 
 
 async def first(site: Site, count: int, *, last: int = 0, id: str = "one") -> list[Event]:
-    """The next so many events of a conversation."""
+    """Return the next events of a conversation."""
     source = site.events(f"/agents/echo/{id}", last=last)
     async with aclosing(cast("AsyncGenerator[Event, None]", source)) as events:
         return [await anext(events) for _ in range(count)]
 
 
-async def test_who_watches_gets_what_was_and_what_is(site: Site) -> None:
+async def test_watcher_gets_past_and_live_events(site: Site) -> None:
     await site.say("echo/one?wait=result", "before")
     head = (await site.get("/agents/echo/one")).body["offset"]
     watching = asyncio.create_task(first(site, 2 * head - 1))
@@ -43,13 +42,13 @@ async def test_who_watches_gets_what_was_and_what_is(site: Site) -> None:
     assert [one.data["offset"] for one in found] == [one.id for one in found]
 
 
-async def test_who_watches_may_come_before_the_conversation(site: Site) -> None:
+async def test_watcher_may_connect_before_the_conversation_exists(site: Site) -> None:
     watching = asyncio.create_task(first(site, 3))
     await site.say("echo/one", "hello")
     assert [one.id for one in await watching] == [1, 2, 3]
 
 
-async def test_who_comes_again_goes_on_behind_the_last_event(site: Site) -> None:
+async def test_reconnect_resumes_after_the_last_event(site: Site) -> None:
     await site.say("echo/one?wait=result", "hello")
     head = (await site.get("/agents/echo/one")).body["offset"]
     found, last = [], 0
@@ -60,8 +59,8 @@ async def test_who_comes_again_goes_on_behind_the_last_event(site: Site) -> None
     assert found == list(range(1, head + 1))
 
 
-async def test_an_answer_is_heard_of_while_it_is_given(site: Site, folder: Path) -> None:
-    """The record of an answer grows while somebody reads along, not only at its end."""
+async def test_reply_is_streamed_while_it_is_generated(site: Site, folder: Path) -> None:
+    """The record of a reply grows while it is read, not only at its end."""
     events = site.events("/agents/echo/one", method="POST", body={"message": "x" * 2000})
     kinds = [one.kind async for one in events]
     assert kinds.index("reply_delta") < kinds.index("reply_ended")
@@ -76,7 +75,7 @@ async def test_a_long_poll_waits_for_more(site: Site) -> None:
     assert nothing == {"events": [], "offset": 0}
 
 
-async def test_events_of_a_submission_resume_behind_an_offset(site: Site) -> None:
+async def test_events_of_a_submission_resume_after_an_offset(site: Site) -> None:
     await site.say("echo/one?wait=result", "before")
     id = (await site.say("echo/one?wait=result", "hello")).body["submission_id"]
     found = [one async for one in site.events(f"/submissions/{id}")]
@@ -86,7 +85,7 @@ async def test_events_of_a_submission_resume_behind_an_offset(site: Site) -> Non
     assert [id for id in rest if id is not None] == ids[2:]
 
 
-async def test_a_stream_ends_when_its_conversation_is_removed(site: Site) -> None:
+async def test_stream_ends_when_its_conversation_is_deleted(site: Site) -> None:
     await site.say("echo/one?wait=result", "hello")
     head = (await site.get("/agents/echo/one")).body["offset"]
     events = site.events("/agents/echo/one")
@@ -103,8 +102,8 @@ async def test_500_readers_of_one_stream_see_the_same(site: Site) -> None:
         assert [one.id for one in found] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_an_offset_that_is_yet_to_come_is_in_nobodys_way(site: Site) -> None:
-    """Who asks for what comes behind it waits, and others see all that there is and will be."""
+async def test_offset_in_the_future_blocks_nobody_else(site: Site) -> None:
+    """A watcher of a future offset waits; others see all past and later events."""
     await site.say("echo/one?wait=result", "before")
     head = (await site.get("/agents/echo/one")).body["offset"]
     waiting = asyncio.create_task(first(site, 1, last=10**15))
@@ -118,11 +117,11 @@ async def test_an_offset_that_is_yet_to_come_is_in_nobodys_way(site: Site) -> No
     await asyncio.wait([waiting])
 
 
-async def test_who_leaves_at_the_moment_of_an_event_is_let_go(tmp_path: Path) -> None:
-    """A cancellation that comes together with a wake must not be taken for one."""
+async def test_watcher_cancelled_during_an_event_is_released(tmp_path: Path) -> None:
+    """A cancellation that arrives together with a wake must not be lost."""
     store = SqliteStore(str(tmp_path / "c.db"))
-    inbox = Inbox(str(tmp_path / "inbox.db"))
-    sent = await inbox.accept(Target(kind="agent", name="echo", id="one"), 1)
+    inbox = AppInbox(str(tmp_path / "inbox.db"))
+    sent = await inbox.accept(WorkTarget(kind="agent", name="echo", id="one"), 1)
     for wakes, key, follow in (
         (store._wakes, KEY, lambda: anext(store.follow(KEY))),
         (inbox._wakes, sent.id, lambda: anext(inbox.follow(sent.id))),
@@ -134,7 +133,7 @@ async def test_who_leaves_at_the_moment_of_an_event_is_let_go(tmp_path: Path) ->
         while not listening[0]._waiters:
             await asyncio.sleep(0)
         listening[0].set()
-        # By now what it waits for is done, and itself has not gone on yet.
+        # The awaited future is done, but the watcher has not resumed yet.
         await asyncio.sleep(0)
         following.cancel()
         await asyncio.wait([following])
@@ -143,7 +142,7 @@ async def test_who_leaves_at_the_moment_of_an_event_is_let_go(tmp_path: Path) ->
     await store.aclose()
 
 
-async def test_the_lines_of_a_run_reach_all_who_watch_it(tmp_path: Path) -> None:
+async def test_log_lines_of_a_run_reach_all_watchers(tmp_path: Path) -> None:
     text = """
     import asyncio
 
@@ -165,7 +164,7 @@ async def test_the_lines_of_a_run_reach_all_who_watch_it(tmp_path: Path) -> None
 
 
 async def grow(folder: Path, count: int, size: int = 100) -> None:
-    """A conversation with so many records."""
+    """Create a conversation with a number of records."""
     store = SqliteStore(str(folder / ".smokebox/conversations.db"))
     writer = await store.open(KEY)
     for numbers in _batches(count):
@@ -178,17 +177,17 @@ def _batches(count: int) -> list[range]:
     return [range(at, min(at + 1000, count)) for at in range(0, count, 1000)]
 
 
-async def test_a_reader_with_an_old_offset_gets_all_of_it_in_order(folder: Path) -> None:
+async def test_reader_with_an_old_offset_gets_everything_in_order(folder: Path) -> None:
     await grow(folder, 20_000)
     async with served(folder) as site:
         found = await first(site, 20_000 - 17, last=17)
         assert [one.id for one in found] == list(range(18, 20_001))
 
 
-async def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(
+async def test_slow_reader_blocks_nobody_and_takes_no_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not read is behind by far more than is held for it, and misses nothing."""
+    """A reader far behind the buffer blocks nobody and misses nothing."""
     monkeypatch.setattr(streams, "_HELD", 50)
     count, size = 4000, 4000
     async with served(folder) as site:
@@ -202,11 +201,11 @@ async def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(
             assert [one.id for one in rest] == list(range(1, count + 1))
 
 
-async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
+async def test_buffer_of_recent_events_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "c.db"))
-    watched = Streams()
+    watched = EventStreams()
     writer = await store.open(KEY)
-    async with watched.watch(Records(store, KEY)) as stream:
+    async with watched.watch(ConversationEvents(store, KEY)) as stream:
         while stream._base is None:
             await asyncio.sleep(0)
         for numbers in _batches(3000):
@@ -218,7 +217,7 @@ async def test_what_is_held_for_readers_is_bounded(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_readers_that_leave_leave_nothing(folder: Path) -> None:
+async def test_disconnected_readers_leave_nothing_behind(folder: Path) -> None:
     asgi = create_app(folder)
     async with serving(asgi) as site:
         await site.say("echo/one?wait=result", "hello")
@@ -228,8 +227,8 @@ async def test_readers_that_leave_leave_nothing(folder: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_readers_of_another_process_are_told_too(folder: Path) -> None:
-    """Two apps on one folder, as two processes have it: who reads at one sees work of both."""
+async def test_readers_in_another_process_see_events(folder: Path) -> None:
+    """Two apps on one folder, as two processes have it: a reader of one sees the work of both."""
     async with served(folder) as one, served(folder) as two:
         watching = [asyncio.create_task(first(site, 4)) for site in (one, two)]
         await one.say("echo/one", "hello")

@@ -1,4 +1,4 @@
-"""Workflows over HTTP: a run by its id, what happens in it, and what it returned."""
+"""Workflows over HTTP: a run by its id, its events and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_run_returns_json(site: Site) -> None:
     assert listed["id"] == run
 
 
-async def test_the_events_of_a_run_go_on_behind_an_offset(site: Site) -> None:
+async def test_events_of_a_run_resume_after_an_offset(site: Site) -> None:
     run = (await site.post("/workflows/add?wait=result", [1])).body["id"]
     found = [one async for one in site.events(f"/runs/{run}")]
     assert [one.kind for one in found] == ["submission", "started", "log", "ended", "outcome"]
@@ -35,7 +35,7 @@ async def test_the_events_of_a_run_go_on_behind_an_offset(site: Site) -> None:
     assert [one["type"] for one in plain["events"]] == ["log", "ended"]
 
 
-async def test_a_workflow_has_agents_work(tmp_path: Path) -> None:
+async def test_workflow_prompts_agents(tmp_path: Path) -> None:
     text = """
     from smokebox import create_agent
     from smokebox.testing import ScriptedModel, call
@@ -57,7 +57,7 @@ async def test_a_workflow_has_agents_work(tmp_path: Path) -> None:
         assert done.body["result"] == {"review": "fine\n"}
 
 
-async def test_the_same_key_is_the_same_run(site: Site) -> None:
+async def test_same_key_is_the_same_run(site: Site) -> None:
     key = {"Idempotency-Key": "k"}
     first = await site.post("/workflows/add", [1], headers=key)
     again = await site.post("/workflows/add", [1], headers=key)
@@ -73,13 +73,11 @@ async def test_the_same_key_is_the_same_run(site: Site) -> None:
         ("return object()", "not JSON"),
         ("return {1: {2, 3}, 'x': float('nan')}", None),
         ("import sys; sys.exit(4)", "sys.exit(4)"),
-        ("import asyncio; await asyncio.sleep(60)", "longer than the 0.2 seconds"),
+        ("import asyncio; await asyncio.sleep(60)", "timeout of 0.2 seconds"),
         ("raise BaseException('odd')", "odd"),
     ],
 )
-async def test_a_function_comes_to_an_outcome_whatever_it_does(
-    tmp_path: Path, body: str, says: str | None
-) -> None:
+async def test_every_run_has_an_outcome(tmp_path: Path, body: str, says: str | None) -> None:
     text = f"timeout = 0.2\nasync def run(ctx):\n    {body}\n"
     async with served(project(tmp_path / "p", workflows__odd=text)) as site:
         done = (await site.post("/workflows/odd?wait=result")).body
@@ -88,7 +86,7 @@ async def test_a_function_comes_to_an_outcome_whatever_it_does(
         assert (await site.get("/health")).status == 200
 
 
-async def test_a_function_that_does_not_even_end_when_cancelled_is_left(
+async def test_run_that_ignores_cancellation_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("smokebox.app.runner._CANCEL_SECONDS", 0.1)
@@ -113,7 +111,7 @@ async def test_a_function_that_does_not_even_end_when_cancelled_is_left(
         function.__globals__["stop"] = True
 
 
-async def test_a_run_is_called_off(tmp_path: Path) -> None:
+async def test_run_is_aborted(tmp_path: Path) -> None:
     text = "import asyncio\nasync def run(ctx):\n    await asyncio.Event().wait()\n"
     async with served(project(tmp_path / "p", workflows__hang=text)) as site:
         told = (await site.post("/workflows/hang")).body
@@ -123,12 +121,12 @@ async def test_a_run_is_called_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"1e999999", b"9" * 5000])
-async def test_a_payload_that_is_no_json_is_refused(site: Site, body: bytes) -> None:
+async def test_invalid_json_payload_is_refused(site: Site, body: bytes) -> None:
     found = await site.post("/workflows/add", data=body)
     assert (found.status, found.code) == (400, "invalid_option")
 
 
-async def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
+async def test_payload_over_the_limit_is_refused(tmp_path: Path) -> None:
     folder = project(tmp_path / "p")
     (folder / "smokebox.toml").write_text("[app]\nmax_body = 1000\n")
     async with served(folder) as site:
@@ -137,7 +135,7 @@ async def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
         assert (await site.post("/workflows/add?wait=result", [1])).status == 200
 
 
-async def test_a_run_that_a_stop_broke_off_is_begun_again_where_it_may_be(tmp_path: Path) -> None:
+async def test_interrupted_run_is_started_again_if_attempts_allow(tmp_path: Path) -> None:
     text = """
     import asyncio
     attempts = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.jail.api import Tier
     from smokebox.engine.sandbox import Sandbox
+    from smokebox.isolation import Tier
+
+TIERS = ["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)]
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +30,8 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Try every attack on every tier, save those on the host's own kernel."""
     if "tier" in metafunc.fixturenames:
-        theirs = [] if "kernel_of_the_host" in metafunc.fixturenames else ["gvisor"]
-        metafunc.parametrize("tier", ["namespaces", *theirs], indirect=True)
+        tiers = TIERS[:1] if "kernel_of_the_host" in metafunc.fixturenames else TIERS
+        metafunc.parametrize("tier", tiers, indirect=True)
 
 
 @pytest.fixture
@@ -41,8 +42,6 @@ def kernel_of_the_host() -> None:
 @pytest.fixture
 def tier(request: pytest.FixtureRequest) -> Tier:
     """What isolates."""
-    if request.param == "gvisor" and shutil.which("runsc") is None:
-        pytest.skip("gVisor is not on this machine: apt-get install -y runsc")
     tier: Tier = request.param
     return tier
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smokebox.engine.jail.syscalls import numbers
+from smokebox.engine.jail.seccomp import numbers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

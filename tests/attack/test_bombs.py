@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from attack.inside import PRELUDE, alive, first_process, meanwhile, run
-from smokebox.engine.limits import MIB, Limits
 from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.limits import MIB, Limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from smokebox.egress.handler import Context
+    from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
     from smokebox.engine.host import Host
-    from smokebox.engine.jail.api import Tier
     from smokebox.engine.sandbox import Sandbox
+    from smokebox.isolation import Tier
     from smokebox.types import NetworkEvent
 
 CONNECT = r"""
@@ -45,7 +45,7 @@ def connect(address, port, kind=socket.SOCK_STREAM, say=REQUEST, wait=5):
 NOWHERE = {"ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "EHOSTUNREACH", "closed"}
 
 
-async def greet(request: Request, env: object, context: Context) -> Response:
+async def greet(request: Request, env: object, context: HandlerContext) -> Response:
     return Response("hello")
 
 
@@ -90,7 +90,7 @@ def own_addresses() -> Iterator[str]:
 
 async def said(sandbox: Sandbox, count: int) -> list[NetworkEvent]:
     async with asyncio.timeout(10):
-        while len(events := await sandbox.door.journal.read()) < count:
+        while len(events := await sandbox.egress_proxy.audit_log.read()) < count:
             await asyncio.sleep(0.01)
     return events
 
@@ -242,9 +242,9 @@ async def test_a_name_that_leads_inside_is_refused_whatever_it_led_to_before(
         return [next(found)]
 
     sandbox = await host.create("rebound", egress=Egress(tcp=[f"evil.test:{service.port}"]))
-    from smokebox.engine.egress.http.pool import Pool
+    from smokebox.engine.egress.http.upstream import UpstreamPool
 
-    monkeypatch.setattr(sandbox.door, "_pool", Pool(resolver=resolve))
+    monkeypatch.setattr(sandbox.egress_proxy, "_pool", UpstreamPool(resolver=resolve))
     answers = await run(
         sandbox,
         CONNECT
@@ -261,7 +261,7 @@ async def test_a_name_that_leads_inside_is_refused_whatever_it_led_to_before(
 async def test_a_redirect_inside_is_judged_as_any_other_request(
     host: Host, tier: Tier, service: Service
 ) -> None:
-    async def send_away(request: Request, env: object, context: Context) -> Response:
+    async def send_away(request: Request, env: object, context: HandlerContext) -> Response:
         return Response("", 302, {"location": request.url.partition("?")[2]})
 
     policy = Egress(internet=True, outbound_by_host={"api.test": send_away})

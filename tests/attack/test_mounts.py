@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from attack.inside import alive, run
 from engine.mounts.store import Store
-from smokebox.engine.mounts.request import Request, parse_request
+from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.errors import SmokeboxError, Unsupported
 from smokebox.sandbox.access import Access
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smokebox.engine.sandbox import Sandbox
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 SECRET = "smokebox-secret"
 
 
 @pytest.fixture
-def request_to_mount(seaweed: Seaweed, bucket_name: str) -> Request:
+def request_to_mount(seaweed: SeaweedServer, bucket_name: str) -> MountRequest:
     """A folder of a bucket at /a/data."""
     access = Access(
         endpoint=seaweed.endpoint,
@@ -45,13 +45,15 @@ def request_to_mount(seaweed: Seaweed, bucket_name: str) -> Request:
 
 
 @pytest.fixture
-def store(request_to_mount: Request) -> Store:
+def store(request_to_mount: MountRequest) -> Store:
     """The whole bucket, as its owner sees it."""
     return Store.of(request_to_mount.bucket, request_to_mount.access)
 
 
 @pytest_asyncio.fixture
-async def mounted(kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: Request) -> Sandbox:
+async def mounted(
+    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
+) -> Sandbox:
     """Where the attacker is root, with that."""
     await sandbox.mounts.mount(request_to_mount)
     return sandbox
@@ -152,7 +154,7 @@ async def test_a_moved_way_leads_no_unmount_astray(mounted: Sandbox) -> None:
 
 
 async def test_a_symlink_is_no_place_to_mount(
-    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: Request
+    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
 ) -> None:
     await sandbox.exec("ln -s /proc /a")
     with pytest.raises(SmokeboxError):
@@ -223,7 +225,7 @@ def redirecting(to: str) -> Iterator[str]:
 
 
 async def test_a_store_cannot_send_the_host_to_its_own_network(
-    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: Request
+    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
 ) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -254,7 +256,7 @@ async def test_a_store_cannot_send_the_host_to_its_own_network(
 
 
 async def test_gvisor_has_none_and_says_so(
-    sandbox: Sandbox, request_to_mount: Request, tier: str
+    sandbox: Sandbox, request_to_mount: MountRequest, tier: str
 ) -> None:
     if tier != "gvisor":
         await sandbox.mounts.mount(request_to_mount)

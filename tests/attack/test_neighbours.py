@@ -148,5 +148,5 @@ async def test_the_state_of_others_is_closed_on_disk(
 ) -> None:
     """For whoever gets out as the sandbox's own user, there is another wall."""
     assert os.stat(host.home).st_mode & 0o077 == 0
-    for path in (tmp_path / "home" / "boxes").glob("*/run/agent.sock"):
+    for path in (tmp_path / "home" / "boxes").glob("*/run/init.sock"):
         assert path.stat().st_mode & 0o077 == 0

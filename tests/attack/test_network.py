@@ -82,7 +82,7 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
         answers.append(attempt(socket.socket(socket.AF_UNIX, kind).connect, name))
 mine = socket.socket(socket.AF_UNIX)
 mine.bind("\0smokebox-attack-canary")
-tell([answers, "canary" in listed or "agent.sock" in listed])
+tell([answers, "canary" in listed or "init.sock" in listed])
 """,
         )
     assert set(answers[0]) <= {"ECONNREFUSED", "EPROTOTYPE"}

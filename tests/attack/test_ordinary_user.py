@@ -15,6 +15,7 @@ import pytest
 
 import smokebox
 from ordinary import NOBODY, as_nobody
+from places import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ AS_NOBODY = as_nobody()
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A directory of that user's, where its own interpreter is too."""
-    with tempfile.TemporaryDirectory(prefix="smokebox-attack-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX) as folder:
         os.chown(folder, NOBODY, NOBODY)
         yield Path(folder)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs `smokebox` with the given arguments, in an empty directory."""
+    """Run `smokebox` with arguments in an empty directory."""
 
     def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture(params=["prompt_toolkit", "readline"])
 def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens terminals with `smokebox` in them, with either of the two ways to read a line."""
+    """Open terminals that run `smokebox`, with either way to read a line."""
     first = [SMOKEBOX] if request.param == "prompt_toolkit" else []
     opened: list[Terminal] = []
 
@@ -53,7 +53,7 @@ def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Op
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The command line with a server, which the tests of a module share."""
+    """Yield the command line with a server that the tests of a module share."""
     served = Served(tmp_path_factory.mktemp("home"))
     served.says("up")
     yield served
@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def box(served: Served) -> Iterator[str]:
-    """The id of a sandbox that is there."""
+    """Yield the id of an existing sandbox."""
     id = f"box-{next(_NUMBERS)}"
     assert served.says("create", id) == f"{id}\n"
     yield id

@@ -1,4 +1,4 @@
-"""A project of its own for a test, and the command that serves it."""
+"""Project for a test, and the command that serves it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-# A server starts in a second, or in many where the machine has much to do.
+# A server starts within a second, or many on a busy machine.
 PATIENCE = 45.0
 KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "MODEL", "SMOKEBOX_APP_KEYS", "SMOKEBOX_APP_STATE")
 
 
 class Serving:
-    """A command that serves a project, what it has said, and where it listens."""
+    """Running command that serves a project, its output and its URL."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Serving:
         self.url = self.expect(r"serves \S+ on (http://\S+)")
 
     def expect(self, pattern: str) -> str:
-        """Wait until it has said that; gives the first group, or all of it."""
+        """Wait for a pattern in its output; return the first group, or the whole match."""
         deadline = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.said)):
             assert self._reader.is_alive() or re.search(pattern, self.said), self.said
@@ -52,7 +52,7 @@ class Serving:
         timeout: float = PATIENCE,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """What it answers, whatever the status, as JSON."""
+        """Send a request and return the JSON of the response, whatever the status."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, dict(headers or {}))
         try:
@@ -63,7 +63,7 @@ class Serving:
                 return json.load(error)
 
     def stop(self) -> int:
-        """Have it end as an operator does; gives its exit code."""
+        """Stop it with SIGTERM and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE)
         self._reader.join()
@@ -83,7 +83,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
-    """`smokebox ARGUMENTS` in a folder, on a port of its own."""
+    """Run `smokebox ARGUMENTS` in a folder, on a free port."""
     process = subprocess.Popen(
         [SMOKEBOX, *arguments, "--port", "0"],
         cwd=folder,
@@ -106,6 +106,6 @@ def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[Serving
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """That of a user without any key."""
+    """Return the environment of a user without API keys."""
     env = {name: value for name, value in os.environ.items() if name not in KEYS}
     return {**env, "SMOKEBOX_HOME": str(folder / ".home"), **variables}

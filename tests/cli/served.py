@@ -1,4 +1,4 @@
-"""A state directory with a server of its own, and the command line that talks to it."""
+"""State directory with its own server, and the command line that uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Served:
         self.env.pop("SMOKEBOX_URL", None)
 
     def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command line within this process, which is much quicker, and give what it said."""
+        """Run a command line within this process, which is much faster, and return its output."""
         said = [io.BytesIO(), io.BytesIO()]
         given, out, err = map(io.TextIOWrapper, (io.BytesIO(stdin.encode()), *said))
         with pytest.MonkeyPatch.context() as patch:
@@ -46,21 +46,21 @@ class Served:
         return subprocess.CompletedProcess(arguments, code, *texts)
 
     def apart(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run the command as a process of its own and give what it said."""
+        """Run the command as a separate process and return its output."""
         options = {"input": "", "text": True, "env": self.env, **options}
         return subprocess.run(
             [SMOKEBOX, *arguments], capture_output=True, check=False, timeout=PATIENCE, **options
         )
 
     def says(self, *arguments: str, stdin: str = "") -> str:
-        """Run a command line, which must succeed in silence, and give its output."""
+        """Run a command line that must succeed without errors, and return its output."""
         done = self.run(*arguments, stdin=stdin)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout
 
     @contextlib.contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-        """The command while it runs; it is killed at the end if need be."""
+        """Yield the running command; kill it at the end if needed."""
         options = {"stdin": subprocess.DEVNULL, "text": True, "env": self.env, **options}
         process = subprocess.Popen([SMOKEBOX, *arguments], stdout=subprocess.PIPE, **options)
         try:

@@ -1,4 +1,4 @@
-"""A real terminal with somebody in front of it, and where the command is."""
+"""Real terminal for tests, and the path of the command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 15.0
 
 
 class Terminal:
-    """A program in a terminal of its own, with somebody who types and reads."""
+    """Program in its own terminal, with methods that type and read."""
 
     def __init__(
         self, command: list[str], folder: Path, env: Mapping[str, str] | None = None
@@ -52,7 +52,7 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C as a person does: a moment after what was seen.
+        """Press Ctrl-C as a person does: a moment after the last output.
 
         Python's readline loses a signal that comes between two keys and its next wait.
         """
@@ -60,16 +60,16 @@ class Terminal:
         self.press("\x03")
 
     def resize(self, *, cols: int, rows: int) -> None:
-        """Make the window another size, as with a mouse."""
+        """Resize the window."""
         termios.tcsetwinsize(self._fd, (rows, cols))
 
     def echoes(self) -> bool:
-        """Whether the terminal is as a shell needs it: keys are shown, and Ctrl-C is a signal."""
+        """Return whether the terminal is in the mode of a shell: echo on, Ctrl-C a signal."""
         modes = termios.tcgetattr(self._fd)[3]
         return bool(modes & termios.ECHO and modes & termios.ISIG and modes & termios.ICANON)
 
     def expect(self, pattern: str) -> str:
-        """Read until `pattern` is there, and give what came with it."""
+        """Read until `pattern` appears, and return everything up to it."""
         deadline = time.monotonic() + PATIENCE
         while not (match := re.search(pattern, self.unread)):
             left = deadline - time.monotonic()
@@ -82,7 +82,7 @@ class Terminal:
         return before
 
     def wait(self) -> int:
-        """Wait until the program ends, and give its exit code."""
+        """Wait until the program ends, and return its exit code."""
         with suppress(OSError):  # EIO: the other side is closed.
             while os.read(self._fd, 65536):
                 pass

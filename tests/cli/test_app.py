@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox import __version__
-from smokebox.cli.verbs import VERBS
+from smokebox.cli.app import COMMANDS
 
 if TYPE_CHECKING:
     from cli.terminal import Run
@@ -35,25 +35,25 @@ def test_version_needs_nothing_third_party() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_groups_verbs_by_what_one_wants(run: Run, arguments: list[str]) -> None:
+def test_help_groups_commands_by_intent(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
-    work, _, look = done.stdout.partition("Look at this machine:")
+    work, _, setup = done.stdout.partition("Set up this machine:")
     assert done.returncode == 0
     assert "Work in a sandbox:\n  exec " in work
-    assert "  doctor " in look
+    assert "  doctor " in setup
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(run: Run, verb: str) -> None:
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_command_has_help(run: Run, verb: str) -> None:
     done = run(verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Usage: smokebox {verb}" in done.stdout
 
 
-def test_the_page_of_the_command_line_has_every_verb() -> None:
+def test_docs_page_lists_every_command() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([a-z]+)`", row.split("|")[1])}
-    assert {name for name, verb in VERBS.items() if not verb.hidden} <= named
+    assert set(COMMANDS) <= named
 
 
 def test_help_imports_nothing_slow(run: Run) -> None:
@@ -68,12 +68,12 @@ def test_help_imports_nothing_slow(run: Run) -> None:
     assert not slow & set(done.stdout.split())
 
 
-def test_module_is_the_command_too() -> None:
+def test_python_dash_m_runs_the_same_command() -> None:
     command = [sys.executable, "-m", "smokebox", "--version"]
     assert subprocess.check_output(command, text=True) == f"smokebox {__version__}\n"
 
 
-def test_unknown_verb_is_one_line_and_a_hint(run: Run) -> None:
+def test_unknown_command_is_one_line_and_a_hint(run: Run) -> None:
     done = run("dcotor")
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
@@ -87,7 +87,7 @@ def test_unknown_option_names_the_nearest(run: Run) -> None:
     assert "--local" in done.stderr
 
 
-def test_error_has_no_traceback_unless_debug_is_asked_for(run: Run) -> None:
+def test_traceback_is_shown_only_with_debug(run: Run) -> None:
     quiet, loud = run("sh", "--local", "missing"), run("--debug", "sh", "--local", "missing")
     assert (quiet.returncode, len(quiet.stderr.splitlines())) == (1, 1)
     assert "Traceback" not in quiet.stderr

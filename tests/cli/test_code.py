@@ -1,4 +1,4 @@
-"""`smokebox code`: code in a sandbox, as if it ran here."""
+"""`smokebox code`: code in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from cli.served import Served
 
 
-def test_names_stay_and_values_are_printed(served: Served, box: str) -> None:
+def test_variables_persist_and_values_are_printed(served: Served, box: str) -> None:
     assert served.says("code", box, "-c", "x = 6\nprint('hi')") == "hi\n"
     assert served.says("code", box, "-c", "x * 7") == "42\n"
 
 
-def test_code_comes_from_a_file_or_from_standard_input(
+def test_code_is_read_from_a_file_or_standard_input(
     served: Served, box: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
@@ -29,13 +29,13 @@ def test_code_comes_from_a_file_or_from_standard_input(
     assert served.says("code", box, "-", stdin="'typed'") == "'typed'\n"
     for arguments in ((), (str(script), "-c", "1")):
         done = served.run("code", box, *arguments)
-        assert (done.returncode, "one of them" in done.stderr) == (2, True)
+        assert (done.returncode, "either FILE or" in done.stderr) == (2, True)
     (tmp_path / "bytes").write_bytes(b"\xff")
     assert "not UTF-8" in served.run("code", box, str(tmp_path / "bytes")).stderr
     assert "No such file" in served.run("code", box, str(tmp_path / "none.py")).stderr
 
 
-def test_the_language_is_named_or_that_of_the_file(
+def test_language_is_an_option_or_the_suffix_of_the_file(
     served: Served, box: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.ts"
@@ -45,28 +45,28 @@ def test_the_language_is_named_or_that_of_the_file(
     assert served.says("code", box, "-l", "javascript", "-c", "typeof n") == "'undefined'\n"
 
 
-def test_an_error_is_told_and_is_exit_code_1(served: Served, box: str) -> None:
+def test_exception_is_printed_with_exit_code_1(served: Served, box: str) -> None:
     done = served.run("code", box, "-c", "print('before')\n1 / 0")
     assert (done.returncode, done.stdout) == (1, "before\n")
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_timeout_is_exit_code_124(served: Served, box: str) -> None:
+def test_timeout_exits_with_124(served: Served, box: str) -> None:
     done = served.run("code", box, "-t", "0.3", "-c", "import time; time.sleep(1000)")
     assert (done.returncode, done.stdout) == (124, "")
     assert "longer than 0.3 s" in done.stderr
 
 
-def test_json_has_all_of_it(served: Served, box: str) -> None:
+def test_json_has_output_results_and_error(served: Served, box: str) -> None:
     code = "print('out')\nclass P:\n    def _repr_png_(self): return b'\\x89'\nP()"
     told = json.loads(served.says("code", box, "--json", "-c", code))
     assert (told["stdout"], told["results"][0]["png"], told["error"]) == ("out\n", "iQ==", None)
     done = served.run("code", box, "-c", "P()")
-    assert done.stderr == "[png, 1 bytes: --json has them]\n"
+    assert done.stderr == "[png, 1 bytes: use --json to get it]\n"
 
 
-def test_ctrl_c_interrupts_the_code_and_its_names_stay(served: Served, box: str) -> None:
+def test_ctrl_c_interrupts_code_and_keeps_variables(served: Served, box: str) -> None:
     code = "y = 'kept'\nopen('begun', 'w').close()\nimport time\nwhile True: time.sleep(0.01)"
     with served.started("code", box, "-c", code) as process:
         until(lambda: served.run("exec", box, "test -e begun").returncode == 0)
@@ -75,7 +75,7 @@ def test_ctrl_c_interrupts_the_code_and_its_names_stay(served: Served, box: str)
     assert served.says("code", box, "-c", "y") == "'kept'\n"
 
 
-def test_other_contexts_and_unknown_ones(served: Served, box: str) -> None:
+def test_context_is_chosen_by_id_and_must_exist(served: Served, box: str) -> None:
     done = served.run("code", box, "--context", "ghost", "-c", "1")
     assert (done.returncode, "has no code context 'ghost'" in done.stderr) == (1, True)
     assert served.run("code", "nobody", "-c", "1").returncode == 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cli.served import Served
 
 
-def test_file_goes_in_and_comes_out(served: Served, box: str, tmp_path: Path) -> None:
+def test_file_is_copied_in_and_out(served: Served, box: str, tmp_path: Path) -> None:
     data = random.Random(1).randbytes(3 << 20)
     (tmp_path / "in").write_bytes(data)
     assert served.says("cp", f"{tmp_path}/in", f"{box}:there") == ""
@@ -25,7 +25,9 @@ def test_file_goes_in_and_comes_out(served: Served, box: str, tmp_path: Path) ->
     assert (tmp_path / "out").read_bytes() == data
 
 
-def test_file_goes_into_a_directory_that_is_there(served: Served, box: str, tmp_path: Path) -> None:
+def test_file_is_copied_into_an_existing_directory(
+    served: Served, box: str, tmp_path: Path
+) -> None:
     (tmp_path / "note").write_text("hello\n")
     (tmp_path / "folder").mkdir()
     served.says("cp", f"{tmp_path}/note", f"{box}:")
@@ -36,7 +38,7 @@ def test_file_goes_into_a_directory_that_is_there(served: Served, box: str, tmp_
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory with a file, a program, a directory and a link."""
+    """Create a directory with a file, a program, a directory and a symlink."""
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").write_text("deep\n")
@@ -46,7 +48,7 @@ def tree(tmp_path: Path) -> Path:
     return tree
 
 
-def test_directory_becomes_what_is_not_there(served: Served, box: str, tree: Path) -> None:
+def test_directory_is_copied_to_a_new_path(served: Served, box: str, tree: Path) -> None:
     served.says("cp", str(tree), f"{box}:copy")
     assert served.says("exec", box, "cat copy/link; copy/run") == "deep\nran\n"
     out = tree.parent / "out"
@@ -56,7 +58,9 @@ def test_directory_becomes_what_is_not_there(served: Served, box: str, tree: Pat
     assert os.access(out / "run", os.X_OK)
 
 
-def test_directory_goes_into_one_that_is_there(served: Served, box: str, tree: Path) -> None:
+def test_directory_is_copied_into_an_existing_directory(
+    served: Served, box: str, tree: Path
+) -> None:
     served.says("cp", str(tree), f"{box}:/tmp")
     assert served.says("exec", box, "cat /tmp/tree/deep/file") == "deep\n"
     out = tree.parent / "out"
@@ -65,7 +69,9 @@ def test_directory_goes_into_one_that_is_there(served: Served, box: str, tree: P
     assert (out / "tree" / "deep" / "file").read_text() == "deep\n"
 
 
-def test_a_dot_at_the_end_is_what_is_in_a_directory(served: Served, box: str, tree: Path) -> None:
+def test_trailing_dot_copies_the_contents_of_a_directory(
+    served: Served, box: str, tree: Path
+) -> None:
     served.says("cp", f"{tree}/.", f"{box}:/tmp")
     assert served.says("exec", box, "cat /tmp/deep/file") == "deep\n"
     out = tree.parent / "out"
@@ -75,7 +81,7 @@ def test_a_dot_at_the_end_is_what_is_in_a_directory(served: Served, box: str, tr
 
 
 def test_dash_is_standard_input_and_output(served: Served, box: str) -> None:
-    # Without line ends, which would be changed on their way to us.
+    # Without newlines, which the terminal would change.
     data = bytes(one for one in range(256) if one not in b"\r\n") * 1000
     text = data.decode("latin-1")
     done = served.apart("cp", "-", f"{box}:bytes", input=text, encoding="latin-1")
@@ -84,13 +90,13 @@ def test_dash_is_standard_input_and_output(served: Served, box: str) -> None:
     assert (done.returncode, done.stdout == text) == (0, True)
 
 
-def test_path_here_may_have_a_colon(served: Served, box: str, tmp_path: Path) -> None:
+def test_local_path_may_contain_a_colon(served: Served, box: str, tmp_path: Path) -> None:
     (tmp_path / "a:b").write_text("colon\n")
     assert served.apart("cp", "./a:b", f"{box}:c", cwd=tmp_path).returncode == 0
     assert served.says("cp", f"{box}:c", "-") == "colon\n"
 
 
-def test_download_that_fails_leaves_nothing_here(served: Served, box: str, tmp_path: Path) -> None:
+def test_failed_download_leaves_no_file(served: Served, box: str, tmp_path: Path) -> None:
     done = served.run("cp", f"{box}:missing", f"{tmp_path}/out")
     assert (done.returncode, done.stdout) == (1, "")
     assert "/workspace/missing" in done.stderr
@@ -99,7 +105,7 @@ def test_download_that_fails_leaves_nothing_here(served: Served, box: str, tmp_p
 
 def test_progress_is_shown_in_a_terminal_after_a_second(tmp_path: Path) -> None:
     script = (
-        "import time; from smokebox.cli.remote.progress import progress\n"
+        "import time; from smokebox.cli.output import progress\n"
         "with progress('big') as told:\n"
         "    told(1 << 20, 4 << 20); time.sleep(1.1); told(2 << 20, 4 << 20)"
     )

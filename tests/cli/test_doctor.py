@@ -27,30 +27,30 @@ def look(env: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
     return {check["name"]: check for check in json.loads(done.stdout)}
 
 
-def test_core_works_on_the_machine_that_tests_it(run: Run) -> None:
+def test_required_checks_pass_on_this_machine(run: Run) -> None:
     done = run("doctor")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"python            {sys.version.split()[0]}" in done.stdout
     assert "\x1b" not in done.stdout
 
 
-def test_json_has_a_name_a_status_and_how_to_mend() -> None:
+def test_json_has_name_status_and_fix() -> None:
     checks = look().values()
     assert {check["status"] for check in checks} <= {"ok", "optional"}
-    assert all(check["mend"] for check in checks if check["status"] != "ok")
-    assert not any(check["mend"] for check in checks if check["status"] == "ok")
+    assert all(check["fix"] for check in checks if check["status"] != "ok")
+    assert not any(check["fix"] for check in checks if check["status"] == "ok")
 
 
-def test_missing_program_comes_with_the_command_that_installs_it(tmp_path: Path) -> None:
+def test_missing_program_has_an_install_command(tmp_path: Path) -> None:
     (tmp_path / "apt-get").touch(mode=0o755)
     git = look({"PATH": str(tmp_path)})["git"]
-    assert (git["status"], git["mend"]) == ("optional", "apt-get install -y git")
+    assert (git["status"], git["fix"]) == ("optional", "apt-get install -y git")
 
 
-def test_required_thing_that_is_missing_is_exit_code_1() -> None:
-    # With little address space no thread can have the stack that scripts run on.
+def test_missing_requirement_exits_with_1() -> None:
+    # With little address space, no thread can have the stack that scripts need.
     command = f"ulimit -v 1000000; exec {sys.executable} -m smokebox doctor"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "missing  thread stacks" in done.stdout
-    assert "mend: ulimit -v unlimited" in done.stdout
+    assert "fix: ulimit -v unlimited" in done.stdout

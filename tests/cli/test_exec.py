@@ -1,4 +1,4 @@
-"""`smokebox exec` and `smokebox once`: commands in a sandbox, as if they ran here."""
+"""`smokebox exec` and `smokebox once`: commands in a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_output_and_exit_code_pass_through(served: Served, box: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
 
-def test_one_word_is_for_bash_and_several_are_a_program(served: Served, box: str) -> None:
+def test_one_word_is_run_by_bash_and_several_are_a_program(served: Served, box: str) -> None:
     assert served.says("exec", box, "echo $((6 * 7))") == "42\n"
     assert served.says("exec", box, "echo", "$((6 * 7))") == "$((6 * 7))\n"
 
@@ -41,16 +41,16 @@ def test_options_stop_where_the_command_begins(
     assert served.says("exec", *words) == "/tmp\nx y\n"
 
 
-def test_stdin_is_given_only_when_asked_for(served: Served, box: str) -> None:
+def test_stdin_is_passed_only_with_the_option(served: Served, box: str) -> None:
     assert served.says("exec", box, "-i", "wc", "-c", stdin="12345").strip() == "5"
     assert served.says("exec", box, "wc -c", stdin="12345").strip() == "0"
 
 
-def test_user_is_whom_it_runs_as(served: Served, box: str) -> None:
+def test_command_runs_as_the_given_user(served: Served, box: str) -> None:
     assert served.says("exec", box, "-u", "nobody", "id", "-un") == "nobody\n"
 
 
-def test_timeout_answers_124_and_keeps_output(served: Served, box: str) -> None:
+def test_timeout_exits_with_124_and_keeps_output(served: Served, box: str) -> None:
     done = served.run("exec", box, "-t", "0.5", "echo early; sleep 1000")
     assert (done.returncode, done.stdout) == (124, "early\n")
 
@@ -76,7 +76,7 @@ def test_signal_kills_the_remote_command(
     until(lambda: served.run("exec", box, "pgrep -f 'sleep 432[1]'").returncode == 1)
 
 
-def test_closed_output_ends_it_quietly(served: Served, box: str) -> None:
+def test_closed_output_stream_ends_the_command_quietly(served: Served, box: str) -> None:
     with served.started("exec", box, "yes", stderr=-1) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
@@ -86,17 +86,17 @@ def test_closed_output_ends_it_quietly(served: Served, box: str) -> None:
         process.stdout = None
 
 
-def test_create_makes_the_sandbox(served: Served) -> None:
+def test_create_option_creates_the_sandbox(served: Served) -> None:
     assert served.says("exec", "--create", "made-by-exec", "pwd") == "/workspace\n"
 
 
-def test_run_uses_a_sandbox_of_its_own_and_destroys_it(served: Served) -> None:
+def test_once_creates_and_destroys_a_sandbox(served: Served) -> None:
     done = served.apart("once", "--", "python3", "-c", "print(6 * 7); raise SystemExit(5)")
     assert (done.returncode, done.stdout, done.stderr) == (5, "42\n", "")
     assert json.loads(served.says("ls", "--json", "--prefix", "run-")) == []
 
 
-def test_run_destroys_its_sandbox_when_it_is_interrupted(served: Served) -> None:
+def test_once_destroys_its_sandbox_when_interrupted(served: Served) -> None:
     with served.started("once", "echo begun; sleep 1000") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -105,6 +105,6 @@ def test_run_destroys_its_sandbox_when_it_is_interrupted(served: Served) -> None
     assert json.loads(served.says("ls", "--json", "--prefix", "run-")) == []
 
 
-def test_run_has_the_settings_of_create(served: Served) -> None:
+def test_once_accepts_the_settings_of_create(served: Served) -> None:
     words = ["-e", "A=1", "-w", "/tmp", "-i", "--limits", "lite", "echo $A; pwd; cat"]
     assert served.says("once", *words, stdin="in\n") == "1\n/tmp\nin\n"

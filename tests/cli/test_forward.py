@@ -1,4 +1,4 @@
-"""Ports of a sandbox from the command line: exposed, listed, and brought to this machine."""
+"""Commands on ports: expose, list and forward them."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def listen(served: Served, box: str) -> None:
 def port_of(process: subprocess.Popen[str], there: int = 3000) -> int:
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.fullmatch(rf"127\.0\.0\.1:(\d+) leads to port {there} of [\w-]+\n", line)
+    found = re.fullmatch(rf"Forwarding 127\.0\.0\.1:(\d+) to port {there} of [\w-]+\n", line)
     assert found, line
     return int(found[1])
 
 
 def talk(port: int, said: bytes) -> bytes:
-    """Say all there is, end that side, and hear the answer to its end."""
+    """Send all data, shut down that side, and read the response to its end."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
         sock.sendall(said)
         sock.shutdown(socket.SHUT_WR)
         heard = b""
-        # Who ends a connection before it has read what was said resets it.
+        # Closing a connection with unread data resets it.
         with contextlib.suppress(ConnectionResetError):
             while data := sock.recv(1 << 16):
                 heard += data
         return heard
 
 
-def test_forward_brings_a_port_here_for_many_connections(served: Served, box: str) -> None:
+def test_forward_serves_many_connections(served: Served, box: str) -> None:
     listen(served, box)
     with served.started("forward", box, "0:3000", "0:3001") as process:
         port = port_of(process)
         port_of(process, 3001)
         with socket.create_connection(("127.0.0.1", port), PATIENCE):
-            # That one stays open beside the others.
+            # That connection stays open beside the others.
             for said in (b"hello", b"x" * 3_000_000, b""):
                 assert talk(port, said) == said.upper()
         process.send_signal(2)
         assert process.wait(PATIENCE) == 130
 
 
-def test_forward_tells_when_nothing_listens_and_goes_on(served: Served, box: str) -> None:
+def test_forward_reports_a_port_without_listener_and_continues(served: Served, box: str) -> None:
     with served.started("forward", box, "0:3000", stderr=-1) as process:
         port = port_of(process)
         assert talk(port, b"hello") == b""
@@ -82,25 +82,25 @@ def test_forward_tells_when_nothing_listens_and_goes_on(served: Served, box: str
         assert talk(port, b"hello") == b"HELLO"
 
 
-def test_a_port_that_is_in_use_here_is_told(served: Served, box: str) -> None:
+def test_local_port_in_use_is_an_error(served: Served, box: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = served.run("forward", box, f"{port}:3000")
     assert done.returncode == 1
-    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "0 for any" in done.stderr
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "1:", ":1", "1:x", "70000", "1:70000", "8080:0", "1:2:3"]
 )
-def test_what_names_no_two_ports_is_refused(served: Served, box: str, text: str) -> None:
+def test_invalid_pair_of_ports_is_refused(served: Served, box: str, text: str) -> None:
     done = served.run("forward", box, text)
     assert (done.returncode, done.stdout) == (2, "")
     assert repr(text) in done.stderr
 
 
-def test_a_sandbox_that_is_not_there_has_no_ports(served: Served) -> None:
+def test_unknown_sandbox_is_an_error_for_port_commands(served: Served) -> None:
     for verb in (("forward", "nobody", "1"), ("expose", "nobody", "3000"), ("ports", "nobody")):
         done = served.run(*verb)
         assert (done.returncode, "no sandbox 'nobody'" in done.stderr) == (1, True)
@@ -122,6 +122,6 @@ def test_expose_prints_a_url_and_ports_lists_it(served: Served, box: str) -> Non
     assert len(served.says("ports", box).splitlines()) == 1
 
 
-def test_bad_options_of_expose_are_told(served: Served, box: str) -> None:
+def test_invalid_options_of_expose_are_refused(served: Served, box: str) -> None:
     for options in (("3000", "--token", "NO"), ("0",), ("3000", "--expires", "never")):
         assert served.run("expose", box, *options).returncode == 2

@@ -1,4 +1,4 @@
-"""What verbs import that talk to a server: little, as it is most of the time that they take."""
+"""Imports of commands that use a server: few, as they take most of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cli.served import Served
 
-# Runs a command line, and writes last which modules it needed.
+# Runs a command line, then prints the modules that it imported.
 SCRIPT = (
     "import sys\n"
     "from smokebox.cli import main\n"
@@ -23,7 +23,7 @@ SCRIPT = (
     "print('\\nneeded', *sorted(sys.modules), '.', flush=True)\n"
     "sys.exit(code)"
 )
-# Each takes longer to import than a server takes to answer, most of them ten times as long.
+# Each takes longer to import than a server takes to respond, most of them ten times as long.
 SLOW = {
     "aiohttp",
     "bashkit",
@@ -32,7 +32,7 @@ SLOW = {
     "prompt_toolkit",
     "rich",
     "secrets",
-    "smokebox.egress.serving",
+    "smokebox.egress.handler_server",
     "starlette",
     "tomllib",
     "yarl",
@@ -57,7 +57,7 @@ SLOW = {
     ],
     ids=lambda words: "-".join(words[:2]),
 )
-def test_a_verb_needs_nothing_slow(
+def test_command_imports_nothing_slow(
     served: Served, box: str, tmp_path: Path, words: list[str]
 ) -> None:
     (tmp_path / "file").write_text("hello")
@@ -78,7 +78,7 @@ def test_a_verb_needs_nothing_slow(
     assert "websockets" not in done.stdout
 
 
-def test_a_shell_in_a_terminal_needs_no_more_than_its_websocket(
+def test_interactive_shell_imports_only_websockets_besides(
     served: Served, box: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", SCRIPT, "sh", box]
@@ -91,5 +91,5 @@ def test_a_shell_in_a_terminal_needs_no_more_than_its_websocket(
     finally:
         terminal.close()
     assert "websockets" in needed
-    # The library of WebSockets needs these, the first for proxies.
+    # The WebSocket library imports these, the first for proxies.
     assert not SLOW - {"http.client", "secrets"} & set(needed)

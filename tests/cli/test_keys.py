@@ -1,4 +1,4 @@
-"""`smokebox keys`: made, listed, revoked."""
+"""`smokebox keys`: create, list and revoke."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_key_is_printed_once_and_listed_without_its_secret(served: Served) -> No
     assert ["ci", "ci-", "no"] in [line.split()[1:4] for line in listed.splitlines()]
 
 
-def test_key_expires_when_it_is_told_to(served: Served) -> None:
+def test_key_expires_at_the_given_time(served: Served) -> None:
     words = ["--name", "short", "--expires", "30d", "--admin", "--json"]
     made = json.loads(served.says("keys", "create", *words))
     assert made["admin"] is True

@@ -1,4 +1,4 @@
-"""Bad input to the verbs that talk to a server: one line, a hint, and the right exit code."""
+"""Bad input to commands that use a server: one line, a hint, and the right exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRONG = [
     (2, ["create", "x", "--limits", "memory"], "there is no instance type 'memory'"),
     (2, ["create", "x", "--limits", "wings=2"], "'wings'"),
     (2, ["create", "x", "--limits", "memory=1GiB,cpu"], "--limits takes NAME=VALUE, not 'cpu'"),
-    (2, ["create", "x", "--sleep-after", "soon"], "--sleep-after takes a length of time"),
+    (2, ["create", "x", "--sleep-after", "soon"], "--sleep-after takes a duration"),
     (2, ["create", "x", "--cwd", "relative"], "absolute path, not 'relative'"),
     (1, ["create", "x", "--image", "none-such"], "none-such"),
     (2, ["create", "x", "--tier", "paper"], "paper"),
@@ -45,13 +45,13 @@ WRONG = [
     (2, ["exec", "BOX", "-t", "soon", "true"], "soon"),
     (1, ["exec", "BOX", "-w", "/missing", "true"], "/missing"),
     (1, ["exec", "BOX", "-s", "missing", "true"], "missing"),
-    (2, ["rm"], "rm takes the ids of sandboxes, or --all"),
-    (2, ["rm", "x", "--all"], "rm takes the ids of sandboxes, or --all"),
-    (2, ["kill", "BOX"], "kill takes the ids of processes, or --all"),
+    (2, ["rm"], "rm takes IDs of sandboxes, or --all"),
+    (2, ["rm", "x", "--all"], "rm takes IDs of sandboxes, or --all"),
+    (2, ["kill", "BOX"], "kill takes IDs of processes, or --all"),
     (1, ["kill", "BOX", "missing"], "has no process 'missing'"),
     (2, ["kill", "BOX", "--all", "-s", "SIGNONE"], "SIGNONE"),
     (1, ["logs", "BOX", "missing"], "has no process 'missing'"),
-    (2, ["logs", "BOX"], "logs takes a sandbox and a process in it"),
+    (2, ["logs", "BOX"], "logs takes the ID of a sandbox and of a process"),
     (2, ["cp", "a", "b"], "neither side of cp is in a sandbox"),
     (2, ["cp", "BOX:a", "other:b"], "not between two"),
     (2, ["cp", "-", "-"], "neither side of cp is in a sandbox"),
@@ -61,7 +61,7 @@ WRONG = [
     (1, ["cp", "/no/such/file", "BOX:"], "no such file or directory: /no/such/file"),
     (1, ["cp", "BOX:/etc/passwd", "/no/such/folder/x"], "/no/such/folder"),
     (2, ["keys", "create"], "--name"),
-    (2, ["keys", "create", "--name", "x", "--expires", "never"], "--expires takes a length"),
+    (2, ["keys", "create", "--name", "x", "--expires", "never"], "--expires takes a duration"),
     (2, ["keys", "create", "--name", "x", "--prefix", "_"], "'_'"),
     (1, ["keys", "revoke", "missing"], "there is no key 'missing'"),
     (2, ["completion", "tcsh"], "tcsh"),
@@ -83,5 +83,5 @@ def test_bad_input_is_one_line_and_a_hint(
 
 @pytest.fixture(scope="module")
 def standing(served: Served) -> str:
-    """A sandbox that none of these changes."""
+    """Yield a sandbox that none of these tests changes."""
     return served.says("create", "standing").strip()

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.cli.offering import offered
+from smokebox.cli.foreground import offered_buckets
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cli.served import Served
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 
 @pytest.fixture
-def credentials(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
+def credentials(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
 
 
-def test_a_bucket_is_mounted_listed_and_unmounted(
-    served: Served, box: str, seaweed: Seaweed, bucket_name: str, credentials: None
+def test_bucket_is_mounted_listed_and_unmounted(
+    served: Served, box: str, seaweed: SeaweedServer, bucket_name: str, credentials: None
 ) -> None:
     options = ("--endpoint", seaweed.endpoint, "--read-only")
     assert served.says("mount", box, bucket_name, "/data", *options) == "/data\n"
@@ -40,8 +40,12 @@ def test_a_bucket_is_mounted_listed_and_unmounted(
     assert json.loads(served.says("mounts", box, "--json")) == []
 
 
-def test_a_wrong_key_is_a_line_and_a_hint(
-    served: Served, box: str, seaweed: Seaweed, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+def test_wrong_credentials_are_a_line_and_a_hint(
+    served: Served,
+    box: str,
+    seaweed: SeaweedServer,
+    bucket_name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -51,15 +55,15 @@ def test_a_wrong_key_is_a_line_and_a_hint(
     assert "Traceback" not in done.stderr
 
 
-def test_the_buckets_of_a_project_are_offered(
-    tmp_path: Path, seaweed: Seaweed, credentials: None
+def test_server_offers_the_buckets_of_a_project(
+    tmp_path: Path, seaweed: SeaweedServer, credentials: None
 ) -> None:
-    with pytest.raises(InvalidOption, match="names a bucket"):
-        offered(str(tmp_path))
+    with pytest.raises(InvalidOption, match="defines a bucket"):
+        offered_buckets(str(tmp_path))
     (tmp_path / "smokebox.toml").write_text(
         f'[buckets.DATA]\nbucket = "data"\nprefix = "/a/"\nendpoint = "{seaweed.endpoint}"\n'
     )
-    found = offered(str(tmp_path))["DATA"]
+    found = offered_buckets(str(tmp_path))["DATA"]
     assert (found.bucket, found.prefix, found.read_only) == ("data", "a", False)
     assert found.access.secret_key == seaweed.secret_key
     assert seaweed.secret_key not in repr(found)

@@ -1,4 +1,4 @@
-"""`smokebox net`: the audit log of a sandbox, and changes of what it may reach."""
+"""`smokebox net`: the network log of a sandbox, and changes of its egress policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ASK = "curl -s -m 5 http://other.test/; true"
 
 
-def test_the_log_has_a_line_for_what_was_refused(served: Served, box: str) -> None:
+def test_log_has_a_line_for_a_refused_request(served: Served, box: str) -> None:
     assert served.says("net", box) == ""
     served.says("net", box, "--allow", "api.test")
     served.says("exec", box, ASK)
@@ -25,7 +25,7 @@ def test_the_log_has_a_line_for_what_was_refused(served: Served, box: str) -> No
     assert (event["host"], event["verdict"]) == ("other.test", "refused")
 
 
-def test_what_it_may_reach_is_changed_and_shown(served: Served, box: str) -> None:
+def test_policy_is_changed_and_shown(served: Served, box: str) -> None:
     assert served.says("net", box, "--allow", "*.example.com", "--deny", "evil.test") == ""
     policy = json.loads(served.says("net", box, "--policy"))
     assert policy["opened_hosts"] == ["*.example.com"]
@@ -37,23 +37,23 @@ def test_what_it_may_reach_is_changed_and_shown(served: Served, box: str) -> Non
     assert json.loads(served.says("net", box, "--policy"))["internet"] is False
 
 
-def test_a_host_that_is_none_is_a_line_and_a_hint(served: Served, box: str) -> None:
+def test_invalid_host_is_one_line_and_a_hint(served: Served, box: str) -> None:
     done = served.run("net", box, "--allow", "https://api.test/")
     assert done.returncode != 0
     assert "is a URL" in done.stderr
 
 
-def test_a_sandbox_that_is_not_there_is_not_made(served: Served) -> None:
+def test_missing_sandbox_is_not_created(served: Served) -> None:
     done = served.run("net", "never-made")
     assert done.returncode != 0
     assert "there is no sandbox 'never-made'" in done.stderr
 
 
-def test_it_can_be_followed(served: Served, box: str) -> None:
+def test_log_is_followed(served: Served, box: str) -> None:
     served.says("net", box, "--allow", "api.test")
     with served.started("net", box, "-f", "--json") as process:
         assert process.stdout is not None
-        # It begins where it is connected: ask until it has heard of one.
+        # Following starts when it is connected: send requests until one is seen.
         while True:
             served.says("exec", box, ASK)
             import select
@@ -63,7 +63,7 @@ def test_it_can_be_followed(served: Served, box: str) -> None:
         assert json.loads(process.stdout.readline())["host"] == "other.test"
 
 
-def test_what_a_sandbox_asks_for_cannot_speak_to_the_terminal() -> None:
+def test_control_characters_do_not_reach_the_terminal() -> None:
     event = NetworkEvent(
         cursor=1,
         at=0.0,

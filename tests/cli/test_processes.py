@@ -1,4 +1,4 @@
-"""Processes in the background, from the command line: started, listed, followed, ended."""
+"""Commands on background processes: start, ps, logs, kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_start_prints_the_id_and_ps_lists_it(served: Served, box: str) -> None:
     assert lines[2].endswith("sleep 1000")
 
 
-def test_start_has_its_own_directory_and_variables(served: Served, box: str) -> None:
+def test_start_sets_directory_and_variables(served: Served, box: str) -> None:
     served.says("start", box, "--name", "p", "-w", "/tmp", "-e", "A=1", "pwd; echo $A")
     assert served.says("logs", box, "p", "-f") == "/tmp\n1\n"
 
@@ -39,7 +39,7 @@ def test_logs_keep_streams_apart(served: Served, box: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "err\n")
 
 
-def test_follow_shows_what_is_written_until_the_process_ends(served: Served, box: str) -> None:
+def test_follow_prints_output_until_the_process_ends(served: Served, box: str) -> None:
     command = "echo first; until [ -e /tmp/go ]; do sleep 0.02; done; echo last"
     served.says("start", box, "--name", "p", command)
     with served.started("logs", box, "p", "-f") as process:
@@ -60,7 +60,7 @@ def test_interrupted_follow_leaves_the_process_running(served: Served, box: str)
     assert [one["status"] for one in processes(served, box)] == ["running"]
 
 
-def test_kill_ends_one_or_all(served: Served, box: str) -> None:
+def test_kill_kills_one_or_all(served: Served, box: str) -> None:
     for name in ("a", "b", "c"):
         served.says("start", box, "--name", name, "sleep 1000")
     assert served.says("kill", box, "a") == ""
@@ -69,8 +69,8 @@ def test_kill_ends_one_or_all(served: Served, box: str) -> None:
     assert {one["status"] for one in processes(served, box)} == {"killed"}
 
 
-def test_kill_sends_the_signal_that_is_named(served: Served, box: str) -> None:
-    # Python alone: a bash would tell of the signal that its children got.
+def test_kill_sends_the_given_signal(served: Served, box: str) -> None:
+    # Python alone: bash would report the signal that its children got.
     script = (
         "import signal, time; signal.signal(1, lambda *_: print('caught', flush=True));"
         "print('ready', flush=True)\nwhile True: time.sleep(1)"

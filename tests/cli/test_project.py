@@ -62,12 +62,12 @@ app = Starlette(routes=[Route("/word", word)], lifespan=lifespan)
 
 @pytest.fixture
 def demo(run: Run, tmp_path: Path) -> Path:
-    """A project as `smokebox init` makes it."""
+    """Create a project with `smokebox init`."""
     assert run("init", "demo").returncode == 0
     return tmp_path / "demo"
 
 
-def test_a_new_project_has_its_parts_and_says_what_to_do_next(run: Run, tmp_path: Path) -> None:
+def test_init_writes_a_project_and_prints_the_next_step(run: Run, tmp_path: Path) -> None:
     done = run("init", "demo")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Next: cd demo && smokebox dev" in done.stdout
@@ -77,18 +77,18 @@ def test_a_new_project_has_its_parts_and_says_what_to_do_next(run: Run, tmp_path
         assert (tmp_path / "demo" / file).is_file()
 
 
-def test_nothing_is_written_over(run: Run, tmp_path: Path) -> None:
+def test_init_overwrites_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "smokebox.toml").write_text("mine")
     done = run("init")
     assert done.returncode == 1
-    assert "smokebox.toml already" in done.stderr
+    assert "already has smokebox.toml" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["smokebox.toml"]
     assert (tmp_path / "smokebox.toml").read_text() == "mine"
 
 
-def test_the_tests_of_a_new_project_pass(demo: Path) -> None:
+def test_tests_of_a_new_project_pass(demo: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q"]
-    # Even where there is a key: tests ask no provider.
+    # Also with an API key set: tests use no provider.
     env = environment(demo, ANTHROPIC_API_KEY="nobody-may-use-this")
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(
@@ -97,7 +97,7 @@ def test_the_tests_of_a_new_project_pass(demo: Path) -> None:
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_new_project_answers_without_any_key(demo: Path) -> None:
+def test_new_project_answers_without_an_api_key(demo: Path) -> None:
     with serving(demo, "dev") as dev:
         assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
         done = dev.ask("/workflows/review?wait=result", {"document": "# Plan"})
@@ -112,7 +112,7 @@ def test_a_new_project_answers_without_any_key(demo: Path) -> None:
         assert "Traceback" not in dev.said
 
 
-def test_as_soon_as_there_is_a_key_the_provider_is_asked(demo: Path) -> None:
+def test_provider_is_used_once_a_key_is_set(demo: Path) -> None:
     with FakeModelServer("I am the provider.") as provider, serving(demo, "dev") as dev:
         assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
         with (demo / "smokebox.toml").open("a") as settings:
@@ -120,7 +120,7 @@ def test_as_soon_as_there_is_a_key_the_provider_is_asked(demo: Path) -> None:
         dev.expect(r"smokebox.toml changed\n  POST")
         (demo / ".env").write_text(f"ANTHROPIC_API_KEY={provider.api_key}\n")
         dev.expect(r"\.env changed\n  POST")
-        # The libraries of a provider take long to import on a busy machine.
+        # A provider's libraries take long to import on a busy machine.
         said = dev.ask(ME, {"message": "Hello"}, timeout=60)["result"]
         assert (said["text"], said["model"]) == (
             "I am the provider.",
@@ -131,7 +131,7 @@ def test_as_soon_as_there_is_a_key_the_provider_is_asked(demo: Path) -> None:
         assert received.body["model"] == "claude-sonnet-4-6"
 
 
-def test_files_that_change_are_taken_in_and_conversations_go_on(demo: Path) -> None:
+def test_changed_files_are_reloaded_and_conversations_continue(demo: Path) -> None:
     with serving(demo, "dev") as dev:
         dev.ask(ME, {"message": "one"})
         helper = demo / "model.py"
@@ -141,12 +141,12 @@ def test_files_that_change_are_taken_in_and_conversations_go_on(demo: Path) -> N
         said = [
             event
             for event in dev.ask("/agents/assistant/me")["events"]
-            if event["type"] == "user_said"
+            if event["type"] == "message_added"
         ]
         assert len(said) == 2
 
 
-def test_a_bad_file_is_told_with_its_line_and_keeps_no_other_from_being_served(demo: Path) -> None:
+def test_file_with_an_error_is_reported_and_others_are_served(demo: Path) -> None:
     (demo / "agents" / "broken.py").write_text("import os\n1 / 0\n")
     with serving(demo, "dev") as dev:
         dev.expect(r"broken.py, line 2: ZeroDivisionError")
@@ -159,7 +159,7 @@ def test_a_bad_file_is_told_with_its_line_and_keeps_no_other_from_being_served(d
         assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
 
 
-def test_an_agent_does_not_take_the_place_of_a_module_of_its_name(demo: Path) -> None:
+def test_agent_does_not_shadow_a_module_of_its_name(demo: Path) -> None:
     (demo / "agents" / "colorsys.py").write_text(SLOW)
     (demo / "workflows" / "mix.py").write_text(
         "async def run(ctx):\n    import colorsys\n    return colorsys.rgb_to_hsv(1, 1, 1)\n"
@@ -168,7 +168,7 @@ def test_an_agent_does_not_take_the_place_of_a_module_of_its_name(demo: Path) ->
         assert app.ask("/workflows/mix?wait=result", {})["result"] == [0.0, 0.0, 1]
 
 
-def test_a_conversation_that_is_begun_anew_is_shown_from_its_start(demo: Path) -> None:
+def test_recreated_conversation_is_shown_from_its_start(demo: Path) -> None:
     with serving(demo, "dev") as dev:
         dev.ask(ME, {"message": "one"})
         dev.expect(r"> one\n(?s:.*)completed")
@@ -178,7 +178,7 @@ def test_a_conversation_that_is_begun_anew_is_shown_from_its_start(demo: Path) -
         dev.expect(r"> two\n(?s:.*)completed")
 
 
-def test_what_fails_before_an_agent_works_and_what_handlers_log_is_shown(demo: Path) -> None:
+def test_early_failures_and_handler_logs_are_shown(demo: Path) -> None:
     (demo / "agents" / "lost.py").write_text(
         "from smokebox import create_agent\nagent = create_agent(model='nosuch/model')\n"
     )
@@ -193,7 +193,7 @@ def test_what_fails_before_an_agent_works_and_what_handlers_log_is_shown(demo: P
         dev.expect(r"── hook/t-1\n  started attempt=1\n  came in what=\[1\]\n  completed")
 
 
-def test_routes_of_ones_own_are_served_and_taken_in_anew(demo: Path) -> None:
+def test_custom_routes_are_served_and_reloaded(demo: Path) -> None:
     site = SITE.replace("WORD", "one")
     (demo / "app.py").write_text(site)
     with serving(demo, "dev") as dev:
@@ -204,7 +204,7 @@ def test_routes_of_ones_own_are_served_and_taken_in_anew(demo: Path) -> None:
         assert dev.ask("/word")["word"] == "two"
 
 
-def test_pages_of_others_may_not_ask_what_wants_no_key(demo: Path) -> None:
+def test_foreign_pages_cannot_call_an_app_without_keys(demo: Path) -> None:
     with serving(demo, "dev") as dev:
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             refused = dev.ask(ME, {"message": "Hello"}, headers=headers)
@@ -214,7 +214,7 @@ def test_pages_of_others_may_not_ask_what_wants_no_key(demo: Path) -> None:
         )
 
 
-def test_variables_come_from_the_file_that_is_named(demo: Path) -> None:
+def test_env_option_sets_variables_from_a_file(demo: Path) -> None:
     (demo.parent / "other.env").write_text("SMOKEBOX_APP_KEYS=one,two\n")
     with serving(demo.parent, "dev", "demo", "--env", "other.env") as dev:
         assert dev.ask(ME, {"message": "Hello"})["error"]["code"] == "unauthorized"
@@ -223,7 +223,7 @@ def test_variables_come_from_the_file_that_is_named(demo: Path) -> None:
             assert done["outcome"] == "completed"
 
 
-def test_production_wants_every_file_to_be_right(run: Run, demo: Path) -> None:
+def test_production_refuses_a_project_with_an_error(run: Run, demo: Path) -> None:
     (demo / "workflows" / "late.py").write_text(
         'schedule = "every day"\nasync def run(ctx): pass\n'
     )
@@ -244,7 +244,7 @@ def test_production_listens_to_other_machines_only_with_keys(
             assert app.process.poll() is None
 
 
-def test_a_signal_lets_what_goes_on_come_to_its_end(demo: Path) -> None:
+def test_signal_lets_running_work_finish(demo: Path) -> None:
     (demo / "agents" / "slow.py").write_text(SLOW)
     answers = []
     with serving(demo, "app") as app:
@@ -261,7 +261,7 @@ def test_a_signal_lets_what_goes_on_come_to_its_end(demo: Path) -> None:
     assert "Traceback" not in app.said
 
 
-def test_what_does_not_end_in_time_goes_on_at_the_next_start(demo: Path) -> None:
+def test_work_cut_off_by_grace_resumes_at_the_next_start(demo: Path) -> None:
     (demo / "agents" / "slow.py").write_text(SLOW)
     answers = []
     with serving(demo, "app", "--grace", "0") as app:
@@ -281,16 +281,16 @@ def test_what_does_not_end_in_time_goes_on_at_the_next_start(demo: Path) -> None
     assert text.count("Slow, but here.") >= 1
 
 
-def test_work_that_does_not_want_to_end_keeps_no_app_from_it(demo: Path) -> None:
+def test_work_that_ignores_cancellation_does_not_block_exit(demo: Path) -> None:
     (demo / "workflows" / "stubborn.py").write_text(STUBBORN)
     with serving(demo, "app", "--grace", "0") as app:
         app.ask("/workflows/stubborn", {})
         until(lambda: (demo / "begun").exists())
         assert app.stop() == 0
-        assert "was left" in app.said
+        assert "abandoned work" in app.said
 
 
-def test_a_stream_is_at_its_end_when_the_app_is(demo: Path) -> None:
+def test_stream_ends_when_the_app_stops(demo: Path) -> None:
     with serving(demo, "app") as app:
         app.ask(ME, {"message": "Hello"})
         request = urllib.request.Request(
@@ -299,21 +299,21 @@ def test_a_stream_is_at_its_end_when_the_app_is(demo: Path) -> None:
         with urllib.request.urlopen(request, timeout=PATIENCE) as stream:
             assert any(b"work_ended" in line for line in stream)
             app.process.terminate()
-            # Not cut off, which would raise.
+            # A connection that was cut off would raise.
             stream.read()
         assert app.process.wait(PATIENCE) == 0
     assert app.said.count("\n") == 1
 
 
-def test_the_state_may_be_elsewhere(demo: Path, tmp_path: Path) -> None:
+def test_state_directory_is_an_option(demo: Path, tmp_path: Path) -> None:
     with serving(demo, "app", "--state", str(tmp_path / "state")) as app:
         app.ask(ME, {"message": "Hello"})
     assert (tmp_path / "state" / "conversations.db").is_file()
     assert not (demo / ".smokebox").exists()
 
 
-def test_a_port_that_is_taken_is_an_error_with_a_hint(run: Run, demo: Path) -> None:
+def test_port_in_use_is_an_error_with_a_hint(run: Run, demo: Path) -> None:
     with serving(demo, "app") as app:
         done = run("app", "demo", "--port", app.url.rpartition(":")[2])
     assert done.returncode == 1
-    assert "cannot be listened on" in done.stderr and "--port" in done.stderr
+    assert "cannot listen on" in done.stderr and "--port" in done.stderr

@@ -1,4 +1,4 @@
-"""The quick start of docs/app.md: short, and true to the letter."""
+"""Quick start of docs/app.md: short, and correct to the letter."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ QUICK_START = PAGE.partition("## Quick start")[2].partition("\n## ")[0]
 COMMANDS, PYTHON = re.findall(r"^```\w+\n(.*?)^```$", QUICK_START, re.MULTILINE | re.DOTALL)
 
 
-def test_it_has_at_most_six_lines_of_python_and_three_commands() -> None:
+def test_quick_start_has_at_most_six_lines_and_three_commands() -> None:
     assert len([line for line in PYTHON.splitlines() if line.strip()]) <= 6
     assert len(COMMANDS.splitlines()) <= 3
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
-def test_its_commands_give_an_answer_without_any_key(tmp_path: Path) -> None:
+def test_quick_start_works_without_an_api_key(tmp_path: Path) -> None:
     make, serve, ask = COMMANDS.splitlines()
     env = environment(tmp_path)
     env["PATH"] = f"{Path(SMOKEBOX).parent}:{env['PATH']}"
@@ -36,7 +36,7 @@ def test_its_commands_give_an_answer_without_any_key(tmp_path: Path) -> None:
     assert serve == "smokebox dev"
     with serving(demo, *serve.split()[1:]) as dev:
         line = ask.replace("http://127.0.0.1:8600", dev.url)
-        # What the page says is what the command says.
+        # The page shows what the command prints.
         dev.expect(re.escape(line))
         done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True)
     assert "You said 'Hello'" in json.loads(done.stdout)["result"]["text"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def open_shell(served: Served, box: str, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Opens a terminal with a shell in the sandbox, once that shows a prompt."""
+    """Open a terminal with a shell in the sandbox, and wait for its prompt."""
     opened: list[Terminal] = []
 
     def open_shell(*arguments: str) -> Terminal:
@@ -35,7 +35,7 @@ def open_shell(served: Served, box: str, tmp_path: Path) -> Iterator[Callable[..
         terminal.close()
 
 
-def test_exit_code_passes_through_and_the_terminal_is_as_before(
+def test_exit_code_passes_through_and_the_terminal_is_restored(
     open_shell: Callable[..., Terminal],
 ) -> None:
     terminal = open_shell()
@@ -47,9 +47,11 @@ def test_exit_code_passes_through_and_the_terminal_is_as_before(
     assert terminal.echoes()
 
 
-def test_ctrl_c_ends_the_command_and_not_the_shell(open_shell: Callable[..., Terminal]) -> None:
+def test_ctrl_c_stops_the_remote_command_and_not_the_shell(
+    open_shell: Callable[..., Terminal],
+) -> None:
     terminal = open_shell()
-    # Said by the child itself: bash does not hear of a Ctrl-C while it hands the terminal over.
+    # Printed by the child itself: bash misses a Ctrl-C while it hands the terminal over.
     terminal.type("sh -c 'echo be\"\"gun; exec sleep 1000'")
     terminal.expect("begun\n")
     terminal.press("\x03")
@@ -61,7 +63,7 @@ def test_ctrl_c_ends_the_command_and_not_the_shell(open_shell: Callable[..., Ter
     assert terminal.wait() == 0
 
 
-def test_window_size_is_that_of_this_terminal(open_shell: Callable[..., Terminal]) -> None:
+def test_remote_window_size_follows_this_terminal(open_shell: Callable[..., Terminal]) -> None:
     terminal = open_shell()
     terminal.type("stty size")
     terminal.expect("\n40 200\n")
@@ -70,7 +72,7 @@ def test_window_size_is_that_of_this_terminal(open_shell: Callable[..., Terminal
     terminal.expect("fits\n")
 
 
-def test_variables_and_the_kind_of_terminal_are_passed_on(
+def test_variables_and_term_are_passed_on(
     open_shell: Callable[..., Terminal],
 ) -> None:
     terminal = open_shell("-e", "A=x y")
@@ -78,7 +80,7 @@ def test_variables_and_the_kind_of_terminal_are_passed_on(
     terminal.expect("<x y:xterm>")
 
 
-def test_lots_of_output_comes_whole(open_shell: Callable[..., Terminal]) -> None:
+def test_large_output_is_complete(open_shell: Callable[..., Terminal]) -> None:
     terminal = open_shell()
     terminal.type("seq 20000 | md5sum; seq 20000; echo do''ne")
     seen = terminal.expect("done\n")
@@ -86,7 +88,7 @@ def test_lots_of_output_comes_whole(open_shell: Callable[..., Terminal]) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_the_shell_there_and_restores_the_terminal_here(
+def test_signal_ends_the_remote_shell_and_restores_the_terminal(
     served: Served, box: str, open_shell: Callable[..., Terminal], number: signal.Signals
 ) -> None:
     terminal = open_shell()
@@ -98,7 +100,7 @@ def test_signal_ends_the_shell_there_and_restores_the_terminal_here(
     until(lambda: served.run("exec", box, "pgrep -f 'sleep 432[1]'").returncode == 1)
 
 
-def test_server_that_is_killed_restores_the_terminal(
+def test_killed_server_restores_the_terminal(
     served: Served, open_shell: Callable[..., Terminal]
 ) -> None:
     terminal = open_shell()
@@ -114,7 +116,7 @@ def test_without_a_terminal_the_script_on_stdin_is_run(served: Served, box: str)
     assert (done.returncode, done.stdout, done.stderr) == (4, "out\n", "err\n")
 
 
-def test_command_is_run_as_in_other_sandboxes(served: Served, box: str) -> None:
+def test_command_option_runs_in_the_remote_sandbox(served: Served, box: str) -> None:
     words = ["-e", "A=1", "-i", "-c", "echo $A; cat; exit 3"]
     done = served.run("sh", box, *words, stdin="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "1\nin\n", "")

@@ -1,4 +1,4 @@
-"""`smokebox run` and `smokebox chat`: an agent at work in front of somebody."""
+"""`smokebox run` and `smokebox chat`: an agent in the foreground."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGENT = """
 from smokebox import create_agent
 from smokebox.agents.approval import Approval
 from smokebox.testing import ScriptedModel, call
-from smokebox.testing.turns import last_returns, last_text
+from smokebox.testing.scripted import last_returns, last_text
 
 def answer(request):
     if returned := last_returns(request):
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asking.py").write_text(AGENT.replace("APPROVAL", "Approval(ask=['bash'])"))
 
 
-def test_what_the_agent_says_is_on_stdout_and_what_it_does_on_stderr(run: Run) -> None:
+def test_text_goes_to_stdout_and_tool_calls_to_stderr(run: Run) -> None:
     done = run("run", "echo.py", "run echo one; echo two >&2")
     assert done.returncode == 0
     assert done.stdout == "Looking. \nThe tool said 'one\\ntwo'.\n"
@@ -48,22 +48,22 @@ def test_what_the_agent_says_is_on_stdout_and_what_it_does_on_stderr(run: Run) -
     assert "2 turns" in done.stderr and "tokens in" in done.stderr
 
 
-def test_the_prompt_may_come_by_stdin(run: Run) -> None:
+def test_prompt_is_read_from_stdin(run: Run) -> None:
     assert "You said 'long story'" in run("run", "echo.py", "-", stdin="long story").stdout
 
 
-def test_continue_goes_on_with_the_last_conversation(run: Run) -> None:
+def test_continue_resumes_the_last_conversation(run: Run) -> None:
     assert "after 0 messages" in run("run", "echo.py", "one").stdout
     assert "after 0 messages" in run("run", "echo.py", "two").stdout
     assert "after 2 messages" in run("run", "echo.py", "three", "--continue").stdout
 
 
-def test_an_id_finds_its_conversation_again(run: Run) -> None:
+def test_id_resumes_its_conversation(run: Run) -> None:
     for expected in ("after 0 messages", "after 2 messages"):
         assert expected in run("run", "echo.py", "hello", "--id", "mine").stdout
 
 
-def test_json_is_one_event_a_line(run: Run) -> None:
+def test_json_prints_one_event_per_line(run: Run) -> None:
     lines = run("run", "echo.py", "run echo hi", "--json").stdout.splitlines()
     events = [json.loads(line) for line in lines]
     names = [event["event"] for event in events]
@@ -75,16 +75,16 @@ def test_json_is_one_event_a_line(run: Run) -> None:
     assert events[-1]["event"] == "OperationEnd" and events[-1]["outcome"] == "completed"
 
 
-def test_local_is_this_directory(run: Run, tmp_path: Path) -> None:
+def test_local_sandbox_is_this_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "here.txt").touch()
     assert "here.txt" in run("run", "echo.py", "run ls", "--sandbox", "local").stdout
     assert "here.txt" not in run("run", "echo.py", "run ls", "--sandbox", "virtual").stdout
 
 
-def test_where_nobody_can_be_asked_a_call_is_denied(run: Run) -> None:
+def test_call_is_denied_without_a_terminal(run: Run) -> None:
     done = run("run", "asking.py", "run echo hi")
     assert done.returncode == 0
-    assert "waits to be allowed" in done.stderr and "denied" in done.stderr
+    assert "needs approval" in done.stderr and "denied" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_where_nobody_can_be_asked_a_call_is_denied(run: Run) -> None:
         (("run", "echo.py", "hi", "--model", "nosuch/m"), ["nosuch"]),
         (("run", "echo.py", "hi", "--model", "anthropic/m"), ["ANTHROPIC_API_KEY"]),
         (("run", "echo.py", "hi", "--continue"), ["no conversation to continue"]),
-        (("chat",), ["no model is named", "SMOKEBOX_MODEL"]),
+        (("chat",), ["no model is configured", "SMOKEBOX_MODEL"]),
     ],
 )
-def test_a_mistake_is_a_line_and_a_hint(
+def test_mistake_is_one_line_and_a_hint(
     run: Run, tmp_path: Path, arguments: tuple[str, ...], words: list[str]
 ) -> None:
     agents = "from smokebox import create_agent\none = create_agent()\nother = create_agent()\n"
@@ -119,7 +119,7 @@ def test_a_mistake_is_a_line_and_a_hint(
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_ctrl_c_calls_the_work_off_and_the_record_says_so(open_terminal: Open, run: Run) -> None:
+def test_ctrl_c_aborts_and_records_it(open_terminal: Open, run: Run) -> None:
     terminal = open_terminal("run", "echo.py", "run echo begun; sleep 1000", "--id", "mine")
     terminal.expect(r"  begun")
     terminal.interrupt()
@@ -141,7 +141,7 @@ def test_a_chat_is_one_conversation(open_terminal: Open) -> None:
     assert terminal.wait() == 0
 
 
-def test_whoever_sits_there_may_allow_a_call(open_terminal: Open) -> None:
+def test_call_is_approved_in_the_terminal(open_terminal: Open) -> None:
     terminal = open_terminal("run", "asking.py", "run echo $((6 * 7))")
     terminal.expect(r"Allow bash\?")
     terminal.type("y")
@@ -149,7 +149,7 @@ def test_whoever_sits_there_may_allow_a_call(open_terminal: Open) -> None:
     assert terminal.wait() == 0
 
 
-def test_lines_of_a_pipe_are_a_conversation(run: Run) -> None:
+def test_piped_lines_are_a_conversation(run: Run) -> None:
     done = run("chat", "echo.py", stdin="one\n\ntwo\n")
     assert (done.returncode, done.stdout.count("You said")) == (0, 2)
     assert "'two', after 2 messages" in done.stdout

@@ -1,4 +1,4 @@
-"""Sandboxes from the command line: made, listed, looked at, put to sleep, destroyed."""
+"""Commands on sandboxes: create, list, inspect, sleep, wake and remove."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_create_prints_the_id_and_ls_lists_it(served: Served) -> None:
     assert lines[1].endswith("team=search")
 
 
-def test_create_without_an_id_makes_one_up(served: Served) -> None:
+def test_create_without_an_id_chooses_one(served: Served) -> None:
     id = served.says("create").strip()
     assert json.loads(served.says("info", id, "--json"))["id"] == id
 
 
-def test_create_passes_every_setting_on(served: Served) -> None:
+def test_create_sends_every_setting(served: Served) -> None:
     served.says(
         *("create", "full", "--limits", "memory=512MiB,cpu=0.5,pids=none", "--env", "A=1"),
         *("--sleep-after", "2h", "--ephemeral", "--keep-alive", "--cwd", "/tmp"),
@@ -63,7 +63,7 @@ def test_stats_are_by_id(served: Served, box: str) -> None:
     assert header.startswith("ID") and line.startswith(box)
 
 
-def test_stats_watch_goes_on_until_ctrl_c(served: Served, box: str) -> None:
+def test_stats_watch_refreshes_until_ctrl_c(served: Served, box: str) -> None:
     with served.started("stats", box, "--watch") as process:
         assert process.stdout is not None
         seen = [process.stdout.readline() for _ in range(4)]
@@ -87,7 +87,7 @@ def test_rm_destroys_several_and_says_which(served: Served) -> None:
     assert json.loads(served.says("ls", "--json", "--prefix", "gone-")) == []
 
 
-def test_rm_of_one_that_is_missing_destroys_nothing(served: Served, box: str) -> None:
+def test_rm_of_a_missing_sandbox_removes_nothing(served: Served, box: str) -> None:
     done = served.run("rm", box, "missing")
     assert (done.returncode, done.stdout) == (1, "")
     assert json.loads(served.says("info", box, "--json"))["id"] == box
@@ -98,7 +98,7 @@ def test_rm_asks_in_a_terminal(served: Served, box: str, tmp_path: Path) -> None
     for keys, code in (("n\r", 1), (None, 130), ("y\r", 0)):
         terminal = Terminal([SMOKEBOX, "rm", box], tmp_path, served.env)
         try:
-            terminal.expect(rf"Destroy {box} with all files\? \[y/N\]: ")
+            terminal.expect(rf"Remove {box} and all files\? \[y/N\]: ")
             if keys is None:
                 terminal.interrupt()
             else:
@@ -110,7 +110,7 @@ def test_rm_asks_in_a_terminal(served: Served, box: str, tmp_path: Path) -> None
         assert (box in left) is bool(code)
 
 
-def test_unknown_id_is_told_how_to_be_made(served: Served) -> None:
+def test_unknown_id_hints_at_create(served: Served) -> None:
     for verb in (["exec", "nobody", "true"], ["info", "nobody"], ["stats", "nobody"]):
         done = served.run(*verb)
         assert (done.returncode, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""`smokebox serve`: a server in the foreground, from its first line to its end."""
+"""`smokebox serve`: a server in the foreground."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None
         assert process.wait(PATIENCE) == 0
 
 
-def test_port_0_is_any_port_and_is_told(tmp_path: Path) -> None:
+def test_port_0_chooses_and_prints_a_free_port(tmp_path: Path) -> None:
     with serving(tmp_path, "--port", "0") as process:
         match = re.search(r"http://127\.0\.0\.1:\d+", first_line(process))
         assert match is not None
@@ -56,7 +56,7 @@ def test_port_0_is_any_port_and_is_told(tmp_path: Path) -> None:
             assert answer.read() == b'{"sandboxes":[]}'
 
 
-def test_keys_open_it_by_tcp(tmp_path: Path) -> None:
+def test_keys_are_required_over_tcp(tmp_path: Path) -> None:
     here = Served(tmp_path)
     with serving(tmp_path, "--port", "0", "--keys") as process:
         match = re.search(r"http://\S+", first_line(process))
@@ -65,12 +65,12 @@ def test_keys_open_it_by_tcp(tmp_path: Path) -> None:
         here.env["SMOKEBOX_URL"] = match[0]
         done = here.run("ls")
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("smokebox: this server wants a key.\n  ")
+        assert done.stderr.startswith("smokebox: this server requires an API key.\n  ")
         here.env["SMOKEBOX_API_KEY"] = key
         assert here.says("ls", "--json") == "[]\n"
 
 
-def test_show_runs_a_program_and_an_agent_and_says_what_to_try(tmp_path: Path) -> None:
+def test_show_demonstrates_and_prints_what_to_try(tmp_path: Path) -> None:
     with serving(tmp_path, "--no-tcp", "--show") as process:
         assert process.stdout is not None
         seen = ""
@@ -78,14 +78,14 @@ def test_show_runs_a_program_and_an_agent_and_says_what_to_try(tmp_path: Path) -
             line = process.stdout.readline()
             assert line, seen
             seen += line
-        assert "in a new sandbox said 42" in seen
+        assert "in a new sandbox printed 42" in seen
         assert "Lisbon spends most: 350." in seen
         assert "smokebox exec mine" in seen
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
 
 
-def test_second_server_of_a_directory_names_the_first(tmp_path: Path) -> None:
+def test_second_server_on_a_directory_names_the_first(tmp_path: Path) -> None:
     with serving(tmp_path, "--no-tcp") as process:
         first_line(process)
         env = {**os.environ, "SMOKEBOX_HOME": str(tmp_path)}
@@ -103,7 +103,7 @@ def test_second_server_of_a_directory_names_the_first(tmp_path: Path) -> None:
         assert "Traceback" not in second.stderr
 
 
-def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+def test_port_in_use_is_an_error(tmp_path: Path) -> None:
     with serving(tmp_path / "a", "--port", "0") as first:
         match = re.search(r":(\d+) ", first_line(first))
         assert match is not None
@@ -115,4 +115,4 @@ def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
             timeout=PATIENCE,
         )
         assert second.returncode == 1
-        assert f"127.0.0.1:{match[1]} cannot be listened on" in second.stderr
+        assert f"cannot listen on 127.0.0.1:{match[1]}" in second.stderr

@@ -1,4 +1,4 @@
-"""The server in the background: started, looked at, stopped."""
+"""Background server: start, status and stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Served]:
-    """A state directory whose server the test starts itself."""
+    """Yield a state directory whose server the test starts itself."""
     alone = Served(tmp_path / "home")
     yield alone
     alone.run("down")
@@ -36,7 +36,7 @@ def test_up_prints_the_socket_and_is_idempotent(alone: Served) -> None:
     assert json.loads(alone.says("status", "--json"))["pid"] == pid
 
 
-def test_status_is_3_while_none_runs(alone: Served) -> None:
+def test_status_exits_with_3_without_a_server(alone: Served) -> None:
     done = alone.run("status")
     assert (done.returncode, done.stdout) == (3, "")
     assert "`smokebox up`" in done.stderr
@@ -44,7 +44,7 @@ def test_status_is_3_while_none_runs(alone: Served) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (3, {"running": False})
 
 
-def test_status_tells_what_runs(alone: Served) -> None:
+def test_status_shows_the_running_server(alone: Served) -> None:
     alone.says("up")
     alone.says("create", "one")
     told = json.loads(alone.says("status", "--json"))
@@ -77,12 +77,12 @@ def test_down_keep_leaves_sandboxes_running_for_the_next_server(alone: Served) -
     assert after[0]["pid"] == before[0]["pid"]
 
 
-def test_down_without_a_server_is_fine(alone: Served) -> None:
+def test_down_without_a_server_succeeds(alone: Served) -> None:
     done = alone.run("down")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "No server runs.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "No server is running.\n")
 
 
-def test_a_verb_says_in_a_terminal_that_it_starts_a_server(alone: Served, tmp_path: Path) -> None:
+def test_command_announces_the_start_of_a_server(alone: Served, tmp_path: Path) -> None:
     terminal = Terminal([SMOKEBOX, "ls"], tmp_path, alone.env)
     try:
         terminal.expect("Starting a server in the background")
@@ -92,20 +92,20 @@ def test_a_verb_says_in_a_terminal_that_it_starts_a_server(alone: Served, tmp_pa
         terminal.close()
 
 
-def test_a_verb_starts_the_server_that_it_needs(alone: Served) -> None:
+def test_command_starts_a_server(alone: Served) -> None:
     assert json.loads(alone.says("ls", "--json")) == []
     assert json.loads(alone.says("status", "--json"))["running"] is True
 
 
-def test_logs_alone_are_the_servers(alone: Served) -> None:
+def test_logs_without_arguments_prints_the_server_log(alone: Served) -> None:
     done = alone.run("logs")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no server has run" in done.stderr
+    assert "no log of a background server" in done.stderr
     alone.says("up")
     assert f"serves unix:{alone.home}/server.sock\n" in alone.says("logs")
 
 
-def test_logs_follow_goes_on(alone: Served) -> None:
+def test_logs_follow_prints_new_lines(alone: Served) -> None:
     alone.says("up")
     with alone.started("logs", "-f") as process:
         assert process.stdout is not None
@@ -126,7 +126,7 @@ def test_other_server_by_url(alone: Served, tmp_path: Path) -> None:
     assert (told["url"], told["sandboxes"]) == (url, 1)
 
 
-def test_url_that_nobody_answers_at_is_one_line_and_a_hint(alone: Served) -> None:
+def test_unreachable_url_is_one_line_and_a_hint(alone: Served) -> None:
     alone.env["SMOKEBOX_URL"] = "http://127.0.0.1:1"
     done = alone.run("ls")
     assert (done.returncode, done.stdout) == (1, "")

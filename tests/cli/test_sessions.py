@@ -1,4 +1,4 @@
-"""`smokebox sessions`: conversations listed, read, followed, exported and removed."""
+"""`smokebox sessions`: list, show, follow, export and remove conversations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from cli.terminal import PATIENCE, SMOKEBOX
 from smokebox.agents.log.records import (
-    AbortAsked,
-    ApprovalAsked,
-    ApprovalGiven,
+    AbortRequested,
+    ApprovalDecided,
+    ApprovalRequested,
     Compacted,
+    MessageAdded,
     Record,
     ReplyDelta,
     ReplyEnded,
@@ -27,7 +28,6 @@ from smokebox.agents.log.records import (
     TaskStarted,
     ToolEnded,
     ToolStarted,
-    UserSaid,
     WorkAccepted,
     WorkEnded,
     WorkStarted,
@@ -56,7 +56,7 @@ SESSION: list[Record] = [
     SessionCreated("You are a helper.", model="test/model"),
     WorkAccepted("w", "prompt"),
     WorkStarted("w"),
-    UserSaid("w", UserMessage((Text("Fix the bug."), Image("image/png", "b", 12)))),
+    MessageAdded("w", UserMessage((Text("Fix the bug."), Image("image/png", "b", 12)))),
     ReplyStarted("w", "r", "test/model"),
     ReplyDelta("r", "Let me"),
     ReplyFailed("r", "overloaded"),
@@ -64,8 +64,8 @@ SESSION: list[Record] = [
         "s",
         AssistantMessage(parts=(Thinking("A thought."), Text("Let me see."), CALL), model="m"),
     ),
-    ApprovalAsked("w", "c", "bash", CALL.arguments),
-    ApprovalGiven("c", True),
+    ApprovalRequested("w", "c", "bash", CALL.arguments),
+    ApprovalDecided("c", True),
     ToolStarted("w", "c", "bash"),
     ToolEnded(
         "c",
@@ -78,7 +78,7 @@ SESSION: list[Record] = [
     Compacted("They looked.", 3, tokens_before=12345),
     ResourcesChanged((), "x", UserMessage((Text("You have a new tool."),), signal="resources")),
     WorkStarted("w", attempt=2),
-    AbortAsked("w"),
+    AbortRequested("w"),
     WorkEnded("w", "failed", error={"message": "It broke."}, usage=Usage(input_tokens=9)),
 ]
 
@@ -137,8 +137,8 @@ def test_a_conversation_is_shown_for_people(run: Run, path: str) -> None:
         "> [image/png, 12 bytes]",
         "Let me see.",
         "● bash make test",
-        "no answer: overloaded",
-        "? bash make test waits to be allowed",
+        "no reply: overloaded",
+        "? bash make test needs approval",
         "  allowed",
         "  bash: error",
         "  line 5\n  ... 34 more lines",
@@ -148,7 +148,7 @@ def test_a_conversation_is_shown_for_people(run: Run, path: str) -> None:
         "  They looked.",
         "[resources]",
         "(attempt 2)",
-        "asked to stop",
+        "abort requested",
         "failed, 9 tokens",
         "  It broke.",
     ):
@@ -176,7 +176,7 @@ def test_a_session_is_followed_until_it_is_removed(run: Run, path: str) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
         assert tail.stdout.readline().startswith("failed, 9 tokens")
-        write(path, (KEY, [UserSaid("w", UserMessage((Text("Once more."),)))]))
+        write(path, (KEY, [MessageAdded("w", UserMessage((Text("Once more."),)))]))
         assert tail.stdout.readline().strip() == "It broke."
         assert tail.stdout.readline() == "> Once more.\n"
         says(run, "rm", str(KEY), "--store", path)
@@ -206,11 +206,11 @@ def test_a_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
     ("words", "said"),
     [
         (["show", "none"], "there is no session 'none'"),
-        (["show", "helper"], "'helper' is not one session but 2: helper/two/default, helper/one"),
+        (["show", "helper"], "'helper' matches 2 sessions: helper/two/default, helper/one"),
         (["rm", "none"], "`smokebox sessions ls` lists them"),
     ],
 )
-def test_a_name_that_is_no_session_is_refused(
+def test_unknown_or_ambiguous_session_is_refused(
     run: Run, path: str, words: list[str], said: str
 ) -> None:
     done = run("sessions", *words, "--store", path)
@@ -218,8 +218,8 @@ def test_a_name_that_is_no_session_is_refused(
     assert said in done.stderr
 
 
-def test_a_store_that_is_not_there_is_not_made(run: Run, tmp_path: Path) -> None:
+def test_missing_store_is_not_created(run: Run, tmp_path: Path) -> None:
     done = run("sessions", "ls", "--store", str(tmp_path / "none.db"))
     assert done.returncode == 1
-    assert "no sessions are kept in" in done.stderr
+    assert "there is no session store" in done.stderr
     assert list(tmp_path.iterdir()) == []

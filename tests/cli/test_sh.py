@@ -51,7 +51,7 @@ def test_variable_is_set(run: Run, place: list[str]) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_timeout_answers_124_and_keeps_output(run: Run, place: list[str]) -> None:
+def test_timeout_exits_with_124_and_keeps_output(run: Run, place: list[str]) -> None:
     done = run("sh", *place, "--timeout", "1", "-c", "echo early; while :; do :; done")
     assert (done.returncode, done.stdout) == (124, "early\n")
 
@@ -67,7 +67,7 @@ def test_virtual_does_not_see_the_host(run: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_bucket_is_a_folder_of_this_host_by_url(run: Run, tmp_path: Path) -> None:
+def test_bucket_can_be_a_local_folder_by_url(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("needle\n")
     done = run("sh", "--bucket", f"file://{tmp_path}", "-c", "grep -r needle . | wc -l")
     assert (done.returncode, done.stdout.strip()) == (0, "1")
@@ -83,10 +83,10 @@ def test_read_only_bucket_refuses_writes(run: Run, tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["--local", "--bucket", "memory:///"], "exclude each other"),
-        (["--endpoint", "http://127.0.0.1"], "--endpoint goes with --bucket"),
-        (["--read-only"], "--read-only goes with --bucket"),
-        (["--anonymous"], "--anonymous goes with --bucket"),
-        (["--stdin"], "--stdin goes with -c"),
+        (["--endpoint", "http://127.0.0.1"], "--endpoint needs --bucket"),
+        (["--read-only"], "--read-only needs --bucket"),
+        (["--anonymous"], "--anonymous needs --bucket"),
+        (["--stdin"], "--stdin needs -c"),
         (["-e", "NAME", "-c", "true"], "--env takes NAME=VALUE"),
         (["-e", "1A=x", "-c", "true"], "not the name of an environment variable"),
         (["--timeout", "-1", "-c", "true"], "positive number of seconds"),
@@ -106,7 +106,9 @@ def test_script_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_kills_the_command_and_tells(tmp_path: Path, number: int, code: int) -> None:
+def test_signal_kills_the_command_and_sets_the_exit_code(
+    tmp_path: Path, number: int, code: int
+) -> None:
     command = "echo $$ > pid; sleep 1000"
     process = subprocess.Popen([SMOKEBOX, "sh", "--local", "-c", command], cwd=tmp_path)
     pid = tmp_path / "pid"
@@ -118,8 +120,8 @@ def test_signal_kills_the_command_and_tells(tmp_path: Path, number: int, code: i
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
-def test_sigterm_ends_it_in_the_background_of_a_script(tmp_path: Path) -> None:
-    """There, shells have SIGINT ignored."""
+def test_sigterm_ends_it_as_a_background_job(tmp_path: Path) -> None:
+    """Background jobs of a script have SIGINT ignored."""
     command = "echo $$ > pid; sleep 1000"
     script = 'trap "" INT; exec "$@"'
     arguments = ["sh", "-c", script, "sh", SMOKEBOX, "sh", "--local", "-c", command]

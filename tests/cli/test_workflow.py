@@ -43,7 +43,7 @@ async def run(ctx):
 
 @pytest.fixture
 def project(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that `run` runs in, as a project."""
+    """Make the folder of `run` a project."""
     monkeypatch.setenv("MODEL", "scripted")
     monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / ".home"))
     assert run("init").returncode == 0
@@ -52,14 +52,14 @@ def project(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_workflow_runs_in_front_and_gives_json(run: Run, project: Path) -> None:
+def test_workflow_runs_and_prints_json(run: Run, project: Path) -> None:
     done = run("run", "double", "--payload", '{"number": 21}')
     assert (done.returncode, json.loads(done.stdout)) == (0, {"double": 42})
     assert "doubling number=21" in done.stderr
     assert "a line of its own" in done.stderr
 
 
-def test_the_agents_of_a_workflow_are_shown_at_work(run: Run, project: Path) -> None:
+def test_agents_of_a_workflow_are_shown(run: Run, project: Path) -> None:
     (project / "plan.json").write_text('{"document": "# Plan"}')
     for payload, stdin in (("@plan.json", ""), ("-", '{"document": "# Plan"}')):
         done = run("run", "review", "--payload", payload, stdin=stdin)
@@ -67,7 +67,7 @@ def test_the_agents_of_a_workflow_are_shown_at_work(run: Run, project: Path) -> 
         assert "● write review.md" in done.stderr
 
 
-def test_work_for_others_is_left_to_who_serves_the_app(run: Run, project: Path) -> None:
+def test_queued_work_is_left_to_the_server_of_the_app(run: Run, project: Path) -> None:
     submission = json.loads(run("run", "later").stdout)
     with serving(project, "app", MODEL="scripted") as app:
         done = app.ask(f"/submissions/{submission}?wait=10")
@@ -82,10 +82,10 @@ def test_work_for_others_is_left_to_who_serves_the_app(run: Run, project: Path) 
         (("run", "double", "--payload", "{"), ["--payload is not JSON"]),
         (("run", "double", "--payload", "@nosuch.json"), ["nosuch.json", "No such file"]),
         (("run", "double"), ["TypeError"]),
-        (("run", "agents/assistant.py"), ["what is the agent", '"..."']),
+        (("run", "agents/assistant.py"), ["no prompt for the agent", '"..."']),
     ],
 )
-def test_a_mistake_is_a_line_and_a_hint(
+def test_mistake_is_one_line_and_a_hint(
     run: Run, project: Path, arguments: tuple[str, ...], words: list[str]
 ) -> None:
     done = run(*arguments)
@@ -94,7 +94,7 @@ def test_a_mistake_is_a_line_and_a_hint(
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_ctrl_c_calls_a_run_off(project: Path) -> None:
+def test_ctrl_c_aborts_a_run(project: Path) -> None:
     process = subprocess.Popen(
         [SMOKEBOX, "run", "sleepy"],
         cwd=project,
@@ -107,11 +107,11 @@ def test_ctrl_c_calls_a_run_off(project: Path) -> None:
         lines = iter(said.readline, "")
         assert any("asleep" in line for line in lines)
         process.send_signal(signal.SIGINT)
-        assert "called off" in said.read()
+        assert "aborted" in said.read()
     assert process.wait(PATIENCE) == 130
 
 
-def test_sessions_of_a_project_are_its_own(run: Run, project: Path, tmp_path: Path) -> None:
+def test_project_has_its_own_sessions(run: Run, project: Path, tmp_path: Path) -> None:
     assert run("sessions", "ls", "--json").stdout == "[]\n"
     with serving(project, "dev", MODEL="scripted") as dev:
         dev.ask("/agents/assistant/ada?wait=result", {"message": "Hello"})

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients of it."""
+"""Server in a separate process, and clients of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that all tests share, but for those which kill theirs."""
+    """Yield a server that all tests share, except those that kill theirs."""
     with served(str(tmp_path_factory.mktemp("served"))) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: Served) -> Client:
-    """A client of that server, which knows nothing yet."""
+    """Yield a new client of that server."""
     return connect(server.url)

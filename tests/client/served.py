@@ -1,4 +1,4 @@
-"""Servers for the tests of clients: real ones, each on a state directory of its own."""
+"""Real servers for the tests of clients, each on its own state directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.client import background
 from smokebox.client.client import connect
-from smokebox.wire.place import log_path, socket_path
+from smokebox.foundation.endpoint import log_path, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ START_SECONDS = 15.0
 
 
 class Served:
-    """A server in a process of its own, which may be killed, stopped and started again."""
+    """Server in a separate process, which can be killed, stopped and restarted."""
 
     def __init__(self, home: str) -> None:
         self.home = home
@@ -31,7 +31,7 @@ class Served:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it responds."""
         os.makedirs(self.home, exist_ok=True)
         serve = [sys.executable, "-m", "smokebox", "serve", "--no-tcp", "--pool", "0"]
         with open(log_path(self.home), "ab") as log:
@@ -43,7 +43,7 @@ class Served:
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.01)
-        # The process that makes its sandboxes runs from here on: no test is blamed for it.
+        # The process that creates its sandboxes starts here, so that no test is blamed for it.
         asyncio.run(self._warm_up())
 
     async def _warm_up(self) -> None:
@@ -56,36 +56,36 @@ class Served:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as a crash would."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End it as its user does, with all that its sandboxes run."""
+        """Stop it as `smokebox down` does. After SIGTERM its sandboxes would keep running."""
         assert self.process is not None
-        self.process.terminate()
+        background.stop(self.home)
         self.process.wait(30)
 
     def log(self) -> str:
-        """What it has written."""
+        """Return its log."""
         with open(log_path(self.home), errors="replace") as file:
             return file.read()
 
     def client(self) -> Client:
-        """A client of it."""
+        """Return a client of it."""
         return connect(self.url)
 
 
 @contextlib.contextmanager
 def served(home: str) -> Iterator[Served]:
-    """A server for as long as the block lasts."""
+    """Run a server within the block."""
     server = Served(home)
     server.start()
     try:
         yield server
     finally:
         if server.process is None or server.process.poll() is not None:
-            # What runs in the sandboxes of a server that was killed is for the next to end.
+            # Sandboxes of a killed server run until the next server stops them.
             server.start()
         server.stop()

@@ -1,4 +1,4 @@
-"""Writes `smokebox/sync/__init__.pyi` from the async classes: run it when they have changed."""
+"""Generate `smokebox/sync/__init__.pyi` from the async classes. Run it when they have changed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 from smokebox.client.bindings import Binding
 from smokebox.client.bindings import env as env
 from smokebox.client.settings import SandboxSettings
-from smokebox.client.submitted import AgentEvent, Outcome
-from smokebox.client.transfers import Progress
+from smokebox.client.agent_client import AgentEvent, SubmissionResult
+from smokebox.client.transfer import Progress
 from smokebox.egress.handler import HandlerOption
-from smokebox.egress.policy import Egress
+from smokebox.egress.policy import EgressInForce
+from smokebox.limits import ProcessLimits
 from smokebox.sandbox.bucket import BucketBinding
 from smokebox.sandbox.code import CodeEvent
 from smokebox.types import (
@@ -61,36 +62,35 @@ from smokebox.types import (
     TerminalInfo,
     WatchEvent,
 )
-from smokebox.wire import answers, work
-from smokebox.wire.answers import KeyInfo, NewKey
+from smokebox.wire import responses, submissions
+from smokebox.wire.responses import KeyInfo, NewKey
 
 S = TypeVar("S", bound=Sandbox)
 T = TypeVar("T")
 
-class Stream(Iterator[T], Generic[T]):
+class StreamIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
 """
-# What is set by __init__, which a class does not tell of.
+# Attributes that __init__ sets, which a class does not list.
 ATTRIBUTES = {
     "Sandbox": ["id: str"],
-    "Session": ["id: str", "info: SessionInfo"],
+    "ShellSession": ["id: str", "info: SessionInfo"],
     "Process": ["id: str", "info: ProcessInfo"],
     "Terminal": ["id: str", "info: TerminalInfo"],
     "Watch": ["cursor: str | None"],
     "Client": ["keys: Keys", "backups: Backups"],
     "AgentClient": ["def __init__(self, url: str, *, key: str | None = None) -> None: ..."],
-    "Submitted": ["id: str", "target_id: str | None"],
+    "Submission": ["id: str", "target_id: str | None"],
 }
-# What iterating gives, where the class that says so is for any.
+# Types of iteration, where the class is generic.
 PIECES = {"ExecStream": "OutputChunk", "CodeStream": "CodeEvent"}
-NOT_FOR_USERS = {"made", "start"}
 
 
 def stub() -> str:
-    """What the stub is to say."""
+    """Return the text of the stub."""
     kinds = [one for one in vars(sync).values() if inspect.isclass(one) and one is not Facade]
     parts = [HEADER, *(_class(kind) for kind in kinds if issubclass(kind, Facade))]
     functions = [
@@ -112,7 +112,7 @@ def _names(kind: type[Any]) -> Iterator[str]:
     for name in known:
         member = inspect.getattr_static(kind, name)
         code = inspect.isfunction(member) or isinstance(member, (property, classmethod))
-        if code and name not in NOT_FOR_USERS:
+        if code:
             yield name
 
 
@@ -169,7 +169,7 @@ def _returned(function: Callable[..., Any]) -> str:
 
 
 def _plain(annotation: str) -> str:
-    streams = re.sub(r"AsyncGenerator\[(.+), None\]", r"Stream[\1]", annotation)
+    streams = re.sub(r"AsyncGenerator\[(.+), None\]", r"StreamIterator[\1]", annotation)
     return streams.replace("AsyncIterable[", "Iterable[")
 
 

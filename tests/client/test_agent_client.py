@@ -1,4 +1,4 @@
-"""The client of an app: work that outlives whoever gave it, and the app itself."""
+"""Client of an app: work outlives its client and restarts of the app."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ECHO = """
 from smokebox import create_agent
 from smokebox.testing import ScriptedModel
-from smokebox.testing.turns import last_text
+from smokebox.testing.scripted import last_text
 
 agent = create_agent(model=ScriptedModel(then=lambda request: "re: " + last_text(request)))
 """
@@ -44,7 +44,7 @@ agent = create_agent(model=ScriptedModel(then=lambda _: call("bash", command="sl
 GUARDED = """
 from smokebox import create_agent
 from smokebox.testing import ScriptedModel, call
-from smokebox.testing.turns import last_returns
+from smokebox.testing.scripted import last_returns
 
 def answer(request):
     returns = last_returns(request)
@@ -69,7 +69,7 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="warning", timeout_graceful_sh
 
 
 class App:
-    """An app in a process of its own."""
+    """App in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,13 +119,13 @@ def client(app: App) -> AgentClient:
     return AgentClient(app.url)
 
 
-async def test_an_agent_answers(client: AgentClient) -> None:
+async def test_agent_replies(client: AgentClient) -> None:
     answer = await client.ask("echo", "one", "hello")
     assert (str(answer), answer.text, answer.data) == ("re: hello", "re: hello", None)
     assert answer.usage["requests"] == 1
 
 
-async def test_what_happens_is_heard_until_the_end(client: AgentClient) -> None:
+async def test_stream_yields_events_until_the_reply(client: AgentClient) -> None:
     seen = [event async for event in client.stream("echo", "heard", "hello")]
     kinds = [event.type for event in seen]
     assert (kinds[0], kinds[-1]) == ("work_accepted", "work_ended")
@@ -133,7 +133,7 @@ async def test_what_happens_is_heard_until_the_end(client: AgentClient) -> None:
     assert [event.offset for event in seen] == sorted({event.offset for event in seen})
 
 
-async def test_a_conversation_is_read_again_from_anywhere_in_it(client: AgentClient) -> None:
+async def test_history_and_follow_start_at_any_offset(client: AgentClient) -> None:
     await client.ask("echo", "history", "first")
     await client.ask("echo", "history", "second")
     events = await client.history("echo", "history")
@@ -145,7 +145,7 @@ async def test_a_conversation_is_read_again_from_anywhere_in_it(client: AgentCli
     assert found["history"] == 0
 
 
-async def test_work_is_found_again_by_its_id(app: App, client: AgentClient) -> None:
+async def test_submission_is_found_by_its_id(app: App, client: AgentClient) -> None:
     sent = await client.send("echo", "again", "hello")
     other = AgentClient(app.url).submission(sent.id)
     assert str(await other.wait(15)) == "re: hello"
@@ -153,7 +153,7 @@ async def test_work_is_found_again_by_its_id(app: App, client: AgentClient) -> N
     assert (await other.info()).outcome == "completed"
 
 
-async def test_what_has_one_key_is_done_once(client: AgentClient) -> None:
+async def test_same_idempotency_key_is_accepted_once(client: AgentClient) -> None:
     first = await client.send("echo", "once", "hello", key="k-1")
     second = await client.send("echo", "once", "hello", key="k-1")
     assert first.id == second.id
@@ -172,15 +172,15 @@ async def test_a_workflow_runs_and_logs(client: AgentClient) -> None:
     }
 
 
-async def test_what_fails_is_raised(client: AgentClient) -> None:
+async def test_failure_of_work_is_raised_as_its_class(client: AgentClient) -> None:
     run = await client.run("add", ["a"])
     with pytest.raises(SmokeboxError, match="TypeError"):
         await run.wait(15)
 
 
-async def test_waiting_less_leaves_the_work_alone(client: AgentClient) -> None:
+async def test_timeout_of_wait_does_not_stop_the_work(client: AgentClient) -> None:
     sent = await client.send("slow", "waiting", "work")
-    with pytest.raises(DeadlineExceeded, match="goes on"):
+    with pytest.raises(DeadlineExceeded, match="still running"):
         await sent.wait(0.2)
     assert (await sent.info()).state != "ended"
     assert await sent.abort()
@@ -189,7 +189,7 @@ async def test_waiting_less_leaves_the_work_alone(client: AgentClient) -> None:
     assert not await sent.abort()
 
 
-async def test_a_conversation_is_called_off_whole(client: AgentClient) -> None:
+async def test_abort_stops_running_and_queued_work(client: AgentClient) -> None:
     sent = [await client.send("slow", "off", f"work {number}") for number in range(3)]
     assert sorted(await client.abort("slow", "off")) == sorted(one.id for one in sent)
     for one in sent:
@@ -199,14 +199,14 @@ async def test_a_conversation_is_called_off_whole(client: AgentClient) -> None:
     assert await client.history("slow", "off") == []
 
 
-async def test_a_tool_call_waits_to_be_allowed(client: AgentClient) -> None:
+async def test_tool_call_waits_for_approval(client: AgentClient) -> None:
     for decide, told in ((client.approve, "ran"), (client.deny, "not allowed")):
         sent = await client.send("guarded", told.replace(" ", "-"), "go")
         async for event in sent.events():
-            if event.type == "approval_asked":
+            if event.type == "approval_requested":
                 await decide("guarded", told.replace(" ", "-"), event.data["call_id"])
         assert ("ran" in str(await sent.wait(15))) == (told == "ran")
-    with pytest.raises(NotFound, match="waits to be allowed"):
+    with pytest.raises(NotFound, match="waits for approval"):
         await client.approve("guarded", "ran", "call-none")
 
 
@@ -221,14 +221,14 @@ async def test_the_same_without_await(app: App) -> None:
     assert (await asyncio.to_thread(work))[-1] == "work_ended"
 
 
-async def test_bad_names_are_told_at_once(client: AgentClient) -> None:
+async def test_invalid_names_are_refused_at_once(client: AgentClient) -> None:
     with pytest.raises(NotFound, match="echo, guarded, slow"):
         await client.ask("ecco", "one", "hello")
     with pytest.raises(InvalidOption, match="letters, digits"):
         await client.ask("echo", "a b", "hello")
     with pytest.raises(InvalidOption, match="message is empty"):
         await client.ask("echo", "one", "  ")
-    with pytest.raises(InvalidOption, match="id is a str"):
+    with pytest.raises(InvalidOption, match="id is a non-empty str"):
         await client.ask("echo", "", "hello")
     with pytest.raises(NotFound, match="no submission"):
         await client.submission("none").wait()
@@ -236,8 +236,10 @@ async def test_bad_names_are_told_at_once(client: AgentClient) -> None:
         AgentClient("localhost:8000")
 
 
-async def test_an_app_that_is_not_there_is_told(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smokebox.client.submitted.PATIENCE", 0.1)
+async def test_unreachable_app_raises_service_unavailable(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smokebox.client.agent_client.OUTAGE_SECONDS", 0.1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nowhere = AgentClient(f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -245,7 +247,7 @@ async def test_an_app_that_is_not_there_is_told(app: App, monkeypatch: pytest.Mo
             await nowhere.ask("echo", "one", "hello")
 
 
-async def test_an_app_with_keys_lets_in_who_has_one(folder: Path, tmp_path: Path) -> None:
+async def test_app_with_keys_requires_one(folder: Path, tmp_path: Path) -> None:
     app = App(tmp_path)
     for part in ("agents", "workflows"):
         (tmp_path / part).symlink_to(folder / part)
@@ -261,7 +263,7 @@ async def test_an_app_with_keys_lets_in_who_has_one(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_work_goes_on_after_the_app_was_ended(
+async def test_work_resumes_after_a_restart_of_the_app(
     folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "agents").mkdir()

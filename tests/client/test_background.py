@@ -1,4 +1,4 @@
-"""The server in the background: found, started once by many, stopped, and its death explained."""
+"""Background server: find, start once, stop, and the error when it cannot start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from smokebox import get_sandbox
 from smokebox.client import background
 from smokebox.errors import ServiceUnavailable
-from smokebox.wire.place import log_path, socket_path
+from smokebox.foundation.endpoint import log_path, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A state directory that nobody serves yet, as this user's own."""
+    """Yield a state directory without a server, as the user's default."""
     home = str(tmp_path / "home")
     monkeypatch.setenv("SMOKEBOX_HOME", home)
     monkeypatch.delenv("SMOKEBOX_URL", raising=False)
@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     background.stop(home)
 
 
-def test_nobody_is_found_where_nobody_listens(home: str) -> None:
+def test_find_returns_none_without_a_server(home: str) -> None:
     assert background.find() is None
     assert background.stop() is False
 
@@ -52,7 +52,7 @@ def test_a_server_is_started_found_and_stopped(home: str) -> None:
     assert background.find() is None
 
 
-def test_a_started_server_is_nobody_s_child_and_in_a_session_of_its_own(home: str) -> None:
+def test_started_server_is_an_orphan_in_its_own_session(home: str) -> None:
     pid = background.start().pid
     assert pid is not None
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -62,7 +62,7 @@ def test_a_started_server_is_nobody_s_child_and_in_a_session_of_its_own(home: st
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 
-def test_many_who_start_one_at_once_get_the_same(home: str) -> None:
+def test_concurrent_starts_get_one_server(home: str) -> None:
     code = "from smokebox.client import background; print(background.start().pid)"
 
     def start(_: int) -> str:
@@ -74,7 +74,7 @@ def test_many_who_start_one_at_once_get_the_same(home: str) -> None:
         assert len(set(pool.map(start, range(4)))) == 1
 
 
-async def test_a_server_that_is_about_to_end_is_waited_for(home: str) -> None:
+async def test_start_waits_for_a_server_that_is_stopping(home: str) -> None:
     former = await asyncio.to_thread(background.start)
     await get_sandbox("box").start_process("sleep 100")
     assert former.pid is not None
@@ -92,24 +92,24 @@ async def test_get_sandbox_starts_the_server_that_it_needs(home: str) -> None:
     assert background.find() is not None
 
 
-async def test_a_handle_revives_a_server_that_has_ended(home: str) -> None:
+async def test_handle_restarts_a_server_that_has_exited(home: str) -> None:
     sandbox = get_sandbox("box")
     await sandbox.write_file("kept", "here")
     assert await asyncio.to_thread(background.stop)
     assert await sandbox.read_file("kept") == "here"
 
 
-def test_a_server_that_cannot_start_is_explained_by_its_log(home: str) -> None:
-    # Where the socket is to be there is something else.
+def test_failed_start_raises_the_end_of_the_log(home: str) -> None:
+    # A directory is in the place of the socket.
     os.makedirs(socket_path(home))
-    with pytest.raises(ServiceUnavailable, match="ended as soon as it was started") as caught:
+    with pytest.raises(ServiceUnavailable, match="exited during its start") as caught:
         background.start()
     assert log_path(home) in str(caught.value)
     assert len(str(caught.value).splitlines()) > 1
     os.rmdir(socket_path(home))
 
 
-def test_a_socket_that_a_killed_server_left_is_nobody(home: str) -> None:
+def test_stale_socket_counts_as_no_server(home: str) -> None:
     pid = background.start().pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

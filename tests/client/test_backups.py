@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
 
 
-async def test_a_directory_is_kept_and_restored(client: Client) -> None:
+async def test_directory_is_backed_up_and_restored(client: Client) -> None:
     async with await client.create() as sandbox:
         await sandbox.write_file("d/f", "1")
         backup = await sandbox.create_backup("/workspace", name="one", ttl=3600, excludes=["*.tmp"])
@@ -30,7 +30,7 @@ async def test_a_directory_is_kept_and_restored(client: Client) -> None:
         assert await sandbox.read_file("copy/d/f") == "1"
         assert await sandbox.list_backups() == [backup]
         assert await sandbox.get_backup(backup.id) == backup
-    # It outlives the sandbox, and is for another.
+    # It outlives the sandbox, and can be restored to another.
     assert backup in await client.backups.list()
     async with await client.create() as other:
         assert await other.list_backups() == []
@@ -47,7 +47,7 @@ async def test_a_directory_is_kept_and_restored(client: Client) -> None:
     await client.backups.delete(backup)
 
 
-async def test_cancelling_breaks_it_off(client: Client) -> None:
+async def test_cancelling_stops_a_backup(client: Client) -> None:
     async with await client.create() as sandbox:
         await sandbox.exec("for i in $(seq 50); do truncate -s 4G $i || exit; done")
         making = asyncio.create_task(sandbox.create_backup())

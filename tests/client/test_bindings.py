@@ -1,4 +1,4 @@
-"""Bindings: what a project's file names, and what is said of one that is wrong."""
+"""Bindings of a project's file, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ env = { MODE = "big" }
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that this process works in, below the project's own."""
+    """Change to a directory below that of a project."""
     inner = tmp_path / "src" / "deep"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
     return tmp_path
 
 
-def test_a_file_above_names_kinds_of_sandboxes(project: Path) -> None:
+def test_bindings_are_read_from_a_file_above(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     assert (env.PyBox.name, env.PyBox.settings.limits) == ("PyBox", "lite")
     assert env.Big.settings.env == {"MODE": "big"}
@@ -55,7 +55,7 @@ def test_the_nearest_file_counts(project: Path) -> None:
     assert dir(env) == ["Near"]
 
 
-def test_a_name_that_is_not_there_is_answered_with_the_nearest(project: Path) -> None:
+def test_unknown_binding_names_the_nearest(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     with pytest.raises(InvalidOption, match=r"smokebox.toml names no .*Did you mean 'PyBox'"):
         _ = env.PiBox
@@ -76,7 +76,7 @@ def test_without_a_file_the_error_says_what_to_write(project: Path) -> None:
         ("[sandboxes.A\n", "smokebox.toml is not TOML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file_and_key(project: Path, text: str, told: str) -> None:
+def test_invalid_value_is_reported_with_file_and_key(project: Path, text: str, told: str) -> None:
     (project / "smokebox.toml").write_text(text)
     with pytest.raises(InvalidOption, match=told):
         _ = env.A
@@ -88,19 +88,27 @@ def test_a_binding_needs_an_id(project: Path) -> None:
         get_sandbox(env.PyBox)
 
 
-def test_a_kind_of_sandboxes_says_what_it_may_reach(project: Path) -> None:
+def test_binding_has_an_egress_policy(project: Path) -> None:
     (project / "smokebox.toml").write_text(
-        '[sandboxes.Net]\nallowed_hosts = ["*.example.com"]\nmax_requests = 9\n'
+        '[sandboxes.Net.egress]\nallowed_hosts = ["*.example.com"]\nmax_requests = 9\n'
         'outbound_by_host = { "api.example.com" = "handlers:add_token" }\n'
     )
-    assert env.Net.settings.allowed_hosts == ["*.example.com"]
-    assert env.Net.settings.outbound_by_host == {"api.example.com": "handlers:add_token"}
-    (project / "smokebox.toml").write_text('[sandboxes.Net]\ntcp = ["db.test"]\n')
+    assert env.Net.settings.egress == {
+        "allowed_hosts": ["*.example.com"],
+        "max_requests": 9,
+        "outbound_by_host": {"api.example.com": "handlers:add_token"},
+    }
+    (project / "smokebox.toml").write_text('[sandboxes.Net]\negress = ["a.test"]\n')
+    assert env.Net.settings.egress == {"allowed_hosts": ["a.test"]}
+    (project / "smokebox.toml").write_text('[sandboxes.Net]\negress.tcp = ["db.test"]\n')
     with pytest.raises(InvalidOption, match="port from 1 to 65535"):
+        _ = env.Net
+    (project / "smokebox.toml").write_text('[sandboxes.Net]\ntcp = ["db.test:1"]\n')
+    with pytest.raises(InvalidOption, match=r"Use tcp in the table \[sandboxes.Net.egress\]"):
         _ = env.Net
 
 
-def test_what_no_file_names_is_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_without_binding_is_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     (project / ".env").write_text("MY_TEST_TOKEN=from-file\nPyBox=never\n")
     assert env.MY_TEST_TOKEN == "from-file"
@@ -142,14 +150,17 @@ def test_a_bucket_has_the_credentials_of_the_project(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[buckets.A]\nregion = 'eu'\n", "a bucket has one of url and bucket"),
-        ("[buckets.A]\nurl = 's3://a'\nbucket = 'a'\n", "a bucket has one of url and bucket"),
+        ("[buckets.A]\nregion = 'eu'\n", "a bucket has either url or bucket"),
+        ("[buckets.A]\nurl = 's3://a'\nbucket = 'a'\n", "a bucket has either url or bucket"),
         ("[buckets.A]\nbucket = 'a'\nregio = 'eu'\n", "Did you mean 'region'"),
-        ("[buckets.A]\nbucket = 'a'\nsecret_key = 'x'\n", r"no place.*AWS_SECRET_ACCESS_KEY=.*env"),
+        (
+            "[buckets.A]\nbucket = 'a'\nsecret_key = 'x'\n",
+            r"does not belong.*AWS_SECRET_ACCESS_KEY=.*env",
+        ),
         ("[buckets]\nA = 3\n", "buckets.A is a table"),
     ],
 )
-def test_a_bucket_that_makes_no_sense_is_refused(project: Path, text: str, told: str) -> None:
+def test_invalid_bucket_is_refused(project: Path, text: str, told: str) -> None:
     (project / "smokebox.toml").write_text(text)
     with pytest.raises(InvalidOption, match=told):
         _ = env.A

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENDLESS = "import time\nopen('begun', 'w').close()\nwhile True: time.sleep(0.01)"
 
 
-async def test_code_runs_in_the_context_that_is_named(client: Client) -> None:
+async def test_code_runs_in_the_given_context(client: Client) -> None:
     async with await client.create() as sandbox:
         context = await sandbox.create_code_context(language="python", cwd="/tmp", timeout=9)
         assert (context.language, context.cwd, context.timeout) == ("python", "/tmp", 9)
@@ -32,7 +32,7 @@ async def test_code_runs_in_the_context_that_is_named(client: Client) -> None:
             await sandbox.run_code("x", context=context)
 
 
-async def test_a_stream_gives_events_and_then_the_end(client: Client) -> None:
+async def test_code_stream_yields_events_and_the_execution(client: Client) -> None:
     code = (
         "print('a')\ndisplay('b')\nclass P:\n    def _repr_png_(self): return b'\\x89'\n"
         "display(P())\n1 / 0"
@@ -61,7 +61,7 @@ async def test_cancelling_interrupts_and_the_context_lives_on(client: Client) ->
         assert (late.timed_out, late.context_ended) == (True, False)
 
 
-async def test_errors_arrive_as_what_they_are(client: Client) -> None:
+async def test_errors_arrive_as_their_classes(client: Client) -> None:
     async with await client.create() as sandbox:
         context = await sandbox.create_code_context()
         with pytest.raises(ProcessEnded, match="exit code 3"):

@@ -1,4 +1,4 @@
-"""The conformance suite over the wire: handles of a server in another process."""
+"""Conformance suite over HTTP, with a server in another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestHandle(SandboxSuite):
 
 
 class TestFacade(PathCases, FileCases, DirectoryCases, SymlinkCases, GlobCases):
-    """Files only: who waits in a thread cannot be cancelled, and streams are iterated over."""
+    """Files only: a call in a thread cannot be cancelled, and streams are iterators."""
 
     @pytest.fixture
     def sandbox(self, server: Served) -> Iterator[Threaded]:

@@ -23,9 +23,9 @@ from smokebox.client.client import connect
 from smokebox.client.connection import Address
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, ServiceUnavailable
-from smokebox.wire.answers import Count, Written
+from smokebox.foundation.endpoint import socket_path
 from smokebox.wire.failure import FailureAnswer, failure_of, status_of
-from smokebox.wire.place import socket_path
+from smokebox.wire.responses import Count, Written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Repositories, cloned into a sandbox over the wire."""
+"""Repositories, cloned into a sandbox by the SDK."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
 
 
-async def test_a_repository_is_cloned_or_it_is_said_why_not(client: Client, tmp_path: Path) -> None:
+async def test_repository_is_cloned_or_the_error_says_why(client: Client, tmp_path: Path) -> None:
     make_repository(tmp_path)
     server = GitServer(tmp_path)
     async with server.serving(), await client.create() as sandbox:

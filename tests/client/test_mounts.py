@@ -1,4 +1,4 @@
-"""Buckets as directories, by the SDK: with credentials from anywhere but inside."""
+"""Bucket mounts by the SDK; credentials never enter the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from client.served import Served
     from smokebox.client.client import Client
     from smokebox.client.sandbox import Sandbox
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def sandbox(client: Client) -> AsyncIterator[Sandbox]:
 
 
 @pytest.fixture
-def store(seaweed: Seaweed, bucket_name: str) -> Store:
+def store(seaweed: SeaweedServer, bucket_name: str) -> Store:
     access = Access(
         endpoint=seaweed.endpoint,
         region=seaweed.region,
@@ -40,7 +40,7 @@ def store(seaweed: Seaweed, bucket_name: str) -> Store:
 
 
 async def test_a_bucket_is_a_directory_until_it_is_unmounted(
-    sandbox: Sandbox, seaweed: Seaweed, bucket_name: str, store: Store
+    sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str, store: Store
 ) -> None:
     made = await sandbox.mount_bucket(
         bucket_name,
@@ -60,7 +60,7 @@ async def test_a_bucket_is_a_directory_until_it_is_unmounted(
 
 
 async def test_credentials_come_from_the_environment(
-    sandbox: Sandbox, seaweed: Seaweed, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", seaweed.endpoint)
     monkeypatch.setenv("R2_ACCESS_KEY_ID", seaweed.access_key)
@@ -73,7 +73,7 @@ async def test_credentials_come_from_the_environment(
 
 
 async def test_a_bucket_of_the_project_is_mounted_as_it_says(
-    sandbox: Sandbox, seaweed: Seaweed, bucket_name: str, store: Store, tmp_path: Path
+    sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "smokebox.toml").write_text(
         f'[buckets.DATA]\nbucket = "{bucket_name}"\nprefix = "a"\nread_only = true\n'
@@ -87,12 +87,12 @@ async def test_a_bucket_of_the_project_is_mounted_as_it_says(
     made = await sandbox.mount_bucket(env.DATA, "/data", prefix="b")
     assert (made.prefix, made.read_only) == ("a/b", True)
     assert await sandbox.read_file("/data/f") == "deep"
-    with pytest.raises(InvalidOption, match="says itself"):
+    with pytest.raises(InvalidOption, match="its own access options"):
         await sandbox.mount_bucket(env.DATA, "/other", endpoint="http://127.0.0.1:1")
 
 
 async def test_two_buckets_do_not_share_a_place(
-    sandbox: Sandbox, seaweed: Seaweed, bucket_name: str
+    sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str
 ) -> None:
     for prefix in ("", "other"):
         work = sandbox.mount_bucket(
@@ -110,8 +110,8 @@ async def test_two_buckets_do_not_share_a_place(
             await work
 
 
-async def test_what_is_in_use_stays_unless_forced(
-    sandbox: Sandbox, seaweed: Seaweed, bucket_name: str
+async def test_mount_in_use_is_unmounted_only_by_force(
+    sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str
 ) -> None:
     await sandbox.mount_bucket(
         bucket_name,
@@ -128,12 +128,12 @@ async def test_what_is_in_use_stays_unless_forced(
     assert await sandbox.list_mounts() == []
 
 
-async def test_without_credentials_it_is_one_that_the_server_offers(sandbox: Sandbox) -> None:
+async def test_mount_without_credentials_uses_a_bucket_of_the_server(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidOption, match="no credentials for the bucket 'data'"):
         await sandbox.mount_bucket("data", "/data")
 
 
-def test_the_same_without_await(server: Served, seaweed: Seaweed, bucket_name: str) -> None:
+def test_the_same_without_await(server: Served, seaweed: SeaweedServer, bucket_name: str) -> None:
     with connect_sync(server.url) as client, client.create() as sandbox:
         sandbox.mount_bucket(
             bucket_name,

@@ -12,10 +12,10 @@ import pytest
 
 from client.served import served
 from client.upstream import HOST, Upstream, upstream
-from smokebox import Sandbox
+from smokebox import Egress, Sandbox
 from smokebox.egress import Refused, Request, Response, bearer, chain, log
 from smokebox.errors import InvalidOption
-from smokebox.wire.answers import EgressInfo
+from smokebox.wire.responses import EgressInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from client.served import Served
     from smokebox.client.client import Client
-    from smokebox.egress import Context
+    from smokebox.egress import HandlerContext
 
 SECRET = "s3cret-token-of-the-tests"
 SECONDS = 20.0
@@ -41,9 +41,9 @@ async def make(client: Client, server_outside: Upstream) -> AsyncIterator[Any]:
     """Makes handles of sandboxes that know where `api.test` is; all are destroyed."""
     made: list[Sandbox] = []
 
-    def handle(kind: type[Sandbox] = Sandbox, id: str = "", **settings: Any) -> Sandbox:
-        settings = {"hosts": {HOST: server_outside.place}, **settings}
-        sandbox = client.sandbox(kind, id or f"net-{next(_numbers)}", **settings)
+    def handle(kind: type[Sandbox] = Sandbox, id: str = "", **fields: Any) -> Sandbox:
+        egress = Egress(hosts={HOST: server_outside.place}, **fields)
+        sandbox = client.sandbox(kind, id or f"net-{next(_numbers)}", egress=egress)
         made.append(sandbox)
         return sandbox
 
@@ -83,7 +83,7 @@ async def test_a_handler_of_this_process_adds_what_the_sandbox_never_sees(
 
 async def test_a_function_in_the_body_of_a_class_is_a_handler(make: Any) -> None:
     class Answering(Sandbox):
-        async def outbound(request: Request, env: Any, context: Context) -> Response:  # type: ignore[misc]
+        async def outbound(request: Request, env: Any, context: HandlerContext) -> Response:  # type: ignore[misc]
             return Response(f"{context.sandbox_id} {context.rule}", 201)
 
     sandbox = make(Answering)
@@ -93,7 +93,7 @@ async def test_a_function_in_the_body_of_a_class_is_a_handler(make: Any) -> None
 async def test_a_handler_may_answer_refuse_fail_or_forward(
     make: Any, server_outside: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def choose(request: Request, env: Any, context: Context) -> Request | Response:
+    async def choose(request: Request, env: Any, context: HandlerContext) -> Request | Response:
         match request.url.rpartition("/")[2]:
             case "refuse":
                 raise Refused("not on a monday")
@@ -128,7 +128,7 @@ async def test_large_bodies_pass_a_handler_that_reads_them_and_one_that_does_not
     size = 8 << 20
     seen: list[int] = []
 
-    async def read(request: Request, env: Any, context: Context) -> Request:
+    async def read(request: Request, env: Any, context: HandlerContext) -> Request:
         if request.url.endswith("/read"):
             seen.append(len(await request.read()))
         return request
@@ -147,7 +147,7 @@ async def test_many_requests_are_handled_at_once(make: Any) -> None:
     waiting = asyncio.Semaphore(0)
     count = 0
 
-    async def meet(request: Request, env: Any, context: Context) -> Response:
+    async def meet(request: Request, env: Any, context: HandlerContext) -> Response:
         nonlocal count
         count += 1
         if count == 8:
@@ -180,22 +180,22 @@ async def test_without_the_client_the_request_is_refused_with_the_reason(
 
 async def test_a_handle_that_is_garbage_serves_no_more(make: Any, client: Client) -> None:
     id = make().id
-    sandbox = client.sandbox(id, outbound_by_host={HOST: bearer(SECRET)})
+    sandbox = client.sandbox(id, egress=Egress(outbound_by_host={HOST: bearer(SECRET)}))
     await sandbox.wake()
     other = client.sandbox(id)
-    assert (await other._ask(EgressInfo, "GET", "/egress")).served == [HOST]
+    assert (await other._connection.request(EgressInfo, "GET", "/egress")).served == [HOST]
     del sandbox
     gc.collect()
     async with asyncio.timeout(SECONDS):
-        while (await other._ask(EgressInfo, "GET", "/egress")).served:
+        while (await other._connection.request(EgressInfo, "GET", "/egress")).served:
             await asyncio.sleep(0.01)
 
 
 async def test_of_two_clients_the_latest_is_asked(make: Any) -> None:
-    async def first(request: Request, env: Any, context: Context) -> Response:
+    async def first(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response("first")
 
-    async def second(request: Request, env: Any, context: Context) -> Response:
+    async def second(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response("second")
 
     one = make(outbound=first)
@@ -218,7 +218,7 @@ async def test_handlers_can_be_changed_while_it_runs(make: Any, server_outside: 
     assert policy.decide(HOST).rule == f"outbound_by_host['{HOST}']"
     assert policy.outbound_by_host == {HOST: "@client"}
 
-    async def answer(request: Request, env: Any, context: Context) -> Response:
+    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response("caught")
 
     await sandbox.set_outbound(answer)
@@ -252,7 +252,7 @@ async def test_settings_that_are_sent_again_undo_no_change(make: Any) -> None:
     await sandbox.allow_host(HOST)
     again = make(id=sandbox.id, allowed_hosts=["other.test"])
     assert (await curl(again)).endswith("200")
-    await again.update(denied_hosts=["evil.test"])
+    await again.update(egress=Egress(denied_hosts=["evil.test"]))
     policy = await again.get_egress()
     assert (policy.opened_hosts, policy.denied_hosts) == ([HOST], ["evil.test"])
 
@@ -260,10 +260,11 @@ async def test_settings_that_are_sent_again_undo_no_change(make: Any) -> None:
 async def test_an_update_may_bring_handlers(make: Any, server_outside: Upstream) -> None:
     sandbox = make()
     await sandbox.wake()
-    await sandbox.update(outbound_by_host={HOST: bearer(SECRET)})
+    hosts = {HOST: server_outside.place}
+    await sandbox.update(egress=Egress(hosts=hosts, outbound_by_host={HOST: bearer(SECRET)}))
     assert (await curl(sandbox)).endswith("200")
     assert server_outside.asked[-1][2]["authorization"] == f"Bearer {SECRET}"
-    await sandbox.update(outbound_by_host=None)
+    await sandbox.update(egress=Egress(hosts=hosts))
     assert not (await curl(sandbox)).endswith("200")
 
 
@@ -271,7 +272,8 @@ async def test_a_sandbox_that_create_made_has_its_handlers(
     client: Client, server_outside: Upstream
 ) -> None:
     hosts = {HOST: server_outside.place}
-    async with await client.create(hosts=hosts, outbound_by_host={HOST: bearer(SECRET)}) as sandbox:
+    egress = Egress(hosts=hosts, outbound_by_host={HOST: bearer(SECRET)})
+    async with await client.create(egress=egress) as sandbox:
         assert (await curl(sandbox)).endswith("200")
     assert server_outside.asked[-1][2]["authorization"] == f"Bearer {SECRET}"
 
@@ -320,7 +322,9 @@ async def test_the_channel_is_connected_again_after_the_server_was_killed(
         server = await asyncio.to_thread(stack.enter_context, served(str(tmp_path / "home")))
         client = server.client()
         hosts = {HOST: server_outside.place}
-        sandbox = client.sandbox("again", hosts=hosts, outbound_by_host={HOST: bearer(SECRET)})
+        sandbox = client.sandbox(
+            "again", egress=Egress(hosts=hosts, outbound_by_host={HOST: bearer(SECRET)})
+        )
         assert (await curl(sandbox)).endswith("200")
         await asyncio.to_thread(_restart, server)
         assert (await curl(sandbox)).endswith("200")
@@ -338,12 +342,12 @@ async def test_closing_the_client_closes_its_channels(
     server: Served, server_outside: Upstream
 ) -> None:
     client = server.client()
-    sandbox = client.sandbox(f"net-{next(_numbers)}", outbound=bearer(SECRET))
+    sandbox = client.sandbox(f"net-{next(_numbers)}", egress=Egress(outbound=bearer(SECRET)))
     await sandbox.wake()
-    assert sandbox._channel.ready
+    assert sandbox._connection.channel.ready
     await client.aclose()
-    assert not sandbox._channel.ready
-    await until(lambda: sandbox._channel._task is None)
+    assert not sandbox._connection.channel.ready
+    await until(lambda: sandbox._connection.channel._task is None)
     await sandbox.destroy()
     await client.aclose()
 
@@ -352,7 +356,7 @@ def test_a_class_is_checked_when_it_is_defined() -> None:
     with pytest.raises(InvalidOption, match="is a URL"):
 
         class Wrong(Sandbox):
-            allowed_hosts = ("https://api.test/v1",)
+            egress = ("https://api.test/v1",)
 
     with pytest.raises(InvalidOption, match="two handlers"):
 
@@ -360,7 +364,7 @@ def test_a_class_is_checked_when_it_is_defined() -> None:
             outbound_by_host: ClassVar = {"a.test": "m:a", "A.test.": "m:b"}
 
     class Parent(Sandbox):
-        denied_hosts = ("*.test",)
+        egress = Egress(denied_hosts=["*.test"])
 
     with pytest.raises(InvalidOption, match="never be used"):
 
@@ -368,13 +372,39 @@ def test_a_class_is_checked_when_it_is_defined() -> None:
             outbound_by_host: ClassVar = {"a.test": bearer(SECRET)}
 
 
+def test_fields_of_the_policy_are_no_attributes_of_a_class() -> None:
+    with pytest.raises(InvalidOption, match=r"Use egress=Egress\(denied_hosts=...\)"):
+
+        class Old(Sandbox):
+            denied_hosts = ("*.test",)
+
+
+async def test_handlers_of_a_class_are_kept_under_a_policy_of_the_caller(make: Any) -> None:
+    class Answering(Sandbox):
+        egress = Egress(internet=True)
+        outbound_by_host: ClassVar = {
+            HOST: lambda *_: Response("of the class"),
+            "b.test": lambda *_: Response("of the class"),
+        }
+
+    sandbox = make(Answering, outbound_by_host={"b.test": lambda *_: Response("of the caller")})
+    assert await curl(sandbox) == "of the class\n200"
+    assert (await sandbox.exec("curl -s http://b.test/")).stdout == "of the caller"
+    policy = await sandbox.get_egress()
+    assert policy.internet is False
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"alowed_hosts": []}, "Did you mean 'allowed_hosts'"),
-        ({"internet": "yes"}, "internet is True or False"),
-        ({"tcp": ["db.test:99999"]}, "port from 1 to 65535"),
-        ({"outbound": bearer}, "does not take"),
+        ({"egress": {"alowed_hosts": []}}, "Did you mean 'allowed_hosts'"),
+        ({"egress": {"internet": "yes"}}, "internet is True or False"),
+        ({"egress": {"tcp": ["db.test:99999"]}}, "port from 1 to 65535"),
+        ({"egress": {"outbound": bearer}}, "does not take"),
+        ({"egress": "a.test"}, "egress is an Egress or a list of hosts"),
+        ({"network": ["a.test"]}, r"Use egress=Egress\(allowed_hosts=...\)"),
+        ({"allowed_hosts": ["a.test"]}, r"Use egress=Egress\(allowed_hosts=...\)"),
+        ({"outbound": bearer(SECRET)}, r"Use egress=Egress\(outbound=...\)"),
     ],
 )
 def test_settings_are_checked_when_they_are_given(

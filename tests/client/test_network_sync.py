@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from smokebox import sync
+from smokebox import Egress, sync
 from smokebox.client.client import connect
 from smokebox.egress import Request, Response
 
@@ -22,7 +22,7 @@ def answer(request: Request, env: Any, context: Any) -> Response:
 
 
 def test_handlers_work_without_await(server: Served) -> None:
-    with sync.connect(server.url).create(outbound=answer) as sandbox:
+    with sync.connect(server.url).create(egress=Egress(outbound=answer)) as sandbox:
         assert sandbox.exec(ASK).stdout == "answered http://any.test/x"
         sandbox.set_outbound_by_host("any.test", lambda *_: Response("another"))
         assert sandbox.exec(ASK).stdout == "another"
@@ -43,7 +43,7 @@ def test_a_class_of_the_facade_has_handlers_too(server: Served) -> None:
 
 def test_the_channel_follows_the_handle_to_another_loop(server: Served) -> None:
     client = connect(server.url)
-    sandbox = client.sandbox(f"net-loops-{next(_numbers)}", outbound=answer)
+    sandbox = client.sandbox(f"net-loops-{next(_numbers)}", egress=Egress(outbound=answer))
 
     async def use() -> str:
         return (await sandbox.exec(ASK)).stdout
@@ -55,7 +55,7 @@ def test_the_channel_follows_the_handle_to_another_loop(server: Served) -> None:
 
 def test_a_handle_serves_loops_of_other_threads(server: Served) -> None:
     client = connect(server.url)
-    sandbox = client.sandbox(f"net-threads-{next(_numbers)}", outbound=answer)
+    sandbox = client.sandbox(f"net-threads-{next(_numbers)}", egress=Egress(outbound=answer))
 
     async def use() -> str:
         return (await sandbox.exec(ASK)).stdout

@@ -1,4 +1,4 @@
-"""Sessions, processes, terminals, files and watches of a sandbox, over the wire."""
+"""Sessions, processes, terminals, files and watches of a sandbox, by the SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def sandbox(client: Client) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-async def test_a_session_remembers_and_is_given_by_handle_or_id(sandbox: Sandbox) -> None:
+async def test_session_keeps_state_and_is_passed_by_handle_or_id(sandbox: Sandbox) -> None:
     session = await sandbox.create_session(env={"A": "1"})
     await session.exec("cd /tmp; B=2")
     result = await session.exec("echo $PWD $A $B")
@@ -62,7 +62,7 @@ async def test_sessions_are_found_listed_and_deleted(sandbox: Sandbox) -> None:
         await sandbox.get_session("one")
 
 
-async def test_a_process_tells_of_itself_from_start_to_end(sandbox: Sandbox) -> None:
+async def test_process_reports_its_state_from_start_to_end(sandbox: Sandbox) -> None:
     process = await sandbox.start_process("echo up; read line; echo $line; exit 3", stdin=True)
     assert (process.running, process.exit_code, process.command[:7]) == (True, None, "echo up")
     assert process.pid is not None
@@ -138,7 +138,7 @@ async def test_a_terminal_shows_what_is_typed_and_its_size(sandbox: Sandbox) -> 
     assert (await terminal.refresh()).exit_code == 5
 
 
-async def test_a_terminal_is_left_and_found_again(sandbox: Sandbox) -> None:
+async def test_closed_terminal_is_opened_again(sandbox: Sandbox) -> None:
     async with await sandbox.create_terminal(["sh", "-c", "echo first; cat"]) as terminal:
         assert b"first" in await anext(terminal)
     again = await sandbox.open_terminal(terminal.id)
@@ -165,7 +165,7 @@ async def test_a_terminal_that_is_waited_for_can_be_read_later(sandbox: Sandbox)
     await terminal.aclose()
 
 
-async def test_a_terminal_that_is_no_more_is_not_found(sandbox: Sandbox) -> None:
+async def test_killed_terminal_is_not_found(sandbox: Sandbox) -> None:
     terminal = await sandbox.create_terminal(["true"])
     await (await sandbox.open_terminal(terminal.id)).kill()
     with pytest.raises(NotFound):
@@ -244,7 +244,7 @@ async def test_an_archive_goes_in_and_out(sandbox: Sandbox) -> None:
         assert [name for name in archive.getnames() if name.endswith("y")] == ["x/y"]
 
 
-async def test_changes_are_watched_from_where_a_watch_was(sandbox: Sandbox) -> None:
+async def test_watch_continues_from_a_cursor(sandbox: Sandbox) -> None:
     watch = await sandbox.watch("/workspace")
     await sandbox.write_file("a", "1")
     async with asyncio.timeout(10), watch:
@@ -259,12 +259,12 @@ async def test_changes_are_watched_from_where_a_watch_was(sandbox: Sandbox) -> N
                 break
 
 
-async def test_a_watch_of_nothing_is_refused_at_once(sandbox: Sandbox) -> None:
+async def test_watch_of_a_missing_path_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(PathNotFound):
         await sandbox.watch("/none")
 
 
-async def test_leaving_a_stream_of_logs_leaves_the_process(sandbox: Sandbox) -> None:
+async def test_closing_a_log_stream_leaves_the_process_running(sandbox: Sandbox) -> None:
     process = await sandbox.start_process("while echo on; do sleep 0.01; done")
     async with contextlib.aclosing(process.stream_logs()) as logs:
         async for _ in logs:

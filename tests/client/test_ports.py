@@ -1,4 +1,4 @@
-"""Ports by the SDK: exposed, seen, connected to, and within an app of one's own."""
+"""Ports by the SDK: exposed, connected to, and served by a user's app."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from server import preview_app
 from smokebox.client.client import connect
 from smokebox.client.previews import proxy_to_sandbox
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.sync import connect as connect_sync
 from smokebox.wire.requests import CreateKey
 
@@ -42,7 +42,7 @@ async def listen(sandbox: Sandbox, port: int = 3000) -> None:
 
 
 async def see(url: str, path: str = "", **headers: str) -> tuple[int, bytes]:
-    """What a browser sees at a URL, whose name not every resolver knows."""
+    """Return what a browser gets at a URL, whose host name not every resolver knows."""
     host, _, rest = url.removeprefix("http://").partition("/")
     port = host.rpartition(":")[2]
     async with (
@@ -52,7 +52,7 @@ async def see(url: str, path: str = "", **headers: str) -> tuple[int, bytes]:
         return got.status, await got.read()
 
 
-async def test_a_port_is_seen_at_its_url_until_it_is_unexposed(sandbox: Sandbox) -> None:
+async def test_port_is_served_at_its_url_until_unexposed(sandbox: Sandbox) -> None:
     await listen(sandbox)
     url = await sandbox.get_preview_url(3000)
     exposed = await sandbox.expose_port(3000, name="site")
@@ -70,7 +70,7 @@ async def test_a_port_is_seen_at_its_url_until_it_is_unexposed(sandbox: Sandbox)
     assert await sandbox.get_exposed_ports() == []
 
 
-async def test_bad_ports_names_and_tokens_are_the_engines_errors(sandbox: Sandbox) -> None:
+async def test_invalid_ports_names_and_tokens_raise_the_engine_errors(sandbox: Sandbox) -> None:
     for options in (
         {"port": 0},
         {"port": 65536},
@@ -87,7 +87,7 @@ async def test_bad_ports_names_and_tokens_are_the_engines_errors(sandbox: Sandbo
         await sandbox.expose_port(3000, name="b")
 
 
-async def test_a_websocket_reaches_a_port_that_nobody_exposed(sandbox: Sandbox) -> None:
+async def test_websocket_reaches_an_unexposed_port(sandbox: Sandbox) -> None:
     await listen(sandbox)
     async with await sandbox.ws_connect(3000, "/ws") as socket:
         for message in ("text", b"bytes"):
@@ -99,11 +99,11 @@ async def test_a_websocket_reaches_a_port_that_nobody_exposed(sandbox: Sandbox) 
     assert await sandbox.get_exposed_ports() == []
 
 
-async def test_a_websocket_that_cannot_be_is_told_why(sandbox: Sandbox) -> None:
+async def test_refused_websocket_says_why(sandbox: Sandbox) -> None:
     with pytest.raises(ServiceUnavailable, match="nothing listens on port 3000"):
         await sandbox.ws_connect(3000)
     await listen(sandbox)
-    with pytest.raises(ServiceUnavailable, match="does not take a WebSocket at /other"):
+    with pytest.raises(ServiceUnavailable, match="does not accept a WebSocket at /other"):
         await sandbox.ws_connect(3000, "/other")
     with pytest.raises(InvalidOption, match="begins with a slash"):
         await sandbox.ws_connect(3000, "ws")
@@ -124,7 +124,7 @@ def test_ports_without_await(server: Served) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
-    """An ASGI app of a user's, served by uvicorn; its address."""
+    """Serve a user's ASGI app with uvicorn, and yield its address."""
     config = uvicorn.Config(
         app, port=0, log_config=None, lifespan="off", ws="websockets-sansio", proxy_headers=False
     )
@@ -152,7 +152,7 @@ def user_app(client: Client) -> Any:
 
 
 async def use(address: str, host: str) -> None:
-    """See a preview through an app that has it among its own pages."""
+    """Request a preview through an app that also has its own pages."""
     name = {"host": host}
     async with aiohttp.ClientSession(auto_decompress=False) as http:
         async with http.get(f"http://{address}/") as answer:
@@ -184,14 +184,12 @@ async def use(address: str, host: str) -> None:
             await http.ws_connect(f"http://{address}/other", headers=name)
 
 
-async def test_who_reads_late_is_answered_again_over_the_same_connection(
-    sandbox: Sandbox, server: Served
-) -> None:
+async def test_late_reader_reuses_the_connection(sandbox: Sandbox, server: Served) -> None:
     await listen(sandbox)
     token = (await sandbox.expose_port(3000)).token
     host = f"3000-{sandbox.id}-{token}.localhost"
     reader, writer = await asyncio.open_unix_connection(server.url.removeprefix("unix:"))
-    # Somewhere among these, the last piece is the one that is too much.
+    # One of these sizes exceeds the buffer with its last chunk.
     for size in range(250_000, 1_000_000, 20_000):
         writer.write(f"GET /big?{size} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
         await asyncio.sleep(0.02)
@@ -201,7 +199,7 @@ async def test_who_reads_late_is_answered_again_over_the_same_connection(
     await writer.wait_closed()
 
 
-async def test_previews_within_an_app_of_ones_own(sandbox: Sandbox, client: Client) -> None:
+async def test_previews_are_served_by_a_users_app(sandbox: Sandbox, client: Client) -> None:
     await listen(sandbox)
     [process] = await sandbox.list_processes()
     exposed = await sandbox.expose_port(3000)
@@ -220,9 +218,9 @@ async def test_previews_within_an_app_of_ones_own(sandbox: Sandbox, client: Clie
                 assert answer.status == 404
 
 
-async def test_an_app_may_ask_a_server_that_wants_keys(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0, keys=True)
-    async with running(settings) as server:
+async def test_users_app_reaches_a_server_with_keys(tmp_path: Path) -> None:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0, keys=True)
+    async with run_server(settings) as server:
         key = (await server.state.keys.create(CreateKey(name="app"))).key
         assert server.url is not None
         async with connect(server.url, api_key=key) as client, await client.create() as sandbox:
@@ -231,7 +229,7 @@ async def test_an_app_may_ask_a_server_that_wants_keys(tmp_path: Path) -> None:
             async with serving(user_app(client)) as address:
                 host = f"3000-{sandbox.id}-{exposed.token}.my.example"
                 await use(address, host)
-                # The key says who the app is, not who its visitors are.
+                # The key authenticates the app, not its visitors.
                 await sandbox.expose_port(3000, private=True)
                 async with (
                     aiohttp.ClientSession() as http,
@@ -243,14 +241,14 @@ async def test_an_app_may_ask_a_server_that_wants_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["", "localhost", "my.example", "x.my.example", "3000-box-tok", "0-box-tok.my.example"]
 )
-def test_what_names_no_preview_is_left_to_the_app(client: Client, host: str) -> None:
+def test_other_host_names_are_left_to_the_app(client: Client, host: str) -> None:
     scope = {"type": "http", "headers": [(b"host", host.encode())]}
     assert proxy_to_sandbox(scope, client) is None
     assert proxy_to_sandbox({"type": "lifespan"}, client) is None
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-async def test_a_target_that_would_lead_elsewhere_is_refused(client: Client, kind: str) -> None:
+async def test_request_target_with_another_host_is_refused(client: Client, kind: str) -> None:
     scope = {
         "type": kind,
         "method": "GET",
@@ -272,7 +270,7 @@ async def test_a_target_that_would_lead_elsewhere_is_refused(client: Client, kin
     assert sent[0].get("status", sent[0].get("code")) == (400 if kind == "http" else 1008)
 
 
-def test_the_names_of_this_capability_are_public() -> None:
+def test_proxy_to_sandbox_is_public() -> None:
     import smokebox
     from smokebox import egress
 

@@ -1,4 +1,4 @@
-"""Handles: lazy, cheap, of any loop and thread, and as their class or binding says."""
+"""Handles of sandboxes: lazy, cheap, usable from any loop and thread, with settings by class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from smokebox import Sandbox, SandboxApi, get_sandbox, list_sandboxes
+from smokebox import (
+    Limits,
+    ProcessLimits,
+    Sandbox,
+    SandboxApi,
+    VirtualLimits,
+    get_sandbox,
+    list_sandboxes,
+)
 from smokebox.client.client import Client, connect
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathNotFound
 
@@ -30,11 +38,11 @@ class Small(Sandbox):
 
 @pytest.fixture
 def default(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the server be the default one."""
+    """Make the server the default one."""
     monkeypatch.setenv("SMOKEBOX_URL", server.url)
 
 
-async def test_nothing_is_made_before_the_first_call(client: Client) -> None:
+async def test_nothing_is_created_before_the_first_call(client: Client) -> None:
     sandbox = client.sandbox("lazy")
     assert await sandbox.info() is None
     await sandbox.exec("true")
@@ -49,20 +57,20 @@ def test_a_handle_satisfies_the_contract(client: Client) -> None:
     assert isinstance(client.sandbox("any"), SandboxApi)
 
 
-async def test_one_of_its_block_is_destroyed_at_its_end(client: Client) -> None:
+async def test_created_sandbox_is_destroyed_at_the_end_of_its_block(client: Client) -> None:
     async with await client.create(labels={"for": "block"}) as sandbox:
         assert [one.id for one in await client.list(labels={"for": "block"})] == [sandbox.id]
     assert await client.list(labels={"for": "block"}) == []
 
 
-async def test_others_live_on_after_their_block(client: Client) -> None:
+async def test_other_sandboxes_outlive_their_block(client: Client) -> None:
     async with client.sandbox("stays") as sandbox:
         await sandbox.write_file("kept", "here")
     assert await client.sandbox("stays").read_file("kept") == "here"
     await sandbox.destroy()
 
 
-async def test_one_that_was_destroyed_is_made_again_by_the_next_call(client: Client) -> None:
+async def test_destroyed_sandbox_is_created_again_by_the_next_call(client: Client) -> None:
     mine, other = client.sandbox("shared"), client.sandbox("shared")
     await mine.write_file("file", "x")
     await other.destroy()
@@ -76,7 +84,25 @@ async def test_one_that_was_destroyed_is_made_again_by_the_next_call(client: Cli
     await other.destroy()
 
 
-async def test_a_class_says_how_its_sandboxes_are(default: None) -> None:
+async def test_limits_are_a_value_a_name_or_a_mapping(client: Client) -> None:
+    exact = Limits(memory="2GiB", pids=200)
+    async with await client.create(limits=exact) as sandbox:
+        info = await sandbox.info()
+        assert info is not None
+        assert info.limits == exact.to_json()
+        info = await sandbox.update(limits="lite")
+        assert info.limits["memory"] == 256 << 20
+        info = await sandbox.update(limits={"memory": "1GiB"})
+        assert info.limits["memory"] == 1 << 30
+
+
+async def test_a_command_takes_process_limits(client: Client) -> None:
+    async with await client.create() as sandbox:
+        result = await sandbox.exec("ulimit -n", limits=ProcessLimits(open_files=77))
+        assert result.stdout == "77\n"
+
+
+async def test_attributes_of_a_subclass_are_settings(default: None) -> None:
     async with await Small.create() as small:
         assert (await small.here(), small.cwd) == ("/tmp", "/tmp")
         info = await small.info()
@@ -86,7 +112,7 @@ async def test_a_class_says_how_its_sandboxes_are(default: None) -> None:
         assert isinstance(get_sandbox(Small, small.id), Small)
 
 
-async def test_keywords_go_over_what_the_class_says(client: Client) -> None:
+async def test_keywords_override_settings_of_the_class(client: Client) -> None:
     small = client.sandbox(Small, "over", cwd="/usr", labels={})
     assert await small.here() == "/usr"
     info = await small.info()
@@ -99,18 +125,18 @@ def test_settings_are_inherited_and_may_be_changed() -> None:
     class Smaller(Small):
         cwd = "/usr"
 
-    assert Smaller.declared == {**Small.declared, "cwd": "/usr"}
+    assert Smaller._declared == {**Small._declared, "cwd": "/usr"}
 
 
 @pytest.mark.parametrize("name", ["limit", "imag", "keepalive"])
-def test_an_attribute_that_is_no_setting_is_refused_with_the_nearest(name: str) -> None:
+def test_unknown_attribute_names_the_nearest_setting(name: str) -> None:
     with pytest.raises(InvalidOption, match=r"class Odd has no option .* Did you mean"):
         type("Odd", (Sandbox,), {name: "x"})
 
 
 def test_a_class_may_have_constants_and_methods_of_its_own() -> None:
     kind = type("Own", (Sandbox,), {"_LIMIT": 3, "helper": lambda self: 1, "image": "host"})
-    assert kind.declared == {"image": "host"}  # type: ignore[attr-defined]
+    assert kind._declared == {"image": "host"}  # type: ignore[attr-defined]
 
 
 def test_an_unknown_setting_is_refused_at_once(client: Client) -> None:
@@ -124,14 +150,19 @@ def test_a_setting_of_the_wrong_kind_is_refused_at_once(client: Client) -> None:
     assert caught.value.option == "keep_alive"
 
 
+def test_limits_of_a_virtual_sandbox_are_refused_with_the_right_name(client: Client) -> None:
+    with pytest.raises(InvalidOption, match="Limits\\(memory"):
+        client.sandbox("box", limits=VirtualLimits())  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("id", ["", "a/b", None, 7])
-def test_what_cannot_be_a_part_of_a_path_is_no_id(client: Client, id: object) -> None:
+def test_invalid_id_is_refused_at_once(client: Client, id: object) -> None:
     with pytest.raises(InvalidOption):
         client.sandbox(Sandbox, id)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("command", [None, 7, b"ls", [], [""], ["ls", 1], {"ls": 1}])
-async def test_what_is_no_command_is_refused_at_once(client: Client, command: Any) -> None:
+async def test_invalid_command_is_refused_at_once(client: Client, command: Any) -> None:
     sandbox = client.sandbox("box")
     for call in (sandbox.exec, sandbox.start_process, sandbox.create_terminal):
         if command is None and call == sandbox.create_terminal:
@@ -144,7 +175,7 @@ async def test_what_is_no_command_is_refused_at_once(client: Client, command: An
 
 
 @pytest.mark.parametrize("env", ["A=1", ["A"], {"A": 1}, {"A=B": "c"}])
-async def test_what_is_no_environment_is_refused_at_once(client: Client, env: Any) -> None:
+async def test_invalid_environment_is_refused_at_once(client: Client, env: Any) -> None:
     sandbox = client.sandbox("box")
     for call in (sandbox.exec, sandbox.start_process, sandbox.create_terminal):
         with pytest.raises(InvalidOption) as caught:
@@ -154,7 +185,7 @@ async def test_what_is_no_environment_is_refused_at_once(client: Client, env: An
         await sandbox.create_session(env=env)
 
 
-async def test_what_is_no_id_to_the_server_is_refused_by_it(client: Client) -> None:
+async def test_server_refuses_an_invalid_id(client: Client) -> None:
     for id in ("..", "Upper", "a b", "api", "ü"):
         with pytest.raises(InvalidOption) as caught:
             await client.sandbox(id).exec("true")
@@ -162,7 +193,7 @@ async def test_what_is_no_id_to_the_server_is_refused_by_it(client: Client) -> N
 
 
 def test_a_command_on_this_machine_needs_nothing_slow(server: Served) -> None:
-    """A quarter of a second, which is ten times as long as the command."""
+    """Slow imports would take a quarter of a second, ten times as long as the command."""
     script = (
         "import sys\n"
         "from smokebox.sync import connect\n"
@@ -209,7 +240,7 @@ async def test_sandboxes_are_listed_by_prefix_and_status(default: None, client: 
         await client.sandbox(id).destroy()
 
 
-async def test_many_calls_at_once_make_it_once(client: Client) -> None:
+async def test_concurrent_calls_create_the_sandbox_once(client: Client) -> None:
     sandbox = client.sandbox("rush")
     results = await asyncio.gather(*(sandbox.exec(f"echo {n}") for n in range(20)))
     assert [one.stdout for one in results] == [f"{n}\n" for n in range(20)]
@@ -267,7 +298,7 @@ async def test_stdin_may_be_longer_than_a_request(client: Client) -> None:
         assert await sandbox.glob("/tmp/*", hidden=True) == []
 
 
-async def test_a_program_is_run_with_arguments_that_no_shell_reads(client: Client) -> None:
+async def test_run_passes_arguments_without_a_shell(client: Client) -> None:
     async with await client.create() as sandbox:
         result = await sandbox.run("printf", ["%s|", "a b", "$HOME"], env={"X": "1"})
         assert result.stdout == "a b|$HOME|"

@@ -1,4 +1,4 @@
-"""A server that dies, or hangs without a word: every call ends, with an error that says so."""
+"""Server that dies or hangs: every call ends with an error that says so."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from client.served import Served, served
 from smokebox import wire
 from smokebox.client.client import connect
 from smokebox.errors import SandboxGone, ServiceUnavailable
-from smokebox.server import events, patience
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server import responses
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -30,7 +30,7 @@ SOON = 10.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Served]:
-    """A server of one test's own, to be killed."""
+    """Yield a server for one test, to be killed."""
     with served(str(tmp_path / "home")) as server:
         yield server
 
@@ -51,7 +51,7 @@ async def look(sandbox: Sandbox) -> object:
 async def begun(
     sandbox: Sandbox, call: Callable[[Sandbox], Awaitable[object]]
 ) -> asyncio.Task[object]:
-    """A call that is under way: the server has seen it."""
+    """Start a call and wait until the server has received it."""
     task = asyncio.ensure_future(call(sandbox))
     async with asyncio.timeout(SOON):
         while not (await sandbox.exec("pgrep -x sleep")).stdout:
@@ -87,20 +87,19 @@ async def test_a_server_that_hangs_is_noticed_when_it_is_silent_for_long(
         server.signal(signal.SIGCONT)
 
 
-async def test_a_command_that_takes_longer_than_the_silence_is_no_silence(
+async def test_long_command_does_not_count_as_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "SILENCE", 2.0)
-    monkeypatch.setattr(patience, "HEARTBEAT", 0.1)
-    monkeypatch.setattr(events, "HEARTBEAT", 0.1)
-    async with running(Settings(home=str(tmp_path / "home"), pool=0)) as server:
+    monkeypatch.setattr(responses, "HEARTBEAT", 0.1)
+    async with run_server(ServerSettings(home=str(tmp_path / "home"), pool=0)) as server:
         sandbox = connect(f"unix:{server.socket}").sandbox("box")
         assert (await sandbox.exec("sleep 3; echo done")).stdout == "done\n"
         async with sandbox.exec_stream("sleep 3; echo done") as stream:
             assert [chunk.data async for chunk in stream] == ["done\n"]
 
 
-async def test_a_log_goes_on_where_it_was_when_the_server_comes_back(server: Served) -> None:
+async def test_log_stream_resumes_after_a_restart_of_the_server(server: Served) -> None:
     sandbox = server.client().sandbox("box")
     process = await sandbox.start_process(
         "for n in $(seq 200); do echo $n; sleep 0.02; done", process_id="count"

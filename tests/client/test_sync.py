@@ -1,4 +1,4 @@
-"""The facade without `await`: the same names, and the same ends."""
+"""Facade without `await`: the same names, and the same cleanup."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_facade_has_every_name_and_every_parameter(facade: type[Facade]) -> No
             assert inspect.signature(here) == inspect.signature(member)
 
 
-def test_what_type_checkers_see_is_what_there_is() -> None:
+def test_stub_matches_the_async_classes() -> None:
     again = "run `PYTHONPATH=tests python tests/client/sync_stub.py`"
     assert _definitions(STUB.read_text()) == _definitions(stub()), again
 
 
-def test_a_command_is_run_and_its_result_given(sandbox: sync.Sandbox) -> None:
+def test_exec_returns_the_result(sandbox: sync.Sandbox) -> None:
     result = sandbox.exec("echo hi; exit 3")
     assert (result.stdout, result.exit_code) == ("hi\n", 3)
     assert sandbox.run("printf", ["%s", "a b"]).stdout == "a b"
@@ -73,9 +73,9 @@ def test_closing_a_stream_kills_its_command(sandbox: sync.Sandbox) -> None:
         assert time.monotonic() < deadline
 
 
-def test_handles_come_as_facades_and_go_back_as_what_they_are(sandbox: sync.Sandbox) -> None:
+def test_handles_are_wrapped_and_unwrapped(sandbox: sync.Sandbox) -> None:
     session = sandbox.create_session("main")
-    assert isinstance(session, sync.Session)
+    assert isinstance(session, sync.ShellSession)
     session.exec("cd /tmp")
     assert sandbox.exec("pwd", session=session).stdout == "/tmp\n"
     assert [one.id for one in sandbox.list_sessions()] == ["main"]
@@ -159,9 +159,7 @@ def test_an_interrupt_kills_the_command(sandbox: sync.Sandbox) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_process_goes_on_with_a_loop_of_its_own(
-    sandbox: sync.Sandbox, tmp_path: Path
-) -> None:
+def test_forked_process_gets_its_own_loop(sandbox: sync.Sandbox, tmp_path: Path) -> None:
     sandbox.exec("true")
     pid = os.fork()
     if pid == 0:
@@ -177,6 +175,6 @@ def test_a_forked_process_goes_on_with_a_loop_of_its_own(
 
 
 def _definitions(source: str) -> list[str]:
-    """What a stub defines, without the imports, of which a formatter leaves out some."""
+    """Return the definitions of a stub without its imports, some of which a formatter removes."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     return [ast.unparse(one) for one in ast.parse(source).body if isinstance(one, kinds)]

@@ -24,9 +24,7 @@ async def sandbox(client: Client) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-async def test_a_file_goes_in_and_comes_back_with_progress(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+async def test_file_is_copied_both_ways_with_progress(sandbox: Sandbox, tmp_path: Path) -> None:
     data, told = os.urandom(3_000_000), []
     (tmp_path / "in").write_bytes(data)
     await sandbox.upload(
@@ -41,7 +39,7 @@ async def test_a_file_goes_in_and_comes_back_with_progress(
     assert (tmp_path / "out").read_bytes() == data
 
 
-async def test_a_program_stays_one(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_executable_bit_is_kept(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("#!/bin/sh\necho ran\n")
     (tmp_path / "tool").chmod(0o755)
     await sandbox.upload(tmp_path / "tool", "/usr/local/bin/")
@@ -50,7 +48,7 @@ async def test_a_program_stays_one(sandbox: Sandbox, tmp_path: Path) -> None:
     assert os.access(tmp_path / "back", os.X_OK)
 
 
-async def test_a_directory_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_directory_is_copied_both_ways(sandbox: Sandbox, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub" / "empty").mkdir(parents=True)
     (tree / "sub" / "ü.txt").write_text("text")
@@ -68,7 +66,7 @@ async def test_a_directory_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Pa
     assert (back / "sub" / "empty").is_dir()
 
 
-async def test_what_is_missing_is_said_and_nothing_is_left(
+async def test_missing_path_is_an_error_and_leaves_nothing(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     with pytest.raises(PathNotFound):
@@ -78,7 +76,7 @@ async def test_what_is_missing_is_said_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_no_link_of_a_sandbox_leads_out_of_the_directory(
+async def test_links_of_a_sandbox_cannot_escape_the_directory(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     await sandbox.exec("mkdir /evil; ln -s / /evil/root")
@@ -87,7 +85,7 @@ async def test_no_link_of_a_sandbox_leads_out_of_the_directory(
     assert not (tmp_path / "out" / "root").is_symlink()
 
 
-async def test_a_file_goes_into_a_directory_that_is_there(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_file_is_copied_into_an_existing_directory(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.write_file("report.txt", "done")
     await sandbox.download("report.txt", tmp_path)
     assert (tmp_path / "report.txt").read_text() == "done"

@@ -23,9 +23,9 @@ from smokebox.errors import (
     ServiceUnavailable,
     SmokeboxError,
 )
-from smokebox.wire.answers import Count, Written
 from smokebox.wire.failure import FailureAnswer, failure_of, status_of
 from smokebox.wire.requests import SetEnv
+from smokebox.wire.responses import Count, Written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

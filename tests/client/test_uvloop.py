@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys, uvloop
 from smokebox.client.client import connect
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 async def main():
-    async with running(Settings(home=sys.argv[1], pool=0)) as server:
+    async with run_server(ServerSettings(home=sys.argv[1], pool=0)) as server:
         async with connect(f"unix:{server.socket}") as client:
             box = client.sandbox("box")
             assert (await box.exec("echo hello")).stdout == "hello\\n"

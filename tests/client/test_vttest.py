@@ -1,8 +1,8 @@
-"""vttest in a terminal of a sandbox shows on a screen what it shows in a terminal of the host.
+"""Compare vttest in a terminal of a sandbox with vttest in a terminal of the host.
 
-vttest is the program that terminals are judged with. Its screens are drawn by pyte, once from
-a bare PTY and once from a terminal that went through the sandbox, the server and the SDK: what
-is lost, doubled, out of order or of the wrong size on the way is a difference on the screen.
+vttest is the reference test of terminals. pyte draws its screens, once from a bare PTY and once
+from a terminal behind the sandbox, the server and the SDK: output that is lost, doubled, reordered
+or of the wrong size shows as a difference.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from smokebox import Client, Terminal
 
 COLS, ROWS = 80, 24
-# Silence after which a screen is taken for drawn.
+# Silence after which a screen counts as drawn.
 SETTLED = 0.4
-# The chapters of its menu that need no eye, and how many screens each has at most.
+# Chapters of its menu that need no human, and the maximum number of screens of each.
 CHAPTERS = {"cursor movements": "1", "screen features": "2", "insert and delete": "8"}
 MOST_SCREENS = 40
 
@@ -38,7 +38,7 @@ pytestmark = [
 
 
 class Typed(Protocol):
-    """What is typed to, and read until it is silent."""
+    """Program that accepts input, and is read until it is silent."""
 
     async def write(self, data: bytes) -> None: ...
 
@@ -96,7 +96,7 @@ class Boxed:
 
 
 class Answering(pyte.Screen):
-    """A screen that keeps what it has to say, such as where its cursor is."""
+    """Screen that keeps its replies, such as the position of the cursor."""
 
     def __init__(self, cols: int, rows: int) -> None:
         super().__init__(cols, rows)
@@ -107,7 +107,7 @@ class Answering(pyte.Screen):
 
 
 class Screen:
-    """What an eye would see of a program."""
+    """Screen of a program."""
 
     def __init__(self, program: Typed) -> None:
         self.program = program
@@ -115,7 +115,7 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
 
     async def type(self, keys: str) -> str:
-        """Type, wait until nothing changes, and look."""
+        """Type, wait until nothing changes, and return the screen."""
         await self.program.write(keys.encode())
         silent = 0.0
         while silent < SETTLED:
@@ -128,7 +128,7 @@ class Screen:
 
 
 async def screens(program: Typed, chapter: str) -> AsyncIterator[str]:
-    """Every screen of a chapter, from the menu on and back to it."""
+    """Yield every screen of a chapter, from the menu and back to it."""
     screen = Screen(program)
     menu = await screen.type("")
     assert "Choose test type" in menu

@@ -1,4 +1,4 @@
-"""A sandbox of the facade without `await`, awaited again: each call blocks a thread."""
+"""Async adapter of the synchronous facade: each call runs in a thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Threaded:
-    """What has the contract's methods, each of which runs the facade's in a thread."""
+    """Methods of the contract, each of which calls the facade in a thread."""
 
     def __init__(self, sandbox: sync.Sandbox) -> None:
         self._sandbox = sandbox
-        # From Python 3.12 on, what keeps a protocol is looked at without __getattr__.
+        # From Python 3.12 on, protocol checks do not use __getattr__.
         for name in set(dir(SandboxApi)) - set(dir(Threaded)):
             if not name.startswith("_"):
                 setattr(self, name, getattr(self, name))

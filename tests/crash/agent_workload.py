@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from agents.log.scenes import sendable
 from smokebox.agents.agent import create_agent
-from smokebox.agents.compaction import Compaction
-from smokebox.agents.durability import Durability
-from smokebox.agents.initializing import init
+from smokebox.agents.harness import init
+from smokebox.agents.limits import Durability
 from smokebox.agents.messages import (
     AssistantMessage,
     Text,
@@ -29,9 +28,9 @@ from smokebox.agents.messages import (
 )
 from smokebox.agents.model import ModelInfo
 from smokebox.agents.tools.function import tool
-from smokebox.agents.tools.toolcontext import ToolContext  # noqa: TC001
-from smokebox.testing.scripted import ScriptedModel
-from smokebox.testing.turns import Turn, call
+from smokebox.agents.tools.tool import ToolContext  # noqa: TC001
+from smokebox.agents.work.compaction import Compaction
+from smokebox.testing.scripted import ScriptedModel, Turn, call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator

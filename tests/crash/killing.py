@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from engine.traces import processes, settled, traces
 from ordinary import LIBRARIES, NOBODY, as_nobody
+from places import short_directory
 
 if TYPE_CHECKING:
     import random
@@ -50,7 +50,7 @@ class Place:
 @contextlib.contextmanager
 def new_place(*, ordinary: bool) -> Iterator[Place]:
     """A fresh state directory in a short path of its own, gone at the end with all of it."""
-    base = tempfile.mkdtemp(prefix="smokebox-crash-")
+    base = short_directory("crash")
     try:
         if ordinary:
             os.chown(base, NOBODY, NOBODY)
@@ -144,9 +144,11 @@ def zygotes(engine: int) -> list[int]:
 def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
     """Kill the first process of a sandbox that runs without an engine."""
     if not os.path.exists(f"{place.home}/record.db"):
-        # No engine has come so far.
         return
     with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
+        # The first engine may have been killed between making the file and its tables.
+        if not record.execute("SELECT 1 FROM sqlite_master WHERE name = 'sandboxes'").fetchone():
+            return
         rows = record.execute(
             "SELECT id, jail FROM sandboxes WHERE status = 'active' ORDER BY id"
         ).fetchall()
@@ -154,7 +156,7 @@ def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
         return
     id, jail = chance.choice(rows)
     pid = json.loads(jail)["pid"]
-    if comm(pid) == "smokebox-agent":
+    if comm(pid) == "smokebox-init":
         os.kill(pid, signal.SIGKILL)
         ledger.agent_killed(id)
 

@@ -23,7 +23,7 @@ import aiohttp
 import pytest
 
 from app.site import project
-from smokebox.wire.sse import Reader
+from smokebox.foundation.sse import EventReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ ROUNDS = min(50, int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "3")))
 CONVERSATIONS, MESSAGES = 20, 10
 AGENT = """
 from smokebox import create_agent
-from smokebox.agents.durability import Durability
+from smokebox.agents.limits import Durability
 from smokebox.testing import ScriptedModel, Turn, last_text
 
 def answer(request):
@@ -89,7 +89,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def _watch(self, id: str) -> None:
-        seen, reader = self.seen[id], Reader()
+        seen, reader = self.seen[id], EventReader()
         headers = {"accept": "text/event-stream"}
         if seen:
             headers["last-event-id"] = str(seen[-1])

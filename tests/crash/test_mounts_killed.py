@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from crash.killing import Place
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 SOURCE = Path(__file__).parents[2] / "src"
 ROUNDS = int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "0")) // 10 or 8
@@ -76,7 +76,7 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture
-def access(seaweed: Seaweed) -> Access:
+def access(seaweed: SeaweedServer) -> Access:
     return Access(
         endpoint=seaweed.endpoint,
         region=seaweed.region,

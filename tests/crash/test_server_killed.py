@@ -18,7 +18,7 @@ import pytest_asyncio
 from killable_server import killable, new_home
 from smokebox import connect
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone, ServiceUnavailable
-from smokebox.wire.place import socket_path
+from smokebox.foundation.endpoint import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

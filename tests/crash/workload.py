@@ -16,14 +16,14 @@ import sqlite3
 import sys
 from typing import TYPE_CHECKING
 
+from smokebox.engine.context import tag_of
 from smokebox.engine.host import Host
-from smokebox.engine.jail.cgroups import detect
-from smokebox.engine.workshop import tag_of
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.errors import NotFound, SandboxGone
 
 if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
-    from smokebox.sandbox.api import ExecStream
+    from smokebox.runtime.stream import ExecStream
 
 BOXES = ("box-0", "box-1", "box-2", "box-3")
 SESSION = "memory"

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from smokebox.egress import Refused, Request, Response, bearer
+from smokebox.egress.channel_streams import WINDOW
 from smokebox.egress.handler import HandlerFailed
-from smokebox.egress.remote import Remote
-from smokebox.egress.serving import Serving
-from smokebox.egress.streams import WINDOW
+from smokebox.egress.handler_server import HandlerServer
+from smokebox.egress.remote_handlers import RemoteHandlers
 from smokebox.wire.handlers import (
     HandleFrame,
     Piece,
@@ -27,7 +27,7 @@ from smokebox.wire.handlers import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.egress import Context, Handler
+    from smokebox.egress import Handler, HandlerContext
     from smokebox.wire.frames import Frame
 
 SECONDS = 20.0
@@ -42,8 +42,8 @@ class Pair:
         self.handlers = handlers
         self._to_client: asyncio.Queue[str | bytes] = asyncio.Queue()
         self._to_server: asyncio.Queue[str | bytes] = asyncio.Queue()
-        self.remote = Remote(self._sender(self._to_client))
-        self.serving = Serving("box-1", handlers, "the env", self._sender(self._to_server))
+        self.remote = RemoteHandlers(self._sender(self._to_client))
+        self.serving = HandlerServer("box-1", handlers, "the env", self._sender(self._to_server))
         self.connected = True
         self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._run())]
 
@@ -151,7 +151,7 @@ async def test_an_edited_request_costs_one_round_trip_and_no_body_is_sent() -> N
 async def test_the_handler_gets_request_env_and_context() -> None:
     seen: list[Any] = []
 
-    async def look(request: Request, env: Any, context: Context) -> Request:
+    async def look(request: Request, env: Any, context: HandlerContext) -> Request:
         seen.extend([request.method, request.url, env, context.sandbox_id, context.rule])
         return request
 
@@ -161,7 +161,7 @@ async def test_the_handler_gets_request_env_and_context() -> None:
 
 
 async def test_a_handler_may_answer_by_itself() -> None:
-    async def answer(request: Request, env: Any, context: Context) -> Response:
+    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response("made here", 418, {"x-two": "2"})
 
     async with pair(answer) as both:
@@ -171,7 +171,7 @@ async def test_a_handler_may_answer_by_itself() -> None:
 
 
 async def test_a_body_that_is_read_is_sent_and_comes_back_with_the_request() -> None:
-    async def read(request: Request, env: Any, context: Context) -> Request:
+    async def read(request: Request, env: Any, context: HandlerContext) -> Request:
         assert len(await request.read()) == BIG
         return request
 
@@ -182,7 +182,7 @@ async def test_a_body_that_is_read_is_sent_and_comes_back_with_the_request() -> 
 
 
 async def test_a_body_may_be_replaced_as_it_streams() -> None:
-    async def shout(request: Request, env: Any, context: Context) -> Request:
+    async def shout(request: Request, env: Any, context: HandlerContext) -> Request:
         body = request.body
 
         async def upper() -> AsyncIterator[bytes]:
@@ -198,7 +198,7 @@ async def test_a_body_may_be_replaced_as_it_streams() -> None:
 
 
 async def test_what_nobody_reads_is_not_sent_beyond_the_window() -> None:
-    async def slowly(request: Request, env: Any, context: Context) -> Response:
+    async def slowly(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(Pieces(100 * WINDOW))
 
     async with pair(slowly) as both:
@@ -215,7 +215,7 @@ async def test_what_nobody_reads_is_not_sent_beyond_the_window() -> None:
 
 
 async def test_a_forwarded_answer_is_passed_on_without_its_body() -> None:
-    async def relay(request: Request, env: Any, context: Context) -> Response:
+    async def relay(request: Request, env: Any, context: HandlerContext) -> Response:
         request.headers["x-three"] = "3"
         response = await context.forward(request, to="http://127.0.0.1:9")
         response.headers["x-seen"] = "yes"
@@ -235,7 +235,7 @@ async def test_a_forwarded_answer_is_passed_on_without_its_body() -> None:
 
 
 async def test_a_forwarded_answer_may_be_read_and_edited() -> None:
-    async def edit(request: Request, env: Any, context: Context) -> Response:
+    async def edit(request: Request, env: Any, context: HandlerContext) -> Response:
         first = await context.forward(request)
         second = await context.forward(Request("GET", "https://a.test/again"))
         return Response(await first.read() + await second.read())
@@ -247,7 +247,7 @@ async def test_a_forwarded_answer_may_be_read_and_edited() -> None:
 
 
 async def test_a_refusal_keeps_its_reason() -> None:
-    async def refuse(request: Request, env: Any, context: Context) -> Request:
+    async def refuse(request: Request, env: Any, context: HandlerContext) -> Request:
         raise Refused("not on a monday")
 
     async with pair(refuse) as both:
@@ -259,7 +259,7 @@ async def test_a_refusal_keeps_its_reason() -> None:
 async def test_a_handler_that_fails_tells_its_kind_and_no_secret(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(request: Request, env: Any, context: Context) -> Any:
+    async def fail(request: Request, env: Any, context: HandlerContext) -> Any:
         if what == "error":
             raise KeyError("s3cret")
         if what == "nothing":
@@ -277,7 +277,7 @@ async def test_a_handler_that_fails_tells_its_kind_and_no_secret(
 
 
 async def test_a_body_that_breaks_off_is_an_error_for_its_reader() -> None:
-    async def breaking(request: Request, env: Any, context: Context) -> Response:
+    async def breaking(request: Request, env: Any, context: HandlerContext) -> Response:
         async def body() -> AsyncIterator[bytes]:
             yield b"begun"
             raise RuntimeError("s3cret")
@@ -295,7 +295,7 @@ async def test_what_cannot_be_forwarded_is_an_error_in_the_handler() -> None:
         async def forward(self, request: Request, *, to: str | None = None) -> Response:
             raise OSError("no such host")
 
-    async def relay(request: Request, env: Any, context: Context) -> Response:
+    async def relay(request: Request, env: Any, context: HandlerContext) -> Response:
         try:
             return await context.forward(request)
         except ConnectionError as error:
@@ -309,7 +309,7 @@ async def test_what_cannot_be_forwarded_is_an_error_in_the_handler() -> None:
 async def test_several_requests_are_handled_at_a_time() -> None:
     gate, waiting = asyncio.Event(), 0
 
-    async def wait(request: Request, env: Any, context: Context) -> Request:
+    async def wait(request: Request, env: Any, context: HandlerContext) -> Request:
         nonlocal waiting
         waiting += 1
         await gate.wait()
@@ -325,7 +325,7 @@ async def test_several_requests_are_handled_at_a_time() -> None:
 async def test_a_caller_that_leaves_cancels_the_handler() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def hang(request: Request, env: Any, context: Context) -> Request:
+    async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -346,7 +346,7 @@ async def test_a_caller_that_leaves_cancels_the_handler() -> None:
 async def test_a_client_that_goes_away_is_a_refusal() -> None:
     begun = asyncio.Event()
 
-    async def hang(request: Request, env: Any, context: Context) -> Request:
+    async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
         begun.set()
         await asyncio.Event().wait()
         return request

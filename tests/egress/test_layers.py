@@ -7,68 +7,75 @@ from typing import Any
 
 import pytest
 
-from smokebox.egress.clients import Clients, Local
-from smokebox.egress.handler import CLIENT, Context, Refused
-from smokebox.egress.layers import MOST_CHANGES, Changes, Layers, check_opened, split_handlers
+from smokebox.egress.clients import Clients, LocalHandlers
+from smokebox.egress.handler import CLIENT, HandlerContext, Refused
+from smokebox.egress.layers import (
+    MOST_CHANGES,
+    EgressChanges,
+    EgressLayers,
+    check_opened,
+    split_handlers,
+)
 from smokebox.egress.message import Request, Response
+from smokebox.egress.policy import Egress
 from smokebox.errors import InvalidOption, LimitReached
 
 NOBODY: Any = None
 
 
-async def handler(request: Request, env: Any, context: Context) -> Request:
+async def handler(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["x-by"] = "handler"
     return request
 
 
-async def other(request: Request, env: Any, context: Context) -> Request:
+async def other(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["x-by"] = "other"
     return request
 
 
-def action(layers: Layers, host: str, port: int = 443) -> str:
+def action(layers: EgressLayers, host: str, port: int = 443) -> str:
     return layers.egress().decide(host, port).action
 
 
-def with_changes(changes: Changes, **settings: Any) -> Layers:
-    return Layers(changes=changes).with_settings(settings)
+def with_changes(changes: EgressChanges, **settings: Any) -> EgressLayers:
+    return EgressLayers(changes=changes).with_settings(settings)
 
 
-def test_settings_that_are_left_out_stay_and_none_is_the_default_again() -> None:
-    layers = Layers().with_settings({"internet": True, "denied_hosts": ["a.test"]})
-    layers = layers.with_settings({"internet": None})
-    assert layers.settings == {"denied_hosts": ["a.test"]}
+def test_new_settings_replace_the_old_ones() -> None:
+    layers = EgressLayers().with_settings({"internet": True, "denied_hosts": ["a.test"]})
+    layers = layers.with_settings({"denied_hosts": ["c.test"]})
+    assert layers.settings == {"denied_hosts": ["c.test"]}
     assert action(layers, "b.test") == "refuse"
 
 
 @pytest.mark.parametrize("wrong", [{"internet": 1}, {"intranet": True}, {"tcp": ["x"]}])
 def test_settings_are_checked_when_they_are_given(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
-        Layers().with_settings(wrong)
+        EgressLayers().with_settings(wrong)
 
 
 def test_allowing_a_host_opens_it_and_closes_no_other() -> None:
-    layers = with_changes(Changes().allow("new.test"), outbound_by_host={"api.test": "m:a"})
+    layers = with_changes(EgressChanges().allow("new.test"), outbound_by_host={"api.test": "m:a"})
     assert action(layers, "new.test") == "forward"
     assert action(layers, "api.test") == "handle"
     assert action(layers, "b.test") == "refuse"
-    free = with_changes(Changes().allow("new.test"), internet=True)
+    free = with_changes(EgressChanges().allow("new.test"), internet=True)
     assert action(free, "b.test") == "forward"
 
 
 def test_allowing_a_host_ends_a_denial_of_that_name() -> None:
-    layers = with_changes(Changes().allow("a.test"), internet=True, denied_hosts=["A.test"])
+    layers = with_changes(EgressChanges().allow("a.test"), internet=True, denied_hosts=["A.test"])
     assert action(layers, "a.test") == "forward"
 
 
 def test_a_host_that_a_glob_denies_cannot_be_opened_by_its_name() -> None:
-    layers = with_changes(Changes().allow("a.test"), denied_hosts=["*.test"])
+    layers = with_changes(EgressChanges().allow("a.test"), denied_hosts=["*.test"])
     with pytest.raises(InvalidOption, match=r"a\.test stays closed: denied_hosts has '\*\.test'"):
         check_opened(layers.egress(), "a.test")
 
 
 def test_denying_a_host_closes_it_whatever_opened_it() -> None:
-    changes = Changes().allow("a.test").deny("a.test").deny("api.test").deny("db.test")
+    changes = EgressChanges().allow("a.test").deny("a.test").deny("api.test").deny("db.test")
     layers = with_changes(
         changes,
         internet=True,
@@ -85,7 +92,7 @@ def test_denying_a_host_closes_it_whatever_opened_it() -> None:
 def test_settings_that_are_sent_again_undo_no_change() -> None:
     settings = {"allowed_hosts": ["a.test", "b.test"], "denied_hosts": ["c.test"]}
     layers = with_changes(
-        Changes().remove_allowed("a.test").remove_denied("c.test").allow("d.test"), **settings
+        EgressChanges().remove_allowed("a.test").remove_denied("c.test").allow("d.test"), **settings
     )
     again = layers.with_settings(settings)
     assert again == layers
@@ -99,7 +106,7 @@ def test_settings_that_are_sent_again_undo_no_change() -> None:
 
 def test_a_handler_set_at_run_time_wins_and_can_be_taken_away() -> None:
     settings = {"outbound_by_host": {"a.test": "m:a", "b.test": "m:b"}, "outbound": "m:all"}
-    changes = Changes().set_handler("A.test.", "m:new").set_handler("b.test", None)
+    changes = EgressChanges().set_handler("A.test.", "m:new").set_handler("b.test", None)
     policy = with_changes(changes, **settings).egress()
     assert policy.decide("a.test").handler == "m:new"
     assert policy.decide("b.test").handler == "m:all"
@@ -108,42 +115,47 @@ def test_a_handler_set_at_run_time_wins_and_can_be_taken_away() -> None:
 
 
 def test_the_internet_can_be_turned_on_and_off_at_run_time() -> None:
-    assert action(with_changes(Changes().set_internet(True)), "a.test") == "forward"
-    off = with_changes(Changes().set_internet(False), internet=True)
+    assert action(with_changes(EgressChanges().set_internet(True)), "a.test") == "forward"
+    off = with_changes(EgressChanges().set_internet(False), internet=True)
     assert action(off, "a.test") == "refuse"
-    back = Layers(settings=off.settings, changes=off.changes.set_internet(None))
+    back = EgressLayers(settings=off.settings, changes=off.changes.set_internet(None))
     assert action(back, "a.test") == "forward"
 
 
 @pytest.mark.parametrize("host", ["", "https://a.test", "a b", 7])
 def test_a_host_that_is_none_cannot_be_changed(host: Any) -> None:
-    changes = Changes()
+    changes = EgressChanges()
     for change in (changes.allow, changes.deny, changes.remove_allowed, changes.remove_denied):
         with pytest.raises(InvalidOption):
             change(host)
 
 
 def test_changes_have_an_end() -> None:
-    changes = Changes(allowed={f"h{number}.test": True for number in range(MOST_CHANGES)})
+    changes = EgressChanges(allowed={f"h{number}.test": True for number in range(MOST_CHANGES)})
     with pytest.raises(LimitReached, match="4096 changes"):
         changes.allow("one.more.test")
 
 
 def test_layers_outlive_the_record() -> None:
-    changes = Changes().allow("a.test").set_handler("b.test", "m:b").set_handler("c.test", None)
+    changes = (
+        EgressChanges().allow("a.test").set_handler("b.test", "m:b").set_handler("c.test", None)
+    )
     layers = with_changes(changes, outbound=CLIENT, max_requests=7)
     data = json.loads(json.dumps(layers.to_json()))
-    assert Layers.from_json(data) == layers
-    assert Layers.from_json({"settings": {"of_tomorrow": 1}, "changes": {"too": 1}}) == Layers()
+    assert EgressLayers.from_json(data) == layers
+    assert (
+        EgressLayers.from_json({"settings": {"of_tomorrow": 1}, "changes": {"too": 1}})
+        == EgressLayers()
+    )
 
 
 def test_functions_stay_here_and_are_sent_as_a_mark() -> None:
     split = split_handlers(
-        {
-            "outbound": handler,
-            "outbound_by_host": {"A.test": other, "b.test:81": handler, "c.test": "m:c"},
-            "allowed_hosts": ("*.test",),
-        }
+        Egress(
+            outbound=handler,
+            outbound_by_host={"A.test": other, "b.test:81": handler, "c.test": "m:c"},
+            allowed_hosts=("*.test",),
+        )
     )
     assert split.settings == {
         "outbound": CLIENT,
@@ -155,7 +167,9 @@ def test_functions_stay_here_and_are_sent_as_a_mark() -> None:
 
 async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
     clients = Clients()
-    layers = Layers().with_settings({"outbound_by_host": {"a.test": CLIENT}, "outbound": "m:all"})
+    layers = EgressLayers().with_settings(
+        {"outbound_by_host": {"a.test": CLIENT}, "outbound": "m:all"}
+    )
     policy = layers.egress(clients.bind)
     assert policy.decide("b.test").handler == "m:all"
     bound: Any = policy.decide("a.test").handler
@@ -166,9 +180,9 @@ async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
 
     with pytest.raises(Refused, match="runs in the process of a client, and none is connected"):
         await by()
-    end_first = clients.attach(Local({"a.test": handler}))
-    end_second = clients.attach(Local({"a.test": other}))
-    clients.attach(Local({"": handler}))
+    end_first = clients.attach(LocalHandlers({"a.test": handler}))
+    end_second = clients.attach(LocalHandlers({"a.test": other}))
+    clients.attach(LocalHandlers({"": handler}))
     assert clients.slots == {"", "a.test"}
     assert await by() == "other"
     end_second()
@@ -180,11 +194,11 @@ async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
 
 
 async def test_a_handler_of_this_process_may_answer_itself() -> None:
-    async def answer(request: Request, env: Any, context: Context) -> Response:
+    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(env)
 
     clients = Clients()
-    clients.attach(Local({"": answer}))
+    clients.attach(LocalHandlers({"": answer}))
     bound: Any = clients.bind("", CLIENT)
     made = await bound(Request("GET", "http://a.test/"), "the env", NOBODY)
     assert await made.text() == "the env"

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smokebox.egress.handler import CLIENT, Context, handler_name, run_handler
+from smokebox.egress.handler import CLIENT, HandlerContext, handler_name, run_handler
 from smokebox.egress.message import Request, Response
-from smokebox.egress.policy import Egress
+from smokebox.egress.policy import Egress, EgressInForce
 from smokebox.errors import InvalidOption
 
 
-async def handler(request: Request, env: Any, context: Context) -> Request:
+async def handler(request: Request, env: Any, context: HandlerContext) -> Request:
     return request
 
 
-async def other(request: Request, env: Any, context: Context) -> Request:
+async def other(request: Request, env: Any, context: HandlerContext) -> Request:
     return request
 
 
 class Callable:
-    async def __call__(self, request: Request, env: Any, context: Context) -> Request:
+    async def __call__(self, request: Request, env: Any, context: HandlerContext) -> Request:
         return request
 
 
@@ -108,10 +108,10 @@ def test_tls_is_passed_unopened_by_its_name_only() -> None:
 
 
 def test_an_opened_host_passes_the_gate_and_closes_no_other() -> None:
-    gated = Egress(allowed_hosts=["a.test"], opened_hosts=["b.test"])
+    gated = EgressInForce(allowed_hosts=["a.test"], opened_hosts=["b.test"])
     assert judge(gated, "b.test") == ("forward", "allow_host('b.test')")
     assert judge(gated, "a.test")[0] == "forward"
-    free = Egress(opened_hosts=["b.test"], outbound_by_host={"c.test": handler})
+    free = EgressInForce(opened_hosts=["b.test"], outbound_by_host={"c.test": handler})
     assert judge(free, "c.test")[0] == "handle"
     assert judge(free, "b.test")[0] == "forward"
     assert judge(free, "d.test")[0] == "refuse"

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from smokebox.engine.images.image import Image, Layer
 from smokebox.engine.jail.api import JailSpec, JailState
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.limits import Limits
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import ProcessRow, SandboxRow, put
 from smokebox.engine.run import Run
 from smokebox.errors import PathNotFound
-from smokebox.sandbox.spill import SpillFolder
+from smokebox.limits import Limits
+from smokebox.runtime.spill import SpillFolder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -168,7 +168,7 @@ async def rows(box: Box) -> list[ProcessRow]:
 
 def files(box: Box) -> set[str]:
     """The files of its processes."""
-    return set(os.listdir(f"{box.directory}/run")) - {"agent.sock", "io"}
+    return set(os.listdir(f"{box.directory}/run")) - {"init.sock", "io"}
 
 
 def commands(box: Box) -> list[str]:

@@ -11,17 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smokebox.engine import commands
 from smokebox.engine.images.image import Image, Layer
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.limits import Limits
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import SandboxRow, put
 from smokebox.engine.run import Run
 from smokebox.engine.sessions.sessions import Sessions
 from smokebox.errors import PathNotFound
-from smokebox.sandbox.spill import SpillFolder
+from smokebox.limits import Limits
+from smokebox.runtime.spill import SpillFolder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,7 +92,7 @@ class Box:
     async def exec(self, command: str) -> ExecResult:
         """A command without a session."""
         program = await self.run.program(command)
-        return await commands.execute(self.run, program, spills=self.spills, max_output=1 << 20)
+        return await self.run.execute(program, spills=self.spills, max_output=1 << 20)
 
     async def sleep(self) -> None:
         """End the run, as an idle sandbox does, and begin another."""

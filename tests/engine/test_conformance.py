@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +22,7 @@ class TestNamespaces(SandboxSuite):
         return host.sandbox("case")
 
 
-@pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes minutes: see `make soak`")
-@pytest.mark.skipif(not shutil.which("runsc"), reason="there is no runsc")
+@pytest.mark.gvisor
 @pytest.mark.timeout(60)
 class TestGvisor(SandboxSuite):
     @pytest_asyncio.fixture

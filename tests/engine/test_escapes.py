@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.files import listing, transfers
+from smokebox.engine.files import operations
 from smokebox.engine.files.rooted import Rooted
 from smokebox.errors import (
     AccessDenied,
@@ -143,7 +143,7 @@ class TestEscapes:
         with pytest.raises(PathNotFound):
             files.make_directory("/folder/more")
         with pytest.raises(PathNotFound):
-            transfers.rename(files, "/folder/secret", "/stolen")
+            operations.rename(files, "/folder/secret", "/stolen")
         assert untouched(root)
 
     def test_missing_parents_are_never_climbed_as_text(self, files: Rooted, root: Path) -> None:
@@ -173,7 +173,7 @@ class TestEscapes:
             lambda: host.chmod("/proc/version", 0o444),
             lambda: host.remove("/proc/tty", recursive=True),
             lambda: host.make_directory("/proc/made"),
-            lambda: transfers.copy(host, "/proc/tty", "/tmp/tty", recursive=True),
+            lambda: operations.copy(host, "/proc/tty", "/tmp/tty", recursive=True),
         ):
             with pytest.raises(AccessDenied) as caught:
                 attempt()
@@ -182,9 +182,11 @@ class TestEscapes:
 
     def test_a_link_is_a_link_in_a_listing(self, files: Rooted, root: Path) -> None:
         (root / "out").symlink_to(root.parent / "host")
-        assert [found.path for found in listing.list_files(files, "/", recursive=True)] == ["/out"]
-        assert listing.glob(files, "**", "/", hidden=True, files_only=False) == ["/out"]
-        assert listing.glob(files, "/out/*", "/", hidden=True, files_only=False) == []
+        assert [found.path for found in operations.list_files(files, "/", recursive=True)] == [
+            "/out"
+        ]
+        assert operations.glob(files, "**", "/", hidden=True, files_only=False) == ["/out"]
+        assert operations.glob(files, "/out/*", "/", hidden=True, files_only=False) == []
         assert next(iter(files.listing("/"))).kind == "symlink"
 
     def test_removing_goes_around_links(self, files: Rooted, root: Path) -> None:
@@ -252,8 +254,8 @@ class TestRaces:
         with meanwhile(swapping(root / "tree" / "d", root.parent / "host")):
             for _ in for_a_second():
                 with contextlib.suppress(SmokeboxError):
-                    transfers.copy(files, "/tree", "/copy", recursive=True)
-                listing.list_files(files, "/tree", recursive=True)
+                    operations.copy(files, "/tree", "/copy", recursive=True)
+                operations.list_files(files, "/tree", recursive=True)
                 for folder, _, names in os.walk(root / "copy"):
                     for name in names:
                         assert (Path(folder) / name).read_text() == "inside"

@@ -12,15 +12,15 @@ from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from smokebox.engine import Host, Sandbox
-    from smokebox.engine.sessions.session import Session
-    from smokebox.sandbox.capture import ByteStream
+    from smokebox.engine.sessions.session import ShellSession
+    from smokebox.runtime.stream import ByteStream
 
 NOT_TEXT = bytes(range(256)) + b"\xff\xc3\x00\xed\xa0\x80\xf0\x9f"
 SAY_NOT_TEXT = "printf '" + "".join(f"\\x{byte:02x}" for byte in NOT_TEXT) + "'"
 
 
 @pytest.fixture(params=["stateless", "session"])
-async def where(request: pytest.FixtureRequest, host: Host) -> tuple[Sandbox, Session | None]:
+async def where(request: pytest.FixtureRequest, host: Host) -> tuple[Sandbox, ShellSession | None]:
     """A sandbox, and where in it commands run."""
     sandbox = host.sandbox("bytes")
     return sandbox, await sandbox.create_session() if request.param == "session" else None
@@ -36,7 +36,7 @@ async def whole(stream: ByteStream) -> tuple[bytes, bytes]:
 
 
 async def test_bytes_that_are_no_text_stay_what_they_are(
-    where: tuple[Sandbox, Session | None],
+    where: tuple[Sandbox, ShellSession | None],
 ) -> None:
     sandbox, session = where
     stream = sandbox.exec_bytes(f"{SAY_NOT_TEXT}; {SAY_NOT_TEXT} >&2; exit 3", session=session)
@@ -45,7 +45,7 @@ async def test_bytes_that_are_no_text_stay_what_they_are(
 
 
 async def test_a_character_cut_in_two_comes_as_it_was_written(
-    where: tuple[Sandbox, Session | None],
+    where: tuple[Sandbox, ShellSession | None],
 ) -> None:
     sandbox, session = where
     command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z'"
@@ -58,7 +58,7 @@ async def test_a_character_cut_in_two_comes_as_it_was_written(
 
 
 async def test_as_text_the_same_command_is_never_cut_inside_a_character(
-    where: tuple[Sandbox, Session | None],
+    where: tuple[Sandbox, ShellSession | None],
 ) -> None:
     sandbox, session = where
     command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z\xc3'"
@@ -70,7 +70,7 @@ async def test_as_text_the_same_command_is_never_cut_inside_a_character(
     assert texts == ["a", "äz", "\N{REPLACEMENT CHARACTER}"]
 
 
-async def test_fifty_megabytes_arrive_whole(where: tuple[Sandbox, Session | None]) -> None:
+async def test_fifty_megabytes_arrive_whole(where: tuple[Sandbox, ShellSession | None]) -> None:
     sandbox, session = where
     command = "seq 1 9000000 | head -c 50000000 | tee >(sha256sum >&2); sleep 0.1; wait $!"
     digest, told = hashlib.sha256(), b""
@@ -84,7 +84,7 @@ async def test_fifty_megabytes_arrive_whole(where: tuple[Sandbox, Session | None
     assert told.split()[0].decode() == digest.hexdigest()
 
 
-async def test_a_timeout_keeps_what_was_written(where: tuple[Sandbox, Session | None]) -> None:
+async def test_a_timeout_keeps_what_was_written(where: tuple[Sandbox, ShellSession | None]) -> None:
     sandbox, session = where
     stream = sandbox.exec_bytes(r"printf '\xff\xc3'; sleep 1011", timeout=1, session=session)
     out, err = await whole(stream)
@@ -94,7 +94,7 @@ async def test_a_timeout_keeps_what_was_written(where: tuple[Sandbox, Session | 
     assert (stream.exit_code, stream.result.timed_out) == (124, True)
 
 
-async def test_leaving_early_kills(where: tuple[Sandbox, Session | None]) -> None:
+async def test_leaving_early_kills(where: tuple[Sandbox, ShellSession | None]) -> None:
     sandbox, session = where
     async with sandbox.exec_bytes("echo on; exec sleep 1012", session=session) as stream:
         async for piece in stream:
@@ -106,7 +106,7 @@ async def test_leaving_early_kills(where: tuple[Sandbox, Session | None]) -> Non
 
 
 async def test_what_it_reads_and_is_told_is_as_for_exec(
-    where: tuple[Sandbox, Session | None],
+    where: tuple[Sandbox, ShellSession | None],
 ) -> None:
     sandbox, session = where
     command = 'cat; printf "%s %s" "$PWD" "$WORD"'
@@ -131,5 +131,5 @@ async def test_the_end_of_a_sessions_shell_is_told(host: Host) -> None:
 
 
 def test_a_session_has_one_user_for_all_its_commands(host: Host) -> None:
-    with pytest.raises(InvalidOption, match="user cannot change within a session"):
+    with pytest.raises(InvalidOption, match="user cannot be changed within a session"):
         host.sandbox("bytes").exec_bytes("true", user="nobody", session="s")

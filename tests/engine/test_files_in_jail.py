@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import pytest_asyncio
 
+from smokebox.engine.files.descriptors import closing
 from smokebox.engine.files.files import Files
-from smokebox.engine.files.opening import closing
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.images.image import Layer
 from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.limits import Limits
 from smokebox.engine.workers import Workers
 from smokebox.errors import AccessDenied, IsolationUnavailable, PathError, SymlinkLoop
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from smokebox.engine.files.headers import decode, encode
+from smokebox.engine.files.tar_format import decode_header, encode_header
 
 FIELDS = ("name", "mode", "uid", "gid", "size", "mtime", "chksum", "type", "linkname")
 LENGTHS = (1, 98, 99, 100, 101, 154, 155, 256, 993, 4000)
@@ -33,9 +33,9 @@ def same(data: bytes) -> None:
             theirs = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").get_info()
         except tarfile.HeaderError as error:
             with pytest.raises(type(error)):
-                decode(block)
+                decode_header(block)
             continue
-        ours = decode(block).get_info()
+        ours = decode_header(block).get_info()
         assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
 
 
@@ -43,7 +43,7 @@ def same(data: bytes) -> None:
 def test_names_and_links_of_any_length(letter: str) -> None:
     for length, other in itertools.product(LENGTHS, LENGTHS):
         name, link = letter * length, letter * other
-        data = encode(name, tarfile.SYMTYPE, mode=0o777, uid=0, gid=0, mtime=1, link=link)
+        data = encode_header(name, tarfile.SYMTYPE, mode=0o777, uid=0, gid=0, mtime=1, link=link)
         member = read(data)
         assert (member.name, member.linkname, member.issym()) == (name, link, True)
         assert len(data) % tarfile.BLOCKSIZE == 0
@@ -52,17 +52,17 @@ def test_names_and_links_of_any_length(letter: str) -> None:
 @pytest.mark.parametrize("size", [0, 1, 8**11 - 1, 8**11, 10**15])
 @pytest.mark.parametrize("uid", [0, 65534, 8**7 - 1, 8**7, 2**32 - 2])
 def test_numbers_of_any_size(size: int, uid: int) -> None:
-    data = encode("f", tarfile.REGTYPE, mode=0o104751, uid=uid, gid=uid, size=size, mtime=5)
+    data = encode_header("f", tarfile.REGTYPE, mode=0o104751, uid=uid, gid=uid, size=size, mtime=5)
     member = read(data)
     assert (member.size, member.uid, member.gid, member.mode) == (size, uid, uid, 0o4751)
 
 
 @pytest.mark.parametrize("moment", [0, 1, -1, -1_500_000_000, 1_794_971_965_123_456_789, 10**19])
 def test_times_to_the_nanosecond(moment: int) -> None:
-    exact = encode("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=0, exact=moment)
+    exact = encode_header("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=0, exact=moment)
     said = read(exact).pax_headers["mtime"]
     assert int(said.replace(".", "")) == moment
-    rough = encode("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=moment // 10**9)
+    rough = encode_header("d", tarfile.DIRTYPE, mode=0, uid=0, gid=0, mtime=moment // 10**9)
     assert read(rough).mtime == moment // 10**9
 
 
@@ -82,7 +82,7 @@ def test_headers_of_every_dialect_are_read(form: Literal[0, 1, 2]) -> None:
 
 def test_damaged_headers_are_refused_as_the_standard_library_does() -> None:
     chance = random.Random(3)
-    whole = encode("name", tarfile.SYMTYPE, mode=0o644, uid=1, gid=2, mtime=3, link="to")
+    whole = encode_header("name", tarfile.SYMTYPE, mode=0o644, uid=1, gid=2, mtime=3, link="to")
     for _ in range(3000):
         block = bytearray(whole)
         for _ in range(chance.choice((1, 1, 2, 8))):

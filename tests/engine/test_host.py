@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from engine.traces import processes, settled, traces
 from smokebox.engine.host import Host
-from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -136,7 +136,7 @@ async def test_what_a_sandbox_is_made_from_cannot_change(host: Host, option: Any
 
 async def test_a_tier_that_is_not_here_is_said(host: Host) -> None:
     with pytest.raises((IsolationUnavailable, Unsupported), match="gvisor"):
-        host._shop.jailer("gvisor-of-tomorrow")
+        host._context.jailer("gvisor-of-tomorrow")
 
 
 @pytest.mark.skipif(detect().enforcement == "rlimits", reason="no cgroup holds memory here")
@@ -362,7 +362,7 @@ async def test_one_sandbox_that_cannot_be_adopted_does_not_keep_the_engine_from_
         assert (await info(second, "good")).status == "active"
         bad = await info(second, "bad")
         assert bad.status == "idle"
-        assert "could not be taken over" in (bad.stop_reason or "")
+        assert "could not be adopted" in (bad.stop_reason or "")
         await second.sandbox("bad").destroy()
 
 
@@ -434,9 +434,9 @@ async def test_a_sandbox_without_a_name_gets_one_of_its_own(host: Host) -> None:
 
 async def filled(host: Host) -> set[str]:
     """The directories of what was made ahead, once all of it is."""
-    known = {row.key for row in await host._shop.record.sandboxes()}
+    known = {row.key for row in await host._context.record.sandboxes()}
     async with asyncio.timeout(10):
-        while len(host._shop.pool._ready) < 2:
+        while len(host._context.pool._ready) < 2:
             await asyncio.sleep(0.01)
     return set(os.listdir(f"{host.home}/boxes")) - known
 
@@ -455,7 +455,7 @@ async def test_a_sandbox_is_taken_from_the_pool(pooled: Host) -> None:
 async def test_what_died_in_the_pool_is_not_handed_out(pooled: Host) -> None:
     await pooled.create("first")
     ahead = await filled(pooled)
-    for ready in pooled._shop.pool._ready:
+    for ready in pooled._context.pool._ready:
         os.kill(ready.jail.state.pid, signal.SIGKILL)
         await ready.jail.wait()
     sandbox = await pooled.create("second")
@@ -474,7 +474,7 @@ async def test_what_is_in_the_pool_goes_with_the_engine(tmp_path: Path, layers: 
 
 async def test_a_zygote_that_is_killed_is_started_again(host: Host) -> None:
     await host.create("before")
-    [jailer] = [one for one in host._shop.jailers.values() if one.tier == "namespaces"]
+    [jailer] = [one for one in host._context.jailers.values() if one.tier == "namespaces"]
     zygote = jailer._zygote._process  # type: ignore[attr-defined]
     zygote.kill()
     await asyncio.gather(*(host.create(f"after-{n}") for n in range(5)), return_exceptions=True)

@@ -13,7 +13,8 @@ from smokebox.engine.images.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smokebox.engine.images.image import Image, ImageStore
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.images.store import ImageStore
 
 
 class Configured:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +19,7 @@ from crash.killing import Place, new_place
 from engine.traces import processes
 from ordinary import LIBRARIES, as_nobody
 from smokebox.engine.files import leftovers
-from smokebox.engine.files.replacing import TEMPORARY, temporary_name
-from smokebox.engine.jail.gvisor import RUNSC
+from smokebox.engine.files.replacement import TEMPORARY, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,14 +132,7 @@ KINDS = [
         id="ordinary",
         marks=pytest.mark.skipif(os.geteuid() != 0, reason="the others are ordinary already"),
     ),
-    pytest.param(
-        Kind(tier="gvisor"),
-        id="gvisor",
-        marks=pytest.mark.skipif(
-            not shutil.which(os.environ.get(RUNSC, "runsc")),
-            reason="gVisor is not installed: apt-get install -y runsc",
-        ),
-    ),
+    pytest.param(Kind(tier="gvisor"), id="gvisor", marks=pytest.mark.gvisor),
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from engine.traces import processes, stop_all, traces
 from smokebox.engine import lifecycle
-from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.errors import (
     NotFound,
     PathNotFound,
@@ -384,11 +384,11 @@ async def test_a_stuck_agent_is_an_error_and_not_a_hang(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "PULSE_SECONDS", 0.1)
-    monkeypatch.setattr("smokebox.engine.jail.errands.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("smokebox.engine.jail.guest_requests.ANSWER_SECONDS", 0.5)
     sandbox = host.sandbox("stuck")
     await sandbox.write_file("a", "1")
     stop_all(host.home)
-    with pytest.raises(SandboxGone, match="does not answer"):
+    with pytest.raises(SandboxGone, match="does not respond"):
         await sandbox.exec("true")
     assert (await sandbox.exec("cat a")).stdout == "1"
 

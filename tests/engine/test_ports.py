@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.engine import Sandbox
-    from smokebox.engine.ports import Exposed
+    from smokebox.engine.ports import PortGrant
 
 ECHO = """
 import socket, sys
@@ -67,7 +66,7 @@ async def test_a_port_is_reached_on_whichever_address_listens(
     assert [await ask(sandbox) for _ in range(8)] == [b"HELLO"] * 8
 
 
-@pytest.mark.skipif(shutil.which("runsc") is None, reason="gVisor is not on this machine")
+@pytest.mark.gvisor
 async def test_a_port_of_the_stronger_tier_is_reached(host: Host) -> None:
     sandbox = await host.create("box", tier="gvisor")
     await listen(sandbox)
@@ -188,7 +187,7 @@ async def test_a_name_that_cannot_be_shown_is_refused(sandbox: Sandbox, name: st
 
 async def test_a_name_too_long_for_dns_is_refused_before_anything_starts(host: Host) -> None:
     sandbox = host.sandbox("a" * 60)
-    with pytest.raises(InvalidOption, match="DNS has room for 63"):
+    with pytest.raises(InvalidOption, match="DNS allows 63"):
         await sandbox.ports.expose(3000)
     assert await sandbox.info() is None
     fits = host.sandbox("a" * 41)
@@ -198,7 +197,7 @@ async def test_a_name_too_long_for_dns_is_refused_before_anything_starts(host: H
 
 
 async def test_a_port_of_another_name_or_token_is_in_use(sandbox: Sandbox) -> None:
-    async def conflict(port: int, **options: Any) -> Exposed | str:
+    async def conflict(port: int, **options: Any) -> PortGrant | str:
         try:
             return await sandbox.ports.expose(port, **options)
         except Conflict as error:

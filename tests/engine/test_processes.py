@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.lasting_box import Box, commands, eventually, files, open_box, rows
-from smokebox.engine.jail import agent
-from smokebox.engine.limits import ProcessLimits
+from smokebox.engine.jail import guest_init
 from smokebox.engine.processes import processes as processes_module
-from smokebox.engine.processes.endings import Exit, Told, parse
+from smokebox.engine.processes.lifetime import ExitRecord, ProcessExit, parse_exit_file
 from smokebox.errors import (
     AccessDenied,
     Conflict,
@@ -25,14 +24,15 @@ from smokebox.errors import (
     SandboxGone,
     SmokeboxError,
 )
+from smokebox.limits import ProcessLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
 
-def exit_of(code: int, killed: bool = False) -> Exit:
-    return Exit(code=code, killed=killed)
+def exit_of(code: int, killed: bool = False) -> ProcessExit:
+    return ProcessExit(code=code, killed=killed)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ async def test_one_of_two_starts_with_one_id_wins(box: Box) -> None:
         *(box.processes.start("sleep 9", process_id="one") for _ in range(2)),
         return_exceptions=True,
     )
-    assert sorted(type(one).__name__ for one in both) == ["Conflict", "LastingProcess"]
+    assert sorted(type(one).__name__ for one in both) == ["BackgroundProcess", "Conflict"]
     assert len(await rows(box)) == 1
 
 
@@ -278,7 +278,7 @@ async def test_waiting_has_an_end(box: Box) -> None:
     assert process.status == "running"
 
 
-async def test_a_process_that_kills_its_minder_is_lost_and_gone(box: Box) -> None:
+async def test_a_process_that_kills_its_supervisor_is_lost_and_gone(box: Box) -> None:
     process = await box.processes.start(
         "read go; sleep 1001 & kill -9 $PPID; sleep 1002", stdin=True
     )
@@ -288,7 +288,7 @@ async def test_a_process_that_kills_its_minder_is_lost_and_gone(box: Box) -> Non
     await eventually(lambda: commands(box) == [])
 
 
-async def test_a_stopped_minder_keeps_nobody_from_killing(box: Box) -> None:
+async def test_a_stopped_supervisor_keeps_nobody_from_killing(box: Box) -> None:
     process = await box.processes.start("read go; kill -STOP $PPID; exec sleep 1001", stdin=True)
     await process.write_stdin("go\n")
     await eventually(lambda: commands(box) == ["sleep 1001"])
@@ -297,10 +297,10 @@ async def test_a_stopped_minder_keeps_nobody_from_killing(box: Box) -> None:
     assert process.exit_code == 143
 
 
-async def test_a_process_that_stops_its_minder_before_it_answers_is_not_left(
+async def test_a_process_that_stops_its_supervisor_before_it_answers_is_not_left(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smokebox.engine.jail.errands.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("smokebox.engine.jail.guest_requests.ANSWER_SECONDS", 1.0)
     with contextlib.suppress(SandboxGone):
         process = await box.processes.start("kill -STOP $PPID; sleep 1001")
         await process.kill(grace=0)
@@ -380,26 +380,44 @@ async def test_waiting_and_following_count_as_activity(box: Box) -> None:
     assert box.uses == 0
 
 
-BEGUN = agent.BEGUN.pack(b"S", 7, 6)
+BEGUN = guest_init.BEGUN.pack(b"S", 7, 6)
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"", Told()),
-        (b"S", Told()),
-        (BEGUN, Told(leader=7, minder=6)),
-        (agent.BEGUN.pack(b"S", 0, 6), Told(minder=6)),
-        (agent.BEGUN.pack(b"S", -1, 6) + agent.EXIT.pack(b"X", 0), Told(minder=6)),
-        (agent.BEGUN.pack(b"S", 7, 1), Told()),
-        (b"\xff" * 99, Told()),
-        (BEGUN + agent.EXIT.pack(b"X", 0x300), Told(leader=7, minder=6, exit=exit_of(3))),
-        (BEGUN + agent.EXIT.pack(b"X", 9), Told(leader=7, minder=6, exit=exit_of(137, True))),
-        (BEGUN + agent.EXIT.pack(b"T", 0), Told(leader=7, minder=6, exit=exit_of(124, True))),
-        (BEGUN + agent.EXIT.pack(b"X", -5), Told(leader=7, minder=6, exit=exit_of(255))),
-        (BEGUN + agent.EXIT.pack(b"?", 0), Told(leader=7, minder=6, exit=exit_of(255))),
-        (BEGUN + b"X\0", Told(leader=7, minder=6)),
+        (b"", ExitRecord()),
+        (b"S", ExitRecord()),
+        (BEGUN, ExitRecord(leader=7, supervisor_pid=6)),
+        (guest_init.BEGUN.pack(b"S", 0, 6), ExitRecord(supervisor_pid=6)),
+        (
+            guest_init.BEGUN.pack(b"S", -1, 6) + guest_init.EXIT.pack(b"X", 0),
+            ExitRecord(supervisor_pid=6),
+        ),
+        (guest_init.BEGUN.pack(b"S", 7, 1), ExitRecord()),
+        (b"\xff" * 99, ExitRecord()),
+        (
+            BEGUN + guest_init.EXIT.pack(b"X", 0x300),
+            ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(3)),
+        ),
+        (
+            BEGUN + guest_init.EXIT.pack(b"X", 9),
+            ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(137, True)),
+        ),
+        (
+            BEGUN + guest_init.EXIT.pack(b"T", 0),
+            ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(124, True)),
+        ),
+        (
+            BEGUN + guest_init.EXIT.pack(b"X", -5),
+            ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(255)),
+        ),
+        (
+            BEGUN + guest_init.EXIT.pack(b"?", 0),
+            ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(255)),
+        ),
+        (BEGUN + b"X\0", ExitRecord(leader=7, supervisor_pid=6)),
     ],
 )
-def test_what_a_minder_tells_is_checked(data: bytes, told: Told) -> None:
-    assert parse(data) == told
+def test_what_a_supervisor_tells_is_checked(data: bytes, told: ExitRecord) -> None:
+    assert parse_exit_file(data) == told

@@ -18,8 +18,7 @@ import pytest
 import pytest_asyncio
 
 from smokebox.engine.jail.api import JailState
-from smokebox.engine.limits import Limits
-from smokebox.engine.mounts.request import Request
+from smokebox.engine.mounts.request import MountRequest
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import (
     TABLES,
@@ -37,8 +36,9 @@ from smokebox.engine.record.rows import (
     put,
     update,
 )
-from smokebox.engine.record.schema import MIGRATIONS, open_record
+from smokebox.engine.record.schema import MIGRATIONS, RECORD
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathError, SandboxGone, Unsupported
+from smokebox.limits import Limits
 from smokebox.sandbox.access import Access
 from smokebox.types import ProcessStatus, SandboxStatus
 
@@ -95,7 +95,7 @@ CONTEXT = ContextRow(
 MOUNT = MountRow(
     sandbox_id="box",
     path="/data",
-    request=Request(
+    request=MountRequest(
         path="/data",
         bucket="data",
         prefix="a/b",
@@ -463,7 +463,7 @@ async def test_the_database_of_another_program_is_refused_and_left_alone(path: s
 
 async def test_a_record_of_a_later_version_is_refused_and_left_alone(path: str) -> None:
     later = (*MIGRATIONS, ("CREATE TABLE wonders (x)",))
-    open_record(path, later).close()
+    replace(RECORD, migrations=later).open(path).close()
     before = tables(path)
     with pytest.raises(Unsupported, match=rf"version {len(later)}.*Upgrade Smokebox"):
         await Record.open(path)
@@ -476,7 +476,8 @@ async def test_a_record_of_an_earlier_version_is_brought_up_to_date_with_its_row
     async with await Record.open(path) as record:
         await record.write(put(sandbox()))
     added = ("ALTER TABLE sandboxes ADD COLUMN colour TEXT DEFAULT 'red'",)
-    connection = open_record(path, (*MIGRATIONS, added, ("CREATE TABLE wonders (x)",)))
+    later = (*MIGRATIONS, added, ("CREATE TABLE wonders (x)",))
+    connection = replace(RECORD, migrations=later).open(path)
     assert connection.execute("SELECT id, colour FROM sandboxes").fetchall() == [("box", "red")]
     connection.close()
     assert "wonders" in tables(path)
@@ -488,7 +489,7 @@ async def test_a_migration_that_fails_changes_nothing(path: str) -> None:
     broken = (*MIGRATIONS, ("CREATE TABLE wonders (x)",), ("DROP TABLE sandboxes", "NONSENSE"))
     before = tables(path)
     with pytest.raises(PathError, match="NONSENSE"):
-        open_record(path, broken)
+        replace(RECORD, migrations=broken).open(path)
     assert tables(path) == before
     async with await Record.open(path) as record:
         assert await record.sandboxes() == [sandbox()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.files import listing, transfers
+from smokebox.engine.files import operations
 from smokebox.engine.files.rooted import Rooted
 from smokebox.engine.jail.api import Owner
 from smokebox.errors import (
@@ -268,9 +268,9 @@ class TestDirectories:
     def test_deeper_than_any_path(self, files: Rooted, root: Path) -> None:
         (root / "deep").mkdir()
         nested(root / "deep", 200)
-        assert len(listing.list_files(files, "/deep", recursive=True)) == 201
-        transfers.copy(files, "/deep", "/copy", recursive=True)
-        assert listing.disk_usage(files, "/copy").directories == 201
+        assert len(operations.list_files(files, "/deep", recursive=True)) == 201
+        operations.copy(files, "/deep", "/copy", recursive=True)
+        assert operations.disk_usage(files, "/copy").directories == 201
         before = len(os.listdir("/proc/self/fd"))
         files.remove("/copy", recursive=True)
         files.remove("/deep", recursive=True)
@@ -280,21 +280,21 @@ class TestDirectories:
     def test_names_that_are_not_utf8(self, files: Rooted, root: Path) -> None:
         (root / os.fsdecode(b"\xff")).touch()
         assert files.names("/") == ["\\xff"]
-        assert listing.list_files(files, "/")[0].path == "/\\xff"
+        assert operations.list_files(files, "/")[0].path == "/\\xff"
 
     def test_list_files(self, files: Rooted, root: Path) -> None:
         (root / "d/.hidden").mkdir(parents=True)
         (root / "d/.hidden/x").touch()
         (root / "d/f").write_text("12345")
-        assert [found.path for found in listing.list_files(files, "/d")] == ["/d/f"]
-        found = listing.list_files(files, "/", recursive=True, hidden=True)
+        assert [found.path for found in operations.list_files(files, "/d")] == ["/d/f"]
+        found = operations.list_files(files, "/", recursive=True, hidden=True)
         assert [info.path for info in found] == ["/d", "/d/.hidden", "/d/.hidden/x", "/d/f"]
         assert (found[3].size, found[3].type) == (5, "file")
 
     def test_usage_counts_a_hard_link_once(self, files: Rooted, root: Path) -> None:
         (root / "a").write_bytes(b"x" * 100_000)
         os.link(root / "a", root / "b")
-        usage = listing.disk_usage(files, "/")
+        usage = operations.disk_usage(files, "/")
         assert usage.files == 1
         assert 100_000 <= usage.bytes < 200_000
 

@@ -11,7 +11,7 @@ import pytest
 from engine.session_box import Box, eventually, open_box, processes
 from smokebox.engine.record.rows import SessionRow, put
 from smokebox.engine.sessions import command as session_command
-from smokebox.engine.sessions.driver import State
+from smokebox.engine.sessions.driver import SessionState
 from smokebox.errors import (
     AccessDenied,
     InvalidOption,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.engine.sessions.sessions import Session
+    from smokebox.engine.sessions.session import ShellSession
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
 
 
 @pytest.fixture
-async def session(box: Box) -> Session:
+async def session(box: Box) -> ShellSession:
     return await box.sessions.create("s")
 
 
-async def out(session: Session, command: str) -> str:
+async def out(session: ShellSession, command: str) -> str:
     """What a command prints, that must not fail."""
     result = await session.exec(command, timeout=15)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -94,12 +94,12 @@ got usr1
 """
 
 
-async def test_everything_survives_from_command_to_command(session: Session) -> None:
+async def test_everything_survives_from_command_to_command(session: ShellSession) -> None:
     await out(session, STATE)
     assert await out(session, LOOK) == SEEN
 
 
-async def test_everything_survives_a_timeout(session: Session) -> None:
+async def test_everything_survives_a_timeout(session: ShellSession) -> None:
     await out(session, STATE)
     result = await session.exec("later=1; sleep 30", timeout=0.2)
     assert (result.exit_code, result.timed_out, result.session_ended) == (124, True, False)
@@ -108,7 +108,9 @@ async def test_everything_survives_a_timeout(session: Session) -> None:
     assert await out(session, LOOK) == SEEN
 
 
-async def test_everything_survives_the_sandbox_and_the_engine(box: Box, session: Session) -> None:
+async def test_everything_survives_the_sandbox_and_the_engine(
+    box: Box, session: ShellSession
+) -> None:
     await out(session, STATE)
     await box.sleep()
     await box.restart_engine()
@@ -155,7 +157,7 @@ HARD: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("what", HARD)
-async def test_states_that_are_hard_to_restore(box: Box, session: Session, what: str) -> None:
+async def test_states_that_are_hard_to_restore(box: Box, session: ShellSession, what: str) -> None:
     command, look, seen = HARD[what]
     await session.exec(command)
     here = (await session.exec(look)).stdout
@@ -166,7 +168,7 @@ async def test_states_that_are_hard_to_restore(box: Box, session: Session, what:
     assert here.endswith(seen)
 
 
-async def test_exported_and_readonly_functions_survive(box: Box, session: Session) -> None:
+async def test_exported_and_readonly_functions_survive(box: Box, session: ShellSession) -> None:
     await out(session, "shout() { echo LOUD; }; export -f shout; alias echo='printf no'")
     await box.sleep()
     assert await out(session, "unalias echo; bash -c shout; shout") == "LOUD\nLOUD\n"
@@ -223,7 +225,7 @@ HARMLESS: dict[str, tuple[str, int, str, str]] = {
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-async def test_harmless(session: Session, what: str) -> None:
+async def test_harmless(session: ShellSession, what: str) -> None:
     command, code, stdout, stderr = HARMLESS[what]
     result = await session.exec(command, timeout=15)
     assert (result.exit_code, result.stdout, result.session_ended) == (code, stdout, False)
@@ -272,14 +274,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-async def test_a_shell_that_lost_its_way_is_replaced(session: Session, what: str) -> None:
+async def test_a_shell_that_lost_its_way_is_replaced(session: ShellSession, what: str) -> None:
     """Its command gets no exit code of its own, and the session its state before it."""
     await out(session, "cd /tmp; KEPT=1")
     await session.exec(BROKEN[what], timeout=15)
     assert await out(session, "echo $PWD $KEPT; type -t builtin") == "/tmp 1\nbuiltin\n"
 
 
-async def test_status_and_line_numbers_are_those_of_the_command(session: Session) -> None:
+async def test_status_and_line_numbers_are_those_of_the_command(session: ShellSession) -> None:
     for code in (0, 1, 2, 77, 255):
         await session.exec(f"(exit {code})")
         assert await out(session, "echo $? $LINENO") == f"{code} 1\n"
@@ -287,13 +289,13 @@ async def test_status_and_line_numbers_are_those_of_the_command(session: Session
     assert result.stderr == "bash: line 3: nosuch: command not found\n"
 
 
-async def test_the_status_of_the_last_command_trips_no_trap(session: Session) -> None:
+async def test_the_status_of_the_last_command_trips_no_trap(session: ShellSession) -> None:
     await out(session, "trap 'echo E' ERR")
     assert (await session.exec("! true")).exit_code == 1
     assert await out(session, "echo $?") == "1\n"
 
 
-async def test_traps_do_not_talk_between_commands(session: Session) -> None:
+async def test_traps_do_not_talk_between_commands(session: ShellSession) -> None:
     await out(session, "trap 'echo D' DEBUG; trap 'echo R' RETURN; n=0")
     assert await out(session, "true") == "D\n"
     await session.exec("trap - DEBUG RETURN; trap 'n=$((n+1))' ERR")
@@ -301,13 +303,13 @@ async def test_traps_do_not_talk_between_commands(session: Session) -> None:
     assert (await session.exec("trap - ERR; echo $n")).stdout in ("1\n", "2\n")
 
 
-async def test_the_trace_shows_the_command_alone(session: Session) -> None:
+async def test_the_trace_shows_the_command_alone(session: ShellSession) -> None:
     await session.exec("set -x")
     result = await session.exec("echo traced")
     assert (result.stdout, result.stderr) == ("traced\n", "++ echo traced\n")
 
 
-async def test_each_command_has_its_own_streams_and_stdin(session: Session) -> None:
+async def test_each_command_has_its_own_streams_and_stdin(session: ShellSession) -> None:
     both = await session.exec("echo to stdout; echo to stderr >&2; cat", stdin="from stdin")
     assert (both.stdout, both.stderr) == ("to stdout\nfrom stdin", "to stderr\n")
     assert await out(session, "cat; echo nothing") == "nothing\n"
@@ -317,7 +319,7 @@ async def test_each_command_has_its_own_streams_and_stdin(session: Session) -> N
     assert counted.stdout.split()[1:] == [size, "x", size]
 
 
-async def test_cwd_and_env_hold_for_one_command(session: Session) -> None:
+async def test_cwd_and_env_hold_for_one_command(session: ShellSession) -> None:
     await out(session, "cd /tmp; mkdir sub; A=before")
     result = await session.exec(
         "pwd; printenv A; cd /; MADE=1", cwd="sub", env={"A": "$(id) 'x' \"\n\\"}
@@ -351,24 +353,24 @@ async def test_a_directory_that_has_gone_is_left_for_the_first(box: Box) -> None
 
 
 @pytest.mark.parametrize("command", ["a\0b", "\ud800", ["ls"], None, b"ls"])
-async def test_what_is_no_command(session: Session, command: str) -> None:
+async def test_what_is_no_command(session: ShellSession, command: str) -> None:
     with pytest.raises(InvalidOption):
         await session.exec(command)
 
 
-async def test_long_commands(session: Session) -> None:
+async def test_long_commands(session: ShellSession) -> None:
     assert await out(session, f"echo {'x' * 300_000} | wc -c; echo {'y' * 10}") == (
         f"300001\n{'y' * 10}\n"
     )
 
 
-async def test_much_output_in_many_lines(session: Session) -> None:
+async def test_much_output_in_many_lines(session: ShellSession) -> None:
     result = await session.exec("seq 2500000; echo done >&2", timeout=15)
     assert (result.exit_code, result.truncated, result.stderr) == (0, True, "done\n")
     assert result.stdout.endswith("2499999\n2500000\n")
 
 
-async def test_streams_come_whole_and_at_once(box: Box, session: Session) -> None:
+async def test_streams_come_whole_and_at_once(box: Box, session: ShellSession) -> None:
     command = "printf tick; while [ ! -e go ]; do sleep 0.01; done; seq 1 50000; printf end"
     async with session.exec_stream(command, timeout=15) as stream:
         first = await anext(stream)
@@ -379,13 +381,13 @@ async def test_streams_come_whole_and_at_once(box: Box, session: Session) -> Non
     assert stream.result.exit_code == 0
 
 
-async def test_a_stream_says_that_the_session_has_ended(session: Session) -> None:
+async def test_a_stream_says_that_the_session_has_ended(session: ShellSession) -> None:
     async with session.exec_stream("echo out; exit 3") as stream:
         assert [chunk.data async for chunk in stream] == ["out\n"]
     assert (stream.result.exit_code, stream.result.session_ended) == (3, True)
 
 
-async def test_background_jobs_hold_nothing_leak_nothing_and_live_on(session: Session) -> None:
+async def test_background_jobs_hold_nothing_leak_nothing_and_live_on(session: ShellSession) -> None:
     talker = "while echo noise; echo noise >&2; do sleep 0.01; done"
     result = await session.exec(f"({talker}) & echo begun", timeout=15)
     assert result.stdout.startswith(("begun\n", "noise\n"))
@@ -394,13 +396,13 @@ async def test_background_jobs_hold_nothing_leak_nothing_and_live_on(session: Se
     assert await out(session, "kill -0 $! && kill $!; wait 2>/dev/null; echo over") == "over\n"
 
 
-async def test_wait_knows_the_jobs_of_earlier_commands(session: Session) -> None:
+async def test_wait_knows_the_jobs_of_earlier_commands(session: ShellSession) -> None:
     await out(session, "(exit 7) >/dev/null 2>&1 &")
     assert (await session.exec("wait $!", timeout=15)).exit_code == 7
 
 
 async def test_a_timeout_kills_the_command_and_spares_earlier_jobs(
-    box: Box, session: Session
+    box: Box, session: ShellSession
 ) -> None:
     await out(session, "sleep 1001 >/dev/null 2>&1 &")
     await out(session, "setsid sleep 1002 >/dev/null 2>&1 &")
@@ -426,7 +428,7 @@ STUCK = {
 
 @pytest.mark.parametrize("what", STUCK)
 async def test_a_timeout_keeps_the_session(
-    session: Session, what: str, monkeypatch: pytest.MonkeyPatch
+    session: ShellSession, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_command, "TERMINATE_SECONDS", 0.5)
     await out(session, "cd /tmp; X=1")
@@ -435,7 +437,7 @@ async def test_a_timeout_keeps_the_session(
     assert await out(session, "echo $PWD $X") in ("/tmp 1\n", "/tmp 2\n")
 
 
-async def test_cancelling_kills_the_command_at_once(box: Box, session: Session) -> None:
+async def test_cancelling_kills_the_command_at_once(box: Box, session: ShellSession) -> None:
     await out(session, "cd /tmp")
     task = asyncio.create_task(session.exec("X=1; sleep 1006"))
     await eventually(lambda: "sleep 1006" in processes(box))
@@ -446,14 +448,14 @@ async def test_cancelling_kills_the_command_at_once(box: Box, session: Session) 
     assert await out(session, "echo $PWD $X") == "/tmp 1\n"
 
 
-async def test_leaving_a_stream_kills_the_command(box: Box, session: Session) -> None:
+async def test_leaving_a_stream_kills_the_command(box: Box, session: ShellSession) -> None:
     async with session.exec_stream("echo one; sleep 1007") as stream:
         assert (await anext(stream)).data == "one\n"
     await eventually(lambda: "sleep 1007" not in processes(box))
     assert await out(session, "echo on") == "on\n"
 
 
-async def test_a_shell_that_dies_between_commands_leaves_its_state(session: Session) -> None:
+async def test_a_shell_that_dies_between_commands_leaves_its_state(session: ShellSession) -> None:
     await out(session, "cd /tmp; X=1")
     await out(session, "(sleep 0.1; kill -9 $$) >/dev/null 2>&1 & disown")
     await asyncio.sleep(0.3)
@@ -461,7 +463,7 @@ async def test_a_shell_that_dies_between_commands_leaves_its_state(session: Sess
 
 
 async def test_what_is_said_in_the_name_of_the_shell_costs_the_session_alone(
-    box: Box, session: Session
+    box: Box, session: ShellSession
 ) -> None:
     """Inside, the pipes of a session are no secret to the session itself."""
     victim = await box.sessions.create()
@@ -483,7 +485,9 @@ async def test_what_is_said_in_the_name_of_the_shell_costs_the_session_alone(
     assert await out(await box.sessions.create("s"), "echo anew") == "anew\n"
 
 
-async def test_other_users_do_not_see_the_pipes_of_a_session(box: Box, session: Session) -> None:
+async def test_other_users_do_not_see_the_pipes_of_a_session(
+    box: Box, session: ShellSession
+) -> None:
     if box.jail.owner.count == 1:
         pytest.skip("there are no other users")
     await out(session, "echo here")
@@ -498,7 +502,7 @@ async def test_other_users_do_not_see_the_pipes_of_a_session(box: Box, session: 
 
 
 async def test_a_state_that_is_too_large_is_not_kept(
-    box: Box, session: Session, caplog: pytest.LogCaptureFixture
+    box: Box, session: ShellSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     await out(session, "small=1")
     await out(session, "big=$(head -c 5000000 /dev/zero | tr '\\0' x)")
@@ -510,20 +514,20 @@ async def test_a_state_that_is_too_large_is_not_kept(
 
 @pytest.mark.parametrize("script", [b"exit 1", b"echo 'open", b"exec sleep 0", b"set -n"])
 async def test_a_state_that_cannot_be_restored_leaves_the_directory(
-    box: Box, session: Session, script: bytes, caplog: pytest.LogCaptureFixture
+    box: Box, session: ShellSession, script: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     await out(session, "cd /tmp; LOST=1")
     await box.restart_engine()
     row = await box.record.get(SessionRow, "box", "s")
     assert row is not None
-    broken = replace(row, state=State(cwd="/tmp", script=script).pack())
+    broken = replace(row, state=SessionState(cwd="/tmp", script=script).pack())
     await box.record.write(put(broken))
     session = await box.sessions.get("s")
     assert await out(session, "echo $PWD $PATH [$LOST]") == "/tmp /usr/bin:/bin []\n"
     assert "could not be restored" in caplog.text
 
 
-async def test_a_sandbox_without_bash_says_so(box: Box, session: Session) -> None:
+async def test_a_sandbox_without_bash_says_so(box: Box, session: ShellSession) -> None:
     box.shell = "/bin/nosuch"
     await box.sleep()
     result = await session.exec("echo hi")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.files import transfers
+from smokebox.engine.files import operations
 from smokebox.errors import (
     PathError,
     PathIsDirectory,
@@ -31,36 +31,36 @@ class TestTransfers:
         (root / "a").write_text("a")
         (root / "b").write_text("b")
         (root / "d").mkdir()
-        transfers.rename(files, "/a", "/b")
+        operations.rename(files, "/a", "/b")
         assert (root / "b").read_text() == "a"
         with pytest.raises(PathIsDirectory) as caught:
-            transfers.rename(files, "/b", "/d")
+            operations.rename(files, "/b", "/d")
         assert caught.value.path == "/d"
         with pytest.raises(PathNotDirectory):
-            transfers.rename(files, "/d", "/b")
+            operations.rename(files, "/d", "/b")
         with pytest.raises(PathError, match="into itself"):
-            transfers.rename(files, "/d", "/d/e")
+            operations.rename(files, "/d", "/d/e")
         with pytest.raises(PathNotFound) as missing:
-            transfers.rename(files, "/nope", "/x")
+            operations.rename(files, "/nope", "/x")
         assert missing.value.path == "/nope"
 
     def test_move_goes_into_a_directory(self, files: Rooted, root: Path) -> None:
         (root / "a").write_text("a")
         (root / "d").mkdir()
-        assert transfers.move(files, "/a", "/d") == "/d/a"
-        assert transfers.move(files, "/d/a", "/b") == "/b"
+        assert operations.move(files, "/a", "/d") == "/d/a"
+        assert operations.move(files, "/d/a", "/b") == "/b"
         assert (root / "b").read_text() == "a"
 
     def test_a_move_of_a_link_moves_the_link(self, files: Rooted, root: Path) -> None:
         (root / "link").symlink_to("nowhere")
-        transfers.rename(files, "/link", "/moved")
+        operations.rename(files, "/link", "/moved")
         assert os.readlink(root / "moved") == "nowhere"
 
     def test_copy_of_a_file(self, files: Rooted, root: Path) -> None:
         (root / "a").write_bytes(os.urandom(100_000))
         (root / "a").chmod(0o751)
         (root / "link").symlink_to("a")
-        transfers.copy(files, "/link", "/x/y")
+        operations.copy(files, "/link", "/x/y")
         assert (root / "x/y").read_bytes() == (root / "a").read_bytes()
         assert (root / "x/y").stat().st_mode & 0o777 == 0o751
 
@@ -70,15 +70,15 @@ class TestTransfers:
         (root / "d/link").symlink_to("e/f")
         (root / "d/e").chmod(0o500)
         os.mkfifo(root / "d/pipe")
-        transfers.copy(files, "/d", "/copy", recursive=True)
+        operations.copy(files, "/d", "/copy", recursive=True)
         assert (root / "copy/e/f").read_text() == "f"
         assert os.readlink(root / "copy/link") == "e/f"
         assert (root / "copy/e").stat().st_mode & 0o777 == 0o500
         assert sorted(os.listdir(root)) == ["copy", "d"]
         with pytest.raises(PathIsDirectory):
-            transfers.copy(files, "/d", "/other")
+            operations.copy(files, "/d", "/other")
         with pytest.raises(PathError, match="into itself"):
-            transfers.copy(files, "/d", "/d/x", recursive=True)
+            operations.copy(files, "/d", "/d/x", recursive=True)
 
     def test_a_tree_is_merged_into_one_that_is_there(self, files: Rooted, root: Path) -> None:
         (root / "d").mkdir()
@@ -86,7 +86,7 @@ class TestTransfers:
         (root / "to").mkdir()
         (root / "to/a").write_text("old")
         (root / "to/b").write_text("kept")
-        transfers.copy(files, "/d", "/to", recursive=True)
+        operations.copy(files, "/d", "/to", recursive=True)
         assert ((root / "to/a").read_text(), (root / "to/b").read_text()) == ("fresh", "kept")
 
     def test_a_copy_that_fails_leaves_nothing(self, files: Rooted, root: Path) -> None:
@@ -97,7 +97,7 @@ class TestTransfers:
             server.bind(f"/proc/self/fd/{fd}/s")
             os.close(fd)
         with pytest.raises(PathError):
-            transfers.copy(files, "/d", "/copy", recursive=True)
+            operations.copy(files, "/d", "/copy", recursive=True)
         assert os.listdir(root) == ["d"]
 
     def test_holes_stay_holes(self, files: Rooted, root: Path) -> None:
@@ -105,7 +105,7 @@ class TestTransfers:
             file.truncate(1 << 30)
             file.seek(1 << 29)
             file.write(b"middle")
-        transfers.copy(files, "/sparse", "/copy")
+        operations.copy(files, "/sparse", "/copy")
         found = (root / "copy").stat()
         assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (1 << 30, True)
         assert files.read_range("/copy", 1 << 29, 6) == b"middle"
@@ -117,14 +117,14 @@ class TestTransfers:
             (root / "d/f").write_text("f")
             os.chown(root / "d/f", 1234, 1234)
             os.utime(root / "d/f", (1, 1))
-            transfers.rename(files, "/d", "/other/d")
+            operations.rename(files, "/d", "/other/d")
             found = (root / "other/d/f").stat()
             assert (found.st_uid, found.st_mtime) == (1234, 1)
-            transfers.rename(files, "/other/d/f", "/f")
+            operations.rename(files, "/other/d/f", "/f")
             assert (root / "f").read_text() == "f"
             assert sorted(os.listdir(root)) == ["f", "other"]
             with pytest.raises(PathIsDirectory):
-                transfers.rename(files, "/f", "/other/d")
+                operations.rename(files, "/f", "/other/d")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from smokebox.engine import inotify
-from smokebox.engine.files import watch, watches
+from smokebox.engine.files import observer, watches
 from smokebox.engine.files.files import Files
 from smokebox.engine.files.patterns import Patterns
 from smokebox.engine.jail.api import Owner
@@ -315,7 +315,7 @@ class TestCursors:
 
     async def test_a_reader_far_behind(self, files: Files, place: Path) -> None:
         async with await files.watch(".") as slow, await files.watch(".") as quick:
-            for n in range(watch.MAX_CHANGES + 500):
+            for n in range(observer.MAX_CHANGES + 500):
                 (place / str(n)).symlink_to("x")
                 if n % 500 == 0:
                     # So that none is lost before it is noted.
@@ -324,7 +324,7 @@ class TestCursors:
             await told(quick, "create end")
             async with asyncio.timeout(10):
                 # Each has a journal of its own.
-                while slow._watch.end <= watch.MAX_CHANGES:
+                while slow._watch.end <= observer.MAX_CHANGES:
                     await asyncio.sleep(0.01)
             assert (await anext(slow)).kind == "resync"
             (place / "more").touch()
@@ -379,7 +379,7 @@ class TestLimits:
     async def test_too_many_directories(
         self, files: Files, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(watch, "MAX_DIRECTORIES", 5)
+        monkeypatch.setattr(observer, "MAX_DIRECTORIES", 5)
         async with await files.watch(".") as stream:
             for n in range(6):
                 (place / str(n)).mkdir()

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cgroups import detect
-from smokebox.engine.workshop import tag_of
+from smokebox.engine.context import tag_of
+from smokebox.engine.jail.cgroup_hierarchy import detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Sandboxes of one engine, for suites that change threads and event loops as they like.
+"""Sandboxes of one engine, for suites that switch threads and event loops freely.
 
-An engine belongs to the loop that opened it. This one has a loop of its own and serves every
-test of the session.
+An engine belongs to the loop that opened it. This one runs on its own loop and serves every test of
+the session.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import tempfile
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
+from places import PREFIX
 from smokebox.engine.host import Host
 from smokebox.engine.names import random_id
 from smokebox.errors import SandboxGone
-from smokebox.sandbox.api import ExecStream
+from smokebox.runtime.stream import ExecStream
 from smokebox.sandbox.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A host in a directory of its own, on a loop of its own.
+    """A host in its own directory, on its own loop.
 
-    The process that makes its sandboxes runs from the beginning, so that no test is blamed
-    for it: ask for the engine in a fixture of the session.
+    The process that creates its sandboxes runs from the start, so that no test is blamed for it:
+    request the engine in a fixture of the session.
     """
 
     def __init__(self) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="smokebox-tests-")
+        self._home = tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX)
         self._loop = BackgroundLoop()
         self._host = self._loop.run(self._open())
 
@@ -43,7 +44,7 @@ class Engine:
         return host
 
     def sandbox(self) -> LinuxSandbox:
-        """A sandbox that was never there."""
+        """Create a sandbox."""
 
         async def make() -> Sandbox:
             return self._host.sandbox(random_id())
@@ -51,7 +52,7 @@ class Engine:
         return LinuxSandbox(self, self._loop.run(make()))
 
     async def find(self, id: str) -> LinuxSandbox:
-        """A sandbox that is there."""
+        """Return an existing sandbox."""
 
         async def find() -> Sandbox:
             sandbox = self._host.sandbox(id)
@@ -62,11 +63,11 @@ class Engine:
         return LinuxSandbox(self, await self.call(find()))
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
-        """Do work on the engine's loop."""
+        """Run work on the engine's loop."""
         return await self._loop.call(work)
 
     def close(self) -> None:
-        """End every sandbox and the loop."""
+        """Destroy every sandbox and stop the loop."""
         self._loop.run(self._host.aclose())
         self._loop.close()
         self._home.cleanup()
@@ -74,19 +75,19 @@ class Engine:
 
 @cache
 def engine() -> Engine:
-    """The engine of this session, opened by the first who asks."""
+    """Return the engine of this session, opened by the first call."""
     return Engine()
 
 
 def close_engine() -> None:
-    """Close the engine of this session, if anybody asked for it."""
+    """Close the engine of this session, if it was opened."""
     if engine.cache_info().currsize:
         engine().close()
         engine.cache_clear()
 
 
 class LinuxSandbox:
-    """A sandbox of the engine, from any loop. Closing it destroys it."""
+    """A sandbox of the engine, usable from any loop. Closing destroys it."""
 
     def __init__(self, engine: Engine, sandbox: Sandbox) -> None:
         self._engine = engine
@@ -173,7 +174,7 @@ class LinuxSandbox:
         return await self._call(self._sandbox.capabilities())
 
     async def destroy(self) -> None:
-        """What its owner does; whoever uses it has to notice."""
+        """Destroy it as its owner would; users of the handle have to notice."""
         await self._call(self._sandbox.destroy())
 
     async def aclose(self) -> None:
@@ -197,7 +198,7 @@ class LinuxSandbox:
 
 
 async def following(stream: ExecStream) -> OutputChunk | None:
-    """The next chunk of output; None after the last."""
+    """Return the next chunk of output; None after the last."""
     return await anext(stream, None)
 
 

@@ -1,4 +1,4 @@
-"""The sandboxes that run the suites of the frameworks. One line each."""
+"""The sandboxes that run the suites of the frameworks, one line each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integrations.sdk import OwnSandbox, sdk
 from smokebox import SandboxApi, local
 
 MakeSandbox: TypeAlias = Callable[[Path], SandboxApi]
-"""Makes a sandbox that works in an empty directory of the host, or in a place of its own."""
+"""Creates a sandbox that works in an empty directory of the host, or in its own filesystem."""
 
 SANDBOXES: Mapping[str, MakeSandbox] = {
     "local": lambda directory: local(cwd=directory),
@@ -22,17 +22,17 @@ SANDBOXES: Mapping[str, MakeSandbox] = {
 
 
 def is_linux(sandbox: SandboxApi) -> bool:
-    """Whether it is a Linux of its own, of this process or behind a server."""
+    """Return whether it is a Linux sandbox, in this process or behind a server."""
     return isinstance(sandbox, LinuxSandbox | OwnSandbox)
 
 
 async def find_linux(make: MakeSandbox, id: str) -> LinuxSandbox | OwnSandbox:
-    """A Linux sandbox that is there, of those that `make` makes."""
+    """Return an existing Linux sandbox of the kind that `make` creates."""
     return await (sdk().find(id) if make is SANDBOXES["sdk"] else engine().find(id))
 
 
 def permissions_hold(folder: Path) -> bool:
-    """Whether the one who runs the tests is bound by the permissions of files."""
+    """Return whether file permissions apply to the user who runs the tests."""
     locked = folder / "locked"
     locked.touch(mode=0o000)
     try:

@@ -1,4 +1,4 @@
-"""The adapters over a sandbox with no processes and a shell that remembers."""
+"""The adapters over a sandbox without processes and with a persistent shell."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_a_deep_agent_reads_searches_and_writes_in_memory() -> None:
         assert backend.execute("cat src/a.py; exit 3").output == "import c\n"
 
 
-def test_a_deep_agent_is_told_of_a_timeout_in_memory() -> None:
+def test_deep_agent_sees_a_timeout_in_memory() -> None:
     with SmokeboxBackend(virtual()) as backend:
         result = backend.execute("while :; do :; done", timeout=1)
         assert result.exit_code == 124
         assert "timed out" in result.output
 
 
-async def test_a_sample_runs_in_memory_and_each_command_starts_at_home() -> None:
+async def test_sample_in_memory_starts_each_command_in_its_directory() -> None:
     config = SmokeboxConfig(sandbox="virtual", env={"COLOUR": "blue"})
     made = await SmokeboxEnvironment.sample_init("task", config, {})
     environment = made["default"]
@@ -54,7 +54,7 @@ async def test_a_workspace_in_memory_follows_links() -> None:
         assert [entry.name for entry in await workspace.list_dir("/workspace/link")] == ["a.py"]
 
 
-async def test_two_workspaces_in_memory_have_two_names() -> None:
+async def test_two_workspaces_in_memory_have_different_refs() -> None:
     async with virtual() as first, virtual() as second:
         workspaces = [SmokeboxWorkspace(first), SmokeboxWorkspace(second)]
         for workspace in workspaces:

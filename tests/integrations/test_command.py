@@ -1,4 +1,4 @@
-"""Argument lists, whole output and bounded output, over a sandbox that only runs shell text."""
+"""Argument lists, complete and bounded output, over a sandbox that only runs shell text."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ async def sandbox(make_sandbox: MakeSandbox, tmp_path: Path) -> AsyncIterator[Sa
     await sandbox.aclose()
 
 
-async def test_arguments_arrive_as_they_are(sandbox: SandboxApi) -> None:
+async def test_arguments_arrive_unchanged(sandbox: SandboxApi) -> None:
     odd = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "-n", "é😀", "\x01"]
     done = await run_whole(sandbox, Command.of_arguments(["printf", "%s|", *odd]), limit=LIMIT)
     assert done.stdout == "".join(f"{text}|" for text in odd)
 
 
-async def test_the_program_sees_nothing_of_how_it_was_called(sandbox: SandboxApi) -> None:
+async def test_program_does_not_see_how_it_was_called(sandbox: SandboxApi) -> None:
     command = Command.of_arguments(["env"], {"COLOUR": "blue"})
     done = await run_whole(sandbox, command, limit=LIMIT)
     assert "COLOUR=blue\n" in done.stdout
     assert "SMOKEBOX" not in done.stdout
 
 
-async def test_the_program_gets_variables_of_any_name(sandbox: SandboxApi) -> None:
+async def test_variables_may_have_any_name(sandbox: SandboxApi) -> None:
     given = {name: "mine" for name in ("i", "n", "name", "argv", "args", "x", "_x")}
     done = await run_whole(sandbox, Command.of_arguments(["env"], given), limit=LIMIT)
     assert all(f"{name}=mine\n" in done.stdout for name in given)
@@ -70,7 +70,7 @@ async def test_a_program_that_cannot_run_exits_as_in_bash(
     assert done.stderr
 
 
-def test_no_program_is_an_error() -> None:
+def test_empty_argument_list_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         Command.of_arguments([])
 

@@ -1,4 +1,4 @@
-"""Deep Agents' own suite for sandboxes, and what it leaves out."""
+"""Deep Agents' own suite for sandboxes, and cases that it lacks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from integrations.sandboxes import MakeSandbox
     from smokebox import SandboxApi
 
-# langchain-tests 1.1.9 asserts what Deep Agents promised before 0.7: globs relative to the search
-# path and with directories, and a write that refuses an existing file. The protocol of 0.7 says
-# the opposite of each (and that relative globs slip past its deny rules), so its own backends
-# fail these seven too. See https://github.com/langchain-ai/langchain/pull/40283.
+# langchain-tests 1.1.9 asserts behaviour of Deep Agents before 0.7: globs relative to the search
+# path and with directories, and a write that refuses an existing file. The protocol of 0.7 says the
+# opposite of each (and that relative globs bypass its deny rules), so its own backends fail these
+# seven too. See https://github.com/langchain-ai/langchain/pull/40283.
 OUTDATED = {
     "test_glob",
     "test_glob_basic_pattern",
@@ -42,7 +42,7 @@ OUTDATED = {
 }
 
 
-# The suite's own fixture is of the kind that pytest 9 warns of.
+# pytest 9 warns of the suite's own fixture.
 @pytest.mark.filterwarnings("ignore:Class-scoped fixtures:pytest.PytestRemovedIn10Warning")
 class TestDeepAgentsSuite(SandboxIntegrationTests):
     root = ""
@@ -64,7 +64,7 @@ class TestDeepAgentsSuite(SandboxIntegrationTests):
         sandbox = make_sandbox(tmp_path_factory.mktemp("work"))
         cls.root = sandbox.cwd
         with SmokeboxBackend(sandbox) as backend:
-            # It serves the whole class, so that no test is to be blamed for what it starts.
+            # It serves the whole class, so that no test is blamed for what it starts.
             backend.execute("true")
             yield backend
 
@@ -137,7 +137,7 @@ def test_glob_from_the_root_looks_only_where_matches_can_be(backend: SmokeboxBac
     assert found(backend.glob("/nowhere/at/all/*", "/")) == []
 
 
-def test_glob_beyond_its_bound_is_marked_as_cut(
+def test_glob_beyond_its_limit_is_marked_as_truncated(
     backend: SmokeboxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deepagents, "MAX_MATCHES", 10)
@@ -160,14 +160,14 @@ def test_edit_keeps_windows_line_endings(backend: SmokeboxBackend, root: str) ->
     assert backend.download_files([path])[0].content == b"1\r\n2\r\nthree\r\n"
 
 
-def test_edit_refuses_what_is_not_text(backend: SmokeboxBackend, root: str) -> None:
+def test_edit_refuses_binary_files(backend: SmokeboxBackend, root: str) -> None:
     path = f"{root}/data"
     backend.upload_files([(path, b"\xff\xfe")])
     assert backend.edit(path, "a", "b").error == f"Error editing file '{path}': not_a_text_file"
     assert backend.edit(path, "", "b").error is not None
 
 
-def test_pages_say_where_to_go_on(backend: SmokeboxBackend, root: str) -> None:
+def test_pages_name_the_next_offset(backend: SmokeboxBackend, root: str) -> None:
     path = f"{root}/lines"
     backend.write(path, "".join(f"{n}\n" for n in range(10)))
     page = backend.read(path, offset=4, limit=3)
@@ -177,9 +177,7 @@ def test_pages_say_where_to_go_on(backend: SmokeboxBackend, root: str) -> None:
     assert backend.read(path, offset=7).next_offset is None
 
 
-def test_pages_that_are_too_large_lead_through_the_whole_file(
-    backend: SmokeboxBackend, root: str
-) -> None:
+def test_oversized_pages_lead_through_the_whole_file(backend: SmokeboxBackend, root: str) -> None:
     lines = [str(n) * 40_000 for n in range(40)]
     lines[7] = "x" * 2_000_000
     backend.write(f"{root}/wide", "\n".join(lines))
@@ -197,14 +195,14 @@ def test_pages_that_are_too_large_lead_through_the_whole_file(
 
 
 @pytest.mark.parametrize(("offset", "limit"), [(0, 0), (0, -5)])
-def test_no_lines_asked_is_no_lines(
+def test_limit_of_zero_lines_returns_none(
     backend: SmokeboxBackend, root: str, offset: int, limit: int
 ) -> None:
     backend.write(f"{root}/file", "text")
     assert backend.read(f"{root}/file", offset, limit).no_lines_requested
 
 
-def test_grep_stops_at_the_cap_and_says_so(backend: SmokeboxBackend) -> None:
+def test_grep_stops_at_the_limit_and_reports_it(backend: SmokeboxBackend) -> None:
     backend.execute("yes needle | head -100000 > hay")
     result = backend.grep("needle", max_count=3)
     assert ([match["line"] for match in result.matches or []], result.truncated) == (
@@ -222,7 +220,7 @@ def test_grep_reads_odd_names_and_odd_patterns(backend: SmokeboxBackend, root: s
     assert backend.grep(pattern).matches == [{"path": name, "line": 2, "text": f"{pattern} "}]
 
 
-def test_grep_finds_text_that_is_not_utf8_and_leaves_binary_files(
+def test_grep_finds_text_that_is_not_utf8_and_skips_binary_files(
     backend: SmokeboxBackend, root: str
 ) -> None:
     latin, binary = f"{root}/latin", f"{root}/binary"
@@ -253,14 +251,14 @@ def test_grep_searches_only_files_that_match(
     ]
 
 
-def test_grep_of_one_file_and_of_none(backend: SmokeboxBackend, root: str) -> None:
+def test_grep_of_a_file_and_of_a_missing_path(backend: SmokeboxBackend, root: str) -> None:
     backend.write(f"{root}/one", "k\n")
     assert len(backend.grep("k", f"{root}/one").matches or []) == 1
     assert "file_not_found" in (backend.grep("k", "/nowhere").error or "")
     assert "traversal" in (backend.grep("k", glob="../*").error or "")
 
 
-def test_delete_takes_trees_but_not_the_working_directory(
+def test_delete_removes_trees_but_not_the_working_directory(
     backend: SmokeboxBackend, root: str
 ) -> None:
     backend.execute("mkdir -p tree/deep; touch tree/deep/file; ln -s tree link")
@@ -271,7 +269,7 @@ def test_delete_takes_trees_but_not_the_working_directory(
         assert "working directory" in (backend.delete(path).error or "")
 
 
-def test_ls_tells_kinds_sizes_and_times(backend: SmokeboxBackend, root: str) -> None:
+def test_ls_reports_kinds_sizes_and_times(backend: SmokeboxBackend, root: str) -> None:
     backend.execute("mkdir sub; printf abc > file; ln -s nowhere link")
     entries = {entry["path"]: entry for entry in backend.ls(root).entries or []}
     assert entries[f"{root}/sub"]["is_dir"] is True
@@ -280,7 +278,7 @@ def test_ls_tells_kinds_sizes_and_times(backend: SmokeboxBackend, root: str) -> 
     assert entries[f"{root}/link"]["is_dir"] is False
 
 
-def test_output_holds_both_streams_in_the_order_of_writing(backend: SmokeboxBackend) -> None:
+def test_output_has_both_streams_in_order(backend: SmokeboxBackend) -> None:
     result = backend.execute("echo one; sleep 0.2; echo two >&2; sleep 0.2; echo three; exit 3")
     assert (result.output, result.exit_code) == ("one\ntwo\nthree\n", 3)
 
@@ -293,28 +291,26 @@ def test_long_output_keeps_both_ends_and_the_exit_code(backend: SmokeboxBackend)
     assert len(result.output) < 1_100_000
 
 
-def test_timeout_kills_and_tells(backend: SmokeboxBackend) -> None:
+def test_timeout_kills_and_is_reported(backend: SmokeboxBackend) -> None:
     result = backend.execute("echo before; sleep 60", timeout=1)
     assert result.exit_code == 124
     assert result.output.startswith("before\n")
     assert "timed out" in result.output
 
 
-def test_the_default_timeout_is_the_backends(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+def test_default_timeout_is_that_of_the_backend(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
     with SmokeboxBackend(make_sandbox(tmp_path), timeout=0.5) as backend:
         assert backend.execute("sleep 60").exit_code == 124
         assert backend.execute("sleep 0.7; echo done", timeout=0).output == "done\n"
 
 
-def test_a_bad_timeout_is_refused(tmp_path: Path) -> None:
+def test_invalid_timeout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="timeout"):
         SmokeboxBackend(local(cwd=tmp_path), timeout=-1)
 
 
 @pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800"])
-def test_a_command_that_no_shell_takes_is_an_answer_not_a_crash(
-    backend: SmokeboxBackend, command: str
-) -> None:
+def test_invalid_command_is_an_error_result(backend: SmokeboxBackend, command: str) -> None:
     result = backend.execute(command)
     assert (result.exit_code, result.output[:7]) == (1, "Error: ")
 
@@ -322,7 +318,7 @@ def test_a_command_that_no_shell_takes_is_an_answer_not_a_crash(
 @pytest.mark.parametrize(
     "path", ["", "relative", "/a\0b", "/\ud800", "/etc/passwd/x", f"/{'x' * 300}"]
 )
-def test_a_bad_path_is_an_answer_not_a_crash(backend: SmokeboxBackend, path: str) -> None:
+def test_invalid_path_is_an_error_result(backend: SmokeboxBackend, path: str) -> None:
     assert backend.read(path).error
     assert backend.write(path, "x").error
     assert backend.edit(path, "a", "b").error
@@ -332,7 +328,9 @@ def test_a_bad_path_is_an_answer_not_a_crash(backend: SmokeboxBackend, path: str
     assert backend.download_files([path])[0].error
 
 
-def test_what_is_no_file_is_an_answer_not_a_wait(backend: SmokeboxBackend, root: str) -> None:
+def test_special_file_is_an_error_result_and_does_not_block(
+    backend: SmokeboxBackend, root: str
+) -> None:
     backend.execute("mkfifo fifo; ln -s loop loop")
     for name in ("fifo", "loop", "."):
         path = f"{root}/{name}"
@@ -341,11 +339,11 @@ def test_what_is_no_file_is_an_answer_not_a_wait(backend: SmokeboxBackend, root:
         assert backend.edit(path, "a", "b").error
 
 
-def test_a_full_disk_is_an_answer(backend: SmokeboxBackend) -> None:
+def test_full_disk_is_an_error_result(backend: SmokeboxBackend) -> None:
     assert "no space left" in (backend.write("/dev/full", "x").error or "")
 
 
-def test_a_closed_backend_says_so(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+def test_closed_backend_reports_it(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
     backend = SmokeboxBackend(make_sandbox(tmp_path))
     backend.close()
     backend.close()
@@ -366,14 +364,14 @@ async def test_cancelling_kills_the_command(backend: SmokeboxBackend) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    # By a server, from the moment that it hears of it.
+    # A server kills it once it learns of the cancellation.
     async with asyncio.timeout(10):
         while backend.execute(f"kill -0 {pid.output}").exit_code != 1:
             await asyncio.sleep(0.01)
 
 
 class Scripted(GenericFakeChatModel):
-    """LangChain's fake model, allowed to be given tools."""
+    """LangChain's fake model, with support for tools."""
 
     def bind_tools(self, tools: object, **options: object) -> Scripted:
         return self
@@ -383,7 +381,7 @@ def call(name: str, arguments: dict[str, object]) -> AIMessage:
     return AIMessage("", tool_calls=[ToolCall(name=name, args=arguments, id=name)])
 
 
-async def test_an_agent_works_in_it(backend: SmokeboxBackend, root: str) -> None:
+async def test_agent_works_in_it(backend: SmokeboxBackend, root: str) -> None:
     note = {"file_path": f"{root}/note.txt", "content": "swordfish"}
     script = [
         call("write_file", dict(note)),

@@ -1,4 +1,4 @@
-"""Inspect's own checks for sandbox environments, and what they leave out."""
+"""Inspect's own checks for sandbox environments, and cases that they lack."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def sandbox_env(
     sandbox = make_sandbox(tmp_path)
     linux = is_linux(sandbox)
     if case == "test_exec_as_user" and not linux:
-        # Not an expected failure, which --runxfail would run.
+        # Skipped, not an expected failure, which --runxfail would run.
         pytest.skip("adds a user to the machine, and local() is the machine")
     if case == "test_exec_as_user" and os.geteuid() != 0:
         request.applymarker(pytest.mark.xfail(reason="an engine that is not root has one user"))
-    # An engine that is not root reads as who it is; whoever is root inside reads it all.
+    # An engine without root reads files as its user; with root inside, everything is readable.
     bound = case == READING and os.geteuid() != 0 if linux else permissions_hold(tmp_path)
     if case in NEED_PERMISSIONS and not bound:
         request.applymarker(pytest.mark.xfail(reason="root may read and write everything"))
@@ -72,7 +72,7 @@ async def environment(
     await environment.aclose()
 
 
-async def test_each_sample_has_a_directory_that_goes_with_it() -> None:
+async def test_each_sample_has_a_directory_that_is_removed_with_it() -> None:
     made = [await SmokeboxEnvironment.sample_init("task", None, {}) for _ in range(2)]
     roots = [(await one["default"].exec(["pwd"])).stdout.strip() for one in made]
     assert roots[0] != roots[1]
@@ -83,7 +83,7 @@ async def test_each_sample_has_a_directory_that_goes_with_it() -> None:
             os.stat(root)
 
 
-async def test_cleanup_removes_read_only_folders_and_follows_no_link(tmp_path: Path) -> None:
+async def test_cleanup_removes_read_only_folders_and_follows_no_symlink(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o750)
     made = await SmokeboxEnvironment.sample_init("task", None, {})
     script = 'mkdir -p a/b; touch a/b/c; ln -s "$0" a/out; chmod -R a-w a; pwd'
@@ -94,7 +94,7 @@ async def test_cleanup_removes_read_only_folders_and_follows_no_link(tmp_path: P
     assert os.stat(tmp_path).st_mode & 0o777 == 0o750
 
 
-async def test_cleanup_ends_what_the_sample_left_running(tmp_path: Path) -> None:
+async def test_cleanup_ends_background_processes_of_the_sample(tmp_path: Path) -> None:
     made = await SmokeboxEnvironment.sample_init("task", None, {})
     started = await made["default"].exec(["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"])
     await SmokeboxEnvironment.sample_cleanup("task", None, made, False)
@@ -102,7 +102,7 @@ async def test_cleanup_ends_what_the_sample_left_running(tmp_path: Path) -> None
         os.kill(int(started.stdout), 0)
 
 
-async def test_output_over_the_limit_is_an_error_with_its_beginning(
+async def test_output_over_the_limit_is_an_error_with_the_first_part(
     environment: SmokeboxEnvironment,
 ) -> None:
     with override_max_exec_output_size(1000), pytest.raises(OutputLimitExceededError) as caught:
@@ -110,7 +110,7 @@ async def test_output_over_the_limit_is_an_error_with_its_beginning(
     assert caught.value.truncated_output == "y\n" * 500
 
 
-async def test_output_just_within_the_limit_is_whole(environment: SmokeboxEnvironment) -> None:
+async def test_output_just_within_the_limit_is_complete(environment: SmokeboxEnvironment) -> None:
     with override_max_exec_output_size(1000):
         result = await environment.exec(["sh", "-c", "yes | head -c 1000; yes | head -c 1000 >&2"])
     assert (len(result.stdout), len(result.stderr)) == (1000, 1000)
@@ -133,7 +133,7 @@ async def test_text_that_is_not_utf8_is_a_decode_error(environment: SmokeboxEnvi
 
 
 @pytest.mark.parametrize("make_sandbox", ["local"], indirect=True)
-async def test_only_the_user_who_is_there_can_run(environment: SmokeboxEnvironment) -> None:
+async def test_only_the_existing_user_can_run_commands(environment: SmokeboxEnvironment) -> None:
     me = (await environment.exec(["id", "-un"])).stdout.strip()
     assert (await environment.exec(["true"], user=me)).success
     assert (await environment.exec(["true"], user=str(os.geteuid()))).success
@@ -160,7 +160,7 @@ async def test_a_closed_sandbox_is_unavailable(environment: SmokeboxEnvironment)
         await environment.exec(["true"])
 
 
-async def test_a_configuration_comes_back_from_a_log() -> None:
+async def test_configuration_round_trips_through_a_log() -> None:
     config = SmokeboxConfig(env={"COLOUR": "blue"})
     spec = SandboxEnvironmentSpec("smokebox", config)
     again = SandboxEnvironmentSpec.model_validate(spec.model_dump())
@@ -168,7 +168,7 @@ async def test_a_configuration_comes_back_from_a_log() -> None:
     assert hash(again) == hash(spec)
 
 
-async def test_a_configuration_can_be_a_file(tmp_path: Path) -> None:
+async def test_configuration_can_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "box.toml"
     file.write_text('sandbox = "local"\n[env]\nCOLOUR = "blue"\n')
     made = await SmokeboxEnvironment.sample_init("task", str(file), {})
@@ -185,19 +185,20 @@ async def test_a_configuration_can_be_a_file(tmp_path: Path) -> None:
         ({"env": {"A": 1}}, "env.A"),
     ],
 )
-def test_a_bad_configuration_says_what_is_wrong(config: dict[str, object], message: str) -> None:
+def test_invalid_configuration_is_explained(config: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         SmokeboxEnvironment.config_deserialize(config)
 
 
-async def test_a_missing_configuration_file_is_named() -> None:
+async def test_missing_configuration_file_is_named() -> None:
     with pytest.raises(InvalidOption, match=r"nowhere\.toml"):
         await SmokeboxEnvironment.sample_init("task", "/nowhere.toml", {})
 
 
-# Inspect leaves a stream of its own open; it must be collected while that is expected.
+# Inspect leaves a stream open; it must be collected while the warning is expected.
+@pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObjectReceiveStream:ResourceWarning")
-def test_a_task_finds_it_by_name_and_runs_in_it(tmp_path: Path) -> None:
+def test_task_finds_it_by_name_and_runs_in_it(tmp_path: Path) -> None:
     call = ModelOutput.for_tool_call("mockllm", "bash", {"command": "cat secret.txt"})
     answer = ModelOutput.from_content("mockllm", "it says swordfish")
     # Without a usage, Inspect counts tokens with a table that it downloads.

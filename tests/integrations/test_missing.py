@@ -1,4 +1,4 @@
-"""What a user sees who has not installed the framework."""
+"""Errors for a framework that is not installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ except MissingDependency as error:
 
 
 @pytest.mark.parametrize("module", FRAMEWORKS)
-def test_a_missing_framework_is_an_error_that_says_what_to_install(module: str) -> None:
+def test_missing_framework_names_the_extra_to_install(module: str) -> None:
     package, extra = FRAMEWORKS[module]
     command = [sys.executable, "-c", IMPORT_WITHOUT, module, package]
     done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=True)

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ordinary import NOBODY, as_nobody
+from places import short_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,20 +25,20 @@ AS_NOBODY = as_nobody()
 VERSION = "import sys; print(sys.version_info[:2])"
 PATHS = os.pathsep.join([sysconfig.get_path("purelib"), str(ROOT / "src")])
 SUITES = ["test_deepagents.py", "test_inspect.py", "test_pydantic_ai.py"]
-# All cases but two that sleep for 7 seconds each, to see that a timeout kills: another is left.
+# All cases but two that sleep for 7 seconds to check that a timeout kills; another one covers that.
 CASES = "linux and not test_exec_timeout_kills"
 
 
 def answer(*command: str) -> str:
-    """What a command prints for an ordinary user, even if it fails."""
-    # Through a shell, as setpriv itself still finds its way into the directories of root.
+    """Return the output of a command run by an ordinary user, even if it fails."""
+    # Through a shell, because setpriv itself can still enter directories of root.
     words = [*AS_NOBODY, "sh", "-c", 'exec "$@"', "sh", *command]
     return subprocess.run(words, cwd="/", capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture
 def interpreter() -> str:
-    """A Python for which our packages are made, and which everybody may run."""
+    """Return a Python that matches our packages and that everyone may run."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("becoming an ordinary user takes root and setpriv")
     if answer("unshare", "--user", "--map-root-user", "id", "-u") != "0\n":
@@ -52,8 +52,8 @@ def interpreter() -> str:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory of an ordinary user, which the one of a test of root's is not in."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="smokebox-nobody-"))
+    """Yield a directory of an ordinary user; root's temporary directory is closed to them."""
+    folder = Path(short_directory("nobody"))
     os.chown(folder, NOBODY, NOBODY)
     yield folder
     shutil.rmtree(folder)
@@ -61,7 +61,7 @@ def home() -> Iterator[Path]:
 
 @pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes long: see `make soak`")
 @pytest.mark.timeout(240)
-def test_the_suites_pass_for_who_is_not_root(interpreter: str, home: Path) -> None:
+def test_suites_pass_without_root(interpreter: str, home: Path) -> None:
     options = ["-p", "no:cacheprovider", f"--basetemp={home / 'base'}", "-k", CASES]
     done = subprocess.run(
         [*AS_NOBODY, interpreter, "-m", "pytest", *options, *(str(HERE / name) for name in SUITES)],

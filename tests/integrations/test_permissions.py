@@ -1,4 +1,4 @@
-"""The cases about permissions, run as somebody who is bound by them: root is not."""
+"""Cases on permissions, run as an ordinary user, because root bypasses them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CASES = "local and (not_allowed or without_permissions or permission_denied)"
 
 
 @pytest.mark.timeout(60)
-def test_permission_cases_pass_for_who_is_not_root(tmp_path: Path) -> None:
+def test_permission_cases_pass_without_root(tmp_path: Path) -> None:
     become = [] if os.geteuid() else AS_SOMEBODY
     if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this root may not make a user namespace, and so cannot be anybody else")
+        pytest.skip("this root may not create a user namespace, so it cannot become another user")
     suites = [str(HERE / "test_inspect.py"), str(HERE / "test_pydantic_ai.py")]
     options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", "-k", CASES]
     done = subprocess.run(

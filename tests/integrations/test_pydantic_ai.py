@@ -1,4 +1,4 @@
-"""Pydantic AI's own suite for workspace backends, and what it leaves out."""
+"""Pydantic AI's own suite for workspace backends, and cases that it lacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeBackend: TypeAlias = Callable[[], WorkspaceBackend]
 
 
 def place_of(ref: WorkspaceRef | None) -> tuple[str, str]:
-    """The kind of a sandbox, and its id or its directory."""
+    """Return the kind of a sandbox, and its id or its directory."""
     assert ref is not None
     kind, _, name = ref.id.partition(":")
     return kind, name
@@ -111,14 +111,14 @@ async def test_an_exit_code_of_124_is_not_a_timeout(workspace: SmokeboxWorkspace
     assert result.exit_code == 124
 
 
-async def test_timeout_keeps_what_was_written_before_it(workspace: SmokeboxWorkspace) -> None:
+async def test_timeout_keeps_partial_output(workspace: SmokeboxWorkspace) -> None:
     with pytest.raises(WorkspaceTimeoutError) as caught:
         await workspace.run("echo out; echo err >&2; sleep 60", shell=True, timeout=0.5)
     assert caught.value.stdout == "out\n"
     assert caught.value.stderr.startswith("err\n")
 
 
-async def test_output_without_end_is_an_error_with_its_beginning(
+async def test_endless_output_is_an_error_with_the_first_part(
     workspace: SmokeboxWorkspace,
 ) -> None:
     with pytest.raises(WorkspaceOutputLimitError) as caught:
@@ -128,7 +128,7 @@ async def test_output_without_end_is_an_error_with_its_beginning(
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
-async def test_a_bad_timeout_is_refused(workspace: SmokeboxWorkspace, timeout: float) -> None:
+async def test_invalid_timeout_is_refused(workspace: SmokeboxWorkspace, timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout"):
         await workspace.run(["true"], timeout=timeout)
 
@@ -139,7 +139,7 @@ async def test_a_name_that_is_not_utf8_is_listed(workspace: SmokeboxWorkspace) -
     assert [entry.name for entry in entries] == ["a\\xff", "b"]
 
 
-async def test_a_function_that_makes_the_sandbox_runs_once(tmp_path: Path) -> None:
+async def test_factory_is_called_once(tmp_path: Path) -> None:
     calls = []
 
     async def make() -> SandboxApi:
@@ -155,7 +155,7 @@ async def test_a_function_that_makes_the_sandbox_runs_once(tmp_path: Path) -> No
     await calls[0].aclose()
 
 
-async def test_a_caller_that_gives_up_does_not_lose_the_sandbox(tmp_path: Path) -> None:
+async def test_cancelled_caller_does_not_lose_the_sandbox(tmp_path: Path) -> None:
     release = asyncio.Event()
 
     async def make() -> SandboxApi:
@@ -170,7 +170,7 @@ async def test_a_caller_that_gives_up_does_not_lose_the_sandbox(tmp_path: Path) 
     assert await workspace.working_dir() == str(tmp_path)
 
 
-async def test_a_sandbox_that_could_not_be_made_is_asked_for_again(tmp_path: Path) -> None:
+async def test_failed_creation_is_retried(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     workspace = SmokeboxWorkspace(lambda: local(cwd=folder))
     with pytest.raises(WorkspaceUnavailableError):
@@ -188,12 +188,12 @@ async def test_a_closed_sandbox_is_unavailable(tmp_path: Path) -> None:
         await workspace.run(["true"])
 
 
-def test_what_is_not_a_sandbox_is_refused() -> None:
+def test_object_that_is_not_a_sandbox_is_refused() -> None:
     with pytest.raises(InvalidOption, match="a sandbox or a function"):
         SmokeboxWorkspace("local")  # type: ignore[arg-type]
 
 
-async def test_an_agent_works_in_it(workspace: SmokeboxWorkspace) -> None:
+async def test_agent_works_in_it(workspace: SmokeboxWorkspace) -> None:
     def script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         if len(messages) == 1:
             return ModelResponse(parts=[ToolCallPart("sh", {"command": "echo hi | tee note"})])

@@ -1,4 +1,4 @@
-"""The stream that exec_stream gives, over a source of our own."""
+"""The stream of `exec_stream`, over a scripted source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Two chunks and a result, and whether it was closed."""
+    """Source of two chunks and a result, which records that it was closed."""
 
     closed = False
 
@@ -26,13 +26,13 @@ class Source:
             self.closed = True
 
 
-async def test_a_stream_gives_chunks_and_then_the_result() -> None:
+async def test_stream_yields_chunks_then_the_result() -> None:
     stream = ExecStream(Source().run())
     assert [chunk.data async for chunk in stream] == ["a", "b"]
     assert stream.exit_code == 4
 
 
-async def test_the_result_is_not_there_before_the_end() -> None:
+async def test_result_is_unavailable_before_the_end() -> None:
     stream = ExecStream(Source().run())
     await anext(stream)
     with pytest.raises(RuntimeError, match="has not ended"):

@@ -1,4 +1,4 @@
-"""A loop in the background, called from every kind of thread, and closed at every moment."""
+"""The background loop, called from every kind of thread and closed at any time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def thread_name() -> str:
 
 
 class Endless:
-    """Work that ends only when it is cancelled, and takes a moment over that."""
+    """Work that ends only when cancelled, and takes a moment to do so."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -72,7 +72,7 @@ def test_many_threads_share_it(loop: BackgroundLoop) -> None:
     assert names == ["smokebox-loop"] * 20
 
 
-def test_errors_come_back_as_they_are(loop: BackgroundLoop) -> None:
+def test_errors_propagate_unchanged(loop: BackgroundLoop) -> None:
     async def fail() -> None:
         raise KeyError("x")
 
@@ -80,7 +80,7 @@ def test_errors_come_back_as_they_are(loop: BackgroundLoop) -> None:
         loop.run(fail())
 
 
-async def test_cancelling_waits_until_the_work_is_gone(loop: BackgroundLoop) -> None:
+async def test_cancelling_waits_until_the_work_has_ended(loop: BackgroundLoop) -> None:
     work = Endless()
     task = asyncio.create_task(loop.call(work()))
     await asyncio.to_thread(work.started.wait)
@@ -167,7 +167,7 @@ def test_a_closed_loop_refuses_and_closes_again(loop: BackgroundLoop) -> None:
         loop.run(thread_name())
 
 
-def test_a_forgotten_loop_ends_its_thread() -> None:
+def test_dropped_loop_ends_its_thread() -> None:
     loop = BackgroundLoop()
     loop.run(thread_name())
     thread = loop._thread

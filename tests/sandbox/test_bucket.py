@@ -1,4 +1,4 @@
-"""`bucket()`: the conformance suite over three stores, and what is its own."""
+"""`bucket()`: the conformance suite over three stores, and behaviour beyond it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smokebox.errors import (
 )
 from smokebox.sandbox.conformance import SandboxSuite
 from smokebox.sandbox.filesystems.bucket import BucketFilesystem
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -52,12 +52,14 @@ class TestFolderConformance(SandboxSuite):
 
 class TestS3Conformance(SandboxSuite):
     @pytest_asyncio.fixture
-    async def sandbox(self, seaweed: Seaweed, bucket_name: str) -> AsyncIterator[BucketSandbox]:
+    async def sandbox(
+        self, seaweed: SeaweedServer, bucket_name: str
+    ) -> AsyncIterator[BucketSandbox]:
         async with on(seaweed, bucket_name) as sandbox:
             yield sandbox
 
 
-def on(seaweed: Seaweed, name: str, *, read_only: bool = False) -> BucketSandbox:
+def on(seaweed: SeaweedServer, name: str, *, read_only: bool = False) -> BucketSandbox:
     return bucket(
         name,
         endpoint=seaweed.endpoint,
@@ -67,7 +69,7 @@ def on(seaweed: Seaweed, name: str, *, read_only: bool = False) -> BucketSandbox
     )
 
 
-def other_client(seaweed: Seaweed, name: str) -> S3Store:
+def other_client(seaweed: SeaweedServer, name: str) -> S3Store:
     return S3Store(
         name,
         endpoint=seaweed.endpoint,
@@ -78,12 +80,12 @@ def other_client(seaweed: Seaweed, name: str) -> S3Store:
 
 
 @pytest.fixture
-def store(seaweed: Seaweed, bucket_name: str) -> S3Store:
+def store(seaweed: SeaweedServer, bucket_name: str) -> S3Store:
     return other_client(seaweed, bucket_name)
 
 
 @pytest_asyncio.fixture
-async def sandbox(seaweed: Seaweed, bucket_name: str) -> AsyncIterator[BucketSandbox]:
+async def sandbox(seaweed: SeaweedServer, bucket_name: str) -> AsyncIterator[BucketSandbox]:
     async with on(seaweed, bucket_name) as sandbox:
         yield sandbox
 
@@ -100,8 +102,8 @@ def fill(store: S3Store, items: Iterable[tuple[str, bytes]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def ten_thousand(seaweed: Seaweed) -> Iterator[str]:
-    """A bucket with 10,000 objects in 100 folders, one of which holds the needle."""
+def ten_thousand(seaweed: SeaweedServer) -> Iterator[str]:
+    """A bucket with 10,000 objects in 100 folders, one of which contains the needle."""
     name = seaweed.create_bucket("ten-thousand")
     items = [(f"docs/{n % 100:02}/{n:05}.md", b"text %d\n" % n) for n in range(10_000)]
     items[7777] = (items[7777][0], b"a needle\n")
@@ -112,7 +114,7 @@ def ten_thousand(seaweed: Seaweed) -> Iterator[str]:
 
 @pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes long: see `make soak`")
 @pytest.mark.timeout(120)
-async def test_ten_thousand_objects(seaweed: Seaweed, ten_thousand: str) -> None:
+async def test_ten_thousand_objects(seaweed: SeaweedServer, ten_thousand: str) -> None:
     async with on(seaweed, ten_thousand, read_only=True) as sandbox:
         assert await output(sandbox, "find . -type f | wc -l") == "10000\n"
         assert await output(sandbox, "grep -rl needle .") == "./docs/77/07777.md\n"
@@ -121,7 +123,7 @@ async def test_ten_thousand_objects(seaweed: Seaweed, ten_thousand: str) -> None
         assert len(await sandbox.glob("**/*.md")) == 10_000
 
 
-async def test_what_another_client_does_shows_in_the_next_command(
+async def test_changes_by_another_client_show_in_the_next_command(
     sandbox: BucketSandbox, store: S3Store
 ) -> None:
     assert await output(sandbox, "ls") == ""
@@ -179,7 +181,7 @@ async def test_a_50_mb_object(sandbox: BucketSandbox, store: S3Store) -> None:
 
 
 async def test_read_only_refuses_and_reads(
-    seaweed: Seaweed, bucket_name: str, store: S3Store
+    seaweed: SeaweedServer, bucket_name: str, store: S3Store
 ) -> None:
     obstore.put(store, "f", b"kept\n")
     async with on(seaweed, bucket_name, read_only=True) as sandbox:
@@ -211,8 +213,8 @@ async def test_a_fork_shares_the_bucket_and_not_the_shell(sandbox: BucketSandbox
     assert await output(sandbox, "echo $x; cat f") == "1\nshared\n"
 
 
-async def test_credentials_are_not_to_be_seen_inside(
-    seaweed: Seaweed, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+async def test_credentials_are_not_visible_inside(
+    seaweed: SeaweedServer, bucket_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
@@ -226,7 +228,7 @@ async def test_credentials_are_not_to_be_seen_inside(
 
 
 async def test_wrong_credentials_say_where_they_come_from(
-    seaweed: Seaweed, bucket_name: str
+    seaweed: SeaweedServer, bucket_name: str
 ) -> None:
     async with bucket(
         bucket_name, endpoint=seaweed.endpoint, access_key=seaweed.access_key, secret_key=SECRET
@@ -237,7 +239,7 @@ async def test_wrong_credentials_say_where_they_come_from(
             assert SECRET not in f"{caught.value} {caught.value.fields}"
 
 
-async def test_a_missing_bucket_is_told_by_the_first_command(seaweed: Seaweed) -> None:
+async def test_missing_bucket_is_reported_by_the_first_command(seaweed: SeaweedServer) -> None:
     async with on(seaweed, "no-such-bucket") as sandbox:
         with pytest.raises(BucketNotFound, match="no-such-bucket"):
             await sandbox.exec("ls")
@@ -250,7 +252,7 @@ async def test_a_missing_bucket_is_told_by_the_first_command(seaweed: Seaweed) -
         )
 
 
-async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+async def test_unreachable_server_is_reported(unused_tcp_port: int) -> None:
     endpoint = f"http://127.0.0.1:{unused_tcp_port}"
     async with bucket("name", endpoint=endpoint, access_key="a", secret_key="b") as sandbox:
         with pytest.raises(ServiceUnavailable) as caught:
@@ -259,8 +261,8 @@ async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
 
 
 @pytest.mark.timeout(90)
-async def test_a_server_that_goes_is_told_by_the_next_command() -> None:
-    with Seaweed() as server:
+async def test_lost_server_is_reported_by_the_next_command() -> None:
+    with SeaweedServer() as server:
         async with on(server, server.create_bucket("going")) as sandbox:
             await sandbox.write_file("f", "x")
             server.stop()
@@ -271,7 +273,7 @@ async def test_a_server_that_goes_is_told_by_the_next_command() -> None:
 
 
 @pytest.mark.timeout(90)
-async def test_a_server_that_never_answers_is_given_up() -> None:
+async def test_server_that_never_responds_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
@@ -305,7 +307,7 @@ async def test_without_a_bucket_the_files_are_in_memory() -> None:
         assert (await sandbox.capabilities()).persistence == "memory"
 
 
-async def test_it_says_what_it_is() -> None:
+async def test_capabilities_describe_the_bucket() -> None:
     async with bucket("memory:///", shell="fresh") as sandbox:
         able = await sandbox.capabilities()
     assert (able.sandbox, able.persistence, able.shell_state) == ("bucket", "bucket", "fresh")
@@ -316,12 +318,12 @@ async def test_it_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     "target", ["", "Bad_Name", "a/b", "x", "a?b=c", "ftp://x", "http://host/b", "s3://", "s3:///x"]
 )
-def test_a_target_that_is_no_bucket(target: str) -> None:
+def test_invalid_target_is_refused(target: str) -> None:
     with pytest.raises(InvalidOption):
         bucket(target)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BucketNotFound):
         bucket(f"file://{tmp_path}/nope")
 
@@ -358,13 +360,13 @@ def test_credentials_do_not_go_with_a_folder(tmp_path: Path) -> None:
         bucket(MemoryStore(), endpoint="http://127.0.0.1:9000")
 
 
-def test_obstore_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_obstore_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingDependency, match=r"smokebox\[bucket\]"):
         bucket("memory:///")
 
 
-async def test_a_mounted_bucket_shows_what_others_put_in_the_next_command() -> None:
+async def test_mounted_bucket_shows_changes_in_the_next_command() -> None:
     store = MemoryStore()
     sandbox = virtual(mounts={"/data": BucketFilesystem(store)})
     obstore.put(store, "a.txt", b"first")

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from smokebox import local, virtual
 from smokebox.sandbox.conformance import SandboxSuite
-from smokebox.sandbox.virtual import Limits
+from smokebox.sandbox.virtual import VirtualLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ class TestVirtualWithAFreshShell(SandboxSuite):
 class TestVirtualWithLargeFiles(SandboxSuite):
     @pytest_asyncio.fixture
     async def sandbox(self) -> AsyncIterator[SandboxApi]:
-        sandbox = virtual(limits=Limits(file_size=64_000_000, storage=256_000_000))
+        sandbox = virtual(limits=VirtualLimits(file_size=64_000_000, storage=256_000_000))
         yield sandbox
         await sandbox.aclose()
 

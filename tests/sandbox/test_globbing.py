@@ -1,4 +1,4 @@
-"""Which paths a pattern matches, over a small tree in a dictionary."""
+"""Paths that a pattern matches, over a small tree in a dictionary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TREE: dict[str, list[Found]] = {
 
 
 def glob(pattern: str, *, hidden: bool = False, files_only: bool = False) -> list[str]:
-    """Matches seen from /work, without that prefix where they have it."""
+    """Return the matches from /work, without that prefix."""
 
     def listed(path: str) -> list[Found]:
         if path not in TREE:
@@ -110,7 +110,7 @@ def test_two_stars_cross_directories_but_not_symlinks(pattern: str, matches: lis
         ("?git", True, [".git"]),
     ],
 )
-def test_dotfiles_are_left_out_unless_asked_for(
+def test_dotfiles_are_skipped_unless_requested(
     pattern: str, hidden: bool, matches: list[str]
 ) -> None:
     assert glob(pattern, hidden=hidden) == matches
@@ -133,35 +133,35 @@ def test_braces_give_alternatives(pattern: str, matches: list[str]) -> None:
     assert glob(pattern) == matches
 
 
-def test_a_backslash_takes_wildcards_as_they_are() -> None:
+def test_backslash_quotes_wildcards() -> None:
     assert glob(r"\[x\]\*") == ["[x]*"]
     assert glob(r"\[x]*") == ["[x]*"]
     assert glob(r"\{a,b\}.py") == []
     assert glob(r"\a.py") == ["a.py"]
 
 
-def test_an_open_bracket_alone_is_a_bracket() -> None:
+def test_unclosed_bracket_is_literal() -> None:
     assert glob("[x*") == ["[x]*"]
     assert glob("[[]*") == ["[x]*"]
     assert glob("[a*") == []
 
 
-def test_files_only_leaves_out_what_does_not_lead_to_a_file() -> None:
+def test_files_only_excludes_other_kinds() -> None:
     assert glob("*", files_only=True) == ["[x]*", "a.py", "alias.py", "b.txt"]
     assert glob(".", files_only=True) == []
 
 
-def test_a_final_slash_asks_for_directories() -> None:
+def test_final_slash_matches_directories_only() -> None:
     assert glob("*/") == ["link", "src"]
     assert glob("src/**/") == ["src/deep"]
     assert glob("*/", files_only=True) == []
 
 
-def test_each_path_is_given_once() -> None:
+def test_each_path_is_returned_once() -> None:
     assert glob("{a,*}.py") == ["a.py", "alias.py"]
 
 
-def test_a_path_that_cannot_be_is_refused() -> None:
+def test_invalid_path_is_refused() -> None:
     for pattern in ("", "a\0b", "\ud800"):
         with pytest.raises(InvalidPath):
             glob(pattern)
@@ -172,7 +172,7 @@ def test_too_many_alternatives_are_refused() -> None:
         glob("{a,b}" * 40)
 
 
-def test_a_listing_that_fails_for_another_reason_is_an_error() -> None:
+def test_connection_error_while_listing_is_raised() -> None:
     def listed(path: str) -> list[Found]:
         raise ServiceUnavailable("the store did not answer.")
 
@@ -180,7 +180,7 @@ def test_a_listing_that_fails_for_another_reason_is_an_error() -> None:
         glob_paths("*", "/", listed)
 
 
-def test_only_what_can_match_is_listed() -> None:
+def test_only_directories_that_can_match_are_listed() -> None:
     asked: list[str] = []
 
     def listed(path: str) -> list[Found]:
@@ -208,7 +208,7 @@ def test_many_stars_do_not_take_forever() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_very_deep_directories_are_no_trouble() -> None:
+def test_deep_directories_are_walked() -> None:
     def listed(path: str) -> list[Found]:
         return [Found("d", "directory")] if len(path) < 6000 else [Found("a.py", "file")]
 
@@ -231,6 +231,6 @@ def test_braces(pattern: str, expected: list[str]) -> None:
     assert sorted(expand_braces(pattern)) == sorted(expected)
 
 
-def test_a_bomb_of_braces_is_refused() -> None:
+def test_brace_bomb_is_refused() -> None:
     with pytest.raises(InvalidOption):
         expand_braces("{a,b}" * 40)

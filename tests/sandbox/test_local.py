@@ -1,4 +1,4 @@
-"""`local()`: options, environment, files on the host, output that spills, and closing."""
+"""`local()`: options, environment, files on the host, spilled output, and closing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_it_is_a_sandbox(tmp_path: Path) -> None:
     assert isinstance(local(cwd=tmp_path), SandboxApi)
 
 
-def test_it_starts_where_python_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cwd_is_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     sandbox = local()
     monkeypatch.chdir("/")
@@ -93,13 +95,13 @@ def test_a_file_as_cwd_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cwd", [3, b"/tmp", ["/"]])
-def test_a_cwd_that_is_no_path_is_refused(cwd: object) -> None:
+def test_cwd_that_is_not_a_path_is_refused(cwd: object) -> None:
     with pytest.raises((InvalidOption, InvalidPath)):
         local(cwd=cast("str", cwd))
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "10"])
-def test_a_max_output_that_is_no_size_is_refused(size: object) -> None:
+def test_invalid_max_output_is_refused(size: object) -> None:
     with pytest.raises(InvalidOption, match="max_output"):
         local(max_output=cast("int", size))
 
@@ -118,14 +120,14 @@ async def test_only_the_listed_names_of_the_environment_are_passed_on(
         assert await seen_by_commands(sandbox) == set(KEPT)
 
 
-def test_the_list_is_exactly_this() -> None:
+def test_kept_variables_are_exactly_these() -> None:
     assert set(KEPT) == {
         *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG", "LC_ALL"),
         *("LC_CTYPE", "TZ", "TERM", "TMPDIR", "TMP", "TEMP"),
     }
 
 
-async def test_the_environment_is_taken_once(
+async def test_environment_is_captured_at_creation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "before")
@@ -140,7 +142,7 @@ async def test_env_adds_and_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (await sandbox.exec('echo "$EXTRA:${TZ-unset}"')).stdout == "a b:unset\n"
 
 
-async def test_env_of_one_command_lies_on_top(tmp_path: Path) -> None:
+async def test_env_of_one_command_overrides(tmp_path: Path) -> None:
     async with local(cwd=tmp_path, env={"A": "1", "B": "1"}) as sandbox:
         assert (await sandbox.exec("echo $A$B", env={"B": "2"})).stdout == "12\n"
         assert (await sandbox.exec("echo $A$B")).stdout == "11\n"
@@ -156,7 +158,7 @@ def test_an_env_of_the_wrong_type_is_refused(env: object) -> None:
 
 
 @pytest.mark.parametrize("command", [b"true", ["ls"], None])
-async def test_a_command_that_is_no_text_is_refused(sandbox: LocalSandbox, command: object) -> None:
+async def test_command_that_is_not_text_is_refused(sandbox: LocalSandbox, command: object) -> None:
     with pytest.raises(InvalidOption, match="command"):
         await sandbox.exec(cast("str", command))
 
@@ -173,35 +175,33 @@ async def test_commands_run_in_bash(sandbox: LocalSandbox) -> None:
     assert (await sandbox.exec('a=(x y); [[ ${#a[@]} == 2 ]] && echo "$0"')).success
 
 
-async def test_the_command_is_one_argument_and_no_text_in_a_shell(sandbox: LocalSandbox) -> None:
+async def test_command_is_passed_as_one_argument(sandbox: LocalSandbox) -> None:
     command = "echo 'it''s'; exit 3 #"
     result = await sandbox.exec(command)
     assert (result.exit_code, result.stdout) == (3, "its\n")
 
 
-async def test_pwd_shows_the_path_as_it_was_given(tmp_path: Path) -> None:
+async def test_pwd_shows_the_path_as_passed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     async with local(cwd=tmp_path / "link") as sandbox:
         assert (await sandbox.exec("pwd")).stdout == f"{tmp_path}/link\n"
 
 
-async def test_a_timeout_says_so_on_stderr(sandbox: LocalSandbox) -> None:
+async def test_timeout_is_reported_on_stderr(sandbox: LocalSandbox) -> None:
     result = await sandbox.exec("echo out; echo err >&2; sleep 300", timeout=0.5)
     assert (result.exit_code, result.stdout) == (124, "out\n")
     assert result.stderr == "err\nsmokebox: timed out after 0.5 s\n"
 
 
-async def test_a_streamed_timeout_says_so_on_stderr(sandbox: LocalSandbox) -> None:
+async def test_streamed_timeout_is_reported_on_stderr(sandbox: LocalSandbox) -> None:
     stream = sandbox.exec_stream("echo out; sleep 300", timeout=0.5)
     chunks = [(chunk.stream, chunk.data) async for chunk in stream]
     assert chunks == [("stdout", "out\n"), ("stderr", "smokebox: timed out after 0.5 s\n")]
     assert stream.exit_code == 124
 
 
-async def test_a_stream_that_nobody_reads_makes_the_command_wait(
-    sandbox: LocalSandbox, tmp_path: Path
-) -> None:
+async def test_unread_stream_blocks_the_command(sandbox: LocalSandbox, tmp_path: Path) -> None:
     async with sandbox.exec_stream("head -c 20000000 /dev/zero; touch done") as stream:
         await anext(stream)
         await asyncio.sleep(0.5)
@@ -280,14 +280,14 @@ async def test_100_mb_of_output_do_not_fill_memory(tmp_path: Path) -> None:
         assert len(result.stdout) < (1 << 20) + 500
 
 
-async def test_closing_kills_what_was_left_in_the_background(tmp_path: Path) -> None:
+async def test_closing_kills_background_processes(tmp_path: Path) -> None:
     async with local(cwd=tmp_path) as sandbox:
         pid = int((await sandbox.exec("(setsid sleep 300 & echo $!)")).stdout)
         assert is_running(pid)
     assert not is_running(pid)
 
 
-async def test_a_sandbox_that_nobody_holds_takes_its_background_along(tmp_path: Path) -> None:
+async def test_dropped_sandbox_kills_its_background_processes(tmp_path: Path) -> None:
     pid = int((await local(cwd=tmp_path).exec("sleep 300 & echo $!")).stdout)
     gc.collect()
     await gone(pid)
@@ -301,7 +301,7 @@ async def test_closing_can_be_repeated_and_ends_commands(tmp_path: Path) -> None
         await sandbox.exec("true")
 
 
-async def test_closing_under_a_command_says_so(tmp_path: Path) -> None:
+async def test_closing_during_a_command_is_reported(tmp_path: Path) -> None:
     sandbox = local(cwd=tmp_path)
     stream = sandbox.exec_stream("echo hi; sleep 300")
     await anext(stream)
@@ -324,7 +324,7 @@ async def test_capabilities_make_no_claim_of_isolation(sandbox: LocalSandbox) ->
     assert {"bash", "ls", "cat"} <= able.commands
 
 
-async def test_capabilities_look_along_the_sandboxs_own_path(tmp_path: Path) -> None:
+async def test_capabilities_use_the_path_of_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "rg").write_text("#!/bin/sh\n")
     (tmp_path / "rg").chmod(0o755)
     async with local(cwd=tmp_path, env={"PATH": str(tmp_path)}) as sandbox:
@@ -339,7 +339,7 @@ async def test_replacing_a_file_keeps_its_mode(sandbox: LocalSandbox, tmp_path: 
     assert (tmp_path / "run.sh").read_text() == "new"
 
 
-async def test_a_fresh_file_has_the_usual_mode(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_created_file_has_the_default_mode(sandbox: LocalSandbox, tmp_path: Path) -> None:
     await sandbox.write_file("fresh", "")
     (tmp_path / "usual").touch()
     assert (tmp_path / "fresh").stat().st_mode == (tmp_path / "usual").stat().st_mode
@@ -403,7 +403,7 @@ async def test_a_fifo_is_neither_read_nor_written(sandbox: LocalSandbox, tmp_pat
     assert (await sandbox.stat("fifo")).type == "other"
 
 
-async def test_a_socket_is_no_file(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_socket_is_not_a_file(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(sandbox.cwd)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("sock")
@@ -456,9 +456,7 @@ async def test_names_that_are_not_utf8_are_shown_escaped(
     assert await sandbox.glob("*") == [rf"{tmp_path}/caf\xe9"]
 
 
-async def test_a_loop_of_symlinks_is_an_error_of_its_own(
-    sandbox: LocalSandbox, tmp_path: Path
-) -> None:
+async def test_symlink_loop_has_its_own_error(sandbox: LocalSandbox, tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(SymlinkLoop):
@@ -468,7 +466,7 @@ async def test_a_loop_of_symlinks_is_an_error_of_its_own(
     assert not await sandbox.exists("a")
 
 
-async def test_what_the_system_forbids_is_denied(sandbox: LocalSandbox) -> None:
+async def test_permission_errors_are_access_denied(sandbox: LocalSandbox) -> None:
     with pytest.raises(AccessDenied):
         await sandbox.write_file("/sys/smokebox/a", "data")
     with pytest.raises(AccessDenied):

@@ -1,4 +1,4 @@
-"""Options that nobody knows, and values that cannot be."""
+"""Unknown options and invalid values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from smokebox.errors import InvalidOption
 from smokebox.options import check_env, check_timeout, refuse_unknown, strict_options
 
 
-@strict_options
+@strict_options()
 def make(name: str = "", *, network: bool = False, read_only: bool = False) -> str:
     return f"{name} {network} {read_only}"
 
 
-def test_a_misspelt_option_names_the_nearest() -> None:
+def test_misspelt_option_names_the_nearest() -> None:
     options: Any = {"readonly": True}
     with pytest.raises(InvalidOption) as caught:
         make(**options)
     assert str(caught.value) == "make() has no option 'readonly'. Did you mean 'read_only'?"
 
 
-def test_an_option_like_no_other_lists_them_all() -> None:
+def test_unrecognizable_option_lists_all() -> None:
     with pytest.raises(InvalidOption) as caught:
         refuse_unknown("make()", ["zzz"], ["b", "a"])
     assert caught.value.hint == "It takes: a, b."
@@ -33,7 +33,7 @@ def test_known_options_pass() -> None:
 
 
 @pytest.mark.parametrize("env", [{"1A": "x"}, {"A B": "x"}, {"": "x"}, {"A": "\0"}, {"A": 1}, []])
-def test_impossible_environments(env: Any) -> None:
+def test_invalid_environments_are_refused(env: Any) -> None:
     with pytest.raises(InvalidOption):
         check_env(env)
 
@@ -47,11 +47,11 @@ def test_an_environment_is_copied() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, True, "3", float("inf"), float("nan")])
-def test_impossible_timeouts(timeout: Any) -> None:
+def test_invalid_timeouts_are_refused(timeout: Any) -> None:
     with pytest.raises(InvalidOption):
         check_timeout(timeout)
 
 
-def test_possible_timeouts() -> None:
+def test_valid_timeouts_are_accepted() -> None:
     assert check_timeout(None) is None
     assert check_timeout(3) == 3.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from smokebox.engine import Sandbox
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 # No request of these tests takes long: one that does hangs.
 DEADLINE = 10.0
@@ -98,7 +98,7 @@ class Box:
         await eventually(lambda: open_files() <= opened)
 
 
-async def make_box(server: Running, http: aiohttp.ClientSession) -> Box:
+async def make_box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
     """A sandbox that is awake."""
     async with http.put("/api/sandboxes/box", json={}) as answer:
         assert answer.status == 200

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest_asyncio
 
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     """A server of one user, on its socket and on the loopback address."""
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
+    async with run_server(settings) as server:
         yield server
 
 
 @pytest_asyncio.fixture
-async def http(server: Running) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(server: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
     """Plain HTTP to its unix socket: `http.get("/api/...")`."""
     connector = aiohttp.UnixConnector(server.socket)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
@@ -32,7 +32,7 @@ async def http(server: Running) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest_asyncio.fixture
-async def server_url(server: Running) -> str:
+async def server_url(server: RunningServer) -> str:
     """Its address on the loopback interface."""
     assert server.url is not None
     return server.url

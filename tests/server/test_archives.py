@@ -15,13 +15,13 @@ import pytest_asyncio
 from server.boxes import DEADLINE, Answer, Box, eventually, make_box, open_files
 
 if TYPE_CHECKING:
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 MIB = 1 << 20
 
 
 @pytest_asyncio.fixture
-async def box(server: Running, http: aiohttp.ClientSession) -> Box:
+async def box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
     return await make_box(server, http)
 
 

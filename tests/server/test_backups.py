@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from asking import ask
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ async def test_what_cannot_be_made_says_why(
     assert (await ask(box.get("/api/backups"))).body == {"backups": []}
 
 
-async def test_who_leaves_breaks_it_off(box: aiohttp.ClientSession, server: Running) -> None:
+async def test_who_leaves_breaks_it_off(box: aiohttp.ClientSession, server: RunningServer) -> None:
     endless = {"command": "for i in $(seq 50); do truncate -s 4G $i || exit; done"}
     assert (await ask(box.post(f"{BOX}/exec", json=endless))).body["exit_code"] == 0
     making = asyncio.create_task(ask(box.post(BACKUPS, json={})))
@@ -107,14 +107,14 @@ async def test_who_leaves_breaks_it_off(box: aiohttp.ClientSession, server: Runn
 
 
 @pytest_asyncio.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Running]:
+async def guarded(tmp_path: Path) -> AsyncIterator[RunningServer]:
     """A server that wants keys by TCP."""
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server:
         yield server
 
 
-async def test_a_key_has_the_backups_of_its_own_sandboxes_only(guarded: Running) -> None:
+async def test_a_key_has_the_backups_of_its_own_sandboxes_only(guarded: RunningServer) -> None:
     connector = aiohttp.UnixConnector(guarded.socket)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as owner:
         clients = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest_asyncio
 
 from asking import ask
-from smokebox.wire.sse import Reader
+from smokebox.foundation.sse import EventReader
 
 if TYPE_CHECKING:
     import aiohttp
@@ -26,7 +26,7 @@ async def _box(http: aiohttp.ClientSession) -> None:
 
 async def follow(http: aiohttp.ClientSession, body: dict[str, Any]) -> list[tuple[str, Any]]:
     """All events of code that is run as a stream."""
-    reader, found = Reader(), []
+    reader, found = EventReader(), []
     async with http.post(f"{CODE}/stream", json=body) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         async for data in answer.content.iter_any():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.timeout(60)
 
 PROGRAM = """
 import asyncio, json, sys
-from smokebox.server import journal
-from smokebox.server.serving import serve
-from smokebox.server.settings import Settings
+from smokebox.server import request_log
+from smokebox.server.server import serve
+from smokebox.server.settings import ServerSettings
 
 async def ready(server):
     print(server.url, flush=True)
 
-journal.configure(json=True)
-settings = Settings(host="127.0.0.1", pool=0, **json.loads(sys.argv[1]))
+request_log.configure(json=True)
+settings = ServerSettings(host="127.0.0.1", pool=0, **json.loads(sys.argv[1]))
 asyncio.run(serve(settings, ready))
 """
 
@@ -103,7 +103,7 @@ async def test_a_signal_does_not_break_off_a_shutdown(tmp_path: Path) -> None:
         while first.process.returncode is None:
             first.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.02)
-    async with running(Settings(home=str(tmp_path / "home"), pool=0)) as second:
+    async with run_server(ServerSettings(home=str(tmp_path / "home"), pool=0)) as second:
         assert {info.status for info in await second.state.host.list()} == {"idle"}
 
 
@@ -185,8 +185,8 @@ async def test_a_server_that_nobody_asks_ends_by_itself(tmp_path: Path) -> None:
 
 
 async def test_a_sandbox_that_runs_keeps_its_server(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), pool=0, idle_exit=2)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "home"), pool=0, idle_exit=2)
+    async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with (
             aiohttp.ClientSession("http://localhost", connector=connector) as http,
@@ -194,7 +194,7 @@ async def test_a_sandbox_that_runs_keeps_its_server(tmp_path: Path) -> None:
         ):
             assert answer.status == 200
         async with asyncio.timeout(20):
-            await server.state.drain.asked.wait()
+            await server.state.drain.started.wait()
         (info,) = await server.state.host.list()
         assert (info.status, info.stop_reason) == ("idle", "it fell asleep")
 
@@ -232,5 +232,5 @@ async def _until_there(server: Server, name: str) -> None:
 
 async def _sleep(home: Path) -> None:
     """Have nothing run on that a test left to the next server."""
-    async with running(Settings(home=str(home), pool=0)):
+    async with run_server(ServerSettings(home=str(home), pool=0)):
         pass

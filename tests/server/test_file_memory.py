@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from smokebox.wire.place import socket_path
+from smokebox.foundation.endpoint import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -145,3 +145,6 @@ async def test_files_of_any_length_pass_in_constant_memory(tmp_path: Path) -> No
             before = peak(pid)
             await there_and_back(SIZE)
             assert peak(pid) - before < GROWTH
+            # A sandbox outlives a server that is only stopped.
+            async with http.delete(PLACE) as answer:
+                assert answer.status == 204

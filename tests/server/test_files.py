@@ -15,14 +15,14 @@ import pytest_asyncio
 
 from server.boxes import DEADLINE, Box, eventually, make_box, open_files
 from smokebox.engine.files.files import Files
-from smokebox.server import streams
-from smokebox.server.downloads import Span, span_of
-from smokebox.server.streams import SMALL
+from smokebox.server import responses
+from smokebox.server.downloads import ByteRange, span_of
+from smokebox.server.responses import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
     from smokebox.types import FileInfo
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ RANGES: list[tuple[str, int, int, int | None]] = [
 
 
 @pytest_asyncio.fixture
-async def box(server: Running, http: aiohttp.ClientSession) -> Box:
+async def box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
     return await make_box(server, http)
 
 
@@ -139,9 +139,9 @@ async def test_a_range_beyond_the_end_is_416(box: Box) -> None:
 
 
 def test_a_range_is_read_as_the_rfc_has_it() -> None:
-    assert span_of("bytes=0-4", 10) == Span(0, 5)
-    assert span_of("bytes=-4", 10) == Span(6, 4)
-    assert span_of("bytes=4-", 0) == Span(4, 0)
+    assert span_of("bytes=0-4", 10) == ByteRange(0, 5)
+    assert span_of("bytes=-4", 10) == ByteRange(6, 4)
+    assert span_of("bytes=4-", 0) == ByteRange(4, 0)
     assert span_of("bytes=4 - 5", 10) is None
 
 
@@ -236,7 +236,7 @@ async def test_a_client_that_stalls_is_given_up(
     box: Box, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     await box.engine.exec("truncate -s 1G big")
-    monkeypatch.setattr(streams, "STALLED", 0.2)
+    monkeypatch.setattr(responses, "STALLED", 0.2)
     head = "GET files?path=big"
     if way == "up":
         head = "PUT files?path=f\ncontent-length:90000000"

@@ -21,7 +21,7 @@ from smokebox.wire.failure import FailureAnswer
 if TYPE_CHECKING:
     import aiohttp
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 SEEDS = [1, 2, 3]
 REQUESTS = 250
@@ -79,7 +79,7 @@ SHAPES = [
 
 
 @pytest_asyncio.fixture
-async def box(server: Running, http: aiohttp.ClientSession) -> Box:
+async def box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
     box = await make_box(server, http)
     await box.engine.exec(
         "echo hi > f; mkdir -p d/e; echo deep > d/e/g; ln -s loop loop; ln -s /etc out; "

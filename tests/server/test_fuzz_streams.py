@@ -15,7 +15,7 @@ from server.boxes import make_box
 
 if TYPE_CHECKING:
     from server.boxes import Box
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 SEEDS = [1, 2]
 CURSORS = 120
@@ -59,7 +59,7 @@ async def living(box: Box) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_cursors(server: Running, http: aiohttp.ClientSession, seed: int) -> None:
+async def test_cursors(server: RunningServer, http: aiohttp.ClientSession, seed: int) -> None:
     chance = random.Random(seed)
     box = await make_box(server, http)
     started = await box.ask("POST", "processes", json={"command": "seq 1000", "id": "p"})
@@ -85,7 +85,7 @@ async def test_cursors(server: Running, http: aiohttp.ClientSession, seed: int) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_frames(server: Running, http: aiohttp.ClientSession, seed: int) -> None:
+async def test_frames(server: RunningServer, http: aiohttp.ClientSession, seed: int) -> None:
     chance = random.Random(seed)
     box = await make_box(server, http)
     for number in range(CONVERSATIONS):

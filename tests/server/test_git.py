@@ -11,14 +11,14 @@ import pytest_asyncio
 
 from asking import ask
 from engine.git.git_server import GitServer, make_repository
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 BOX = "/api/sandboxes/box"
 CHECKOUT = f"{BOX}/git/checkout"
@@ -75,7 +75,7 @@ async def test_a_password_is_in_no_answer(http: aiohttp.ClientSession, git: GitS
 
 
 async def test_who_leaves_ends_the_clone(
-    http: aiohttp.ClientSession, server: Running, git: GitServer
+    http: aiohttp.ClientSession, server: RunningServer, git: GitServer
 ) -> None:
     body = {"url": f"{git.origin}/stall/project.git"}
     asking = asyncio.create_task(ask(http.post(CHECKOUT, json=body)))
@@ -90,8 +90,8 @@ async def test_who_leaves_ends_the_clone(
 async def test_a_server_of_many_users_asks_public_addresses_only(
     git: GitServer, tmp_path: Path
 ) -> None:
-    settings = Settings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
             await ask(http.put(BOX, json={}))

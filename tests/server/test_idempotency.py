@@ -14,8 +14,8 @@ import pytest
 from asking import ask
 from killable_server import killable, new_home
 from smokebox.server import idempotency
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ async def test_a_key_that_cannot_be_is_refused(http: aiohttp.ClientSession, key:
 
 
 async def test_a_sandbox_that_is_there_is_not_created(
-    http: aiohttp.ClientSession, server: Running
+    http: aiohttp.ClientSession, server: RunningServer
 ) -> None:
     first = await ask(http.post("/api/sandboxes", json={"id": "box", "labels": {"a": "b"}}))
     again = await ask(http.post("/api/sandboxes", json={"id": "box", "labels": {}}))
@@ -140,8 +140,8 @@ async def test_a_sandbox_that_is_there_is_not_created(
 
 
 async def test_the_keys_of_two_who_ask_do_not_meet(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server, aiohttp.ClientSession(server.url) as http:
+    settings = ServerSettings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server, aiohttp.ClientSession(server.url) as http:
         made = []
         for name in ("a", "b"):
             key = await server.state.keys.create(CreateKey(name=name, prefix=f"{name}-"))
@@ -155,7 +155,7 @@ async def test_the_keys_of_two_who_ask_do_not_meet(tmp_path: Path) -> None:
 
 
 async def test_old_requests_and_too_many_are_forgotten(
-    http: aiohttp.ClientSession, server: Running, monkeypatch: pytest.MonkeyPatch
+    http: aiohttp.ClientSession, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "MOST_KEPT", 10)
     monkeypatch.setattr(idempotency, "_PRUNE_EVERY", 1)
@@ -163,7 +163,7 @@ async def test_old_requests_and_too_many_are_forgotten(
     for number in range(20):
         headers = {"idempotency-key": str(number)}
         await ask(http.post(f"{BOX}/sessions", json={"id": f"s{number}"}, headers=headers))
-    count = server.state.requests._connection.execute("SELECT count(*) FROM requests").fetchone()
+    count = server.state.idempotency._connection.execute("SELECT count(*) FROM requests").fetchone()
     assert count[0] <= 11
     newest = await ask(
         http.post(f"{BOX}/sessions", json={"id": "s19"}, headers={"idempotency-key": "19"})
@@ -173,7 +173,7 @@ async def test_old_requests_and_too_many_are_forgotten(
     await ask(
         http.post(f"{BOX}/sessions", json={"id": "last"}, headers={"idempotency-key": "last"})
     )
-    count = server.state.requests._connection.execute("SELECT count(*) FROM requests").fetchone()
+    count = server.state.idempotency._connection.execute("SELECT count(*) FROM requests").fetchone()
     assert count[0] == 1
 
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Running]:
+async def guarded(tmp_path: Path) -> AsyncIterator[RunningServer]:
     """A server that wants keys by TCP."""
-    async with running(_settings(tmp_path)) as server:
+    async with run_server(_settings(tmp_path)) as server:
         yield server
 
 
 @pytest_asyncio.fixture
-async def owner(guarded: Running) -> AsyncIterator[aiohttp.ClientSession]:
+async def owner(guarded: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
     """Whoever has its unix socket."""
     connector = aiohttp.UnixConnector(guarded.socket)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
@@ -36,14 +36,14 @@ async def owner(guarded: Running) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest_asyncio.fixture
-async def stranger(guarded: Running) -> AsyncIterator[aiohttp.ClientSession]:
+async def stranger(guarded: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
     """Whoever has its address only."""
     async with aiohttp.ClientSession(guarded.url) as session:
         yield session
 
 
-def _settings(tmp_path: Path) -> Settings:
-    return Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+def _settings(tmp_path: Path) -> ServerSettings:
+    return ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
 
 
 async def _create(owner: aiohttp.ClientSession, **options: object) -> dict[str, Any]:
@@ -167,7 +167,7 @@ async def test_only_administrators_see_to_keys(
 
 
 async def test_no_secret_is_kept_or_listed(
-    guarded: Running, owner: aiohttp.ClientSession, tmp_path: Path
+    guarded: RunningServer, owner: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     made = await _create(owner, prefix="a", name="zoë's")
     secret = made["key"].split("_")[2]
@@ -180,12 +180,12 @@ async def test_no_secret_is_kept_or_listed(
 
 
 async def test_keys_and_their_last_use_outlive_the_server(tmp_path: Path) -> None:
-    async with running(_settings(tmp_path)) as server, _at(server) as by_socket:
+    async with run_server(_settings(tmp_path)) as server, _at(server) as by_socket:
         made = await _create(by_socket)
         assert made["last_used_at"] is None
         async with aiohttp.ClientSession(server.url) as session:
             await _get(session, f"Bearer {made['key']}")
-    async with running(_settings(tmp_path)) as server, _at(server) as by_socket:
+    async with run_server(_settings(tmp_path)) as server, _at(server) as by_socket:
         (listed,) = (await (await by_socket.get("/api/keys")).json())["keys"]
         assert abs(listed["last_used_at"] - time.time()) < 60
         async with aiohttp.ClientSession(server.url) as session:
@@ -193,7 +193,7 @@ async def test_keys_and_their_last_use_outlive_the_server(tmp_path: Path) -> Non
 
 
 async def test_the_last_use_is_written_at_most_once_a_minute(
-    guarded: Running,
+    guarded: RunningServer,
     owner: aiohttp.ClientSession,
     stranger: aiohttp.ClientSession,
     tmp_path: Path,
@@ -232,20 +232,20 @@ async def test_a_key_that_makes_no_sense_is_not_made(owner: aiohttp.ClientSessio
 
 
 async def test_a_loopback_server_without_keys_is_its_users_own(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
-    async with running(settings) as server, aiohttp.ClientSession(server.url) as session:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
+    async with run_server(settings) as server, aiohttp.ClientSession(server.url) as session:
         assert (await _get(session, None, "/api/keys"))[0] == 200
         assert not os.path.exists(tmp_path / "home" / "keys.db")
 
 
 def test_a_server_for_others_wants_keys_unless_told_otherwise() -> None:
-    assert Settings(home="h", host="0.0.0.0").needs_keys
-    assert not Settings(home="h", host="0.0.0.0", keys=False).needs_keys
-    assert not Settings(home="h", host="::1").needs_keys
-    assert not Settings(home="h").needs_keys
+    assert ServerSettings(home="h", host="0.0.0.0").needs_keys
+    assert not ServerSettings(home="h", host="0.0.0.0", keys=False).needs_keys
+    assert not ServerSettings(home="h", host="::1").needs_keys
+    assert not ServerSettings(home="h").needs_keys
 
 
-def _at(server: Running) -> aiohttp.ClientSession:
+def _at(server: RunningServer) -> aiohttp.ClientSession:
     connector = aiohttp.UnixConnector(server.socket)
     return aiohttp.ClientSession("http://localhost", connector=connector)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from smokebox.engine.egress.traffic import Traffic
-from smokebox.server.drain import Drain
+from smokebox.engine.egress.audit_log import TrafficTotals
+from smokebox.server.health import Drain
 from smokebox.server.metrics import Metrics
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ async def test_the_server_counts_what_it_is_at(http: aiohttp.ClientSession) -> N
 
 
 async def test_refusals_are_counted_by_their_reason(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server, aiohttp.ClientSession(server.url) as session:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server, aiohttp.ClientSession(server.url) as session:
         for headers in ({}, {}, {"authorization": "Bearer x"}, {"origin": "https://evil.example"}):
             async with session.get("/metrics", headers=headers) as answer:
                 assert answer.status in (401, 403)
-        found = _read(server.state.metrics.render([], Traffic()).decode())
+        found = _read(server.state.metrics.render([], TrafficTotals()).decode())
     failures = "smokebox_auth_failures_total"
     assert found[failures, _labels(reason="missing")] == 2
     assert found[failures, _labels(reason="malformed")] == 1
@@ -100,7 +100,7 @@ def test_commands_are_counted_by_how_they_ended() -> None:
         ExecResult(exit_code=124, timed_out=True),
     ):
         metrics.executed(result)
-    found = _read(metrics.render([], Traffic()).decode())
+    found = _read(metrics.render([], TrafficTotals()).decode())
     counts = [found["smokebox_execs_total", _labels(outcome=one)] for one in _OUTCOMES]
     assert counts == [1, 2, 1]
 
@@ -115,7 +115,7 @@ async def test_the_build_and_the_process_are_told(http: aiohttp.ClientSession) -
 
 
 async def test_a_server_that_cannot_write_is_not_ready(
-    server: Running, http: aiohttp.ClientSession
+    server: RunningServer, http: aiohttp.ClientSession
 ) -> None:
     home = server.state.settings.home
     async with http.get("/api/ready") as answer:
@@ -133,7 +133,7 @@ async def test_a_server_that_cannot_write_is_not_ready(
 
 
 async def test_an_engine_that_is_closed_is_not_ready(
-    server: Running, http: aiohttp.ClientSession
+    server: RunningServer, http: aiohttp.ClientSession
 ) -> None:
     await server.state.host.aclose()
     async with http.get("/api/ready") as answer:

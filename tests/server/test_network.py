@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from asking import ask
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.wire.handlers import HandleFrame, SendFrame, ServeFrame, from_server
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 EGRESS = "/api/sandboxes/box/egress"
 HANDLERS = f"{EGRESS}/handlers"
-IMPORTED = "smokebox.egress.ready:log"
+IMPORTED = "smokebox.egress.builtin_handlers:log"
 
 
 @pytest_asyncio.fixture
@@ -53,21 +53,38 @@ async def test_a_new_sandbox_reaches_nothing(box: aiohttp.ClientSession) -> None
     assert told["in_force"]["allowed_hosts"] is None
 
 
-async def test_settings_come_with_the_sandbox_and_null_is_the_default_again(
+async def test_the_policy_comes_with_the_sandbox_and_a_later_one_replaces_it(
     box: aiohttp.ClientSession,
 ) -> None:
-    settings = {"internet": True, "denied_hosts": ["evil.test"], "max_requests": 7}
-    assert (await ask(box.put("/api/sandboxes/box", json=settings))).status == 200
-    assert (await ask(box.get(EGRESS))).body["settings"] == settings
-    await ask(box.put("/api/sandboxes/box", json={"internet": None, "scrub": False}))
-    told = (await ask(box.get(EGRESS))).body["settings"]
-    assert told == {"denied_hosts": ["evil.test"], "max_requests": 7, "scrub": False}
+    policy = {"internet": True, "denied_hosts": ["evil.test"], "max_requests": 7}
+    assert (await ask(box.put("/api/sandboxes/box", json={"egress": policy}))).status == 200
+    assert (await ask(box.get(EGRESS))).body["settings"] == policy
+    await ask(box.put("/api/sandboxes/box", json={"labels": {"a": "b"}}))
+    assert (await ask(box.get(EGRESS))).body["settings"] == policy
+    await ask(box.put("/api/sandboxes/box", json={"egress": ["a.test"]}))
+    assert (await ask(box.get(EGRESS))).body["settings"] == {"allowed_hosts": ["a.test"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"allowed_hosts": ["a.test"]}, 'Use {"egress": {"allowed_hosts": ...}}.'),
+        ({"network": {}}, 'Use {"egress": {"allowed_hosts": ...}}.'),
+        ({"egress": {"alowed_hosts": []}}, "Did you mean 'allowed_hosts'?"),
+    ],
+)
+async def test_an_old_spelling_gets_an_error_that_names_the_new_one(
+    box: aiohttp.ClientSession, body: dict[str, Any], hint: str
+) -> None:
+    told = await ask(box.put("/api/sandboxes/box", json=body))
+    assert (told.status, told.code) == (400, "invalid_option")
+    assert told.body["error"]["hint"] == hint
 
 
 async def test_a_put_of_the_network_replaces_all_settings_and_keeps_changes(
     box: aiohttp.ClientSession,
 ) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"internet": True}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"internet": True}}))
     await ask(box.post(f"{EGRESS}/changes", json={"allow": ["new.test"]}))
     told = await ask(box.put(EGRESS, json={"denied_hosts": ["evil.test"]}))
     assert told.body["settings"] == {"denied_hosts": ["evil.test"]}
@@ -102,7 +119,7 @@ async def test_changes_are_made_all_at_once_or_not_at_all(box: aiohttp.ClientSes
         {"allowed_hosts": ["https://x"]},
         {"outbound": "not a path"},
         {"outbound": "smokebox.nowhere:nothing"},
-        {"outbound_by_host": {"a.test": "smokebox.egress.ready:bearer"}},
+        {"outbound_by_host": {"a.test": "smokebox.egress.builtin_handlers:bearer"}},
         {"outbound_by_host": {"": "@client"}},
         {"tcp": ["db.test:0"]},
         {"max_requests": 0},
@@ -113,32 +130,34 @@ async def test_changes_are_made_all_at_once_or_not_at_all(box: aiohttp.ClientSes
 async def test_what_makes_no_sense_is_refused(
     box: aiohttp.ClientSession, body: dict[str, Any]
 ) -> None:
-    for url in ("/api/sandboxes/box", EGRESS):
-        told = await ask(box.put(url, json=body))
+    for url, content in (("/api/sandboxes/box", {"egress": body}), (EGRESS, body)):
+        told = await ask(box.put(url, json=content))
         assert (told.status, told.code) == (400, "invalid_option"), told
     assert (await ask(box.get(EGRESS))).body["settings"] == {}
 
 
 async def test_handlers_of_the_server_are_for_administrators(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as owner:
             key = (await ask(owner.post("/api/keys", json={"name": "x"}))).body["key"]
             assert (
-                await ask(owner.put("/api/sandboxes/box", json={"outbound": IMPORTED}))
+                await ask(owner.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}}))
             ).status == 200
         headers = {"authorization": f"Bearer {key}"}
         async with aiohttp.ClientSession(server.url, headers=headers) as other:
             for told in (
-                await ask(other.put("/api/sandboxes/box", json={"outbound": IMPORTED})),
-                await ask(other.post("/api/sandboxes", json={"outbound": IMPORTED})),
+                await ask(other.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}})),
+                await ask(other.post("/api/sandboxes", json={"egress": {"outbound": IMPORTED}})),
                 await ask(other.put(EGRESS, json={"outbound_by_host": {"a.test": IMPORTED}})),
                 await ask(other.post(f"{EGRESS}/changes", json={"outbound": IMPORTED})),
             ):
                 assert (told.status, told.code) == (403, "forbidden")
                 assert "administrators" in told.body["error"]["message"]
-            mine = await ask(other.put("/api/sandboxes/box", json={"outbound": "@client"}))
+            mine = await ask(
+                other.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}})
+            )
             assert mine.status == 200
 
 
@@ -152,7 +171,7 @@ async def test_a_handler_by_import_path_runs_in_the_server(
         "    return Response(f'{context.sandbox_id}: {request.url}')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    await ask(box.put("/api/sandboxes/box", json={"outbound": f"{name}:answer"}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"outbound": f"{name}:answer"}}))
     assert await curl(box, "http://any.test/x") == "box: http://any.test/x\n200"
 
 
@@ -167,7 +186,9 @@ async def serving(
 
 
 async def test_a_client_is_asked_over_its_socket(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"outbound_by_host": {"a.test": "@client"}}))
+    await ask(
+        box.put("/api/sandboxes/box", json={"egress": {"outbound_by_host": {"a.test": "@client"}}})
+    )
     async with serving(box, "a.test") as socket:
         assert (await ask(box.get(EGRESS))).body["served"] == ["a.test"]
         asking = asyncio.create_task(curl(box, "http://a.test/x"))
@@ -186,7 +207,7 @@ async def test_a_client_is_asked_over_its_socket(box: aiohttp.ClientSession) -> 
 
 
 async def test_a_client_that_leaves_in_the_middle_is_a_refusal(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"outbound": "@client"}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}}))
     async with serving(box, "") as socket:
         asking = asyncio.create_task(curl(box, "http://a.test/x"))
         await socket.receive(SECONDS)
@@ -217,7 +238,7 @@ def _empty() -> Any:
 
 
 async def test_the_log_is_read_by_cursor_and_followed(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"allowed_hosts": ["a.test"]}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
     for name in ("one", "two", "three"):
         await curl(box, f"http://{name}.test/")
     told = (await ask(box.get(f"{EGRESS}/log"))).body["events"]
@@ -241,7 +262,7 @@ async def test_a_page_that_cannot_be_is_refused(
 
 
 async def test_the_log_of_a_sandbox_that_sleeps_is_there(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"allowed_hosts": ["a.test"]}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
     await curl(box, "http://one.test/")
     await ask(box.post("/api/sandboxes/box/sleep"))
     told = (await ask(box.get(f"{EGRESS}/log"))).body["events"]
@@ -250,7 +271,7 @@ async def test_the_log_of_a_sandbox_that_sleeps_is_there(box: aiohttp.ClientSess
 
 
 async def test_metrics_count_what_was_asked(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"allowed_hosts": ["a.test"]}))
+    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
     await curl(box, "http://one.test/")
     async with box.get("/metrics") as answer:
         text = await answer.text()
@@ -261,9 +282,9 @@ async def test_metrics_count_what_was_asked(box: aiohttp.ClientSession) -> None:
 async def test_a_server_that_ends_does_not_wait_for_clients_of_handlers(
     tmp_path: Path,
 ) -> None:
-    settings = Settings(home=str(tmp_path / "home"), pool=0, drain_seconds=600)
+    settings = ServerSettings(home=str(tmp_path / "home"), pool=0, drain_seconds=600)
     async with contextlib.AsyncExitStack() as stack:
-        server: Running = await stack.enter_async_context(running(settings))
+        server: RunningServer = await stack.enter_async_context(run_server(settings))
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
             await ask(http.put("/api/sandboxes/box", json={}))

@@ -47,7 +47,7 @@ def test_every_endpoint_is_described(one: Endpoint) -> None:
     assert in_path == set(re.findall(r"\{(\w+)\}", one.path))
     if not one.public:
         assert {"401", "403", "429", "500", "503"} <= operation["responses"].keys()
-    assert ("requestBody" in operation) == (one.body is not None or "json" not in one.takes)
+    assert ("requestBody" in operation) == (one.body is not None or "json" not in one.accepts)
 
 
 def test_every_endpoint_has_a_name_of_its_own() -> None:

@@ -18,14 +18,14 @@ from yarl import URL
 
 from server import preview_app
 from server.boxes import eventually
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.engine import Sandbox
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 APP = Path(preview_app.__file__).read_text()
 BROWSER = {"accept": "text/html,application/xhtml+xml"}
@@ -35,7 +35,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml"}
 class Site:
     """A preview, by a client that is not ours; `url` is the one that the server gave."""
 
-    server: Running
+    server: RunningServer
     sandbox: Sandbox
     http: aiohttp.ClientSession
     url: str
@@ -104,7 +104,7 @@ async def listen(sandbox: Sandbox, port: int = 3000) -> None:
 
 
 @pytest_asyncio.fixture
-async def site(server: Running) -> AsyncIterator[Site]:
+async def site(server: RunningServer) -> AsyncIterator[Site]:
     """An app in a sandbox, exposed."""
     sandbox = server.state.host.sandbox("box")
     await listen(sandbox)
@@ -371,7 +371,7 @@ async def test_unexposing_ends_what_goes_on_and_what_would_come(site: Site) -> N
     assert (await site.api("GET", ""))["ports"] == []
 
 
-async def test_an_open_preview_keeps_a_sandbox_awake(server: Running, site: Site) -> None:
+async def test_an_open_preview_keeps_a_sandbox_awake(server: RunningServer, site: Site) -> None:
     server.state.host.sandbox("box", sleep_after=0.2)
     await site.sandbox.info()
     async with site.http.ws_connect(f"{site.origin}/ws", headers={"host": site.host}) as socket:
@@ -507,10 +507,10 @@ async def test_a_second_request_in_a_chunk_is_checked_as_the_first(site: Site) -
 async def test_a_server_without_a_port_opens_one_for_previews_and_finds_it_again(
     tmp_path: Path,
 ) -> None:
-    settings = Settings(home=str(tmp_path / "home"), pool=0)
+    settings = ServerSettings(home=str(tmp_path / "home"), pool=0)
     urls = []
     for _ in range(2):
-        async with running(settings) as server:
+        async with run_server(settings) as server:
             connector = aiohttp.UnixConnector(server.socket)
             async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
                 async with http.put("/api/sandboxes/box", json={}) as answer:
@@ -542,18 +542,18 @@ async def test_a_place_where_no_previews_can_be_is_refused(tmp_path: Path, url: 
     from smokebox.errors import InvalidOption
 
     with pytest.raises(InvalidOption, match="is not where previews can be"):
-        async with running(Settings(home=str(tmp_path / "home"), pool=0, preview_url=url)):
+        async with run_server(ServerSettings(home=str(tmp_path / "home"), pool=0, preview_url=url)):
             pass
 
 
 async def test_previews_are_below_a_domain_that_was_set(tmp_path: Path) -> None:
-    settings = Settings(
+    settings = ServerSettings(
         home=str(tmp_path / "home"),
         host="127.0.0.1",
         pool=0,
         preview_url="https://preview.example.com",
     )
-    async with running(settings) as server, aiohttp.ClientSession() as http:
+    async with run_server(settings) as server, aiohttp.ClientSession() as http:
         sandbox = server.state.host.sandbox("box")
         await listen(sandbox)
         site = Site(server=server, sandbox=sandbox, http=http, url="")
@@ -567,10 +567,10 @@ async def test_previews_are_below_a_domain_that_was_set(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_asked_from_elsewhere_gives_the_path_form(tmp_path: Path) -> None:
-    settings = Settings(
+    settings = ServerSettings(
         home=str(tmp_path / "home"), host="127.0.0.1", pool=0, hosts=("box.example",)
     )
-    async with running(settings) as server, aiohttp.ClientSession() as http:
+    async with run_server(settings) as server, aiohttp.ClientSession() as http:
         async with http.put(f"{server.url}/api/sandboxes/box", json={}) as answer:
             assert answer.status == 200
         url = f"{server.url}/api/sandboxes/box/ports"
@@ -580,9 +580,9 @@ async def test_a_server_that_is_asked_from_elsewhere_gives_the_path_form(tmp_pat
 
 
 async def test_a_request_on_its_way_is_answered_before_the_server_ends(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
     async with aiohttp.ClientSession() as http:
-        async with running(settings) as server:
+        async with run_server(settings) as server:
             sandbox = server.state.host.sandbox("box")
             await listen(sandbox)
             site = Site(server=server, sandbox=sandbox, http=http, url="")
@@ -591,5 +591,5 @@ async def test_a_request_on_its_way_is_answered_before_the_server_ends(tmp_path:
             size = 32 << 20
             answer = await site.ask("GET", f"/big?{size}").__aenter__()
             reading = asyncio.create_task(answer.read())
-            server.state.drain.ask(keep=False)
+            server.state.drain.begin(keep=False)
         assert len(await reading) == size

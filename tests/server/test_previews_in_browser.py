@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.client.sandbox import Sandbox
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -106,7 +106,7 @@ ATTACKER = """<!doctype html>
 
 
 @pytest_asyncio.fixture
-async def sandbox(server: Running) -> AsyncIterator[Sandbox]:
+async def sandbox(server: RunningServer) -> AsyncIterator[Sandbox]:
     async with connect(f"unix:{server.socket}") as client, await client.create() as sandbox:
         yield sandbox
 
@@ -200,7 +200,7 @@ async def test_a_browser_is_told_that_nothing_listens_and_that_there_is_nothing(
 
 
 async def test_a_page_of_a_sandbox_does_not_reach_the_api(
-    server: Running, server_url: str, sandbox: Sandbox
+    server: RunningServer, server_url: str, sandbox: Sandbox
 ) -> None:
     await sandbox.write_file("index.html", ATTACKER.replace("SERVER", server_url))
     process = await sandbox.start_process(["python3", "-m", "http.server", "9000"])

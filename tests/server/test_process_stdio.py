@@ -17,7 +17,7 @@ from killable_server import killable, new_home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 BOX = "/api/sandboxes/box"
 ALL = f"{BOX}/processes"
@@ -136,7 +136,7 @@ async def test_the_end_of_the_sandbox_is_an_error(http: aiohttp.ClientSession) -
 
 
 async def test_who_leaves_is_let_go_and_the_process_stays(
-    http: aiohttp.ClientSession, server: Running
+    http: aiohttp.ClientSession, server: RunningServer
 ) -> None:
     await ask(http.post(ALL, json={"id": "one", "command": "echo a; sleep 60", "stdin": True}))
     async with http.ws_connect(STDIO) as stdio:

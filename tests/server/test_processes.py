@@ -12,15 +12,15 @@ import pytest_asyncio
 
 from asking import ask
 from killable_server import killable, new_home
-from smokebox.wire.sse import Reader
+from smokebox.foundation.sse import EventReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import aiohttp
 
-    from smokebox.server.serving import Running
-    from smokebox.wire.sse import Event
+    from smokebox.foundation.sse import Event
+    from smokebox.server.server import RunningServer
 
 BOX = "/api/sandboxes/box"
 ALL = f"{BOX}/processes"
@@ -137,7 +137,9 @@ async def test_a_log_is_resumed_after_the_server_was_killed() -> None:
     assert json.loads(after[-1].data) == {"exit_code": 137}
 
 
-async def test_a_reader_who_leaves_is_let_go(http: aiohttp.ClientSession, server: Running) -> None:
+async def test_a_reader_who_leaves_is_let_go(
+    http: aiohttp.ClientSession, server: RunningServer
+) -> None:
     await ask(http.post(ALL, json={"command": "echo a; sleep 60", "id": "one"}))
     process = await server.state.host.sandbox("box").processes.get("one")
     await _events(http, f"{ALL}/one/logs/stream", most=1)
@@ -145,7 +147,9 @@ async def test_a_reader_who_leaves_is_let_go(http: aiohttp.ClientSession, server
     assert await _active(server) == 0
 
 
-async def test_who_stops_waiting_is_let_go(http: aiohttp.ClientSession, server: Running) -> None:
+async def test_who_stops_waiting_is_let_go(
+    http: aiohttp.ClientSession, server: RunningServer
+) -> None:
     await ask(http.post(ALL, json={"command": "sleep 60", "id": "one", "stdin": True}))
     big = b"x" * (1 << 20)
     for request in (
@@ -318,7 +322,7 @@ async def _events(
 ) -> list[Event]:
     """The events of a stream to its end, or to the first few."""
     events: list[Event] = []
-    reader = Reader()
+    reader = EventReader()
     async with http.get(url, **options) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         async for data in answer.content.iter_any():
@@ -332,11 +336,11 @@ def _text(events: list[Event]) -> str:
     return "".join(json.loads(one.data)["data"] for one in events if one.name == "output")
 
 
-async def _until_active(server: Running, count: int) -> None:
+async def _until_active(server: RunningServer, count: int) -> None:
     await _until(lambda: server.state.host.sandbox("box").life._active == count)
 
 
-async def _active(server: Running) -> int:
+async def _active(server: RunningServer) -> int:
     await _until_active(server, 0)
     return server.state.host.sandbox("box").life._active
 

@@ -31,13 +31,14 @@ pytestmark = pytest.mark.timeout(150)
 
 PROGRAM = """
 import asyncio, sys
-from smokebox.server.serving import serve
-from smokebox.server.settings import Settings
+from smokebox.server.server import serve
+from smokebox.server.settings import ServerSettings
 
 async def ready(server):
     print(server.url, flush=True)
 
-asyncio.run(serve(Settings(home=sys.argv[1], host="127.0.0.1", pool=0, drain_seconds=0.1), ready))
+settings = ServerSettings(home=sys.argv[1], host="127.0.0.1", pool=0, drain_seconds=0.1)
+asyncio.run(serve(settings, ready))
 """
 # The document as programs read it.
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(make_document(all_endpoints(), all_sockets())))

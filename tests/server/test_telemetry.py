@@ -12,8 +12,8 @@ import aiohttp
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,8 +62,8 @@ def _plain(attributes: Any) -> dict[str, Any]:
 
 async def test_a_request_is_a_span_below_its_callers(tmp_path: Path) -> None:
     async with collector() as takes:
-        settings = Settings(home=str(tmp_path / "home"), pool=0, otlp_endpoint=takes.url)
-        async with running(settings) as server:
+        settings = ServerSettings(home=str(tmp_path / "home"), pool=0, otlp_endpoint=takes.url)
+        async with run_server(settings) as server:
             connector = aiohttp.UnixConnector(server.socket)
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
             async with (
@@ -91,7 +91,7 @@ async def test_the_environment_says_where_spans_go(
     async with collector() as takes:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", takes.url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "boxes")
-        async with running(Settings(home=str(tmp_path / "home"), pool=0)) as server:
+        async with run_server(ServerSettings(home=str(tmp_path / "home"), pool=0)) as server:
             connector = aiohttp.UnixConnector(server.socket)
             async with (
                 aiohttp.ClientSession("http://localhost", connector=connector) as http,
@@ -106,9 +106,9 @@ async def test_the_environment_says_where_spans_go(
 
 async def test_nothing_is_imported_without_a_collector() -> None:
     program = (
-        "import sys, smokebox.server.serving as serving; "
-        "from smokebox.server.settings import Settings; "
-        "assert serving.Telemetry.open(Settings(home='h')) is None; "
+        "import sys, smokebox.server.server as serving; "
+        "from smokebox.server.settings import ServerSettings; "
+        "assert serving.Telemetry.open(ServerSettings(home='h')) is None; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], check=False)
@@ -119,9 +119,9 @@ async def test_a_collector_without_the_extra_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
         "from smokebox.errors import MissingDependency\n"
-        "from smokebox.server.settings import Settings\n"
+        "from smokebox.server.settings import ServerSettings\n"
         "from smokebox.server.telemetry import Telemetry\n"
-        "try: Telemetry.open(Settings(home='h', otlp_endpoint='http://localhost:4318'))\n"
+        "try: Telemetry.open(ServerSettings(home='h', otlp_endpoint='http://localhost:4318'))\n"
         "except MissingDependency as error: print(error.hint)\n"
     )
     command = [sys.executable, "-c", program]

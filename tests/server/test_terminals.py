@@ -17,16 +17,16 @@ import pytest
 import pytest_asyncio
 
 from asking import ask
-from smokebox.server import keepalive
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server import websocket
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 BOX = "/api/sandboxes/box"
 ALL = f"{BOX}/terminals"
@@ -39,11 +39,11 @@ async def _box(http: aiohttp.ClientSession) -> None:
 
 
 @pytest_asyncio.fixture
-async def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+async def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
     """A server that soon takes those who do not answer for dead."""
-    monkeypatch.setattr(keepalive, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(keepalive, "PONG_SECONDS", 0.2)
-    async with running(Settings(home=str(tmp_path / "quick"), pool=0)) as server:
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.2)
+    async with run_server(ServerSettings(home=str(tmp_path / "quick"), pool=0)) as server:
         yield server
 
 
@@ -188,7 +188,7 @@ async def test_a_socket_is_closed_for_a_bad_frame_in_the_middle_of_output(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_program_that_does_not_read_holds_back_who_types(quick: Running) -> None:
+async def test_a_program_that_does_not_read_holds_back_who_types(quick: RunningServer) -> None:
     async with _client(quick) as http:
         await ask(http.put(BOX, json={}))
         command = ["bash", "-c", "stty raw -echo; echo begun; sleep 60"]
@@ -229,7 +229,9 @@ async def test_viewers_hear_that_the_sandbox_stopped(http: aiohttp.ClientSession
         assert viewer.close_code == 1008
 
 
-async def test_a_viewer_who_leaves_is_let_go(http: aiohttp.ClientSession, server: Running) -> None:
+async def test_a_viewer_who_leaves_is_let_go(
+    http: aiohttp.ClientSession, server: RunningServer
+) -> None:
     await ask(http.post(ALL, json=CAT))
     async with http.ws_connect(f"{ALL}/one") as viewer:
         await _shows(viewer, b"begun")
@@ -239,7 +241,7 @@ async def test_a_viewer_who_leaves_is_let_go(http: aiohttp.ClientSession, server
 
 
 async def test_a_terminal_of_one_socket_ends_with_it(
-    http: aiohttp.ClientSession, server: Running
+    http: aiohttp.ClientSession, server: RunningServer
 ) -> None:
     await ask(http.post(f"{BOX}/sessions", json={"id": "s", "env": {"A": "from session"}}))
     query = {"cols": "90", "rows": "31", "session": "s", "command": "bash", "cwd": "/tmp"}
@@ -298,7 +300,7 @@ async def test_what_cannot_be_is_refused(http: aiohttp.ClientSession) -> None:
         assert (await ask(http.request(method, f"{ALL}/ghost"))).status == 404
 
 
-async def test_a_viewer_who_is_dead_is_noticed(quick: Running) -> None:
+async def test_a_viewer_who_is_dead_is_noticed(quick: RunningServer) -> None:
     async with _client(quick) as http:
         await ask(http.put(BOX, json={}))
         await ask(http.post(ALL, json=CAT))
@@ -312,7 +314,7 @@ async def test_a_viewer_who_is_dead_is_noticed(quick: Running) -> None:
             await _until(lambda: not terminal._output._views)
 
 
-async def test_a_viewer_who_lives_and_cannot_type_on_stays(quick: Running) -> None:
+async def test_a_viewer_who_lives_and_cannot_type_on_stays(quick: RunningServer) -> None:
     async with _client(quick) as http:
         await ask(http.put(BOX, json={}))
         command = ["bash", "-c", "stty raw -echo; echo begun; sleep 2; cat"]
@@ -326,9 +328,9 @@ async def test_a_viewer_who_lives_and_cannot_type_on_stays(quick: Running) -> No
 
 
 async def test_a_key_opens_the_terminals_of_its_sandboxes_only(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
+    settings = ServerSettings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
     async with (
-        running(settings) as server,
+        run_server(settings) as server,
         _client(server) as owner,
         aiohttp.ClientSession(server.url) as browser,
     ):
@@ -351,7 +353,7 @@ async def test_a_key_opens_the_terminals_of_its_sandboxes_only(tmp_path: Path) -
             assert answer.status == status, path
 
 
-def _client(server: Running) -> aiohttp.ClientSession:
+def _client(server: RunningServer) -> aiohttp.ClientSession:
     return aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(server.socket))
 
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest_asyncio
 
 from server.boxes import DEADLINE, Box, eventually, make_box, open_files
-from smokebox.wire import sse
+from smokebox.foundation import sse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import aiohttp
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 
 class Watcher:
@@ -25,7 +25,7 @@ class Watcher:
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
-        self._reader = sse.Reader()
+        self._reader = sse.EventReader()
         self._events: list[sse.Event] = []
 
     async def event(self) -> sse.Event | None:
@@ -49,7 +49,7 @@ class Watcher:
 
 
 @pytest_asyncio.fixture
-async def box(server: Running, http: aiohttp.ClientSession) -> Box:
+async def box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
     return await make_box(server, http)
 
 

@@ -14,7 +14,7 @@ from smokebox.testing import FakeModelServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smokebox.testing.fake.endpoint import Scripted
+    from smokebox.testing.fake.server import ScriptItem
 
 # Three times pytest, and twice the client of a provider, where others compute as well.
 pytestmark = pytest.mark.timeout(300)
@@ -63,7 +63,7 @@ def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
 def test_they_serve_script_and_record(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_agent.py").write_text(TEST)
-    answer: Scripted = "Recorded."
+    answer: ScriptItem = "Recorded."
     with FakeModelServer(answer) as provider:
         (tmp_path / "smokebox.toml").write_text(
             f'[models.anthropic]\nbase_url = "{provider.url}"\napi_key_env = "THE_KEY"\n'

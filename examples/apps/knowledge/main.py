@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from smokebox.sync import AgentClient
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
 project, articles = Path("support").absolute(), Path("articles").absolute()
 shutil.copytree(Path(__file__).parent, project)
@@ -17,5 +17,5 @@ shutil.copytree(Path(__file__).parent, project)
     f'[buckets.KNOWLEDGE_BASE]\nurl = "{articles.as_uri()}"\nread_only = true\n'
 )
 
-with served(project) as url, AgentClient(url) as client:
+with serve_project(project) as url, AgentClient(url) as client:
     print(client.ask("support", "ada", "How long does a refund take?").result, end="")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from smokebox.sync import AgentClient
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
-with served(Path(__file__).parent) as url, AgentClient(url) as client:
+with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
     for workflow in client.index().workflows:
         print(workflow.name, workflow.schedule)
     print(client.run("report").wait().result, end="")

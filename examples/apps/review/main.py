@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from smokebox.sync import AgentClient
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
-with served(Path(__file__).parent) as url, AgentClient(url) as client:
+with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
     run = client.run("review", {"document": "# Plan\nWe will ship.\n"})
     print(run.wait().result["review"], end="")

@@ -8,7 +8,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from smokebox.testing import served
+from smokebox.testing import serve_project
 
 SECRET, TOKEN = "of-the-webhook", "ghp_of_the_example_4711"
 asked: list[tuple[str, str, bool]] = []
@@ -37,7 +37,7 @@ threading.Thread(target=github.serve_forever, daemon=True).start()
 os.environ.update(GITHUB_WEBHOOK_SECRET=SECRET, GITHUB_TOKEN=TOKEN)
 os.environ["GITHUB_STAND_IN"] = f"http://127.0.0.1:{github.server_port}"
 
-with served(Path(__file__).parent) as url:
+with serve_project(Path(__file__).parent) as url:
     body = json.dumps({"action": "opened", "issue": {"number": 7, "title": "It crashes"}}).encode()
     signature = hmac.new(SECRET.encode(), body, "sha256").hexdigest()
     headers = {"X-Hub-Signature-256": f"sha256={signature}", "X-GitHub-Delivery": "one"}

@@ -12,38 +12,38 @@ if TYPE_CHECKING:
     from smokebox.agents.agent import Agent as Agent
     from smokebox.agents.agent import AgentContext as AgentContext
     from smokebox.agents.agent import create_agent as create_agent
-    from smokebox.agents.budget import Budget as Budget
-    from smokebox.agents.durability import Durability as Durability
     from smokebox.agents.harness import Harness as Harness
-    from smokebox.agents.initializing import init as init
+    from smokebox.agents.harness import init as init
+    from smokebox.agents.limits import Budget as Budget
+    from smokebox.agents.limits import Durability as Durability
     from smokebox.agents.model import Model as Model
     from smokebox.agents.operation import Operation as Operation
     from smokebox.agents.options import AgentOptions as AgentOptions
-    from smokebox.agents.reply import Reply as Reply
+    from smokebox.agents.results import Reply as Reply
     from smokebox.agents.session import Session as Session
     from smokebox.agents.skills import Skill as Skill
     from smokebox.agents.tools.function import tool as tool
     from smokebox.agents.tools.tool import Tool as Tool
+    from smokebox.agents.tools.tool import ToolContext as ToolContext
     from smokebox.agents.tools.tool import ToolResult as ToolResult
-    from smokebox.agents.tools.toolcontext import ToolContext as ToolContext
 
 _HOME = {
     "Agent": "agent",
     "AgentContext": "agent",
     "AgentOptions": "options",
-    "Budget": "budget",
-    "Durability": "durability",
+    "Budget": "limits",
+    "Durability": "limits",
     "Harness": "harness",
     "Model": "model",
     "Operation": "operation",
-    "Reply": "reply",
+    "Reply": "results",
     "Session": "session",
     "Skill": "skills",
     "Tool": "tools.tool",
-    "ToolContext": "tools.toolcontext",
+    "ToolContext": "tools.tool",
     "ToolResult": "tools.tool",
     "create_agent": "agent",
-    "init": "initializing",
+    "init": "harness",
     "tool": "tools.function",
 }
 

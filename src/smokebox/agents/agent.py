@@ -1,24 +1,24 @@
-"""What an agent is: options, checked and frozen, or a function that gives them."""
+"""Definitions of agents: checked options, or a function that returns them."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
-from smokebox.agents.options import OPTION_NAMES, AgentOptions
+from smokebox.agents.options import OPTION_NAMES, AgentOptions, check_options
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from smokebox.agents.options import AgentSettings
+
     Options = Mapping[str, Any] | AgentOptions
     Initializer = Callable[["AgentContext"], Options | Awaitable[Options]]
-
-T = TypeVar("T")
 
 DEFAULT_NAME = "agent"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -26,9 +26,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """What an initializer is told of the instance that it makes options for.
+    """Argument of an initializer: the instance that it returns options for.
 
-    `env` has what the project names (`ctx.env.PyBox`), or what `init` was given as `env`.
+    `env` has the bindings of the project (`ctx.env.PyBox`), or what `init` was given as `env`.
     """
 
     id: str
@@ -39,28 +39,32 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent as it was defined. `create_agent` makes it, `init` has it work.
+    """Definition of an agent. `create_agent` makes it, `init` starts it.
 
     `name` keys its conversations in the store: another name is another agent.
     """
 
     name: str = DEFAULT_NAME
     description: str = ""
-    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    initializer: Initializer | None = field(default=None, repr=False)
+    _defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    _initializer: Initializer | None = field(default=None, repr=False)
+    _overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    async def options(self, ctx: AgentContext) -> AgentOptions:
-        """Its options for one instance; an initializer is called each time."""
-        if self.initializer is None:
-            return AgentOptions(**self.given)
-        made = self.initializer(ctx)
-        if inspect.isawaitable(made):
-            made = await made
-        return _options(self.name, self.given, made)
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in its definition; those that an initializer chooses are not."""
+        return tuple(one for one in self._defaults.get("model", ()) if isinstance(one, str))
 
 
-def create_agent(initializer: Initializer | None = None, /, **options: Any) -> Agent:
-    """An agent, by its options or by a function that gives them.
+def create_agent(
+    initializer: Initializer | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str = "",
+    **options: Unpack[AgentOptions],
+) -> Agent:
+    """Define an agent by its options, or by a function that returns them.
 
         reviewer = create_agent(model="anthropic/claude-sonnet-4-6", cwd="/workspace")
 
@@ -68,34 +72,68 @@ def create_agent(initializer: Initializer | None = None, /, **options: Any) -> A
         def coder(ctx):
             return dict(model="...", sandbox=get_sandbox(ctx.env.Sandbox, ctx.id))
 
-    The function may be async, gets `ctx.id`, `ctx.env` and `ctx.payload`, and is called at
-    each `init`; options given beside it hold where it gives none. `name` and `description`
-    are what a store and other agents know it by. See `AgentOptions` for all others.
+    Args:
+        initializer: Called at each `init` with an `AgentContext`; may be async. What it
+            returns overrides `options`.
+        name: Name in the store and for other agents, by default that of the initializer.
+        description: What other agents read before they give it a task, by default the
+            docstring of the initializer.
+        options: See `AgentOptions`.
+
+    Raises:
+        InvalidOption: An option is unknown or has a wrong value.
     """
-    name = options.pop("name", None)
-    description = options.pop("description", "")
     if initializer is not None and not callable(initializer):
         raise InvalidOption(
-            f"create_agent() takes a function that gives options, not {initializer!r}.",
+            f"create_agent() takes a function that returns options, not {initializer!r}.",
             hint="Pass options by keyword: create_agent(model=..., sandbox=...).",
             option="initializer",
             value=initializer,
         )
-    if name is None:
-        name = _named_as(initializer)
     refuse_unknown("create_agent()", options, [*OPTION_NAMES, "name", "description"])
-    # Checked here, so that what is wrong shows where it is written.
-    checked = AgentOptions(**options)
+    # Checked here as well, so that the traceback leads to the definition.
+    settings = check_options(options)
     return Agent(
-        name=check_name("name", name),
+        name=check_name("name", _name_of(initializer) if name is None else name),
         description=description or inspect.getdoc(initializer) or "",
-        given={option: getattr(checked, option) for option in options},
-        initializer=initializer,
+        _defaults={option: getattr(settings, option) for option in options},
+        _initializer=initializer,
     )
 
 
+def override(agent: Agent, **options: Unpack[AgentOptions]) -> Agent:
+    """Return the agent with options that take precedence over its own and its initializer's.
+
+    Its sandbox is closed with the harness.
+    """
+    return replace(agent, _overrides={**agent._overrides, **options})
+
+
+async def resolve_settings(agent: Agent, ctx: AgentContext) -> AgentSettings:
+    """Return the checked options of an agent for one instance; calls its initializer.
+
+    Raises:
+        InvalidOption: The initializer returned an unknown option or a wrong value.
+    """
+    options: object = {}
+    if agent._initializer is not None:
+        options = agent._initializer(ctx)
+        options = await options if inspect.isawaitable(options) else options
+    if not isinstance(options, Mapping):
+        raise InvalidOption(
+            f"the initializer of {agent.name} returned {options!r}, not options.",
+            hint="Return dict(model=..., sandbox=...).",
+            option="initializer",
+            value=options,
+        )
+    refuse_unknown(f"the initializer of {agent.name}", options, OPTION_NAMES)
+    settings = check_options({**agent._defaults, **options, **agent._overrides})
+    owned = agent._initializer is not None or bool(agent._overrides)
+    return replace(settings, owns_sandbox=owned)
+
+
 def check_name(option: str, name: object) -> str:
-    """`name`, once it is one that an agent or an instance can have."""
+    """Return `name` if an agent or an instance can have it. Raises `InvalidOption`."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise InvalidOption(
@@ -106,20 +144,6 @@ def check_name(option: str, name: object) -> str:
     )
 
 
-def _named_as(initializer: Initializer | None) -> str:
+def _name_of(initializer: Initializer | None) -> str:
     name = getattr(initializer, "__name__", DEFAULT_NAME)
     return name if _NAME.fullmatch(name) else DEFAULT_NAME
-
-
-def _options(name: str, defaults: Mapping[str, Any], made: object) -> AgentOptions:
-    if isinstance(made, AgentOptions):
-        return made
-    if not isinstance(made, Mapping):
-        raise InvalidOption(
-            f"the initializer of {name} gave {made!r}, not options.",
-            hint="Return dict(model=..., sandbox=...).",
-            option="initializer",
-            value=made,
-        )
-    refuse_unknown(f"the initializer of {name}", made, OPTION_NAMES)
-    return AgentOptions(**{**defaults, **cast("Mapping[str, Any]", made)})

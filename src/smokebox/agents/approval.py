@@ -1,7 +1,8 @@
-"""Approval: which tool calls run at once, which never, and which somebody has to allow."""
+"""Approval of tool calls: the policy, and the queue of calls that wait for a decision."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import fnmatch
 import inspect
@@ -10,18 +11,24 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from smokebox.errors import InvalidOption
+from smokebox.agents.events import ApprovalNeeded
+from smokebox.agents.log.records import ApprovalDecided, ApprovalRequested
+from smokebox.errors import InvalidOption, NotFound
 from smokebox.options import refuse_unknown
 
 if TYPE_CHECKING:
-    from smokebox.agents.tools.toolcontext import ToolContext
+    from smokebox.agents.log.event_log import EventLog
+    from smokebox.agents.messages import ToolCall
+    from smokebox.agents.tools.tool import ToolContext
+    from smokebox.agents.work.item import WorkContext
+
 
 _log = logging.getLogger("smokebox.approval")
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """The call does not run, and the model is told why."""
+    """Decision against a call: it does not run, and the model gets the reason."""
 
     reason: str = "this call is not allowed"
 
@@ -43,10 +50,11 @@ Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Calls of the tools that `tool` names, where `*` stands for anything.
+class ToolRule:
+    """Rule for calls of the tools that match the pattern `tool`, such as `bash` or `git_*`.
 
-    With `when`, only those whose arguments it is true for; `reason` is for a rule that denies.
+    With `when`, it applies only to arguments for which `when` returns true. The model gets
+    `reason` if the rule denies.
     """
 
     tool: str
@@ -54,13 +62,13 @@ class Rule:
     reason: str = ""
 
     def matches(self, call: ProposedCall) -> bool:
-        """Whether the rule is about this call."""
+        """Return True if the rule applies to this call."""
         if not fnmatch.fnmatchcase(call.name, self.tool):
             return False
         return self.when is None or bool(self.when(call.arguments))
 
 
-Rules: TypeAlias = Sequence[str | Rule] | Mapping[str, str | Predicate]
+Rules: TypeAlias = Sequence[str | ToolRule] | Mapping[str, str | Predicate]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -68,19 +76,19 @@ class Approval:
     """A policy for tool calls, by name and arguments, or a function that decides.
 
         Approval(ask=["bash"], deny={"write": "this workspace is read-only"})
-        Approval(ask=[Rule("bash", when=lambda args: "push" in args["command"])])
+        Approval(ask=[ToolRule("bash", when=lambda args: "push" in args["command"])])
         Approval(decide)    # decide(call, ctx) -> "allow", "ask" or Deny("why")
 
-    What `deny` matches is denied; then what `ask` matches waits for somebody; then what
-    `allow` matches runs; `otherwise` holds for the rest, which is "ask" where `allow` is
-    given and "allow" where it is not. A function is asked first, and rules hold where it
-    gives None. What fails to decide denies.
+    A function decides first; if it returns None, the rules do. Calls that match `deny` are
+    denied, then calls that match `ask` wait for approval, then calls that match `allow` run.
+    `otherwise` applies to the rest: by default "ask" if `allow` is given, else "allow". A
+    function or rule that raises denies the call.
     """
 
     decide_by: Callback | None
-    deny: tuple[Rule, ...]
-    ask: tuple[Rule, ...]
-    allow: tuple[Rule, ...]
+    deny: tuple[ToolRule, ...]
+    ask: tuple[ToolRule, ...]
+    allow: tuple[ToolRule, ...]
     otherwise: Decision = field()
 
     def __init__(
@@ -106,7 +114,7 @@ class Approval:
             object.__setattr__(self, name, value)
 
     async def decide(self, call: ProposedCall, ctx: ToolContext) -> Decision:
-        """What becomes of a call. Never raises: a rule that fails denies."""
+        """Decide about a call. Never raises: a function or rule that fails denies it."""
         try:
             if self.decide_by is not None:
                 decided = cast("object", self.decide_by(call, ctx))
@@ -116,12 +124,14 @@ class Approval:
             return self._by_rules(call)
         except Exception as error:
             _log.exception("approval of the tool %s failed", call.name)
-            said = f"whether this call is allowed could not be found out: {type(error).__name__}"
-            return Deny(f"{said}: {error}" if str(error) else said)
+            reason = f"the approval check of this call failed: {type(error).__name__}"
+            return Deny(f"{reason}: {error}" if str(error) else reason)
 
     def check_names(self, known: Iterable[str]) -> None:
-        """Raise `InvalidOption` for a rule about a tool that does not exist: a typing error
-        here would let calls pass."""
+        """Raise `InvalidOption` for a rule about a tool that does not exist.
+
+        A misspelled name in `deny` or `ask` would let calls pass.
+        """
         names = list(known)
         for rule in (*self.deny, *self.ask, *self.allow):
             if rule.tool not in names and not set(rule.tool) & set("*?["):
@@ -145,8 +155,11 @@ class Approval:
         return self.otherwise
 
 
+ApprovalChoice: TypeAlias = "Approval | Callback | Mapping[str, Any]"
+
+
 def as_approval(value: object) -> Approval | None:
-    """The option of an agent: an `Approval`, its keywords, a function, or None for no policy."""
+    """Return the option as a policy: an `Approval`, its keywords, a function, or None for none."""
     if value is None or isinstance(value, Approval):
         return value
     if isinstance(value, Mapping):
@@ -155,10 +168,10 @@ def as_approval(value: object) -> Approval | None:
         return Approval(**keywords)
     if callable(value):
         return Approval(cast("Callback", value))
-    raise _wrong(f"{value!r} is no approval.", "approval")
+    raise _wrong(f"{value!r} is not an approval policy.", "approval")
 
 
-def _rules(option: str, given: Rules) -> tuple[Rule, ...]:
+def _rules(option: str, given: Rules) -> tuple[ToolRule, ...]:
     if isinstance(given, Mapping):
         return tuple(_rule(option, name, what) for name, what in given.items())
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -166,17 +179,19 @@ def _rules(option: str, given: Rules) -> tuple[Rule, ...]:
     return tuple(_rule(option, each, None) for each in given)
 
 
-def _rule(option: str, tool: object, what: object) -> Rule:
-    if isinstance(tool, Rule):
+def _rule(option: str, tool: object, what: object) -> ToolRule:
+    if isinstance(tool, ToolRule):
         return tool
     if isinstance(tool, str) and tool:
         if what is None:
-            return Rule(tool)
+            return ToolRule(tool)
         if isinstance(what, str) and option == "deny":
-            return Rule(tool, reason=what)
+            return ToolRule(tool, reason=what)
         if callable(what):
-            return Rule(tool, when=cast("Predicate", what))
-    raise _wrong(f"{option}: {tool!r}{'' if what is None else f': {what!r}'} is no rule.", option)
+            return ToolRule(tool, when=cast("Predicate", what))
+    raise _wrong(
+        f"{option}: {tool!r}{'' if what is None else f': {what!r}'} is not a rule.", option
+    )
 
 
 def _decision(value: object) -> Decision:
@@ -194,7 +209,91 @@ def _decision(value: object) -> Decision:
 def _wrong(said: str, option: str) -> InvalidOption:
     return InvalidOption(
         said,
-        hint="Write Approval(ask=['bash'], deny={'write': 'why'}), with names or Rule(...), or "
+        hint="Write Approval(ask=['bash'], deny={'write': 'why'}), with names or ToolRule(...), or "
         "pass a function (call, ctx) that returns 'allow', 'ask' or Deny('why').",
         option=option,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalVerdict:
+    """Decision about one call: allowed, or denied with a reason for the model."""
+
+    allowed: bool
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ApprovalQueue:
+    """Tool calls of a session that wait for approval."""
+
+    event_log: EventLog
+    _waiting: dict[str, tuple[ApprovalNeeded, asyncio.Future[ApprovalVerdict]]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def waiting(self) -> list[ApprovalNeeded]:
+        """Pending calls, oldest first."""
+        return [needed for needed, _ in self._waiting.values()]
+
+    async def wait(self, needed: ApprovalNeeded) -> ApprovalVerdict:
+        """Wait for the decision about a call."""
+        answer: asyncio.Future[ApprovalVerdict] = asyncio.get_running_loop().create_future()
+        self._waiting[needed.call_id] = (needed, answer)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(needed.call_id, None)
+
+    async def decide(self, call_id: str, verdict: ApprovalVerdict) -> None:
+        """Allow or deny a pending call. The decision is recorded before it takes effect.
+
+        Raises:
+            NotFound: No such call is pending.
+        """
+        if call_id not in self._waiting:
+            known = ", ".join(self._waiting) or "none"
+            raise NotFound(
+                f"no tool call {call_id!r} waits for approval.",
+                hint=f"Pending calls: {known}.",
+                kind="approval",
+                name=call_id,
+            )
+        _, answer = self._waiting.pop(call_id)
+        await self.event_log.append(ApprovalDecided(call_id, verdict.allowed, verdict.reason))
+        if not answer.done():
+            answer.set_result(verdict)
+
+
+@dataclass(slots=True, kw_only=True)
+class ApprovalCheck:
+    """Approval policy applied to the tool calls of one work item."""
+
+    work: WorkContext
+    approval: Approval
+
+    async def pass_through(
+        self, call: ToolCall, arguments: dict[str, Any], ctx: ToolContext
+    ) -> ApprovalVerdict:
+        """Decide about a call, and wait for approval if the policy asks for it.
+
+        A call that was pending or decided when a previous process was killed keeps that state.
+        """
+        before = {one.call.id: one for one in self.work.event_log.conversation.pending_calls}
+        known = before.get(call.id)
+        consent = "none" if known is None else known.consent
+        if known is not None and consent in ("allowed", "denied"):
+            return ApprovalVerdict(consent == "allowed", known.reason)
+        if consent == "none":
+            decision = await self.approval.decide(ProposedCall(call.name, arguments, call.id), ctx)
+            if isinstance(decision, Deny):
+                return ApprovalVerdict(False, decision.reason)
+            if decision == "allow":
+                return ApprovalVerdict(True)
+            await self.work.event_log.append(
+                ApprovalRequested(self.work.work_id, call.id, call.name, call.arguments)
+            )
+        needed = ApprovalNeeded(call.id, call.name, arguments)
+        self.work.emit(needed)
+        return await self.work.session.approvals.wait(needed)

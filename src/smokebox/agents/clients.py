@@ -1,8 +1,8 @@
-"""The clients of providers' SDKs that requests go out by: no retries, and no work done twice.
+"""Clients of the providers' SDKs, without retries and without per-message overhead.
 
-The SDKs look at each message of each request, with its type at hand or to copy it: most of the
-time of a request with 400 messages. Here messages go past that, by `extra_body`, as they are.
-Their connections are aiohttp's, which takes half the time of what they use by themselves.
+The SDKs transform or copy every message of every request, which takes most of the time of a
+request with 400 messages. Here messages bypass that through `extra_body`. Connections use
+aiohttp, which takes half the time of the SDKs' default transport.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from smokebox.agents.providers import Provider
 
-# The loop has its own deadline for a model that falls silent: this is the last resort.
+# The loop has its own deadline for a model that sends nothing: this is the last resort.
 TIMEOUT = 600.0
-# Servers without keys are sent one, because the SDK wants it.
+# The SDK requires a key, even for a server that needs none.
 NO_KEY = "none"
 
 
@@ -50,7 +50,7 @@ def _past(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill(options: Any, body: dict[str, Any]) -> None:
-    """Have a body sent as bytes, unless the SDK's own encoder has to see to some of it."""
+    """Encode the body here, unless it holds values that only the SDK's encoder handles."""
     try:
         options.content, options.json_data = msgspec.json.encode(body), None
     except TypeError:
@@ -59,14 +59,14 @@ def _fill(options: Any, body: dict[str, Any]) -> None:
 
 @functools.cache
 def _trusted() -> SSLContext:
-    """Whom connections trust, read once: it takes longer than a turn."""
+    """Return the TLS context, loaded once: loading the CA bundle takes longer than a turn."""
     import httpx2
 
     return httpx2.create_ssl_context()
 
 
 def openai_client(provider: Provider) -> AsyncOpenAI:
-    """A client for what speaks OpenAI's dialects."""
+    """Return a client for a server with OpenAI's APIs."""
     return _OpenAI(
         api_key=provider.key() or NO_KEY,
         base_url=provider.base_url,
@@ -78,7 +78,7 @@ def openai_client(provider: Provider) -> AsyncOpenAI:
 
 
 def anthropic_client(provider: Provider) -> AsyncAnthropic:
-    """A client for what speaks Anthropic's dialect."""
+    """Return a client for a server with Anthropic's API."""
     from anthropic import AsyncAnthropic
     from anthropic.resources.beta import AsyncBeta
     from anthropic.resources.beta.messages import AsyncMessages
@@ -98,7 +98,8 @@ def anthropic_client(provider: Provider) -> AsyncAnthropic:
             return Beta(self)
 
         async def _copy_and_prepare(self, options: Any) -> Any:
-            # Copies all that is sent. Where an SDK has no such method, it is never called.
+            # The SDK's method copies the whole body, so the messages are kept out of it. It is
+            # private: in an SDK version without it, this override is never called.
             extra = dict(options.extra_json or {})
             messages = extra.pop("messages", None)
             options.extra_json = extra or None

@@ -1,4 +1,4 @@
-"""What happens while an agent works, as whoever watches an operation gets it."""
+"""Events of an operation, as iterating over it yields them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from smokebox.types import OutputChunk
 
 ToolStatus: TypeAlias = Literal["ok", "error", "denied", "timeout", "aborted", "unknown"]
-"""How a tool call ended; `unknown` is one that was running when the process was killed."""
+"""Outcome of a tool call; `unknown` if it was running when the process was killed."""
 Outcome: TypeAlias = Literal["completed", "failed", "aborted"]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStart:
-    """A request goes to a model."""
+    """A request is sent to a model."""
 
     turn: int
     model: str
@@ -24,21 +24,21 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """More words of the answer."""
+    """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEvent:
-    """More of what the model thinks."""
+    """More text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStart:
-    """A tool begins to run."""
+    """A tool starts."""
 
     call_id: str
     name: str
@@ -47,7 +47,7 @@ class ToolStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A tool wrote something."""
+    """A running tool wrote output."""
 
     call_id: str
     chunk: OutputChunk
@@ -55,7 +55,7 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
-    """A tool has ended; `text` is what the model is told."""
+    """A tool has ended; `text` is the result that the model gets."""
 
     call_id: str
     name: str
@@ -66,7 +66,7 @@ class ToolEnd:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalNeeded:
-    """A tool call waits for somebody to allow it."""
+    """A tool call waits for approval."""
 
     call_id: str
     name: str
@@ -75,14 +75,14 @@ class ApprovalNeeded:
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """What the operation took up to now."""
+    """Usage of the operation so far."""
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A request failed for a reason that may pass, and is made again after `delay` seconds."""
+    """A request failed with a temporary error, and is retried after `delay` seconds."""
 
     attempt: int
     delay: float
@@ -92,7 +92,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A model failed for good, and the next of the list takes over."""
+    """A model failed permanently, and the next in the list takes over."""
 
     model: str
     error: str
@@ -107,7 +107,7 @@ class CompactionStart:
 
 @dataclass(frozen=True, slots=True)
 class CompactionEnd:
-    """The conversation was summarized, or could not be, as `error` says."""
+    """The conversation was summarized, or summarizing failed with `error`."""
 
     tokens: int
     error: str | None = None
@@ -115,7 +115,7 @@ class CompactionEnd:
 
 @dataclass(frozen=True, slots=True)
 class TaskStart:
-    """A child session begins to work."""
+    """A child session starts its task."""
 
     session: str
     agent: str | None
@@ -124,7 +124,7 @@ class TaskStart:
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """Something happened in a child session."""
+    """An event of a child session."""
 
     session: str
     event: Event
@@ -132,7 +132,7 @@ class TaskEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """A child session has done its work."""
+    """A child session has ended its task."""
 
     session: str
     outcome: Outcome
@@ -140,7 +140,7 @@ class TaskEnd:
 
 @dataclass(frozen=True, slots=True)
 class OperationEnd:
-    """The end of the operation: the last event of each."""
+    """The operation has ended. Always the last event."""
 
     outcome: Outcome
     text: str

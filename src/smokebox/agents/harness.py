@@ -1,94 +1,96 @@
-"""The harness: an agent at work, with its sandbox, its sessions and its store."""
+"""The harness: a running agent with its sandbox, sessions and store; `init` starts it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Any, Self
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from smokebox.agents.changes import digest
-from smokebox.agents.journal import Journal
-from smokebox.agents.log.records import SessionCreated
-from smokebox.agents.log.store import SessionKey
-from smokebox.agents.sandboxes import no_workspace
-from smokebox.agents.session import Session
-from smokebox.agents.sessions import Sessions, check_session_name
-from smokebox.agents.view import Files
-from smokebox.errors import Conflict, InvalidOption, SmokeboxError, Unsupported
+from smokebox.agents.agent import Agent, AgentContext, check_name, create_agent, resolve_settings
+from smokebox.agents.log.persistence import open_store
+from smokebox.agents.options import OMITTED, check_list, check_subagents, check_tools
+from smokebox.agents.session_context import DEFAULT, SessionRegistry, check_session_name
+from smokebox.agents.setup import SKILL, TASK, Additions, make_setup
+from smokebox.agents.workspace import WorkspaceFiles, no_workspace, open_sandbox
+from smokebox.errors import Conflict, InvalidOption, NotAwaited, NotFound
+from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
-    from smokebox.agents.agent import Agent, AgentContext
-    from smokebox.agents.budget import Meter
-    from smokebox.agents.log.store import Store
-    from smokebox.agents.model import Model
-    from smokebox.agents.options import ModelChoice
-    from smokebox.agents.sandboxes import Opened
+    from smokebox.agents.log.store import SessionStore, SessionSummary
+    from smokebox.agents.options import AgentOptions, ToolChoice
+    from smokebox.agents.session import Session
     from smokebox.agents.setup import Setup
+    from smokebox.agents.skills import Skill
+    from smokebox.agents.tools.tool import Tool
+    from smokebox.agents.workspace import OpenSandbox
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import ExecResult
 
-DEFAULT = "default"
-# How long to wait for another process that makes the same session at this moment.
-_PATIENCE = 10.0
-
 
 class Harness:
-    """An agent at work. `init` makes it; `async with` ends what it made.
+    """A running agent. `init` starts it; leaving `async with` closes what it opened.
 
-    The conversation is kept in the store, and the files are in the sandbox: neither keeps the
-    other.
+    The store holds its conversations, the sandbox its files. Neither holds the other.
     """
 
     def __init__(
         self,
         setup: Setup,
         ctx: AgentContext,
-        opened: Opened | None,
-        store: Store,
+        opened: OpenSandbox | None,
+        store: SessionStore,
         *,
         owns_store: bool,
     ) -> None:
-        self.setup = setup
-        self.ctx = ctx
-        self.store = store
-        self.sessions = Sessions(self)
+        self._setup = setup
+        self._ctx = ctx
         self._opened = opened
+        self._store = store
         self._owns_store = owns_store
-        self._models: dict[str, Model] = {}
-        self._open: dict[str, Session] = {}
-        self._opening = asyncio.Lock()
+        self._registry = SessionRegistry(self, setup, ctx, store)
         self._closed = False
 
     @property
     def id(self) -> str:
-        """Which instance of the agent it is."""
-        return self.ctx.id
+        """The id of this instance of the agent."""
+        return self._ctx.id
 
     @property
     def env(self) -> Any:
-        """What the agent was initialized with."""
-        return self.ctx.env
+        """The bindings of the project, or what `init` was given as `env`."""
+        return self._ctx.env
 
     @property
     def agent(self) -> Agent:
-        """Who works here."""
-        return self.setup.agent
+        """The definition of the agent."""
+        return self._setup.agent
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Tools of the agent, without those that the harness adds to each session."""
+        return list(self._setup.tools.values())
+
+    @property
+    def sessions(self) -> HarnessSessions:
+        """Lists, creates and deletes sessions by name."""
+        return HarnessSessions(self, self._registry)
 
     @property
     def sandbox(self) -> SandboxApi:
-        """Where the agent works. Raises `Unsupported` where it has no workspace."""
+        """The sandbox that the agent works in. Raises `Unsupported` if it has none."""
         if self._opened is None:
             raise no_workspace("harness.sandbox")
         return self._opened.sandbox
 
     @property
-    def fs(self) -> Files:
-        """The files of the workspace. Raises `Unsupported` where there is none."""
+    def fs(self) -> WorkspaceFiles:
+        """The files of the workspace. Raises `Unsupported` if the agent has none."""
         if self._opened is None:
             raise no_workspace("harness.fs")
-        return Files(self._opened.workspace)
+        return WorkspaceFiles(self._opened.workspace)
 
     async def shell(
         self,
@@ -99,7 +101,13 @@ class Harness:
         timeout: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecResult:
-        """Run a command in the workspace. The model does not see it; `Session.shell` shows it."""
+        """Run a command in the workspace without showing it to the model.
+
+        `Session.shell` shows it. Arguments are those of `SandboxApi.exec`.
+
+        Raises:
+            Unsupported: The agent has no workspace.
+        """
         if self._opened is None:
             raise no_workspace("harness.shell")
         return await self._opened.workspace.exec(
@@ -107,176 +115,255 @@ class Harness:
         )
 
     async def session(self, name: str = DEFAULT) -> Session:
-        """The session of that name, made if it is not there.
+        """Open a session by name, created if there is none.
 
-        Work that a process left without an outcome when it was killed goes on: see
+        Work that was interrupted when its process was killed is resumed: see
         `Session.running`.
+
+        Raises:
+            InvalidOption: The name is too long, not printable, or reserved.
+            Unsupported: The harness is closed.
         """
-        if name in self._open:
-            return self._open[name]
-        return await self.open(check_session_name(name), self.setup)
-
-    async def fork(self, origin: Session, name: str) -> Session:
-        """A session that begins with what another has said. Raises `Conflict`."""
-        key = self.key(check_session_name(name))
-        if await self.store.read(key, limit=1):
-            raise Conflict(
-                f"there is a session {name!r} already.",
-                hint="Fork under another name.",
-                kind="session",
-                name=name,
-            )
-        created = origin.journal.conversation.created
-        system = "" if created is None else created.system
-        first = self._first(origin.setup, system, origin.depth)
-        return await self.open(
-            name,
-            origin.setup,
-            first=SessionCreated(
-                first.system,
-                first.tools,
-                forked_from=origin.key.session,
-                forked_at=origin.journal.head,
-                depth=first.depth,
-                instructions=first.instructions,
-            ),
-        )
-
-    async def open(
-        self,
-        name: str,
-        setup: Setup,
-        *,
-        parent: Session | None = None,
-        meter: Meter | None = None,
-        first: SessionCreated | None = None,
-    ) -> Session:
-        """Open a session, and go on with what it was at."""
-        if self._closed:
-            raise Unsupported(
-                "the harness is closed.", hint="Make another with init().", operation="session"
-            )
-        async with self._opening:
-            if name in self._open:
-                return self._open[name]
-            setup = await setup.with_skills()
-            journal = Journal(self.store, self.key(name))
-            await journal.refresh()
-            if journal.head == 0:
-                await self._create(journal, setup, parent, first)
-            session = Session(self, setup, journal, name, meter=meter)
-            self._open[name] = session
-        await session.recover()
-        return session
-
-    async def _create(
-        self,
-        journal: Journal,
-        setup: Setup,
-        parent: Session | None,
-        first: SessionCreated | None,
-    ) -> None:
-        depth = 0 if parent is None else parent.depth + 1
-        if first is None:
-            made = self._first(setup, await setup.system(), depth)
-            above = None if parent is None else parent.key.session
-            first = SessionCreated(
-                made.system,
-                made.tools,
-                parent=above,
-                depth=depth,
-                instructions=made.instructions,
-            )
-        await journal.acquire(wait=_PATIENCE)
-        try:
-            if journal.head == 0:
-                await journal.append(first)
-                await journal.reload()
-        finally:
-            await journal.release()
-
-    def _first(self, setup: Setup, system: str, depth: int) -> SessionCreated:
-        return SessionCreated(
-            system,
-            setup.schemas(depth=depth),
-            depth=depth,
-            instructions=digest(setup.options.instructions),
-        )
-
-    def forget(self, session: Session) -> None:
-        """Hold on to a session no longer."""
-        if self._open.get(session.name) is session:
-            del self._open[session.name]
-
-    async def let_go(self, name: str) -> None:
-        """Call off what a session works on, and hold on to it no longer."""
-        if (session := self._open.pop(name, None)) is not None:
-            await session.close("the session was deleted")
-            session.deleted = True
-
-    def key(self, session: str) -> SessionKey:
-        """Where the record of a session is."""
-        return SessionKey(self.agent.name, self.id, self._prefix + session)
-
-    def owns(self, session: str) -> bool:
-        """Whether a session in the store is one of this harness, not of another of its id."""
-        if self._prefix:
-            return session.startswith(self._prefix)
-        return "/" not in session
-
-    @property
-    def _prefix(self) -> str:
-        return "" if self.ctx.name == DEFAULT else f"{self.ctx.name}/"
-
-    async def models(self, choices: Sequence[ModelChoice]) -> list[Model]:
-        """Models by their names. Raises `InvalidOption` where there are none."""
-        if not choices:
-            raise InvalidOption(
-                "the agent has no model, and the prompt names none.",
-                hint="Write create_agent(model='anthropic/claude-sonnet-4-6'), or pass model=.",
-                option="model",
-            )
-        return [await self.model(choice) for choice in choices]
-
-    async def model(self, choice: ModelChoice) -> Model:
-        """A model by its name, opened once; one that was given stays whoever's it was."""
-        if not isinstance(choice, str):
-            return choice
-        if choice not in self._models:
-            from smokebox.agents.models import open_model
-
-            self._models[choice] = model = open_model(choice)
-            # It imports what it needs when it is first asked, which takes a second or so: others
-            # on the loop need not wait for that. What is missing shows when the model is used.
-            with contextlib.suppress(SmokeboxError):
-                await asyncio.to_thread(getattr, model, "info")
-        return self._models[choice]
+        if (session := self._registry.find(name)) is not None:
+            return session.handle
+        return (await self._registry.open(check_session_name(name), self._setup)).handle
 
     async def aclose(self) -> None:
-        """Call off what goes on, and end what was made for this harness. Safe to repeat."""
+        """Abort the work in progress, and close what `init` opened. Safe to repeat."""
         if not self._closed:
-            for session in list(self._open.values()):
-                await session.close("the harness was closed")
-            await self.leave()
-
-    async def leave(self) -> None:
-        """As `aclose`, but what goes on is not called off: it continues when its session is
-        opened again, by whoever does."""
-        if self._closed:
-            return
-        self._closed = True
-        for session in list(self._open.values()):
-            await session.leave()
-        for model in self._models.values():
-            await model.aclose()
-        await self.setup.aclose()
-        if self._opened is not None and self._opened.owned:
-            await self._opened.sandbox.aclose()
-        if self._owns_store:
-            await self.store.aclose()
+            await self._registry.abort("the harness was closed")
+            await suspend(self)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def suspend(harness: Harness) -> None:
+    """Close a harness without aborting its work, which resumes when its session is opened again."""
+    if harness._closed:
+        return
+    harness._closed = True
+    await harness._registry.suspend()
+    await harness._setup.aclose()
+    if harness._opened is not None and harness._opened.owned:
+        await harness._opened.sandbox.aclose()
+    if harness._owns_store:
+        await harness._store.aclose()
+
+
+class HarnessSessions:
+    """Sessions of one harness: `harness.sessions`."""
+
+    def __init__(self, harness: Harness, registry: SessionRegistry) -> None:
+        self._harness = harness
+        self._registry = registry
+
+    async def list(self, *, tasks: bool = False) -> list[SessionSummary]:
+        """List the sessions of this instance, the one that changed last first.
+
+        Args:
+            tasks: Include the child sessions of tasks.
+        """
+        registry = self._registry
+        summaries = await registry.store.sessions(
+            agent=self._harness.agent.name, id=registry.ctx.id
+        )
+        return [
+            one
+            for one in summaries
+            if registry.owns(one.key.session) and (tasks or one.parent is None)
+        ]
+
+    async def get(self, name: str) -> Session:
+        """Open a session that exists.
+
+        Raises:
+            NotFound: There is no session of that name.
+        """
+        if not await self._registry.exists(name):
+            raise NotFound(
+                f"there is no session {name!r}.",
+                hint="Create it with sessions.create(name), or use harness.session(name).",
+                kind="session",
+                name=name,
+            )
+        return await self._harness.session(name)
+
+    async def create(self, name: str) -> Session:
+        """Create a session.
+
+        Raises:
+            Conflict: There is a session of that name.
+        """
+        if await self._registry.exists(name):
+            raise Conflict(
+                f"there is a session {name!r} already.",
+                hint="Open it with harness.session(name), or choose another name.",
+                kind="session",
+                name=name,
+            )
+        return await self._harness.session(name)
+
+    async def delete(self, name: str) -> bool:
+        """Delete a session with its event log and its tasks; return False if there is none.
+
+        Its work in this process is aborted first.
+        """
+        return await self._registry.delete(name)
+
+
+class PendingHarness:
+    """Return value of `init`: await it, or use it with `async with`."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, Harness]]) -> None:
+        self._start = start
+        self._harness: Harness | None = None
+
+    def __await__(self) -> Generator[Any, None, Harness]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> Harness:
+        self._harness = await self._start()
+        return self._harness
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._harness is not None:
+            await self._harness.aclose()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise NotAwaited(
+                f"init() was not awaited: there is no {name!r} before the harness has started.",
+                hint="Write `harness = await init(...)` or `async with init(...) as harness:`.",
+                attribute=name,
+            )
+
+
+@overload
+def init(
+    agent: Agent,
+    /,
+    *,
+    id: str | None = None,
+    env: Any = None,
+    payload: Any = None,
+    name: str = DEFAULT,
+    store: SessionStore | None = None,
+    tools: Sequence[ToolChoice] = (),
+    skills: Sequence[Skill] = (),
+    subagents: Sequence[Agent] | None = (),
+) -> PendingHarness: ...
+
+
+@overload
+def init(
+    *,
+    id: str | None = None,
+    env: Any = None,
+    payload: Any = None,
+    name: str = DEFAULT,
+    store: SessionStore | None = None,
+    **options: Unpack[AgentOptions],
+) -> PendingHarness: ...
+
+
+def init(
+    agent: Agent | None = None,
+    /,
+    *,
+    id: str | None = None,
+    env: Any = None,
+    payload: Any = None,
+    name: str = DEFAULT,
+    store: SessionStore | None = None,
+    **options: Any,
+) -> PendingHarness:
+    """Start an agent: `harness = await init(agent)`, or `async with init(agent) as harness`.
+
+    `init(model=..., sandbox=...)` defines the agent on the spot, with the options of
+    `create_agent`. With an agent only `tools`, `skills` and `subagents` may be given, which
+    are added to its own.
+
+    Args:
+        agent: The agent to start.
+        id: Id of the instance, which finds its conversations again. By default a fresh one.
+        env: `ctx.env` of the initializer, by default the bindings of the project.
+        payload: `ctx.payload` of the initializer.
+        name: Name of this harness, where one instance has several.
+        store: Store for its conversations, instead of what `persist` says. It stays open.
+        options: See `AgentOptions`.
+
+    Raises:
+        InvalidOption: An option is unknown or has a wrong value.
+    """
+    if agent is None:
+        agent, additions = create_agent(**options), Additions()
+    else:
+        additions = _check_additions(agent, options)
+    ctx = AgentContext(
+        id=new_id() if id is None else check_name("id", id),
+        env=_environment(env),
+        payload=payload,
+        name=check_name("name", name),
+    )
+    return PendingHarness(lambda: _start(agent, ctx, additions, store))
+
+
+async def _start(
+    agent: Agent, ctx: AgentContext, additions: Additions, store: SessionStore | None
+) -> Harness:
+    options = await resolve_settings(agent, ctx)
+    opened = await open_sandbox(options, options.cwd, ctx)
+    persist = options.persist if store is None else store
+    try:
+        setup = await make_setup(
+            agent,
+            options,
+            sandbox=None if opened is None else opened.sandbox,
+            workspace=None if opened is None else opened.workspace,
+            additions=additions,
+        )
+        if options.approval is not None:
+            options.approval.check_names([*setup.tools, SKILL, TASK])
+        opened_store = open_store(persist)
+    except BaseException:
+        if opened is not None and opened.owned:
+            await opened.sandbox.aclose()
+        raise
+    owns_store = isinstance(persist, (bool, str, os.PathLike))
+    return Harness(setup, ctx, opened, opened_store, owns_store=owns_store)
+
+
+def _check_additions(agent: object, options: Mapping[str, Any]) -> Additions:
+    if not isinstance(agent, Agent):
+        raise InvalidOption(
+            f"init() takes an agent, not {agent!r:.80}.",
+            hint="Make one with create_agent(...), or pass its options by keyword.",
+            option="agent",
+        )
+    for option in options:
+        if option not in ("tools", "skills", "subagents"):
+            raise InvalidOption(
+                f"init() of an agent has no option {option!r}.",
+                hint="Give it to create_agent().",
+                option=option,
+            )
+    subagents = options.get("subagents", ())
+    return Additions(
+        tools=check_tools(options.get("tools", ())),
+        skills=check_list("skills", options.get("skills", ())),
+        subagents=() if subagents is OMITTED else check_subagents(subagents or ()),
+    )
+
+
+def _environment(env: Any) -> Any:
+    """Return `ctx.env`: the bindings of the project, or the given mapping as attributes."""
+    if env is None:
+        from smokebox.client.bindings import env as bindings
+
+        return bindings
+    return SimpleNamespace(**env) if isinstance(env, Mapping) else env

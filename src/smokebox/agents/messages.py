@@ -1,7 +1,6 @@
-"""A conversation as data: what a model is shown and what it says, whoever the provider is.
+"""Messages of a conversation, independent of the provider.
 
-Messages are values that never change once they are in the record, so whoever turns them
-into something else may keep that for as long as the message lives.
+Messages are immutable, so a conversion of one can be cached for as long as it lives.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 StopReason: TypeAlias = Literal["end", "tool_calls", "length", "refused"]
-"""Why a model stopped: it was done, it wants tools run, it may not say more, or will not."""
+"""Why a model stopped: finished, waiting for tools, cut at its output limit, or refusing."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What requests to models took. `cost` is in US dollars, None where the price is unknown."""
+    """Usage of requests to models. `cost` is in US dollars, None if a price is unknown."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -26,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def total_tokens(self) -> int:
-        """All tokens, read or written; those from a cache are part of the input."""
+        """Input and output tokens; cached tokens are part of the input."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -42,14 +41,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
-    """Words. `extra` is what the provider that said them wants back with them."""
+    """Text. `extra` is provider data to send back with it."""
 
     text: str
     extra: dict[str, Any] | None = None
 
 
 class Image(msgspec.Struct, frozen=True, tag="image"):
-    """A picture, which lies beside the record under the hash of its bytes."""
+    """An image, stored as a blob under the hash of its bytes."""
 
     media_type: str
     blob: str
@@ -57,7 +56,7 @@ class Image(msgspec.Struct, frozen=True, tag="image"):
 
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking", omit_defaults=True):
-    """What a model thought. `signature` and `extra` are the provider's, sent back as they came."""
+    """Reasoning of a model. `signature` and `extra` are provider data, sent back unchanged."""
 
     text: str
     signature: str | None = None
@@ -65,9 +64,9 @@ class Thinking(msgspec.Struct, frozen=True, tag="thinking", omit_defaults=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True):
-    """A tool that the model wants run. `arguments` is what it wrote, perhaps not even JSON.
+    """A tool call of a model. `arguments` is its raw text, which may not be valid JSON.
 
-    `extra` is what the provider wants back with it.
+    `extra` is provider data to send back with it.
     """
 
     id: str
@@ -76,27 +75,27 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True)
     extra: dict[str, Any] | None = None
 
 
-class Native(msgspec.Struct, frozen=True, tag="native"):
-    """A part that only its provider understands, sent back to it as it came."""
+class NativePart(msgspec.Struct, frozen=True, tag="native"):
+    """A part that only its provider understands, sent back to it unchanged."""
 
     provider: str
     data: dict[str, Any]
 
 
 UserPart: TypeAlias = Text | Image
-AssistantPart: TypeAlias = Text | Thinking | ToolCall | Native
+AssistantPart: TypeAlias = Text | Thinking | ToolCall | NativePart
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True, weakref=True):
-    """What the model is told. `signal` names what the harness says by itself, such as
-    `interrupted` or `resources`; it is shown to the model as any other text."""
+    """Input to the model. `signal` marks a message of the harness itself, such as
+    `interrupted` or `resources`; the model sees it as any other text."""
 
     parts: tuple[UserPart, ...]
     signal: str | None = None
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", kw_only=True, weakref=True):
-    """What a model said in one turn."""
+    """Response of a model in one turn."""
 
     parts: tuple[AssistantPart, ...]
     model: str
@@ -105,17 +104,17 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", kw_only=Tru
 
     @property
     def text(self) -> str:
-        """Its words, without its thoughts."""
+        """Its text, without reasoning."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The tools that it wants run."""
+        """Its tool calls."""
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
 class ToolReturn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one tool call came to, as the model is told."""
+    """Result of one tool call, as the model sees it."""
 
     call_id: str
     name: str
@@ -125,7 +124,7 @@ class ToolReturn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolReturns(msgspec.Struct, frozen=True, tag="tools", weakref=True):
-    """What all tool calls of one turn came to, in the order in which they were asked for."""
+    """Results of all tool calls of one turn, in the order of the calls."""
 
     returns: tuple[ToolReturn, ...]
 

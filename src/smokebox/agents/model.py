@@ -1,4 +1,4 @@
-"""What a model is to the loop. `models.py` makes real ones, `smokebox.testing` scripted ones."""
+"""The model interface of the loop. `models.py` has providers, `smokebox.testing` scripted ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ THINKING_LEVELS: tuple[ThinkingLevel, ...] = ("off", "minimal", "low", "medium",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What is known of a model; None where nobody says.
+    """Capabilities of a model; None if unknown.
 
-    `native_results` is whether the provider holds an answer to a JSON schema by itself.
+    With `native_results` the provider itself enforces a JSON schema on the answer.
     """
 
     context_window: int | None = None
@@ -30,7 +30,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told of it; `parameters` is the JSON schema of an object."""
+    """A tool as described to the model; `parameters` is the JSON schema of an object."""
 
     name: str
     description: str
@@ -39,11 +39,11 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One turn. `system` and `tools` stay the same all through a session, and `messages`
-    only grows at its end, so that providers can cache what they have seen.
+    """Request of one turn. `system` and `tools` are constant during a session, and `messages`
+    grows only at its end, so that providers can cache the prefix.
 
-    `result` is the JSON schema that the answer must have, where the model is `native_results`.
-    `load` gives the bytes of an image.
+    `result` is the JSON schema of the answer, for a model with `native_results`. `load`
+    returns the bytes of an image.
     """
 
     system: str
@@ -57,21 +57,21 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More words of the answer."""
+    """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingDelta:
-    """More of what the model thinks."""
+    """More text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A tool call has begun, or grew: nothing to run yet, but a sign of life."""
+    """A tool call has started or grown. It cannot run yet, but the model is not stalled."""
 
     name: str
 
@@ -80,7 +80,7 @@ Delta: TypeAlias = TextDelta | ThinkingDelta | CallDelta
 
 
 class Model(Protocol):
-    """Answers requests. Raises the errors below `ModelError` and nothing else."""
+    """A model that answers requests. Raises only subclasses of `ModelError`."""
 
     @property
     def name(self) -> str:
@@ -89,13 +89,13 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of it."""
+        """Capabilities of the model."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
-        """The answer as it comes; the whole of it is the last item. Closing it cancels."""
+        """Stream the answer; the last item is the whole message. Closing the stream cancels."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of its connections."""
+        """Close its connections."""
         ...

@@ -1,7 +1,7 @@
-"""Models of providers, by their names: the one file that knows pydantic-ai, on first use.
+"""Models of providers by name, through pydantic-ai, which is imported on first use.
 
-Of pydantic-ai only its models are used: they turn messages into what a provider takes, and
-what it answers into events. The loop, the retries and the tools are ours.
+Only the model classes of pydantic-ai are used: they convert messages to a provider's format,
+and its response to events. The loop, the retries and the tools are Smokebox's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from smokebox.agents.messages import (
     AssistantMessage,
-    Native,
+    NativePart,
     Text,
     Thinking,
     ToolCall,
@@ -26,7 +26,6 @@ from smokebox.agents.messages import (
 )
 from smokebox.agents.model import CallDelta, ModelInfo, TextDelta, ThinkingDelta
 from smokebox.agents.providers import find_model
-from smokebox.client.bindings import load
 from smokebox.errors import (
     ContextOverflow,
     MissingDependency,
@@ -35,6 +34,7 @@ from smokebox.errors import (
     ModelUnavailable,
     SmokeboxError,
 )
+from smokebox.project import load_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -61,21 +61,26 @@ _NOTHING = "(nothing)"
 _UNSEEN = "(a picture, which this model cannot see)"
 _KEPT_PARAMETERS = 8
 _LONGEST_REASON = 500
-# The status of a request of too many bytes, which a shorter conversation mends as well.
+# Status of a request with too many bytes: compaction fixes that too.
 _TOO_LARGE = 413
 _WITH_WAYS_OF_THEIR_OWN = ("deepseek", "fireworks", "moonshotai", "ollama", "together")
 
 
 def open_model(spec: str | Model, config: Mapping[str, Mapping[str, Any]] | None = None) -> Model:
-    """The model of that name, `provider/model`, or the one given.
+    """Return the model named `provider/model`; a `Model` is returned as it is.
 
-    `config` is the `[models]` table of smokebox.toml, which is read where none is given.
-    Raises `InvalidOption` for a name nobody knows, `ModelRefused` where a key is missing.
-    Nothing is imported and nobody is asked before it is used.
+    Nothing is imported and no request is sent before the model is used.
+
+    Args:
+        config: The `[models]` table, by default that of smokebox.toml.
+
+    Raises:
+        InvalidOption: The provider is unknown.
+        ModelRefused: The provider's key is missing.
     """
     if not isinstance(spec, str):
         return spec
-    named = find_model(spec, load().models if config is None else config)
+    named = find_model(spec, load_config().models if config is None else config)
     named.provider.key()
     return ProviderModel(named)
 
@@ -98,7 +103,7 @@ class ProviderModel:
         return self._linked().info
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
-        # The first import takes a second or so, which others on the loop need not wait for.
+        # The first import takes about a second: do it outside the event loop.
         link = self._link
         if link is None:
             link = await asyncio.to_thread(self._linked)
@@ -129,9 +134,9 @@ class ProviderModel:
             await link.close()
 
     async def _hold(self, link: _Link) -> AsyncGenerator[None, None]:
-        """Has connections closed by `aclose`, or by the event loop at its end.
+        """Close the connections on `aclose`, or when the event loop shuts its generators down.
 
-        They belong to that loop: in another the model opens others.
+        Connections belong to one event loop; in another the model opens its own.
         """
         try:
             yield
@@ -151,13 +156,13 @@ class ProviderModel:
 
 @dataclass(slots=True)
 class _Link:
-    """A model of pydantic-ai, and what was converted for it."""
+    """A pydantic-ai model, with caches of converted messages and parameters."""
 
     model: TheirModel
     info: ModelInfo
     price: Price | None
     close: Callable[[], Awaitable[None]]
-    # Anthropic is sent arguments as an object, the others as text: parsed once, not each turn.
+    # Anthropic takes tool arguments as an object, the others as text: parse once, not each turn.
     objects: bool
     lenient: bool
     max_tokens: int | None
@@ -167,7 +172,7 @@ class _Link:
     )
 
     async def messages(self, request: ModelRequest) -> list[ModelMessage]:
-        """The conversation in their words. Each message is converted once while it lives."""
+        """Convert the conversation. Each message is converted once while it lives."""
         messages = []
         for message in request.messages:
             known = self._converted.get(id(message))
@@ -207,7 +212,7 @@ class _Link:
     async def _content(self, text: str, pictures: Sequence[Image], request: ModelRequest) -> Any:
         from pydantic_ai.messages import BinaryContent
 
-        # Providers reject text that is empty, and text that is only space.
+        # Providers reject text that is empty or only whitespace.
         if not pictures:
             return text if text.strip() else _NOTHING
         content: list[str | BinaryContent] = [text] if text.strip() else []
@@ -230,7 +235,7 @@ class _Link:
         from pydantic import TypeAdapter
         from pydantic_ai import messages as theirs
 
-        if isinstance(part, Native):
+        if isinstance(part, NativePart):
             kind: TypeAdapter[ModelResponsePart] = TypeAdapter(theirs.ModelResponsePart)
             return kind.validate_python(part.data)
         extra = part.extra or {}
@@ -248,8 +253,8 @@ class _Link:
         return theirs.ToolCallPart(part.name, args, tool_call_id=part.id, **more)
 
     def settings(self, request: ModelRequest) -> ModelSettings:
-        """What else is asked for."""
-        # Tools, instructions and the conversation up to now are cached, where one must ask.
+        """Return the settings of a request: caching, output limit and thinking."""
+        # Some providers cache tools, instructions and messages only on request.
         settings: ModelSettings = {"cache": True}
         if (most := request.max_tokens or self.max_tokens) is not None:
             settings["max_tokens"] = most
@@ -258,7 +263,7 @@ class _Link:
         return settings
 
     def parameters(self, request: ModelRequest) -> ModelRequestParameters:
-        """Instructions, tools and schema, which are mostly those of the turn before."""
+        """Return instructions, tools and schema, cached because most turns repeat them."""
         from pydantic_ai.messages import InstructionPart
         from pydantic_ai.models import ModelRequestParameters
         from pydantic_ai.output import OutputObjectDefinition
@@ -283,21 +288,21 @@ class _Link:
             made.output_object = OutputObjectDefinition(json_schema=dict(request.result))
         while len(self._parameters) >= _KEPT_PARAMETERS:
             del self._parameters[next(iter(self._parameters))]
-        # What the ids in the key are of is kept, so that they stay what they are.
+        # Keep the objects whose ids are in the key, so that no other object gets those ids.
         self._parameters[key] = ((tuple(request.tools), request.result), made)
         return made
 
     def message(self, response: ModelResponse, name: str) -> AssistantMessage:
-        """What was answered, in our words."""
+        """Convert a response. Raises `ModelUnavailable` if the stream was cut off."""
         parts = tuple(part for each in response.parts if (part := _heard(each)) is not None)
         used, details = response.usage, response.provider_details or {}
-        # A stream that ends without a reason was cut off, however politely. Small servers give
-        # none, but end with their usage.
+        # A stream that ends without a finish reason was cut off. Small servers send none, but
+        # end with their usage.
         ended = bool(used.input_tokens) if self.lenient else response.finish_reason is not None
         if not ended and "finish_reason" not in details:
             raise ModelUnavailable(
                 f"{name} stopped in the middle of its answer.",
-                hint="Ask again.",
+                hint="Send the prompt again.",
                 model=name,
                 retry_after=None,
                 status=None,
@@ -310,7 +315,7 @@ class _Link:
             cache_write_tokens=used.cache_write_tokens,
             cost=None,
         )
-        # What a provider says that it takes is truer than a table of prices.
+        # A cost that the provider reports is more accurate than the price table.
         cost = details.get("cost")
         if not isinstance(cost, int | float):
             cost = self.price.cost(usage) if self.price else None
@@ -359,7 +364,7 @@ def _heard(part: ModelResponsePart) -> AssistantPart | None:
         arguments = part.args if isinstance(part.args, str) else part.args_as_json_str()
         return ToolCall(part.tool_call_id, part.tool_name, arguments or "{}", extra)
     kind: TypeAdapter[ModelResponsePart] = TypeAdapter(theirs.ModelResponsePart)
-    return Native(part.provider_name or "", kind.dump_python(part, mode="json"))
+    return NativePart(part.provider_name or "", kind.dump_python(part, mode="json"))
 
 
 def _extra(identity: str | None, details: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -368,7 +373,7 @@ def _extra(identity: str | None, details: dict[str, Any] | None) -> dict[str, An
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call, as an object even if the model wrote something else."""
+    """Parse the arguments of a call; invalid JSON is wrapped in an object."""
     try:
         given = json.loads(text)
     except ValueError:
@@ -377,7 +382,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _as_sent(text: str, given: dict[str, Any]) -> str:
-    """The arguments as text. Some servers fail on a conversation with broken JSON in it."""
+    """Return the arguments as valid JSON: some servers reject a conversation with broken JSON."""
     return json.dumps(given) if "not_valid_json" in given else text
 
 
@@ -418,7 +423,7 @@ def _connect(named: Named) -> _Link:
 
 
 def _open(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
-    """A model of theirs, and what closes its connections."""
+    """Return a pydantic-ai model, and the function that closes its connections."""
     provider, name = named.provider, named.model
     if provider.api == "google":
         return _open_google(named)
@@ -451,7 +456,7 @@ def _open(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
 
 
 def _compatible(name: str, client: AsyncOpenAI) -> TheirProvider[AsyncOpenAI]:
-    """A provider that speaks OpenAI's chat, with the ways of its own that are known."""
+    """Return a provider with OpenAI's chat API, with its known deviations from it."""
     from pydantic_ai.providers import infer_provider_class
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
@@ -481,7 +486,7 @@ def _open_google(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]
 
 
 def _ours(error: Exception, named: Named) -> ModelError:
-    """What went wrong, as one of our errors."""
+    """Convert an error of pydantic-ai or an SDK to a `ModelError`."""
     from pydantic_ai import exceptions as theirs
 
     status = getattr(error, "status_code", None)
@@ -490,21 +495,21 @@ def _ours(error: Exception, named: Named) -> ModelError:
     said = _reason(error)
     if isinstance(error, theirs.ModelContextWindowExceededError) or status == _TOO_LARGE:
         return ContextOverflow(
-            f"{named.name} cannot read that much: {said}",
+            f"the conversation is too long for {named.name}: {said}",
             hint="Compact the session, or start another.",
             **fields,
         )
     if isinstance(error, theirs.ModelAuthenticationError):
         variable = " or ".join(named.provider.api_key_env) or "the key"
         return ModelRefused(
-            f"{named.name} does not take the key: {said}", hint=f"Look at {variable}.", **fields
+            f"{named.name} rejected the key: {said}", hint=f"Check {variable}.", **fields
         )
     if isinstance(error, theirs.ModelNotFoundError):
         near = getattr(error, "suggested_model_id", None)
-        hint = f"Did you mean {near.replace(':', '/')!r}?" if near else "Look at its name."
+        hint = f"Did you mean {near.replace(':', '/')!r}?" if near else "Check its name."
         return ModelRefused(f"there is no model {named.name}: {said}", hint=hint, **fields)
     if isinstance(error, _refusals()):
-        hint = "The same request will be refused again: change it, or take another model."
+        hint = "The same request will be refused again: change it, or use another model."
         return ModelRefused(f"{named.name} refused the request: {said}", hint=hint, **fields)
     return ModelUnavailable(
         f"{named.name} gave no answer: {said}",
@@ -527,7 +532,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: Exception) -> str:
-    """What a provider says in the body of an error, or else what the error does."""
+    """Return the message in the body of an error response, or that of the exception."""
     body = getattr(error, "body", None)
     if isinstance(body, dict):
         told = body.get("error", body)

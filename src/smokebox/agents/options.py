@@ -1,37 +1,43 @@
-"""The options of an agent, checked where they are written."""
+"""Options of an agent: their types for callers, and the checks that turn them into settings."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 from smokebox.agents.approval import as_approval
-from smokebox.agents.budget import Budget
-from smokebox.agents.compaction import as_compaction
-from smokebox.agents.durability import Durability
+from smokebox.agents.limits import Budget, Durability
 from smokebox.agents.model import THINKING_LEVELS
 from smokebox.agents.tools.function import as_tools
 from smokebox.agents.tools.mcp import MCPServer
+from smokebox.agents.work.compaction import as_compaction
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from smokebox.agents.agent import Agent
+    from smokebox.agents.approval import Approval, ApprovalChoice
+    from smokebox.agents.log.store import SessionStore
     from smokebox.agents.model import Model, ThinkingLevel
+    from smokebox.agents.skills import Skill
     from smokebox.agents.tools.tool import Tool
+    from smokebox.agents.work.compaction import Compaction
     from smokebox.sandbox.api import SandboxApi
 
     ModelChoice = str | Model
     SandboxFactory = Callable[..., SandboxApi | Awaitable[SandboxApi]]
+    ToolChoice = Tool | MCPServer | Callable[..., object]
+    StoreChoice = bool | str | os.PathLike[str] | SessionStore
 
 T = TypeVar("T")
 
 
 class Omitted:
-    """An option that was left out, where None says something else."""
+    """An option that was left out, where None has a meaning of its own."""
 
     def __repr__(self) -> str:
         return "omitted"
@@ -40,67 +46,103 @@ class Omitted:
 OMITTED: Final = Omitted()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOptions:
-    """What an agent is made of.
+class AgentOptions(TypedDict, total=False):
+    """Keyword options of `create_agent` and `init`, and what an initializer returns.
 
-    - `model`: `provider/model`, a model object, or a list of them, of which each takes over
-      where the one before it fails for good.
-    - `instructions`: what it is told before everything else.
-    - `sandbox`: where it works: a sandbox, which stays its owner's, or a function that gives
-      one, whose sandbox ends with the harness. Left out it is a virtual one of its own, None
-      is none: no workspace, and no tools for one. A sandbox that has a method `agent_tools()`
-      brings its own tools in the place of the six.
-    - `cwd`: the directory that it works in, by default that of the sandbox.
-    - `tools`: functions, `Tool`s, MCP servers. `skills`: those that are not in the workspace.
-    - `subagents`: agents that it can give tasks to; left out it can give them to a copy of
-      itself, None takes the `task` tool away.
-    - `thinking`: how hard the model is to think. `compaction`: when a long conversation is
-      summarized, False for never. `approval`: which tool calls somebody has to allow.
-    - `persist`: where the conversation is kept: True is a file below the state directory,
-      False is memory; else a path, a `postgres://` address or a `Store`.
-    - `budget` and `durability`: see `Budget` and `Durability`.
+    Attributes:
+        model: `provider/model`, a `Model`, or a list of them. Each entry takes over when the
+            one before it fails for good.
+        instructions: Text at the start of the system prompt.
+        sandbox: Where the agent works. A sandbox object stays yours to close. A function
+            that returns one is called at each `init`, and its sandbox is closed with the
+            harness. Left out: a virtual sandbox for this harness alone. None: no workspace
+            and no workspace tools. A sandbox with a method `agent_tools()` supplies its own
+            tools instead of the six built-in ones.
+        cwd: Working directory in the sandbox, by default the sandbox's own.
+        tools: Functions, `Tool`s and MCP servers.
+        skills: Skills besides those in the workspace.
+        subagents: Agents that can be given tasks. Left out: a copy of the agent itself.
+            None: no `task` tool.
+        thinking: How much the model reasons before it answers.
+        compaction: When a long conversation is summarized; False for never.
+        persist: Where conversations are stored. True: a file in the state directory. False:
+            memory. Otherwise a path, a `postgres://` URL or a `SessionStore`.
+        approval: Which tool calls need approval.
+        budget: Limits of one prompt, as a `Budget` or a dict of its fields.
+        durability: Retries and deadlines, as a `Durability` or a dict of its fields.
     """
 
-    model: Any = None
-    instructions: str = ""
-    sandbox: Any = OMITTED
-    cwd: str | None = None
-    tools: Sequence[Any] = ()
-    skills: Sequence[Any] = ()
-    subagents: Any = OMITTED
-    thinking: ThinkingLevel | None = None
-    compaction: Any = None
-    persist: Any = True
-    approval: Any = None
-    budget: Any = None
-    durability: Any = None
-
-    def __post_init__(self) -> None:
-        _set(self, "model", check_models(self.model))
-        if not isinstance(self.instructions, str):
-            raise _wrong("instructions", self.instructions, "a str", "Pass the text itself.")
-        check_sandbox(self.sandbox)
-        if self.cwd is not None and not (isinstance(self.cwd, (str, os.PathLike)) and self.cwd):
-            raise _wrong("cwd", self.cwd, "a path in the sandbox", "Pass for example '/workspace'.")
-        _set(self, "cwd", None if self.cwd is None else os.fspath(self.cwd))
-        _set(self, "tools", check_tools(self.tools))
-        _set(self, "skills", check_list("skills", self.skills))
-        if self.subagents is not OMITTED and self.subagents is not None:
-            _set(self, "subagents", check_subagents(self.subagents))
-        check_thinking(self.thinking)
-        _set(self, "compaction", as_compaction(self.compaction) or False)
-        _set(self, "approval", as_approval(self.approval))
-        _set(self, "budget", _of_fields("budget", Budget, self.budget))
-        _set(self, "durability", _of_fields("durability", Durability, self.durability))
-        _check_persist(self.persist)
+    model: ModelChoice | Sequence[ModelChoice] | None
+    instructions: str
+    sandbox: SandboxApi | SandboxFactory | None
+    cwd: str | os.PathLike[str] | None
+    tools: Sequence[ToolChoice]
+    skills: Sequence[Skill]
+    subagents: Sequence[Agent] | None
+    thinking: ThinkingLevel | None
+    compaction: Compaction | Mapping[str, Any] | bool | None
+    persist: StoreChoice
+    approval: ApprovalChoice | None
+    budget: Budget | Mapping[str, float] | None
+    durability: Durability | Mapping[str, float] | None
 
 
-OPTION_NAMES = tuple(field.name for field in fields(AgentOptions))
+OPTION_NAMES = tuple(AgentOptions.__annotations__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Options of an agent after the checks, with a value for each."""
+
+    model: tuple[ModelChoice, ...]
+    instructions: str
+    sandbox: SandboxApi | SandboxFactory | Omitted | None
+    cwd: str | None
+    tools: tuple[Tool | MCPServer, ...]
+    skills: tuple[Skill, ...]
+    subagents: tuple[Agent, ...] | Omitted | None
+    thinking: ThinkingLevel | None
+    compaction: Compaction | Literal[False]
+    persist: StoreChoice
+    approval: Approval | None
+    budget: Budget
+    durability: Durability
+    owns_sandbox: bool = False
+    """An initializer made the sandbox for this instance, so it is closed with the harness."""
+
+
+def check_options(options: Mapping[str, Any]) -> AgentSettings:
+    """Check every value and fill in the defaults. Names must have been checked before.
+
+    Raises:
+        InvalidOption: A value is wrong; the error names the option.
+    """
+    instructions, cwd = options.get("instructions", ""), options.get("cwd")
+    if not isinstance(instructions, str):
+        raise _wrong("instructions", instructions, "a str", "Pass the text itself.")
+    if cwd is not None and not (isinstance(cwd, (str, os.PathLike)) and cwd):
+        raise _wrong("cwd", cwd, "a path in the sandbox", "Pass for example '/workspace'.")
+    subagents = options.get("subagents", OMITTED)
+    named = subagents is not OMITTED and subagents is not None
+    return AgentSettings(
+        model=check_models(options.get("model")),
+        instructions=instructions,
+        sandbox=check_sandbox(options.get("sandbox", OMITTED)),
+        cwd=None if cwd is None else os.fspath(cwd),
+        tools=check_tools(options.get("tools", ())),
+        skills=check_list("skills", options.get("skills", ())),
+        subagents=check_subagents(subagents) if named else subagents,
+        thinking=check_thinking(options.get("thinking")),
+        compaction=as_compaction(options.get("compaction")) or False,
+        persist=_check_persist(options.get("persist", True)),
+        approval=as_approval(options.get("approval")),
+        budget=_of_fields("budget", Budget, options.get("budget")),
+        durability=_of_fields("durability", Durability, options.get("durability")),
+    )
 
 
 def check_models(model: object) -> tuple[ModelChoice, ...]:
-    """The models that are asked, the first as long as it answers."""
+    """Return the models in order of preference; the rest are fallbacks."""
     if model is None:
         return ()
     many = isinstance(model, Sequence) and not isinstance(model, str)
@@ -120,42 +162,42 @@ def check_models(model: object) -> tuple[ModelChoice, ...]:
     return choices
 
 
-def check_sandbox(sandbox: object) -> None:
-    """Raise unless it is a sandbox, a function that gives one, None, or left out."""
+def check_sandbox(sandbox: object) -> SandboxApi | SandboxFactory | Omitted | None:
+    """Return the option if it is a sandbox, a function that returns one, None, or left out."""
     if sandbox is OMITTED or sandbox is None or callable(sandbox) or is_sandbox(sandbox):
-        return
+        return cast("SandboxApi | SandboxFactory | Omitted | None", sandbox)
     if inspect.isawaitable(sandbox):
         if inspect.iscoroutine(sandbox):
             sandbox.close()
-        hint = "Await it first, or pass the function that gives it: sandbox=Sandbox.create."
-        raise _wrong("sandbox", sandbox, "a sandbox, or a function that gives one", hint)
+        hint = "Await it first, or pass the function that returns it: sandbox=Sandbox.create."
+        raise _wrong("sandbox", sandbox, "a sandbox, or a function that returns one", hint)
     hint = "Pass virtual(), local(), bucket(...), get_sandbox(...), a function, or None."
     raise _wrong("sandbox", sandbox, "a sandbox", hint)
 
 
 def is_sandbox(value: object) -> bool:
-    """Whether it can do what an agent needs of a sandbox."""
+    """Return True if the value has the methods that an agent needs of a sandbox."""
     return not inspect.isclass(value) and all(
         callable(getattr(value, name, None)) for name in ("exec", "read_file", "resolve_path")
     )
 
 
 def check_list(option: str, value: object) -> tuple[Any, ...]:
-    """A tuple of it, once it is a list of something."""
+    """Return the option as a tuple. Raises `InvalidOption` if it is not a list."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(value)
     raise _wrong(option, value, "a list", f"Write {option}=[...].")
 
 
 def check_tools(value: object) -> tuple[Tool | MCPServer, ...]:
-    """Tools and servers of tools, functions made to tools; no two of one name."""
+    """Return tools and MCP servers, functions converted to tools; names must be unique."""
     given = check_list("tools", value)
     tools = iter(as_tools(one for one in given if not isinstance(one, MCPServer)))
     return tuple(one if isinstance(one, MCPServer) else next(tools) for one in given)
 
 
-def check_subagents(value: object) -> tuple[Any, ...]:
-    """Agents of different names."""
+def check_subagents(value: object) -> tuple[Agent, ...]:
+    """Return the subagents. Raises `InvalidOption` if two have the same name."""
     from smokebox.agents.agent import Agent
 
     agents = check_list("subagents", value)
@@ -166,7 +208,7 @@ def check_subagents(value: object) -> tuple[Any, ...]:
         if agent.name in names:
             raise InvalidOption(
                 f"two subagents have the name {agent.name!r}.",
-                hint="Give one another: create_agent(name=...).",
+                hint="Rename one of them: create_agent(name=...).",
                 option="subagents",
                 value=agent.name,
             )
@@ -174,17 +216,18 @@ def check_subagents(value: object) -> tuple[Any, ...]:
     return agents
 
 
-def check_thinking(thinking: object) -> None:
-    """Raise unless it is a level of thinking, or None."""
+def check_thinking(thinking: object) -> ThinkingLevel | None:
+    """Return the option if it is a level of thinking, or None."""
     if thinking is not None and thinking not in THINKING_LEVELS:
         levels = ", ".join(THINKING_LEVELS)
         raise _wrong("thinking", thinking, "a level of thinking", f"It is one of: {levels}.")
+    return thinking
 
 
-def _check_persist(persist: object) -> None:
+def _check_persist(persist: object) -> StoreChoice:
     if isinstance(persist, (bool, str, os.PathLike)) or hasattr(persist, "put_blob"):
-        return
-    hint = "Pass True, False (memory), a path, 'postgres://...' or a Store."
+        return cast("StoreChoice", persist)
+    hint = "Pass True, False (memory), a path, 'postgres://...' or a SessionStore."
     raise _wrong("persist", persist, "a place for conversations", hint)
 
 
@@ -199,11 +242,7 @@ def _of_fields(option: str, kind: type[T], value: object) -> T:
     raise _wrong(option, value, f"a {name} or a dict", f"Write {option}={name}(...).")
 
 
-def _set(options: AgentOptions, name: str, value: object) -> None:
-    object.__setattr__(options, name, value)
-
-
 def _wrong(option: str, value: object, wanted: str, hint: str) -> InvalidOption:
     return InvalidOption(
-        f"{option} is {wanted}, and {value!r} is not.", hint=hint, option=option, value=value
+        f"{option} must be {wanted}, not {value!r}.", hint=hint, option=option, value=value
     )

@@ -1,4 +1,4 @@
-"""What models cost, by the table of genai-prices, where it knows them. Imported on first use."""
+"""Prices of models, from the table of genai-prices, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from smokebox.agents.messages import Usage
 
 _MILLION = 1_000_000
-# Prices of one token that do not depend on how many there are, and what is then not looked at.
+# Prices per token. If none depends on the number of tokens, the table is not consulted again.
 _RATES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Dollars for a token of each kind."""
+    """US dollars per token of each kind."""
 
     input: float
     output: float
@@ -27,7 +27,7 @@ class Rates:
     cache_write: float
 
     def cost(self, usage: Usage) -> float:
-        """In US dollars."""
+        """Return the cost in US dollars."""
         fresh = usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens
         return (
             fresh * self.input
@@ -39,14 +39,14 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of one model, looked up once. `rates` is None where it is not that simple."""
+    """Price of one model, looked up once. `rates` is None if it depends on the token count."""
 
     table: ModelPrice
     rates: Rates | None
     context_window: int | None
 
     def cost(self, usage: Usage) -> float | None:
-        """In US dollars; None where the table has no price for what was used."""
+        """Return the cost in US dollars, or None if the table has no price for this usage."""
         if self.rates is not None:
             return self.rates.cost(usage)
         from genai_prices import Usage as Counted
@@ -64,7 +64,7 @@ class Price:
 
 
 def find_price(provider: str, model: str) -> Price | None:
-    """The price of a model as of today, or None where nobody says."""
+    """Return today's price of a model, or None if the table does not have it."""
     from genai_prices.data_snapshot import get_snapshot
 
     try:
@@ -82,6 +82,6 @@ def _rates(table: ModelPrice) -> Rates | None:
     simple = all(value is None or isinstance(value, Decimal) for value in given)
     if not simple or given[0] is None or given[1] is None or table.requests_kcount is not None:
         return None
-    # Without a price of its own, what is cached costs what all input does.
+    # Cached tokens without a separate price cost as much as other input.
     words = [float(given[0] if value is None else value) / _MILLION for value in given]
     return Rates(*words)

@@ -1,10 +1,10 @@
-"""Who serves models: the providers that are known, those that a project names, and their keys.
+"""Providers of models: the known ones, those that a project configures, and their keys.
 
-[models.local]                          # smokebox.toml: any server that speaks OpenAI's chat
+[models.local]                          # smokebox.toml: any server with OpenAI's chat API
 base_url = "http://localhost:8000/v1"
 context_window = 32768
 
-[models.anthropic]                      # a known one, by another way
+[models.anthropic]                      # a known provider, through a gateway
 base_url = "https://gateway.example.com/anthropic"
 api_key_env = "GATEWAY_KEY"
 headers = { x-team = "agents" }
@@ -16,9 +16,9 @@ import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from smokebox.client.bindings import load
 from smokebox.errors import InvalidOption, ModelRefused
 from smokebox.options import refuse_unknown
+from smokebox.project import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +33,10 @@ WITHOUT_A_KEY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """Where a provider is, how it is spoken to, and what its models can do where one must say.
+    """Address, API and key of a provider, and capabilities of its models.
 
-    `api_key_env` are the variables that may hold its key, the first that is set; none for a
-    server that wants no key. What is None of the last five is known from the model's name.
+    The key is the first of the variables `api_key_env` that is set; a server without keys
+    names none. Capabilities (the last five fields) that are None follow from the model's name.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Provider:
     native_results: bool | None = None
 
     def key(self) -> str | None:
-        """Its key, or None where it wants none. Raises `ModelRefused`."""
+        """Return its key, or None if it needs none. Raises `ModelRefused` if it is not set."""
         if self.api_key:
             return self.api_key
         if not self.api_key_env:
             return None
-        secrets = load().secrets
+        secrets = load_config().secrets
         for variable in self.api_key_env:
             if value := secrets.get(variable):
                 return value
@@ -71,7 +71,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A model by its provider and its name there."""
+    """A provider, and the name of a model there."""
 
     provider: Provider
     model: str
@@ -123,12 +123,12 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
 
 
 def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> Named:
-    """The provider and the model that `provider/model` names. Raises `InvalidOption`."""
+    """Resolve `provider/model`. Raises `InvalidOption` if the provider is unknown."""
     name, slash, model = spec.partition("/")
     if not slash or not name or not model:
         raise InvalidOption(
-            f"a model is named as provider/model, not {spec!r}.",
-            hint='As in "anthropic/claude-sonnet-4-6" or "openrouter/moonshotai/kimi-k2.6".',
+            f"model must be 'provider/model', not {spec!r}.",
+            hint='Write "anthropic/claude-sonnet-4-6" or "openrouter/moonshotai/kimi-k2.6".',
             option="model",
             value=spec,
         )
@@ -136,16 +136,16 @@ def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> Named:
 
 
 def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provider:
-    """A provider by its name, as the project has it. Raises `InvalidOption`."""
+    """Return a provider by name, with the project's changes. Raises `InvalidOption`."""
     given = config.get(name)
     known = KNOWN.get(name)
     if given is None and known is None:
         names = sorted({*KNOWN, *config})
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(names)}."
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known providers: {', '.join(names)}."
         raise InvalidOption(
-            f"there is no provider {name!r} of models.",
-            hint=f"{hint} A server of your own is named by [models.{name}] in smokebox.toml.",
+            f"there is no model provider {name!r}.",
+            hint=f"{hint} To use your own server, add [models.{name}] to smokebox.toml.",
             option="model",
             value=name,
             nearest=near[0] if near else None,
@@ -155,8 +155,8 @@ def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provide
         provider = _changed(provider, f"[models.{name}]", given)
     if provider.base_url is None and known is None:
         raise InvalidOption(
-            f"[models.{name}] does not say where its server is.",
-            hint='Add base_url = "http://localhost:8000/v1", or wherever it is.',
+            f"[models.{name}] has no base_url.",
+            hint='Add the address of its server: base_url = "http://localhost:8000/v1".',
             option="base_url",
         )
     return provider
@@ -187,7 +187,7 @@ def _changed(provider: Provider, where: str, given: Mapping[str, Any]) -> Provid
     elif names is not None:
         changes["api_key_env"] = tuple(names)
     if "base_url" in changes and api is None and provider.api == "responses":
-        # What speaks as OpenAI does elsewhere speaks its older dialect.
+        # Other servers with OpenAI's API have its older chat API.
         changes["api"] = "chat"
     return replace(provider, **changes)
 

@@ -1,19 +1,75 @@
-"""Structured results: the type that an answer must have, for the model and for the caller."""
+"""Results: the reply to a prompt, and the structured data it can carry."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from smokebox.agents.messages import Usage
 from smokebox.agents.model import ToolSpec
-from smokebox.agents.schemas import inline, wrapped
-from smokebox.agents.shapes import Shape
-from smokebox.agents.tools.arguments import check_arguments
-from smokebox.errors import InvalidOption
+from smokebox.agents.schemas import JsonType, check_arguments, inline, wrapped
+from smokebox.agents.tools.tool import Tool, ToolResult, failure
+from smokebox.errors import InvalidOption, ResultUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from smokebox.agents.messages import ToolCall
+    from smokebox.agents.model import Model
+
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply(Generic[T]):
+    """Reply of an agent. `str(reply)` is its text.
+
+    `data` is the structured result if `result=` was passed, else None. `usage` includes tasks
+    and summaries. `stopped` says why the work ended before the model was done: `budget: turns`
+    (or `tokens`, `cost`, `seconds`), `length` for a truncated answer, `refused` for a model
+    that refused to answer; else None.
+    """
+
+    text: str
+    data: T
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+    stopped: str | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars, None where a price is unknown."""
+        return self.usage.cost
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """Last text of the loop, and its model. `result` is `data` as the event log stores it."""
+
+    text: str
+    model: str
+    data: Any = None
+    result: Any = None
+    stopped: str | None = None
+
+
+def unavailable(reason: str, text: str) -> ResultUnavailable:
+    """Return the error of work that ended without its structured result."""
+    return ResultUnavailable(
+        f"there is no result: {reason}.",
+        hint="The field `text` has the model's last answer.",
+        reason=reason,
+        text=text,
+    )
+
 
 FINISH = "finish"
 GIVE_UP = "give_up"
@@ -36,10 +92,13 @@ _REASON = {
 
 
 class ResultSpec(Generic[T]):
-    """What a result must be. `schema` is always that of an object, which providers insist on:
-    another type is held in its one property `result`."""
+    """Type of a structured result.
 
-    def __init__(self, schema: Mapping[str, Any], shape: Shape[T]) -> None:
+    `schema` always describes an object, because providers require one: any other type is
+    wrapped in an object with the single property `result`.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], shape: JsonType[T]) -> None:
         self._shape = shape
         self._wraps = schema.get("type") != "object"
         self.schema = wrapped(schema, _WRAPPER) if self._wraps else dict(schema)
@@ -54,21 +113,26 @@ class ResultSpec(Generic[T]):
 
     @classmethod
     def of(cls, kind: object) -> ResultSpec[Any]:
-        """The result of a type: a pydantic model, dataclass, TypedDict, msgspec.Struct, or
-        plain types such as int, list[str], Literal. A JSON schema gives what JSON decodes to.
+        """Return the spec of a type or of a JSON schema.
 
-        Raises `InvalidOption` for a type whose schema no provider takes.
+        Args:
+            kind: A pydantic model, dataclass, TypedDict, msgspec.Struct, or plain types such
+                as int, list[str], Literal. With a JSON schema, results are decoded JSON.
+
+        Raises:
+            InvalidOption: No provider accepts the schema of the type.
         """
         if isinstance(kind, Mapping):
             by_schema = _BySchema(kind)
             return ResultSpec(by_schema.schema, by_schema)
-        shape: Shape[Any] = Shape.of(kind, "result")
+        shape: JsonType[Any] = JsonType.of(kind, "result")
         return ResultSpec(shape.schema, shape)
 
     def validate(self, value: str | Mapping[str, Any]) -> T:
-        """The result in JSON text, or in arguments of `finish`.
+        """Parse a result from JSON text, or from the arguments of `finish`.
 
-        Raises `ValueError` with what a model needs to know to mend it.
+        Raises:
+            ValueError: The result is wrong; the message tells the model how to fix it.
         """
         decoded = _decode(value) if isinstance(value, str) else value
         try:
@@ -77,15 +141,20 @@ class ResultSpec(Generic[T]):
             raise ValueError(f"The result does not have the required form:\n{error}") from error
 
     def dump(self, value: T) -> object:
-        """A result as what JSON can hold, for the record."""
+        """Convert a result to JSON values, for the event log."""
         return self._shape.dump(value)
 
     def restore(self, dumped: object) -> T:
-        """The result that `dump` has put into the record."""
-        return self._shape.read(dumped)
+        """Return the result that `dump` wrote, also of resumed work, where it is still wrapped."""
+        try:
+            return self._shape.read(dumped)
+        except ValueError:
+            if isinstance(dumped, dict) and set(dumped) == {_WRAPPER}:
+                return self._shape.read(dumped[_WRAPPER])
+            raise
 
     def finish_tools(self) -> list[ToolSpec]:
-        """The two tools that a model without schemas of its own ends its work with."""
+        """Return `finish` and `give_up`, for models without native results."""
         return [
             ToolSpec(
                 FINISH,
@@ -107,14 +176,14 @@ class ResultSpec(Generic[T]):
         return value[_WRAPPER]
 
 
-class _BySchema(Shape[Any]):
-    """What a JSON schema describes, as far as the checks of tools' arguments go."""
+class _BySchema(JsonType[Any]):
+    """Values of a JSON schema, checked as far as `check_arguments` does."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const", "$ref"}:
             raise InvalidOption(
-                f"result: {json.dumps(dict(schema), default=repr)[:80]} is not a JSON schema that "
-                "says what is wanted.",
+                f"result: {json.dumps(dict(schema), default=repr)[:80]} is not a JSON schema with "
+                "a type.",
                 hint="Give it a 'type', or pass a type such as a pydantic model.",
                 option="result",
             )
@@ -137,3 +206,87 @@ def _decode(text: str) -> object:
         return json.loads(fenced[1] if fenced else text)
     except ValueError as error:
         raise ValueError(f"The result is not JSON: {error}. Give nothing but JSON.") from error
+
+
+class ResultCollector(Generic[T]):
+    """Collects the structured result of one work item. The first valid one counts.
+
+    If every model of the work has native results, the answer is the result. Otherwise the
+    model calls the tools `finish` or `give_up`.
+    """
+
+    def __init__(self, spec: ResultSpec[T], models: Sequence[Model]) -> None:
+        self._spec = spec
+        self.native = all(model.info.native_results for model in models)
+        self.reminder = REMINDER
+        self.done = False
+        self.value: T | None = None
+        self.dumped: object = None
+        self.given_up: str | None = None
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """Schema that the provider enforces on the answer, if it can."""
+        return self._spec.schema if self.native else None
+
+    def tools(self) -> list[Tool]:
+        """Return the tools that take the result; none if the provider enforces the schema."""
+        if self.native:
+            return []
+        functions: dict[str, Callable[..., Awaitable[ToolResult]]] = {
+            FINISH: self._finish,
+            GIVE_UP: self._give_up,
+        }
+        return [
+            Tool(
+                name=spec.name,
+                description=spec.description,
+                parameters=spec.parameters,
+                function=functions[spec.name],
+                durable=True,
+            )
+            for spec in self._spec.finish_tools()
+        ]
+
+    def read(self, text: str) -> bool:
+        """Read the result from an answer of a native model; return True if it is valid."""
+        if not self.native:
+            return False
+        try:
+            self._take(self._spec.validate(text))
+        except ValueError as error:
+            self.reminder = str(error)
+            return False
+        return True
+
+    async def replay(self, call: ToolCall) -> None:
+        """Restore the result of a call that was recorded before the process was killed."""
+        for tool in self.tools():
+            if tool.name == call.name:
+                with contextlib.suppress(ValueError):
+                    await tool.run(json.loads(call.arguments))
+
+    def finish(self, text: str, model: str) -> LoopResult | None:
+        """Return the outcome if there is a result. Raises `ResultUnavailable` after `give_up`."""
+        if self.given_up is not None:
+            raise unavailable(self.given_up, text)
+        if not self.done:
+            return None
+        return LoopResult(text=text, model=model, data=self.value, result=self.dumped)
+
+    async def _finish(self, /, **result: Any) -> ToolResult:
+        if self.done:
+            return ToolResult(text=ALREADY)
+        try:
+            self._take(self._spec.validate(result))
+        except ValueError as error:
+            return failure(str(error))
+        return ToolResult(text="Handed in.")
+
+    async def _give_up(self, reason: str) -> ToolResult:
+        if not self.done:
+            self.given_up = reason
+        return ToolResult(text="Noted.")
+
+    def _take(self, value: T) -> None:
+        self.value, self.dumped, self.done = value, self._spec.dump(value), True

@@ -1,98 +1,105 @@
-"""A session: one conversation with an agent, and the work in it."""
+"""Sessions: one conversation with an agent, as a program uses it."""
 
 from __future__ import annotations
 
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-from smokebox.agents.budget import Meter
-from smokebox.agents.changes import changed
-from smokebox.agents.compacting import Compacting
-from smokebox.agents.gate import Desk, Verdict
-from smokebox.agents.lane import Lane
+from smokebox.agents.approval import ApprovalVerdict
+from smokebox.agents.images import check_images, keep
+from smokebox.agents.limits import UsageMeter
 from smokebox.agents.messages import Text, UserMessage
-from smokebox.agents.pictures import check_pictures, keep
-from smokebox.agents.prompting import Wishes, new_prompting, revived_prompting
 from smokebox.agents.results import ResultSpec
-from smokebox.agents.shelling import Shelling
 from smokebox.agents.skills import find_skill
-from smokebox.agents.tasking import Tasking
-from smokebox.agents.tasks import find_subagent
-from smokebox.agents.tasktool import MAX_DEPTH, TASK
-from smokebox.errors import InvalidOption, NotFound
-from smokebox.options import check_env, check_timeout
+from smokebox.agents.work.compaction import CompactionItem
+from smokebox.agents.work.prompt import PromptSettings, new_prompt
+from smokebox.agents.work.shell import ShellItem
+from smokebox.agents.work.task import TaskItem, find_subagent
+from smokebox.errors import InvalidOption
+from smokebox.foundation.ids import new_id
+from smokebox.options import check_env, check_timeout, refuse_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from smokebox.agents.budget import Budget
-    from smokebox.agents.events import ApprovalNeeded, Event
+    from smokebox.agents.events import ApprovalNeeded
     from smokebox.agents.harness import Harness
-    from smokebox.agents.job import Job, WhenBusy
-    from smokebox.agents.journal import Journal
-    from smokebox.agents.log.records import ResourcesChanged
+    from smokebox.agents.images import ImageSource
+    from smokebox.agents.limits import Budget
     from smokebox.agents.log.store import SessionKey
-    from smokebox.agents.log.work import Work
-    from smokebox.agents.messages import Image, Message, Usage
+    from smokebox.agents.messages import Message, Usage
     from smokebox.agents.model import ThinkingLevel
     from smokebox.agents.operation import Operation
-    from smokebox.agents.pictures import Picture
-    from smokebox.agents.reply import Reply
-    from smokebox.agents.setup import Setup
-    from smokebox.agents.tasks import Tasks
-    from smokebox.agents.tools.tool import Tool
+    from smokebox.agents.options import ModelChoice, ToolChoice
+    from smokebox.agents.results import Reply
+    from smokebox.agents.session_context import SessionContext
+    from smokebox.agents.work.item import WhenBusy
     from smokebox.types import ExecResult
 
 T = TypeVar("T")
 
 
+class PromptOptions(TypedDict, total=False):
+    """Options of `Session.prompt` and `Session.skill`.
+
+    Attributes:
+        tools: Tools for this prompt, besides those of the agent.
+        model: Model for this prompt, or a list of them with fallbacks.
+        thinking: How much the model reasons before it answers.
+        timeout: The most seconds it may take, by default `Durability.timeout`.
+        budget: Limits of this prompt, by default those of the agent.
+        key: Idempotency key. Work with a key is done once; a repeated call returns the first
+            result, also after a crash.
+    """
+
+    tools: Sequence[ToolChoice]
+    model: ModelChoice | Sequence[ModelChoice] | None
+    thinking: ThinkingLevel | None
+    timeout: float | None
+    budget: Budget | None
+    key: str | None
+
+
 class Session:
     """One conversation. `Harness.session` opens it.
 
-    Each call gives an `Operation`: await it for its result, iterate over it for its events.
-    There is one at a time: a second raises `SessionBusy`, waits for its turn with
-    `when_busy="queue"`, or is told to the model at its next turn with `"join"`.
+    `prompt`, `skill`, `task`, `shell` and `compact` return an `Operation`: await it for its
+    result, iterate over it for its events. A session does one at a time. A second one raises
+    `SessionBusy`; with `when_busy="queue"` it runs afterwards, and with `"join"` the model
+    sees it at its next turn.
     """
 
-    def __init__(
-        self,
-        harness: Harness,
-        setup: Setup,
-        journal: Journal,
-        name: str,
-        *,
-        meter: Meter | None = None,
-    ) -> None:
-        self.harness = harness
-        self.setup = setup
-        self.journal = journal
-        self.name = name
-        self.meter = meter
-        self.desk = Desk(journal)
-        self.deleted = False
-        self._compared: object = None
-        self._lane = Lane(journal, setup.options.durability, self._revive)
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+
+    @property
+    def name(self) -> str:
+        """The name of the session, unique in its harness."""
+        return self._context.name
+
+    @property
+    def harness(self) -> Harness:
+        """The harness that opened the session."""
+        return self._context.harness
 
     @property
     def key(self) -> SessionKey:
-        """Where its record is."""
-        return self.journal.key
+        """The key of its event log in the store."""
+        return self._context.key
 
     @property
     def running(self) -> Operation[Any] | None:
-        """What it works on: also what another process had begun, and this one goes on with."""
-        return self._lane.running
+        """The work in progress, if any; also work that was resumed after a crash."""
+        return self._context.queue.running
 
     @property
     def usage(self) -> Usage:
-        """What it took since it began."""
-        return self.journal.conversation.usage
+        """Tokens and cost since the session was created."""
+        return self._context.event_log.conversation.usage
 
     @property
-    def depth(self) -> int:
-        """How many sessions it is a task of."""
-        created = self.journal.conversation.created
-        return 0 if created is None else created.depth
+    def approvals(self) -> list[ApprovalNeeded]:
+        """Tool calls that wait for `approve` or `deny`."""
+        return self._context.approvals.waiting
 
     @overload
     def prompt(
@@ -100,14 +107,9 @@ class Session:
         text: str,
         *,
         result: type[T],
-        tools: Sequence[Any] = (),
-        model: Any = None,
-        thinking: ThinkingLevel | None = None,
-        images: Sequence[Picture] = (),
-        timeout: float | None = None,
-        budget: Budget | None = None,
+        images: Sequence[ImageSource] = (),
         when_busy: WhenBusy = "raise",
-        key: str | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Operation[Reply[T]]: ...
 
     @overload
@@ -116,76 +118,96 @@ class Session:
         text: str,
         *,
         result: Any = None,
-        tools: Sequence[Any] = (),
-        model: Any = None,
-        thinking: ThinkingLevel | None = None,
-        images: Sequence[Picture] = (),
-        timeout: float | None = None,
-        budget: Budget | None = None,
+        images: Sequence[ImageSource] = (),
         when_busy: WhenBusy = "raise",
-        key: str | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Operation[Reply[Any]]: ...
 
     def prompt(
         self,
         text: str,
         *,
-        images: Sequence[Picture] = (),
+        result: Any = None,
+        images: Sequence[ImageSource] = (),
         when_busy: WhenBusy = "raise",
-        **wishes: Any,
+        **options: Unpack[PromptOptions],
     ) -> Operation[Reply[Any]]:
-        """Say something to the agent, and have it work until it has answered.
+        """Send a message to the agent, which works until it has an answer.
 
-        `result` is the type that the answer's `data` is to have. `tools`, `model`, `thinking`
-        and `budget` hold for this prompt, the tools beside those of the agent. Work of one
-        `key` is done once: asked for again, it gives what it came to.
+        Args:
+            text: The message.
+            result: Type of `Reply.data`: a pydantic model, dataclass, TypedDict, plain type,
+                or a JSON schema.
+            images: Images to show the model: bytes, paths in the workspace as str, or a
+                `pathlib.Path` on the host.
+            when_busy: What to do if the session is busy: "raise", "queue" or "join".
+            options: See `PromptOptions`.
+
+        Raises:
+            SessionBusy: The session does other work.
+            InvalidOption: An option is unknown or wrong, or the prompt is empty.
         """
         if not isinstance(text, str):
             raise InvalidOption(
                 f"a prompt is a str, not {type(text).__name__}.",
-                hint="Pass images by images=[...].",
+                hint="Pass images with images=[...].",
                 option="text",
             )
-        shown = check_pictures(images)
+        shown = check_images(images)
         if not text.strip() and not shown:
             raise InvalidOption(
-                "a prompt that says nothing asks for nothing.",
-                hint="Say what is to be done, or show an image.",
+                "the prompt is empty.",
+                hint="Pass a text, or an image with images=[...].",
                 option="text",
                 value=text,
             )
+        session = self._context
 
         async def compose() -> UserMessage:
-            kept = await keep(shown, self.journal.store, self.setup.workspace)
-            return UserMessage((Text(text), *kept))
+            stored = await keep(shown, session.event_log.store, session.setup.workspace)
+            return UserMessage((Text(text), *stored))
 
-        wanted = Wishes(**wishes)
-        if when_busy == "join" and not wanted.plain:
+        settings = _settings("prompt()", result, options)
+        if when_busy == "join" and not settings.plain:
             raise InvalidOption(
-                "a prompt that joins has no options of its own: those of the first hold.",
+                "a prompt with when_busy='join' takes no options: those of the first apply.",
                 hint="Pass only text and images, or when_busy='queue'.",
                 option="when_busy",
                 value=when_busy,
             )
-        job = new_prompting(self, "prompt", compose, wanted)
-        return self._submit(job, when_busy=when_busy)
+        return session.submit(new_prompt(session, "prompt", compose, settings), when_busy=when_busy)
 
     def skill(
         self,
         name: str,
         args: Mapping[str, object] | str | None = None,
         *,
+        result: Any = None,
         when_busy: WhenBusy = "raise",
-        **wishes: Any,
+        **options: Unpack[PromptOptions],
     ) -> Operation[Reply[Any]]:
-        """Have the agent do what a skill says. Takes what `prompt` takes, but for images."""
-        found = find_skill(self.setup.skills, name)
+        """Have the agent follow a skill.
+
+        Args:
+            name: Name of the skill.
+            args: Arguments for it, shown to the model as JSON or as they are.
+            result: Type of `Reply.data`, as in `prompt`.
+            when_busy: What to do if the session is busy: "raise", "queue" or "join".
+            options: See `PromptOptions`.
+
+        Raises:
+            NotFound: There is no such skill; the hint names the nearest.
+            SessionBusy: The session does other work.
+            InvalidOption: An option is unknown or wrong.
+        """
+        session = self._context
+        skill = find_skill(session.setup.skills, name)
 
         async def compose() -> UserMessage:
-            return UserMessage((Text(await found.prompt(args)),))
+            return UserMessage((Text(await skill.prompt(args)),))
 
-        job = new_prompting(self, "skill", compose, Wishes(**wishes))
-        return self._submit(job, when_busy=when_busy)
+        settings = _settings("skill()", result, options)
+        return session.submit(new_prompt(session, "skill", compose, settings), when_busy=when_busy)
 
     def task(
         self,
@@ -199,25 +221,39 @@ class Session:
         when_busy: WhenBusy = "raise",
         key: str | None = None,
     ) -> Operation[Reply[Any]]:
-        """Have a child session do something, which sees nothing of this conversation.
+        """Run a task in a child session, which does not see this conversation.
 
-        `agent` is the name of a subagent, by default a copy of this one. It works in the same
-        sandbox, unless it has one of its own, and this conversation does not see it.
+        The child works in the same sandbox, unless its agent has its own. This conversation
+        does not see the task or its answer.
+
+        Args:
+            text: The task, in full.
+            agent: Name of a subagent, by default a copy of this agent.
+            cwd: Working directory, by default that of this agent.
+            result: Type of `Reply.data`, as in `prompt`.
+            timeout: The most seconds it may take.
+            budget: Limits of the task, by default those of the agent.
+            when_busy: What to do if the session is busy: "raise" or "queue".
+            key: Idempotency key, as in `PromptOptions`.
+
+        Raises:
+            NotFound: There is no such subagent.
+            SessionBusy: The session does other work.
         """
+        session = self._context
         if agent is not None:
-            find_subagent(self.setup.subagents or {}, agent)
-        job = Tasking(
-            session=self,
-            work_id=token_hex(8),
+            find_subagent(session.setup.subagents or {}, agent)
+        item = TaskItem(
+            session=session,
             prompt=text,
             agent=agent,
             cwd=cwd,
             result=None if result is None else ResultSpec.of(result),
             timeout=check_timeout(timeout),
-            meter=Meter(budget or self.setup.options.budget, self.meter),
+            meter=session.new_meter(budget),
             key=key,
         )
-        return self._submit(job, when_busy=when_busy)
+        return session.submit(item, when_busy=when_busy)
 
     def shell(
         self,
@@ -228,192 +264,109 @@ class Session:
         timeout: float | None = None,
         when_busy: WhenBusy = "raise",
     ) -> Operation[ExecResult]:
-        """Run a command in the workspace, and have the model see it and what it came to.
+        """Run a command in the workspace, and show the model the command and its output.
 
-        The values of `env` are in no record, and the model does not see them.
+        The values of `env` are not recorded, and the model does not see them.
+
+        Args:
+            command: Bash command.
+            cwd: Working directory, by default that of the agent.
+            env: Environment variables, besides those of the sandbox.
+            timeout: Seconds after which the command is killed.
+            when_busy: What to do if the session is busy: "raise" or "queue".
+
+        Raises:
+            Unsupported: The agent has no workspace.
+            SessionBusy: The session does other work.
         """
-        job = Shelling(
-            session=self,
-            work_id=token_hex(8),
+        item = ShellItem(
+            session=self._context,
             command=command,
             cwd=cwd,
             env=check_env(env),
             command_timeout=check_timeout(timeout),
         )
-        return self._submit(job, when_busy=when_busy)
+        return self._context.submit(item, when_busy=when_busy)
 
     def compact(self, focus: str | None = None, *, when_busy: WhenBusy = "raise") -> Operation[str]:
-        """Summarize the conversation, with an eye on `focus`. Gives the summary, which the
-        model sees in the place of what it stands for; "" where there was nothing to be gained.
+        """Summarize the conversation, and return the summary.
+
+        The model then sees the summary instead of the messages that it covers. Returns "" if
+        the conversation is too short to gain anything.
+
+        Args:
+            focus: What matters most in the summary.
+            when_busy: What to do if the session is busy: "raise" or "queue".
+
+        Raises:
+            SessionBusy: The session does other work.
         """
-        job = Compacting(
-            session=self,
-            work_id=token_hex(8),
-            focus=focus,
-            meter=Meter(None, self.meter),
-        )
-        return self._submit(job, when_busy=when_busy)
+        session = self._context
+        meter = UsageMeter(None, session.meter)
+        item = CompactionItem(session=session, focus=focus, meter=meter)
+        return session.submit(item, when_busy=when_busy)
 
     async def messages(self) -> list[Message]:
-        """What the model sees of the conversation, also what another process has added."""
-        self._check()
-        if not self.journal.held:
-            await self.journal.refresh()
-        return list(self.journal.conversation.messages)
+        """Return the conversation as the model sees it, with what other processes have added.
+
+        Raises:
+            NotFound: The session was deleted.
+        """
+        await self._context.refresh()
+        return list(self._context.event_log.conversation.messages)
 
     async def fork(self, name: str | None = None) -> Session:
-        """Another session that begins with what was said in this one up to now."""
-        self._check()
-        if not self.journal.held:
-            await self.journal.refresh()
-        return await self.harness.fork(self, name or f"{self.name}-{token_hex(4)}")
+        """Create a session that starts with this conversation.
+
+        Args:
+            name: Name of the session, by default this one's with a random suffix.
+
+        Raises:
+            Conflict: There is a session of that name.
+            InvalidOption: The name is too long, not printable, or reserved.
+        """
+        await self._context.refresh()
+        name = name or new_id(self.name)
+        return (await self._context.registry.fork(self._context, name)).handle
 
     async def delete(self) -> None:
-        """Remove it with its record and its tasks; what goes on is called off first."""
-        self._check()
-        await self.harness.sessions.delete(self.name)
+        """Abort its work, then delete it with its event log and its tasks.
 
-    @property
-    def approvals(self) -> list[ApprovalNeeded]:
-        """The tool calls that wait for `approve` or `deny`."""
-        return self.desk.waiting
+        Raises:
+            NotFound: The session was already deleted.
+        """
+        self._context.check()
+        await self._context.registry.delete(self.name)
 
     async def approve(self, call_id: str) -> None:
-        """Let a tool call run that waits for it."""
-        await self.desk.decide(call_id, Verdict(True))
+        """Allow a pending tool call.
+
+        Args:
+            call_id: Id of the call, as in `approvals`.
+
+        Raises:
+            NotFound: No such call is pending.
+        """
+        await self._context.approvals.decide(call_id, ApprovalVerdict(True))
 
     async def deny(self, call_id: str, reason: str = "") -> None:
-        """Do not let it run; the model is told the reason."""
-        await self.desk.decide(call_id, Verdict(False, reason))
+        """Deny a pending tool call.
 
-    async def close(self, reason: str) -> None:
-        """Call off what it works on."""
-        await self._lane.close(reason)
+        Args:
+            call_id: Id of the call, as in `approvals`.
+            reason: Explanation for the model.
 
-    async def leave(self) -> None:
-        """Stop, and have what it works on go on when it is opened again."""
-        await self._lane.leave()
-
-    async def recover(self) -> None:
-        """Go on with what another process has left without an outcome, unless it is alive."""
-        if self.journal.conversation.unfinished:
-            await self._lane.recover()
-
-    def ask(
-        self,
-        text: str,
-        *,
-        result: ResultSpec[Any] | None,
-        timeout: float | None,
-        key: str,
-        listener: Callable[[Event], object],
-    ) -> Operation[Reply[Any]]:
-        """Do the task that this session is for, once, or go on with it."""
-
-        async def compose() -> UserMessage:
-            return UserMessage((Text(text),))
-
-        wishes = Wishes(result=result, timeout=timeout, key=key)
-        return self._submit(new_prompting(self, "prompt", compose, wishes), listener=listener)
-
-    @property
-    def system(self) -> str:
-        """The system prompt, which stays as it was when the session began."""
-        created = self.journal.conversation.created
-        return "" if created is None else created.system
-
-    def tools(self, tasks: Tasks) -> dict[str, Tool]:
-        """The tools of the agent, in the order in which the model was told of them."""
-        tools = dict(self.setup.tools)
-        if self.setup.subagents is not None and self.depth < MAX_DEPTH:
-            tools[TASK] = tasks.tool()
-        resources = self.journal.conversation.resources
-        told = [] if resources is None else [tool["name"] for tool in resources.tools]
-        order = {name: place for place, name in enumerate(told)}
-        return dict(sorted(tools.items(), key=lambda item: order.get(item[0], len(order))))
-
-    def changes(self) -> list[ResourcesChanged]:
-        """What the model has to be told of its tools and instructions before its next turn."""
-        if self._compared is self.journal.conversation.resources:
-            return []
-        self._compared = self.journal.conversation.resources
-        found = changed(
-            self.journal.conversation,
-            self.setup.schemas(depth=self.depth),
-            self.setup.options.instructions,
-        )
-        return [] if found is None else [found]
-
-    async def load_image(self, image: Image) -> bytes:
-        """The bytes of an image of the conversation."""
-        return await self.journal.store.get_blob(image.blob)
-
-    def _submit(
-        self,
-        job: Job,
-        *,
-        when_busy: WhenBusy = "raise",
-        listener: Callable[[Event], object] | None = None,
-    ) -> Operation[Any]:
-        self._check()
-        if when_busy not in ("raise", "queue", "join"):
-            raise InvalidOption(
-                f"when_busy is 'raise', 'queue' or 'join', not {when_busy!r}.",
-                hint="Leave it out to get SessionBusy.",
-                option="when_busy",
-                value=when_busy,
-            )
-        known = self.journal.conversation.keys.get(job.key or "")
-        running = None if known is None else self._lane.find(known)
-        if running is not None:
-            if listener is not None:
-                running.listen(listener)
-            return running
-        return self._lane.submit(job, when_busy=when_busy, listener=listener)
-
-    def _revive(self, work: Work) -> Job:
-        """Work that another process has left, as far as its record tells what it was."""
-        options = work.options
-        meter = Meter(self.setup.options.budget, self.meter)
-        if work.kind == "shell":
-            return Shelling(
-                session=self,
-                work_id=work.id,
-                command=options.get("command", ""),
-                cwd=options.get("cwd"),
-                env={},
-                command_timeout=None,
-                begun=work.attempts > 0 or "env" in options,
-            )
-        if work.kind == "compact":
-            return Compacting(
-                session=self, work_id=work.id, focus=options.get("focus"), meter=meter
-            )
-        if work.kind == "task":
-            result = options.get("result")
-            return Tasking(
-                session=self,
-                work_id=work.id,
-                prompt=_text(work.message),
-                agent=options.get("agent"),
-                cwd=options.get("cwd"),
-                result=None if result is None else ResultSpec.of(result),
-                timeout=options.get("timeout"),
-                meter=meter,
-                key=work.key,
-            )
-        return revived_prompting(self, work)
-
-    def _check(self) -> None:
-        if self.deleted:
-            raise NotFound(
-                f"the session {self.name!r} was deleted.",
-                hint="Open another: await harness.session(...).",
-                kind="session",
-                name=self.name,
-            )
+        Raises:
+            NotFound: No such call is pending.
+        """
+        await self._context.approvals.decide(call_id, ApprovalVerdict(False, reason))
 
 
-def _text(message: UserMessage | None) -> str:
-    parts = () if message is None else message.parts
-    return "".join(part.text for part in parts if isinstance(part, Text))
+def stream_replies(session: Session) -> None:
+    """Record replies while the model writes them, for readers of the event log."""
+    session._context.event_log.live = True
+
+
+def _settings(where: str, result: Any, options: PromptOptions) -> PromptSettings:
+    refuse_unknown(where, options, [*PromptOptions.__annotations__, "result", "when_busy"])
+    return PromptSettings(result=result, **options)

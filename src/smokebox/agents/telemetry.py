@@ -1,8 +1,8 @@
-"""OpenTelemetry spans and metrics of agents, by the GenAI conventions, where somebody collects.
+"""OpenTelemetry spans and metrics of agents, by the GenAI conventions.
 
-That is so where the program has set a provider of its own, or where the environment names
-a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`). Else a hook costs about a microsecond.
-No words of a conversation are ever sent: names, numbers and outcomes only.
+They are sent if the program has set a tracer provider, or the environment names a collector
+(`OTEL_EXPORTER_OTLP_ENDPOINT`). Otherwise a hook costs about a microsecond. Text of a
+conversation is never sent: only names, numbers and outcomes.
 
     with span_agent("reviewer", session=session.id, model=model.name) as work:
         with span_chat(model.name) as chat:
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NAME = "smokebox.agents"
-# The buckets that the conventions ask for: steps of four for tokens, of two for seconds.
+# Buckets that the conventions require: powers of four for tokens, of two for seconds.
 _TOKENS = tuple(4**power for power in range(14))
 _SECONDS = tuple(0.01 * 2**power for power in range(14))
 
 
 class Span:
-    """One thing that is done, from `with` to its end. This one tells nobody."""
+    """Span of one operation, used with `with`. This base class sends nothing."""
 
     __slots__ = ()
 
     def replied(self, message: AssistantMessage) -> None:
-        """What a model answered."""
+        """Record the response of a model."""
 
     def used(self, usage: Usage) -> None:
-        """What requests to models took."""
+        """Record the usage of requests to models."""
 
     def failed(self, kind: str) -> None:
-        """It went wrong, though nothing was raised."""
+        """Record a failure that raised nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ _SILENT = Span()
 
 
 def span_agent(agent: str, *, session: str, model: str) -> Span:
-    """An agent works on something that it was asked for."""
+    """Return the span of a work item of an agent."""
     told = _telemetry()
     if told is None:
         return _SILENT
@@ -84,7 +84,7 @@ def span_agent(agent: str, *, session: str, model: str) -> Span:
 
 
 def span_chat(model: str, *, max_tokens: int | None = None) -> Span:
-    """A request goes to a model, and its answer comes."""
+    """Return the span of a request to a model."""
     told = _telemetry()
     if told is None:
         return _SILENT
@@ -93,7 +93,7 @@ def span_chat(model: str, *, max_tokens: int | None = None) -> Span:
 
 
 def span_tool(tool: str, *, call_id: str) -> Span:
-    """A tool runs."""
+    """Return the span of a tool call."""
     told = _telemetry()
     if told is None:
         return _SILENT
@@ -110,7 +110,7 @@ def span_tool(tool: str, *, call_id: str) -> Span:
 
 
 class _Told(Span):
-    """A span that is told of, and is the parent of those begun before it ends."""
+    """Span that is sent, and is the parent of those started before it ends."""
 
     __slots__ = ("_error", "_labels", "_manager", "_span", "_started", "_told")
 
@@ -181,7 +181,7 @@ _LABELS = (
 
 
 class _Telemetry:
-    """The tracer and the instruments of one pair of providers."""
+    """Tracer and instruments of one tracer provider and meter provider."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
         from opentelemetry import trace
@@ -207,7 +207,7 @@ class _Telemetry:
     def begin(
         self, operation: str, name: str, model: str | None, more: Mapping[str, AttributeValue]
     ) -> Span:
-        """A span of that operation; `model` is `provider/model`."""
+        """Return a span of an operation; `model` is `provider/model`."""
         attributes: dict[str, AttributeValue] = {"gen_ai.operation.name": operation, **more}
         if model is not None:
             provider, _, rest = model.partition("/")
@@ -223,7 +223,7 @@ _of_program: _Telemetry | None = None
 
 
 def _telemetry() -> _Telemetry | None:
-    """Who is told, if anybody; the program's own providers come before the environment's."""
+    """Return the telemetry in use, if any; the program's providers override the environment."""
     global _own, _opened, _of_program
     if (trace := sys.modules.get("opentelemetry.trace")) is not None:
         tracers = trace.get_tracer_provider()
@@ -239,7 +239,7 @@ def _telemetry() -> _Telemetry | None:
 
 
 def _open() -> _Telemetry | None:
-    """Providers that send by OTLP to whom the environment names."""
+    """Create providers that send by OTLP to the collector that the environment names."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -249,7 +249,7 @@ def _open() -> _Telemetry | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        # The variable may be there for other programs: no reason not to work.
+        # The variable may be meant for other programs, so it is no reason to fail.
         logging.getLogger("smokebox.agents").warning(
             "%s is set, and OpenTelemetry is not installed: agents send nothing. "
             "Run: pip install 'smokebox[telemetry]'",

@@ -11,9 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.app.app import dispatch as dispatch
     from smokebox.app.asgi import create_app as create_app
-    from smokebox.app.context import Context as Context
+    from smokebox.app.context import WorkflowContext as WorkflowContext
 
-_HOME = {"Context": "context", "create_app": "asgi", "dispatch": "app"}
+_HOME = {"WorkflowContext": "context", "create_app": "asgi", "dispatch": "app"}
 
 __all__ = sorted(_HOME)
 

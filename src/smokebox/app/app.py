@@ -1,48 +1,50 @@
-"""An app: a project that is served, with its inbox, its conversations and its runner."""
+"""An app: a served project with its inbox, its conversations and its runner."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from smokebox.agents.log.opening import open_store
-from smokebox.app.conversations import Conversations
-from smokebox.app.inbox import Inbox
+from smokebox.agents.log.persistence import open_store
+from smokebox.agents.providers import find_model
+from smokebox.app.conversations import OpenConversations
+from smokebox.app.definitions import ServedAgent
+from smokebox.app.inbox import AppInbox, WorkTarget, check_conversation_id
 from smokebox.app.project import forget_modules, load_project
 from smokebox.app.runner import Runner
-from smokebox.app.scheduler import Scheduler
+from smokebox.app.schedule import Scheduler
 from smokebox.app.settings import app_keys
-from smokebox.app.streams import Streams
-from smokebox.app.submission import Target, check_conversation_id
-from smokebox.app.warmth import warm_up
+from smokebox.app.streams import EventStreams
 from smokebox.client.bindings import Environment
-from smokebox.egress.environment import Secrets
-from smokebox.errors import InvalidOption, Unsupported
+from smokebox.errors import InvalidOption, SmokeboxError, Unsupported
+from smokebox.project import Secrets, load_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.agents.agent import Agent
-    from smokebox.agents.log.store import Store
-    from smokebox.app.project import Project
-    from smokebox.app.submission import Submission
+    from smokebox.agents.log.store import SessionStore
+    from smokebox.app.inbox import Submission
+    from smokebox.app.project import AppProject
 
-# The one that was started last in this process, which `dispatch` gives work to.
+# The app that was started last in this process, which `dispatch` sends work to.
 _current: App | None = None
 
 
 class App:
-    """What serves a folder. Nothing is opened before `start`."""
+    """Agents and workflows of a folder, served. Nothing is opened before `start`."""
 
-    inbox: Inbox
-    store: Store
-    conversations: Conversations
-    streams: Streams
+    inbox: AppInbox
+    store: SessionStore
+    conversations: OpenConversations
+    streams: EventStreams
 
     def __init__(
         self, folder: str | Path, *, strict: bool = True, keys: tuple[str, ...] | None = None
     ) -> None:
-        self.project: Project = load_project(folder, strict=strict)
+        self.project: AppProject = load_project(folder, strict=strict)
         self.env = Environment(self.project.folder)
         self.secrets = Secrets(self.project.folder)
         self.keys = app_keys(self.secrets) if keys is None else keys
@@ -55,40 +57,42 @@ class App:
         self._warming: asyncio.Task[None] | None = None
 
     async def start(self, *, work: bool = True) -> None:
-        """Open everything, and go on with accepted work. Safe to repeat.
+        """Open everything and continue accepted work. Safe to repeat.
 
-        Without `work`, what is accepted is left to a process that does it.
+        Without `work`, accepted work is left to another process.
         """
         global _current
         if self._loop is not asyncio.get_running_loop():
             await self._move()
         if self.started:
             return
-        # Made here: an app that is mounted is made before there is an event loop.
+        # Created here because a mounted app is built before there is an event loop.
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
             if self.started:
                 return
             settings, folder = self.project.settings, self.project.folder
             state = settings.folder(folder)
-            self.inbox = await asyncio.to_thread(Inbox, str(state / "inbox.db"))
+            self.inbox = await asyncio.to_thread(AppInbox, str(state / "inbox.db"))
             self.store = open_store(settings.conversations(folder))
-            self.conversations = Conversations(self.store, self.env, idle=settings.idle)
-            self.streams = Streams()
+            self.conversations = OpenConversations(self.store, self.env, idle=settings.idle)
+            self.streams = EventStreams()
             self._runner = Runner(
                 self.inbox, self.store, self.conversations, lambda: self.project, self.env
             )
             self._scheduler = Scheduler(self.inbox, lambda: self.project)
             if work:
-                self._warming = asyncio.create_task(asyncio.to_thread(warm_up, self.project))
+                self._warming = asyncio.create_task(asyncio.to_thread(preload, self.project))
                 self._runner.start()
                 self._scheduler.start()
             self.started = True
             _current = self
 
     async def _move(self) -> None:
-        """Have it be at home in this event loop. Another that has ended has taken with it all who
-        worked, as that of each request of a test client does; what they held is let go."""
+        """Bind to this event loop, and release what tasks of a previous, closed loop held.
+
+        A test client, for example, runs each request in a separate loop.
+        """
         left = self.started and self._loop is not None and self._loop.is_closed()
         self._loop = asyncio.get_running_loop()
         if left:
@@ -97,16 +101,19 @@ class App:
             await self.inbox.aclose()
 
     async def drain(self, grace: float | None = None) -> None:
-        """Begin nothing more, and give what goes on some time. Messages are still accepted,
-        for the next start."""
+        """Stop starting work, and give running work some time.
+
+        Messages are still accepted, for the next start.
+        """
         if self._scheduler is not None:
             await self._scheduler.stop()
         if self._runner is not None:
             await self._runner.drain(self._grace(grace))
 
     async def stop(self, grace: float | None = None) -> None:
-        """Give what goes on some time (by default that of the settings), then leave it to go on
-        at the next start."""
+        """Give running work some time (by default `grace` of the settings), then leave it to the
+        next start.
+        """
         global _current
         if not self.started:
             return
@@ -124,8 +131,8 @@ class App:
     def _grace(self, given: float | None) -> float:
         return self.project.settings.grace if given is None else given
 
-    def reload(self) -> Project:
-        """Take the files in anew; what goes on ends as it was begun."""
+    def reload(self) -> AppProject:
+        """Load the files again. Running work finishes with the old ones."""
         forget_modules(self.project.folder)
         self.project = load_project(self.project.folder, strict=self._strict)
         return self.project
@@ -133,29 +140,55 @@ class App:
     async def dispatch(
         self, agent: Agent | str, *, id: str, input: str, key: str | None = None
     ) -> Submission:
-        """Accept a message for an agent, for whoever does not wait for its answer."""
-        target = Target(
+        """Accept a message for an agent without waiting for its reply."""
+        target = WorkTarget(
             kind="agent", name=self.project.name_of(agent), id=check_conversation_id(id)
         )
         if not isinstance(input, str) or not input.strip():
             raise InvalidOption(
-                f"input is what the agent is told, not {input!r:.80}.",
-                hint="Pass some text.",
+                f"input must be text for the agent, not {input!r:.80}.",
+                hint="Pass a non-empty str.",
                 option="input",
             )
         return await self.inbox.accept(target, {"message": input}, key=key)
 
 
 async def dispatch(agent: Agent | str, *, id: str, input: str, key: str | None = None) -> str:
-    """Give an agent of the app that runs in this process a message; gives its submission's id.
+    """Send a message to an agent of the app that runs in this process, and return its submission
+    id.
 
-    It returns when the message is durable, and does not wait for the answer. Of messages with
-    the same `key` for the same id there is one.
+    Returns when the message is durable, without waiting for the reply. Messages with the same `key`
+    for the same id are accepted once.
     """
     if _current is None:
         raise Unsupported(
-            "no app runs in this process that could take work on.",
+            "no app is running in this process.",
             hint="Call dispatch() from an agent, a workflow or a route of an app.",
             operation="dispatch",
         )
     return (await _current.dispatch(agent, id=id, input=input, key=key)).id
+
+
+_MODULES = {"anthropic": "pydantic_ai.models.anthropic", "google": "pydantic_ai.models.google"}
+_OTHERS = "pydantic_ai.models.openai"
+
+
+def preload(project: AppProject) -> None:
+    """Import the libraries of the models in use. It takes seconds, so call it in a thread.
+
+    A missing library is an error of the request that needs it.
+    """
+    config = load_config(project.folder).models
+    for spec in _models(project):
+        with contextlib.suppress(SmokeboxError, ImportError):
+            provider = find_model(spec, config).provider
+            import_module(_MODULES.get(provider.api, _OTHERS))
+
+
+def _models(project: AppProject) -> set[str]:
+    return {
+        choice
+        for served in project.agents.values()
+        if isinstance(served, ServedAgent)
+        for choice in served.agent.models
+    }

@@ -1,4 +1,4 @@
-"""An app as ASGI: to be served, or mounted in an app of one's own."""
+"""An app as ASGI, to serve or to mount in another app."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.routing import Mount
 from starlette.websockets import WebSocketClose
 
 from smokebox.app.app import App
-from smokebox.app.call import answer, endpoint, refusal
+from smokebox.app.definitions import ServedAgent
+from smokebox.app.request import answer, endpoint, refusal
 from smokebox.app.routes import agents, submissions, workflows
-from smokebox.app.served import ServedAgent
 from smokebox.errors import NotFound
 from smokebox.wire.failure import failure_of
-from smokebox.wire.work import Index, ServedInfo
+from smokebox.wire.submissions import Index, ServedInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,24 +26,28 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Receive, Scope, Send
 
-    from smokebox.app.call import Call
     from smokebox.app.project import Served
+    from smokebox.app.request import AppCall
 
 
 def create_app(
     folder: str | Path = ".", *, keys: Sequence[str] | None = None, strict: bool = True
 ) -> Starlette:
-    """The agents and workflows of a folder as an ASGI app.
+    """Return the agents and workflows of a folder as an ASGI app.
 
-    Serve it by itself, or mount it: `site.mount("/work", create_app("."))`. Whoever mounts it
-    has its work go on at the start, too, by running its `lifespan`; else it begins with the
-    first request. `keys` are what opens it, by default those of SMOKEBOX_APP_KEYS.
+    Serve it by itself, or mount it: `site.mount("/work", create_app("."))`. A mounted app resumes
+    its work with the first request, or at startup if the outer app runs its `lifespan`.
+
+    Args:
+        folder: The project.
+        keys: API keys that give access, by default those of SMOKEBOX_APP_KEYS.
+        strict: Raise the error of a file that cannot be loaded, instead of skipping it.
     """
     return asgi(App(folder, strict=strict, keys=None if keys is None else tuple(keys)))
 
 
 def asgi(app: App) -> Starlette:
-    """That app as ASGI."""
+    """Return the app as ASGI."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -55,7 +59,7 @@ def asgi(app: App) -> Starlette:
             await app.stop()
 
     async def site(scope: Scope, receive: Receive, send: Send) -> None:
-        # That of the moment: the files of a project that is worked on change.
+        # Looked up per request: a reload replaces it.
         await (app.project.site or _nothing)(scope, receive, send)
 
     made = Starlette(routes=[*_routes(app), Mount("/", site)], lifespan=lifespan)
@@ -64,10 +68,10 @@ def asgi(app: App) -> Starlette:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """What there is where neither we nor the user have something."""
+    """Respond to a path that neither the app nor the user's own app has."""
     error = NotFound(
-        f"there is no {scope.get('method', 'WebSocket')} {scope['path']!r:.200} here.",
-        hint="GET /agents and GET /workflows say what there is.",
+        f"there is no route {scope.get('method', 'WebSocket')} {scope['path']!r:.200}.",
+        hint="GET /agents and GET /workflows list what is served.",
         kind="path",
         name=scope["path"],
     )
@@ -76,7 +80,7 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _lifespan_of(site: Any) -> AbstractAsyncContextManager[object]:
-    """What the user's own app does at its start and its end, which nobody does for a mount."""
+    """Return the lifespan of the user's own app, which a mount does not run."""
     router = getattr(site, "router", None)
     return contextlib.nullcontext() if router is None else router.lifespan_context(site)
 
@@ -102,13 +106,13 @@ def _routes(app: App) -> list[BaseRoute]:
     ]
 
 
-async def _health(call: Call) -> Response:
-    """Whether it works."""
+async def _health(call: AppCall) -> Response:
+    """Report that the app is running."""
     return answer({"status": "ok", "open": await call.app.inbox.open()})
 
 
-async def _index(call: Call) -> Response:
-    """What is served."""
+async def _index(call: AppCall) -> Response:
+    """List the agents and workflows."""
     project = call.app.project
     return answer(
         Index(
@@ -118,7 +122,7 @@ async def _index(call: Call) -> Response:
     )
 
 
-def _infos(call: Call, kind: str, served: Mapping[str, Served]) -> list[ServedInfo]:
+def _infos(call: AppCall, kind: str, served: Mapping[str, Served]) -> list[ServedInfo]:
     found = [
         ServedInfo(
             name=name,

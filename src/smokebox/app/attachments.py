@@ -1,4 +1,4 @@
-"""What comes with a message: images for the model, and files for the workspace."""
+"""Attachments of a message: images for the model, and files for the workspace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.pictures import media_type
-from smokebox.agents.tools.images import image_type
+from smokebox.agents.images import media_type
+from smokebox.agents.tools.output import image_type
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ _NAME = re.compile(r"[^/\0]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A message as an agent gets it."""
+    """A message as the agent receives it."""
 
     text: str
     images: Sequence[bytes]
 
 
 def check_attachments(attachments: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `InvalidOption` unless each has a name that a file can have, and base64."""
+    """Raise `InvalidOption` unless each has a valid file name and base64 data."""
     for place, one in enumerate(attachments):
         name, where = one["name"], f"attachments[{place}]"
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise InvalidOption(
-                f"{where}: {name!r:.80} is not the name of a file.",
+                f"{where}: {name!r:.80} is not a file name.",
                 hint="Send a name without slashes.",
                 option=where,
             )
@@ -45,7 +45,7 @@ def check_attachments(attachments: Sequence[Mapping[str, Any]]) -> None:
 
 
 async def unpack(harness: Harness, body: Mapping[str, Any]) -> Given:
-    """The message, with its files put into the workspace, where the text says they are."""
+    """Write the attached files to the workspace, and name their paths in the message."""
     text, images, places = str(body["message"]), [], []
     for place, one in enumerate(body.get("attachments", ())):
         data = _decoded(one["data"], f"attachments[{place}]")
@@ -65,5 +65,5 @@ def _decoded(data: str, where: str) -> bytes:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidOption(
-            f"{where}: its data is not base64.", hint="Encode its bytes.", option=where
+            f"{where}: data is not base64.", hint="Encode the bytes as base64.", option=where
         ) from None

@@ -1,63 +1,63 @@
-"""What a workflow or a handler is given: who asked for what, and how to have agents work."""
+"""The `ctx` of a workflow or a handler."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import msgspec
 
 from smokebox.agents.agent import create_agent
-from smokebox.agents.harness import DEFAULT
-from smokebox.agents.initializing import Opening, init
-from smokebox.agents.options import OMITTED
+from smokebox.agents.harness import PendingHarness, init
+from smokebox.agents.session_context import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smokebox.agents.agent import Agent
     from smokebox.agents.harness import Harness
-    from smokebox.agents.log.store import Store
-    from smokebox.app.inbox import Inbox
-    from smokebox.app.submission import Submission
+    from smokebox.agents.log.store import SessionStore
+    from smokebox.agents.options import AgentOptions, ToolChoice
+    from smokebox.agents.skills import Skill
+    from smokebox.app.inbox import AppInbox, Submission
 
 
-class Log:
-    """Lines that whoever watches a run gets, in order: `ctx.log.info("found", count=3)`."""
+class WorkflowLog:
+    """Log lines of a run, sent in order to its followers: `ctx.log.info("found", count=3)`."""
 
-    def __init__(self, inbox: Inbox, id: str) -> None:
+    def __init__(self, inbox: AppInbox, id: str) -> None:
         self._inbox = inbox
         self._id = id
         self._writing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
     def debug(self, message: str, **fields: object) -> None:
-        """Something that matters to who mends it."""
+        """Log a detail for debugging."""
         self._add("debug", message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """Something that happened."""
+        """Log an event."""
         self._add("info", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Something that should not go on like this."""
+        """Log a warning."""
         self._add("warning", message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Something that went wrong."""
+        """Log an error."""
         self._add("error", message, fields)
 
     def note(self, event: str, **fields: object) -> None:
-        """Another kind of event."""
+        """Log an event of another kind."""
         data = msgspec.json.encode({"event": event, **fields}, enc_hook=repr)
-        # They begin in this order, so they are written in it.
+        # Tasks start in the order they are created, so lines are written in order.
         task = asyncio.create_task(self._inbox.note(self._id, data))
         self._writing.add(task)
         task.add_done_callback(self._written)
 
     async def flush(self) -> None:
-        """Return when all lines are written. Raises what kept one from it."""
+        """Wait until all lines are written, and raise the error of one that was not."""
         while self._writing:
             await asyncio.wait(self._writing)
         if self._failure is not None:
@@ -73,16 +73,16 @@ class Log:
             self._failure = self._failure or task.exception()
 
 
-class Context:
+class WorkflowContext:
     """`ctx` of a workflow or a handler.
 
     `id` is the run's, or for a handler the one in the URL. `env` has the project's secrets and
-    bindings, `payload` what was sent, and `request` the `method`, `path`, `query` and `headers`
-    that it came with, None where nobody asked by HTTP. `attempt` counts from 1.
+    bindings, and `payload` the body that was sent. `request` has the `method`, `path`, `query` and
+    `headers` of the HTTP request, or is None without one. `attempt` counts from 1.
     """
 
     def __init__(
-        self, submission: Submission, *, inbox: Inbox, store: Store, env: Any, name: str
+        self, submission: Submission, *, inbox: AppInbox, store: SessionStore, env: Any, name: str
     ) -> None:
         self.id = submission.target.id
         self.name = name
@@ -90,38 +90,43 @@ class Context:
         self.payload = submission.body
         self.request = submission.request
         self.attempt = submission.attempts + 1
-        self.log = Log(inbox, submission.id)
+        self.log = WorkflowLog(inbox, submission.id)
         self._store = store
         self._opened = AsyncExitStack()
 
+    @overload
     def init(
         self,
-        agent: Agent | None = None,
+        agent: Agent,
         /,
         *,
         name: str = DEFAULT,
-        tools: Sequence[Any] = (),
-        skills: Sequence[Any] = (),
-        subagents: Any = OMITTED,
-        **options: Any,
-    ) -> Opening:
-        """Have an agent work: one that was created, or one of these options.
+        tools: Sequence[ToolChoice] = (),
+        skills: Sequence[Skill] = (),
+        subagents: Sequence[Agent] | None = (),
+    ) -> PendingHarness: ...
 
-        Its conversations are kept under this id, with those of the app, and it ends with the
-        run.
+    @overload
+    def init(
+        self, /, *, name: str = DEFAULT, **options: Unpack[AgentOptions]
+    ) -> PendingHarness: ...
+
+    def init(
+        self, agent: Agent | None = None, /, *, name: str = DEFAULT, **options: Any
+    ) -> PendingHarness:
+        """Start an agent, or define one by its options and start it.
+
+        Its conversations are stored by the app under the id of this run, and it is closed
+        when the run ends. Arguments are those of `smokebox.init`.
         """
         if agent is None:
-            agent = create_agent(**{"name": self.name, **options})
-            options = {}
+            agent, options = create_agent(name=self.name, **options), {}
         opening = init(
             agent,
             id=self.id,
             env=self.env,
             payload=self.payload,
             name=name,
-            tools=tools,
-            skills=skills,
-            subagents=subagents,
             store=self._store,
             **options,
         )
@@ -132,10 +137,10 @@ class Context:
             self.log.note("agent", agent=harness.agent.name, id=harness.id)
             return harness
 
-        return Opening(make)
+        return PendingHarness(make)
 
     async def aclose(self) -> None:
-        """End what was opened, and write what was logged."""
+        """Close the agents that were started, and write pending log lines."""
         try:
             await self._opened.aclose()
         finally:

@@ -1,4 +1,4 @@
-"""The agents of an app that are at work, or were a moment ago: one harness for each id."""
+"""Open conversations of an app: one harness for each id."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.initializing import init
+from smokebox.agents.harness import init, suspend
+from smokebox.errors import SmokeboxError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.agents.harness import Harness
-    from smokebox.agents.log.store import Store
-    from smokebox.app.served import ServedAgent
+    from smokebox.agents.log.store import SessionStore
+    from smokebox.app.definitions import ServedAgent
+    from smokebox.app.inbox import AppInbox, WorkTarget
 
 
 @dataclass(slots=True)
@@ -27,11 +29,14 @@ class _Entry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Conversations:
-    """Harnesses by agent and id. A workspace in memory lives as long as its harness: that is
-    kept for `idle` seconds after it was last used."""
+class OpenConversations:
+    """Harnesses by agent and id.
 
-    def __init__(self, store: Store, env: Any, *, idle: float) -> None:
+    An in-memory workspace lives as long as its harness, which is kept for `idle` seconds after its
+    last use.
+    """
+
+    def __init__(self, store: SessionStore, env: Any, *, idle: float) -> None:
         self._store = store
         self._env = env
         self._idle = idle
@@ -39,9 +44,9 @@ class Conversations:
 
     @contextlib.asynccontextmanager
     async def use(self, served: ServedAgent, id: str, payload: Any) -> AsyncIterator[Harness]:
-        """The harness of a conversation, opened if need be.
+        """Open the harness of a conversation, or return the open one.
 
-        One whose agent was written anew since is made again, when nobody else uses it.
+        If the agent's file changed, the harness is replaced once it is unused.
         """
         entry = self._entries.setdefault((served.name, id), _Entry(served))
         entry.users += 1
@@ -63,12 +68,12 @@ class Conversations:
                 self._entries.pop((served.name, id), None)
 
     def find(self, name: str, id: str) -> Harness | None:
-        """The harness of a conversation, if it is open."""
+        """Return the harness of a conversation, if it is open."""
         entry = self._entries.get((name, id))
         return None if entry is None else entry.harness
 
     async def sweep(self) -> None:
-        """Let go of those that nobody has used for long."""
+        """Close harnesses that have been unused for long."""
         longest = time.monotonic() - self._idle
         for key, entry in list(self._entries.items()):
             if entry.users == 0 and entry.used_at < longest:
@@ -81,8 +86,35 @@ class Conversations:
             await entry.harness.aclose()
 
     async def aclose(self) -> None:
-        """Leave all of them: what goes on continues when the app is started again."""
+        """Suspend all of them; their work continues when the app is started again."""
         entries, self._entries = list(self._entries.values()), {}
         for entry in entries:
             if entry.harness is not None:
-                await entry.harness.leave()
+                await suspend(entry.harness)
+
+
+async def forget_old(
+    inbox: AppInbox, store: SessionStore, conversations: OpenConversations, before: float
+) -> None:
+    """Delete work that ended before that time, and conversations that have no other work."""
+    more = True
+    while more:
+        async with inbox.expired(before) as targets:
+            for target in targets:
+                await _forget(target, store, conversations)
+        more = bool(targets)
+    await inbox.sweep(before)
+
+
+async def _forget(
+    target: WorkTarget, store: SessionStore, conversations: OpenConversations
+) -> None:
+    """Delete the records of a target. The agents of a workflow may have any name."""
+    agent = target.name if target.kind == "agent" else None
+    if agent is not None:
+        await conversations.let_go(agent, target.id)
+    for found in await store.sessions(agent=agent, id=target.id):
+        # A forked conversation is deleted after its forks, and tasks with their parents.
+        if found.parent is None:
+            with contextlib.suppress(SmokeboxError):
+                await store.delete(found.key)

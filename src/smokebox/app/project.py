@@ -1,31 +1,28 @@
-"""A folder of Python files as what an app serves."""
+"""A folder of Python files, loaded as what an app serves."""
 
 from __future__ import annotations
 
+import base64
 import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from smokebox.agents.loading import load_module
-from smokebox.app.needs import check_needs
-from smokebox.app.served import (
-    ServedAgent,
-    ServedFunction,
-    served_agent,
-    served_workflow,
-)
+from smokebox.agents.agent_file import load_module
+from smokebox.app.definitions import ServedAgent, ServedFunction, served_agent, served_workflow
 from smokebox.app.settings import AppSettings, load_settings
-from smokebox.client.bindings import home
+from smokebox.app.source_file import env_names, source_location
+from smokebox.client.bindings import Environment
 from smokebox.errors import InvalidOption, NotFound, SmokeboxError
+from smokebox.project import project_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from smokebox.agents.agent import Agent
-    from smokebox.app.submission import Kind
+    from smokebox.app.inbox import TargetKind
 
 Served: TypeAlias = ServedAgent | ServedFunction
 T = TypeVar("T", bound=Served)
@@ -34,10 +31,11 @@ AGENTS, WORKFLOWS, SITE = "agents", "workflows", "app.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
-    """What there is to serve. `faults` are the files that could not be taken in, with why.
+class AppProject:
+    """Agents and workflows of a folder. `faults` has the error of each file that could not be
+    loaded.
 
-    `site` is the user's own ASGI app, from `app.py`.
+    `site` is the user's ASGI app, from `app.py`.
     """
 
     folder: Path
@@ -47,8 +45,8 @@ class Project:
     site: Any = None
     faults: Mapping[Path, SmokeboxError]
 
-    def find(self, kind: Kind, name: str) -> Served:
-        """What is served by that name. Raises `NotFound`, or the fault of its file."""
+    def find(self, kind: TargetKind, name: str) -> Served:
+        """Return what is served under a name. Raises `NotFound`, or the error of its file."""
         known: Mapping[str, Served] = self.agents if kind == "agent" else self.workflows
         if name in known:
             return known[name]
@@ -57,11 +55,11 @@ class Project:
                 raise fault
         names = ", ".join(sorted(known)) or "none"
         raise NotFound(
-            f"there is no {kind} {name!r:.100}.", hint=f"There is: {names}.", kind=kind, name=name
+            f"there is no {kind} {name!r:.100}.", hint=f"Known: {names}.", kind=kind, name=name
         )
 
     def name_of(self, agent: Agent | str) -> str:
-        """The name by which an agent is served. Raises `NotFound`."""
+        """Return the name under which an agent is served. Raises `NotFound`."""
         if isinstance(agent, str):
             return self.find("agent", agent).name
         for name, served in self.agents.items():
@@ -69,14 +67,14 @@ class Project:
                 return name
         raise NotFound(
             f"the agent {agent.name!r} is in no file of {self.folder / AGENTS}.",
-            hint="Write it to a file there, or have it work with init().",
+            hint="Define it in a file there, or use it with init().",
             kind="agent",
             name=agent.name,
         )
 
 
 def _is_of(agent: Agent, served: ServedAgent) -> bool:
-    """Whether an agent is that of a file, which others may have imported by another name."""
+    """Return whether the agent comes from that file, which may be imported under another name."""
     if agent is served.agent or agent is served.defined:
         return True
     file = str(served.file)
@@ -87,27 +85,27 @@ def _is_of(agent: Agent, served: ServedAgent) -> bool:
     )
 
 
-def load_project(folder: str | Path, *, strict: bool = True) -> Project:
-    """Take in a folder. One bad file raises its error, or without `strict` is left out."""
+def load_project(folder: str | Path, *, strict: bool = True) -> AppProject:
+    """Load a folder. An invalid file raises its error; without `strict` it is skipped."""
     root = Path(folder).absolute()
     if not root.is_dir():
         raise InvalidOption(
             f"there is no folder {str(folder)!r}.",
-            hint="Make a project with `smokebox init NAME`.",
+            hint="Create a project with `smokebox init NAME`.",
             option=str(folder),
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    # First: what is wrong in it is wrong for all of them.
+    # Loaded first: an error in it affects every file.
     settings = load_settings(root)
     faults: dict[Path, SmokeboxError] = {}
-    before = home.set(root)
+    before = project_folder.set(root)
     try:
         agents = _load(root / AGENTS, served_agent, faults)
         workflows = _load(root / WORKFLOWS, served_workflow, faults)
         site = _load_site(root / SITE, faults)
     finally:
-        home.reset(before)
+        project_folder.reset(before)
     for served in (*agents.values(), *workflows.values()):
         try:
             check_needs(served, root)
@@ -119,10 +117,10 @@ def load_project(folder: str | Path, *, strict: bool = True) -> Project:
     if not agents and not workflows and not faults:
         raise InvalidOption(
             f"{root} has no agents/*.py and no workflows/*.py.",
-            hint="Make a project with `smokebox init NAME`.",
+            hint="Create a project with `smokebox init NAME`.",
             option=str(folder),
         )
-    return Project(
+    return AppProject(
         folder=root,
         settings=settings,
         agents={name: one for name, one in agents.items() if one.file not in faults},
@@ -133,7 +131,7 @@ def load_project(folder: str | Path, *, strict: bool = True) -> Project:
 
 
 def forget_modules(folder: Path) -> None:
-    """Have what the project's files import of each other be read anew, too."""
+    """Drop the project's modules, so that files they import are reloaded too."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is not None and Path(file).is_relative_to(folder):
@@ -144,7 +142,7 @@ def forget_modules(folder: Path) -> None:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The Python files that a project is served from."""
+    """List the Python files that a project is served from."""
     found = [file for part in (AGENTS, WORKFLOWS) for file in _files(folder / part)]
     return [*found, folder / SITE] if (folder / SITE).is_file() else found
 
@@ -182,3 +180,37 @@ def _load_site(file: Path, faults: dict[Path, SmokeboxError]) -> Any:
         faults[file] = error
         return None
     return site
+
+
+def check_needs(served: ServedAgent | ServedFunction, folder: Path) -> None:
+    """Raise `InvalidOption`, with file and line, for a missing binding or secret."""
+    env = Environment(folder)
+    for name, line in env_names(served.file).items():
+        _find(env, name, f"{served.file}, line {line}")
+    signature = served.trigger.signature
+    if signature is not None:
+        where = source_location(served.file, "triggers")
+        secret = str(_find(env, signature.secret, where))
+        if signature.preset == "standard" and not _is_base64(secret.removeprefix("whsec_")):
+            raise InvalidOption(
+                f"{where}: the secret {signature.secret} is not base64.",
+                hint="Copy it as the sender shows it: whsec_...",
+                option=signature.secret,
+            )
+
+
+def _find(env: Environment, name: str, where: str) -> object:
+    try:
+        value: object = getattr(env, name)
+    except AttributeError:
+        return None
+    except SmokeboxError as error:
+        raise InvalidOption(f"{where}: {error.message}", hint=error.hint, option=name) from None
+    return value
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except ValueError:
+        return False

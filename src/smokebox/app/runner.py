@@ -1,4 +1,4 @@
-"""Works off the inbox of an app: every submission comes to one outcome."""
+"""Runner of an app's inbox: each submission gets exactly one outcome."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from smokebox.agents.session import stream_replies
 from smokebox.app.attachments import unpack
-from smokebox.app.context import Context
-from smokebox.app.retention import forget_old
-from smokebox.app.served import ServedAgent
-from smokebox.app.submission import Ending
-from smokebox.client.bindings import home
+from smokebox.app.context import WorkflowContext
+from smokebox.app.conversations import forget_old
+from smokebox.app.definitions import ServedAgent
+from smokebox.app.inbox import SubmissionResult
 from smokebox.errors import Aborted, DeadlineExceeded, SmokeboxError
+from smokebox.project import project_folder
 from smokebox.wire.failure import Failure, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.agents.log.store import Store
-    from smokebox.app.conversations import Conversations
-    from smokebox.app.inbox import Inbox
-    from smokebox.app.project import Project
-    from smokebox.app.served import ServedFunction
-    from smokebox.app.submission import Decision, Submission
+    from smokebox.agents.log.store import SessionStore
+    from smokebox.app.conversations import OpenConversations
+    from smokebox.app.definitions import ServedFunction
+    from smokebox.app.inbox import AppInbox, ApprovalDecision, Submission
+    from smokebox.app.project import AppProject
 
-# How often to look for what other processes have accepted, called off, or left when they died.
+# Interval at which to check for work that other processes accepted, aborted, or left when they
+# died.
 _POLL = 1.0
 _SWEEP_SECONDS = 30.0
-# How long a function may take to end once it is cancelled.
+# Seconds a function has to end after it is cancelled.
 _CANCEL_SECONDS = 10.0
 
 _log = logging.getLogger("smokebox.app")
 
 
 class Runner:
-    """Does the work of an app, of several targets at a time, of each in its order."""
+    """Works on several targets at a time, and on each in order."""
 
     def __init__(
         self,
-        inbox: Inbox,
-        store: Store,
-        conversations: Conversations,
-        project: Callable[[], Project],
+        inbox: AppInbox,
+        store: SessionStore,
+        conversations: OpenConversations,
+        project: Callable[[], AppProject],
         env: Any,
     ) -> None:
         self._inbox = inbox
@@ -60,12 +61,13 @@ class Runner:
         self._draining = False
 
     def start(self) -> None:
-        """Begin, with what was left by whoever did this before."""
+        """Start, and continue what a previous process left."""
         self._claiming = asyncio.create_task(self._claim())
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Begin nothing more, give what goes on `grace` seconds, and leave the rest to go on
-        when the app is started again."""
+        """Start nothing more and give running work `grace` seconds. The next start continues the
+        rest.
+        """
         await self.drain(grace)
         for worker in self._workers:
             worker.cancel()
@@ -73,8 +75,10 @@ class Runner:
             await asyncio.wait(self._workers)
 
     async def drain(self, grace: float) -> None:
-        """Begin nothing more, and return when nothing goes on, or when the time is up; at once
-        where that was waited for before."""
+        """Start nothing more, and wait until running work ends or `grace` seconds pass.
+
+        Returns at once when called again.
+        """
         if self._draining:
             return
         self._draining = True
@@ -95,8 +99,8 @@ class Runner:
                         swept = time.monotonic()
                         await self._sweep()
                 except Exception:
-                    # A disk that is full now may not be so later.
-                    _log.exception("the inbox cannot be worked off")
+                    # Keep polling: a full disk, for example, may be cleared.
+                    _log.exception("cannot process the inbox")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL):
                         await more.wait()
@@ -113,8 +117,8 @@ class Runner:
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
 
-    async def _decide(self, decision: Decision) -> None:
-        """Let a tool call run that waits in this process, or not."""
+    async def _decide(self, decision: ApprovalDecision) -> None:
+        """Apply a decision to a tool call that waits in this process."""
         harness = self._conversations.find(decision.name, decision.id)
         session = None if harness is None else await harness.session()
         if session is None or decision.call_id not in {one.call_id for one in session.approvals}:
@@ -132,45 +136,46 @@ class Runner:
             await forget_old(self._inbox, self._store, self._conversations, before)
 
     async def _work_for(self, number: int) -> None:
-        # What agents look up by name is their project's, wherever the app was started.
-        home.set(self._project().folder)
+        # Names that agents look up belong to their project, wherever the app was started.
+        project_folder.set(self._project().folder)
         try:
-            # What waits behind what goes on is not begun by one who is about to end.
+            # A draining runner does not start the next item.
             while not self._draining and (submission := await self._inbox.begin(number)):
                 ending = await self._work(submission)
                 await self._inbox.end(submission.id, ending)
         except Exception:
-            _log.exception("work was left without an outcome, and is tried again")
+            _log.exception("work ended without an outcome and is retried")
             await asyncio.sleep(_POLL)
         finally:
             self._inbox.give_back(number)
 
-    async def _work(self, submission: Submission) -> Ending:
+    async def _work(self, submission: Submission) -> SubmissionResult:
         target = submission.target
         try:
             if submission.abort_asked and not submission.attempts:
-                raise Aborted("the work was called off before it was begun.", reason="abort")
+                raise Aborted("the work was aborted before it started.", reason="abort")
             served = self._project().find(target.kind, target.name)
             if isinstance(served, ServedAgent):
                 result = await self._answer(served, submission)
             else:
                 result = await self._call(served, submission)
-            return Ending("completed", plain(result))
+            return SubmissionResult("completed", plain(result))
         except Aborted as error:
-            return Ending("aborted", error=failure_of(error))
+            return SubmissionResult("aborted", error=failure_of(error))
         except SmokeboxError as error:
-            return Ending("failed", error=failure_of(error))
+            return SubmissionResult("failed", error=failure_of(error))
         except Exception as error:
             _log.warning("%s failed", target, exc_info=error)
-            return Ending("failed", error=Failure(code="error", message=_told(error)))
+            return SubmissionResult("failed", error=Failure(code="error", message=_told(error)))
 
     async def _answer(self, served: ServedAgent, submission: Submission) -> dict[str, Any]:
-        """Have an agent answer. What a killed process had begun is gone on with: by its key
-        the record knows that it is the same."""
+        """Prompt an agent. Work that a killed process started is continued: the record knows its
+        key.
+        """
         id, body = submission.target.id, submission.body
         async with self._conversations.use(served, id, body) as harness:
             session = await harness.session()
-            session.journal.live = True
+            stream_replies(session)
             given = await unpack(harness, body)
             operation = session.prompt(
                 given.text,
@@ -178,10 +183,11 @@ class Runner:
                 key=submission.id,
                 when_busy="queue",
             )
-            with self._stopped_by(submission.id, lambda: operation.abort("it was called off")):
+            with self._stopped_by(submission.id, lambda: operation.abort("aborted")):
                 if submission.abort_asked:
-                    # Whoever had begun it was killed: it must not be gone on with later.
-                    operation.abort("it was called off")
+                    # The process that started it was killed. Abort it, or a later start would
+                    # continue it.
+                    operation.abort("aborted")
                 await operation.wait()
             reply = await operation
         return {
@@ -194,14 +200,14 @@ class Runner:
 
     async def _call(self, served: ServedFunction, submission: Submission) -> Any:
         if submission.abort_asked:
-            raise Aborted("the work was called off.", reason="abort")
+            raise Aborted("the work was aborted.", reason="abort")
         if submission.attempts >= served.attempts:
             raise SmokeboxError(
-                f"the app was stopped while {served.name} ran, which is not begun again.",
-                hint=f"Set `attempts = 2` in {served.file.name} where it may be.",
+                f"the app stopped while {served.name} ran, and it is not restarted.",
+                hint=f"Set `attempts = 2` in {served.file.name} if it is safe to run again.",
                 attempts=submission.attempts,
             )
-        ctx = Context(
+        ctx = WorkflowContext(
             submission, inbox=self._inbox, store=self._store, env=self._env, name=served.name
         )
         ctx.log.note("started", attempt=ctx.attempt)
@@ -210,7 +216,7 @@ class Runner:
             try:
                 return await served.function(ctx)
             except SystemExit as error:
-                # It would end the app.
+                # SystemExit would end the app.
                 raise SmokeboxError(
                     f"{served.name} called sys.exit({error.code!r:.80}).",
                     hint="Return the result, or raise an error.",
@@ -222,18 +228,18 @@ class Runner:
                 await asyncio.wait([task], timeout=served.timeout)
             if not task.done():
                 raise DeadlineExceeded(
-                    f"{served.name} took longer than the {served.timeout:g} seconds it may.",
+                    f"{served.name} exceeded its timeout of {served.timeout:g} seconds.",
                     hint=f"Set `timeout = ...` in {served.file.name}.",
                     operation=served.name,
                     timeout=served.timeout,
                 )
             if task.cancelled():
-                raise Aborted("the work was called off.", reason="abort")
+                raise Aborted("the work was aborted.", reason="abort")
             return task.result()
         finally:
             task.cancel()
             if not (await asyncio.wait([task], timeout=_CANCEL_SECONDS))[0]:
-                _log.error("%s does not end though it was cancelled, and is left", served.name)
+                _log.error("%s did not end after it was cancelled", served.name)
             await ctx.aclose()
 
     @contextlib.contextmanager
@@ -246,12 +252,12 @@ class Runner:
 
 
 def plain(value: Any) -> Any:
-    """What a workflow returned, as JSON has it. Raises `SmokeboxError` where it has not."""
+    """Return a workflow's result as JSON types. Raises `SmokeboxError` if it has no JSON form."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode))
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise SmokeboxError(
-            f"what was returned is not JSON: {error}.",
+            f"the result cannot be encoded as JSON: {error}.",
             hint="Return dicts, lists, strings, numbers, dataclasses or pydantic models.",
         ) from None
 
@@ -259,7 +265,7 @@ def plain(value: Any) -> Any:
 def _encode(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"nobody can say what {type(value).__name__} is in JSON")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _told(error: Exception) -> str:

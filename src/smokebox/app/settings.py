@@ -1,4 +1,4 @@
-"""The table `[app]` of a project: where its work is kept, and what bounds it."""
+"""Settings of the `[app]` table of a project."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from smokebox.client.bindings import load
+from smokebox.client.bindings import sandbox_bindings
 from smokebox.errors import InvalidOption
 from smokebox.options import refuse_unknown
+from smokebox.project import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,16 +25,16 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
-    """How an app is served.
+    """Settings of an app.
 
-    - `state`: the folder of its files, relative to the project's; SMOKEBOX_APP_STATE goes before.
-    - `store`: where conversations are: a file, by default in `state`, or `postgres://...`.
-    - `concurrency`: how many conversations and runs are worked on at once.
-    - `idle`: seconds after which the workspace of a silent conversation is let go.
-    - `grace`: seconds that what goes on has to end when the app is stopped; what has not then
-      goes on at the next start.
-    - `retention`: seconds for which ended work is kept, None for ever.
-    - `max_body`: the longest body of a request, in bytes.
+    - `state`: folder of its files, relative to the project; SMOKEBOX_APP_STATE overrides it.
+    - `store`: store of conversations: a file, by default in `state`, or `postgres://...`.
+    - `concurrency`: number of conversations and runs worked on at once.
+    - `idle`: seconds after which the workspace of an unused conversation is closed.
+    - `grace`: seconds that running work has to end when the app is stopped; the rest continues at
+      the next start.
+    - `retention`: seconds for which ended work is kept; None keeps it.
+    - `max_body`: largest body of a request, in bytes.
     """
 
     state: str = FOLDER
@@ -45,11 +46,11 @@ class AppSettings:
     max_body: int = 32 * 1024 * 1024
 
     def folder(self, project: Path) -> Path:
-        """Where the files are."""
+        """Return the folder of the app's files."""
         return (project / self.state).absolute()
 
     def conversations(self, project: Path) -> str:
-        """The store of conversations, as `open_store` takes it."""
+        """Return the store of conversations, as `open_store` takes it."""
         if self.store is not None and "://" in self.store:
             return self.store
         if self.store is not None:
@@ -58,17 +59,19 @@ class AppSettings:
 
 
 def load_settings(project: Path) -> AppSettings:
-    """What the project's file says. Raises `InvalidOption` with its name."""
-    found = load(project)
-    where = f"{found.file}: [app]"
-    given = dict(found.app)
+    """Read the settings of a project. Raises `InvalidOption` with the file's name."""
+    config = load_config(project)
+    # A bad binding is an error when the app starts, not when an agent first uses it.
+    sandbox_bindings(config)
+    where = f"{config.file}: [app]"
+    given = dict(config.app)
     refuse_unknown(where, given, [field.name for field in fields(AppSettings)])
     for name in ("grace", "idle", "retention"):
         if name in given:
             given[name] = _seconds(where, name, given[name])
     for name in ("concurrency", "max_body"):
         if name in given and (not _is_whole(given[name]) or given[name] < 1):
-            raise _wrong(where, name, given[name], "a whole number above 0")
+            raise _wrong(where, name, given[name], "a positive integer")
     for name in ("state", "store"):
         if name in given and not (isinstance(given[name], str) and given[name]):
             raise _wrong(where, name, given[name], "a path")
@@ -78,7 +81,7 @@ def load_settings(project: Path) -> AppSettings:
 
 
 def app_keys(secrets: Mapping[str, str] | Any) -> tuple[str, ...]:
-    """The keys that open the app, from the environment or `.env`; none where nobody needs one."""
+    """Return the app's keys from the environment or `.env`; none means open access."""
     return tuple(filter(None, (one.strip() for one in (secrets.get(KEYS) or "").split(","))))
 
 
@@ -96,8 +99,8 @@ def _is_whole(value: object) -> bool:
 
 def _wrong(where: str, name: str, value: object, wanted: str) -> InvalidOption:
     return InvalidOption(
-        f"{where}: {name} is {wanted}, not {value!r:.80}.",
-        hint="Mend that line.",
+        f"{where}: {name} must be {wanted}, not {value!r:.80}.",
+        hint="Fix that line.",
         option=name,
         value=value,
     )

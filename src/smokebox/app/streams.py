@@ -1,4 +1,4 @@
-"""What those see who watch conversations and runs: read once, however many they are."""
+"""Event streams of conversations and runs: each is read once for all of its watchers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from smokebox.errors import SmokeboxError
-from smokebox.wire.sse import encode
+from smokebox.foundation.sse import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-    from smokebox.agents.log.records import Stored
-    from smokebox.agents.log.store import SessionKey, Store
-    from smokebox.app.inbox import Inbox, Note
+    from smokebox.agents.log.records import StoredRecord
+    from smokebox.agents.log.store import SessionKey, SessionStore
+    from smokebox.app.inbox import AppInbox, Note
 
 _log = logging.getLogger("smokebox.app")
 
-# What is held for those who keep up; who does not reads from the store.
+# Bytes of recent events held for watchers that keep up; slower ones read from the store.
 _HELD_BYTES = 1 << 20
 _HELD = 2000
 _PAGE = 500
@@ -32,8 +32,8 @@ _READ = 1 << 17
 _CHUNK = 1 << 16
 
 
-class Line:
-    """One event: its offset, its kind, and its JSON."""
+class StreamEvent:
+    """One event: its offset, its kind and its JSON."""
 
     __slots__ = ("_event", "data", "kind", "offset")
 
@@ -45,113 +45,117 @@ class Line:
 
     @property
     def event(self) -> bytes:
-        """It as it is sent, made once for all who watch."""
+        """Return the event as encoded for SSE, once for all watchers."""
         if self._event is None:
             self._event = encode(self.kind, self.data, str(self.offset))
         return self._event
 
 
-def line_of(stored: Stored) -> Line:
-    """A record as an event."""
-    # A record is never empty: it has a type at least.
+def record_event(stored: StoredRecord) -> StreamEvent:
+    """Return a record as an event."""
+    # A record is never empty: it has at least a type.
     fields = msgspec.json.encode(stored.record)[1:]
     data = b'{"offset":%d,"at":%r,%b' % (stored.offset, stored.at, fields)
     kind = stored.record.__struct_config__.tag
-    return Line(stored.offset, str(kind), data)
+    return StreamEvent(stored.offset, str(kind), data)
 
 
-def noted(note: Note) -> Line:
-    """A note as an event."""
+def note_event(note: Note) -> StreamEvent:
+    """Return a note as an event."""
     told = msgspec.json.decode(note.data)
     kind = told.pop("event")
     data = msgspec.json.encode({"offset": note.place, "at": note.at, "type": kind, **told})
-    return Line(note.place, kind, data)
+    return StreamEvent(note.place, kind, data)
 
 
-class Source(Protocol):
-    """What there is to watch. Equal ones are the same."""
+class EventSource(Protocol):
+    """A source of events to watch. Sources that compare equal share a stream."""
 
     async def head(self) -> int:
-        """The offset of the last that there is."""
+        """Return the offset of the last event."""
         ...
 
-    async def read(self, after: int, limit: int) -> Sequence[Line]:
-        """What lies behind an offset."""
+    async def read(self, after: int, limit: int) -> Sequence[StreamEvent]:
+        """Return the events after an offset."""
         ...
 
-    def follow(self, after: int) -> AsyncGenerator[Line, None]:
-        """The same, then what is added, until nothing ever will be."""
+    def follow(self, after: int) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events after an offset, then new ones until there can be no more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """A conversation, by its record."""
+class ConversationEvents:
+    """Events of a conversation, from its record."""
 
-    store: Store
+    store: SessionStore
     key: SessionKey
 
     async def head(self) -> int:
-        """The offset of the last record."""
+        """Return the offset of the last record."""
         found = await self.store.sessions(agent=self.key.agent, id=self.key.id)
         return next((one.head for one in found if one.key == self.key), 0)
 
-    async def read(self, after: int, limit: int) -> Sequence[Line]:
-        """What lies behind an offset."""
-        return [line_of(one) for one in await self.store.read(self.key, after=after, limit=limit)]
+    async def read(self, after: int, limit: int) -> Sequence[StreamEvent]:
+        """Return the events after an offset."""
+        return [
+            record_event(one) for one in await self.store.read(self.key, after=after, limit=limit)
+        ]
 
-    async def follow(self, after: int) -> AsyncGenerator[Line, None]:
-        """The same, then what is added, until the conversation is removed."""
+    async def follow(self, after: int) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events after an offset, then new ones until the conversation is deleted."""
         async with contextlib.aclosing(self.store.follow(self.key, after=after)) as records:
             async for stored in records:
-                yield line_of(stored)
+                yield record_event(stored)
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
-    """A submission, by what was noted of it."""
+class SubmissionEvents:
+    """Events of a submission, from its notes."""
 
-    inbox: Inbox
+    inbox: AppInbox
     id: str
 
     async def head(self) -> int:
-        """The place of the last note."""
+        """Return the place of the last note."""
         return await self.inbox.last_note(self.id)
 
-    async def read(self, after: int, limit: int) -> Sequence[Line]:
-        """What lies behind an offset."""
-        return [noted(one) for one in await self.inbox.notes(self.id, after=after, limit=limit)]
+    async def read(self, after: int, limit: int) -> Sequence[StreamEvent]:
+        """Return the events after an offset."""
+        return [
+            note_event(one) for one in await self.inbox.notes(self.id, after=after, limit=limit)
+        ]
 
-    async def follow(self, after: int) -> AsyncGenerator[Line, None]:
-        """The same, then what is added, until the submission has ended."""
+    async def follow(self, after: int) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events after an offset, then new ones until the submission ends."""
         async with contextlib.aclosing(self.inbox.follow(self.id, after=after)) as notes:
             async for note in notes:
-                yield noted(note)
+                yield note_event(note)
 
 
-class Stream:
-    """The events of one source, while somebody watches it."""
+class EventStream:
+    """Events of one source while it has watchers."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: EventSource) -> None:
         self.readers = 0
         self._source = source
-        # Events behind this offset are in `_held`, those up to it only in the store: at first
-        # all that there are. None until that is known.
+        # Events after this offset are in `_held`, earlier ones only in the store: at first all of
+        # them. None until it is known.
         self._base: int | None = None
-        self._held: deque[Line] = deque()
+        self._held: deque[StreamEvent] = deque()
         self._size = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._ended = False
         self._pump = asyncio.create_task(self._run())
 
-    async def read(self, after: int, limit: int = _PAGE) -> Sequence[Line] | None:
-        """What comes behind an offset, once there is something; None when nothing ever will.
+    async def read(self, after: int, limit: int = _PAGE) -> Sequence[StreamEvent] | None:
+        """Return the events after an offset, waiting for the first; None if there will be no more.
 
-        `limit` is for what is no longer held: nobody else has the memory that it takes.
+        `limit` applies to events read from the store, which take memory for this watcher alone.
         """
         while True:
             if self._base is not None and after < self._base:
-                # None where it was deleted, and begun anew by somebody.
+                # None after the source was deleted and created again.
                 return await self._source.read(after, limit) or None
             found = self._since(after)
             if found or self._ended:
@@ -161,11 +165,11 @@ class Stream:
             await more
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._pump.cancel()
         await asyncio.wait([self._pump])
 
-    def _since(self, after: int) -> list[Line]:
+    def _since(self, after: int) -> list[StreamEvent]:
         held = self._held
         if not held or held[-1].offset <= after:
             return []
@@ -181,13 +185,13 @@ class Stream:
                 async for line in lines:
                     self._hold(line)
         except SmokeboxError as error:
-            # The app is being stopped, or the disk is broken: who watches comes again.
+            # The app is stopping, or the disk failed: watchers reconnect.
             _log.info("a stream ended early: %s", error)
         finally:
             self._ended = True
             self._wake()
 
-    def _hold(self, line: Line) -> None:
+    def _hold(self, line: StreamEvent) -> None:
         self._held.append(line)
         self._size += len(line.data)
         while len(self._held) > 1 and (self._size > _HELD_BYTES or len(self._held) > _HELD):
@@ -203,18 +207,18 @@ class Stream:
                 one.set_result(None)
 
 
-class Streams:
-    """Those that somebody watches, each once."""
+class EventStreams:
+    """Streams that have watchers, one for each source."""
 
     def __init__(self) -> None:
-        self._open: dict[Source, Stream] = {}
+        self._open: dict[EventSource, EventStream] = {}
 
     @contextlib.asynccontextmanager
-    async def watch(self, source: Source) -> AsyncIterator[Stream]:
-        """The stream of a source, followed from before anything is read of it."""
+    async def watch(self, source: EventSource) -> AsyncIterator[EventStream]:
+        """Return the stream of a source. It is followed before anything is read from it."""
         stream = self._open.get(source)
         if stream is None or stream._ended:
-            stream = self._open[source] = Stream(source)
+            stream = self._open[source] = EventStream(source)
         stream.readers += 1
         try:
             yield stream
@@ -225,15 +229,15 @@ class Streams:
                     del self._open[source]
                 await stream.aclose()
 
-    async def lines(self, source: Source, after: int) -> AsyncGenerator[Line, None]:
-        """Events behind an offset, then those that are added."""
+    async def lines(self, source: EventSource, after: int) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events after an offset, then new ones."""
         async with contextlib.aclosing(self._pages(source, after)) as pages:
             async for page in pages:
                 for line in page:
                     yield line
 
-    async def events(self, source: Source, after: int) -> AsyncGenerator[bytes, None]:
-        """The same as they are sent: what there is at once goes out together."""
+    async def events(self, source: EventSource, after: int) -> AsyncGenerator[bytes, None]:
+        """Yield the same, encoded: events available at once are sent together."""
         async with contextlib.aclosing(self._pages(source, after)) as pages:
             async for page in pages:
                 pieces, size = [], 0
@@ -246,12 +250,14 @@ class Streams:
                 if pieces:
                     yield b"".join(pieces)
 
-    async def _pages(self, source: Source, after: int) -> AsyncGenerator[Sequence[Line], None]:
+    async def _pages(
+        self, source: EventSource, after: int
+    ) -> AsyncGenerator[Sequence[StreamEvent], None]:
         limit = _FIRST_PAGE
         async with self.watch(source) as stream:
             while (found := await stream.read(after, limit)) is not None:
                 yield found
                 after = found[-1].offset
                 size = sum(len(line.data) for line in found) // len(found)
-                # As many of that size as one who is behind may take memory for.
+                # Page size for a slow watcher, which bounds its memory.
                 limit = max(1, min(_PAGE, _READ // size))

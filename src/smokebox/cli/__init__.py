@@ -1,4 +1,4 @@
-"""The `smokebox` command. Each verb has a file of its own, and this one opens the door."""
+"""The `smokebox` command. `app` lists the commands and the modules that hold them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _OBJECTS = 20_000
 
 
 def main() -> int:
-    """Run the command line in `sys.argv` and give its exit code."""
+    """Run the command line in `sys.argv` and return its exit code."""
     if sys.argv[1:] == ["--version"]:
-        # Answered here: the rest of the command line takes three times as long to import.
+        # Handled here: importing the rest of the command line takes three times as long.
         sys.stdout.write(f"smokebox {__version__}\n")
         return 0
-    # Modules are no garbage: to look for some during imports takes a tenth of a short command,
-    # and to look through them all at its end another.
+    # Modules are never garbage: collecting during imports takes a tenth of a short command,
+    # and one last collection at the end another.
     gc.set_threshold(_OBJECTS)
     from smokebox.cli.app import run
 

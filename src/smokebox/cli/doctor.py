@@ -1,35 +1,303 @@
-"""`smokebox doctor`: what this machine can do, and the command that mends what it cannot."""
+"""`smokebox doctor`: checks of this machine, each with the command that fixes it.
+
+Modules that are slow to import are imported in the checks, to keep `smokebox --help` fast.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Annotated
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from smokebox.errors import SmokeboxError
+from smokebox.isolation import TIERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Status = Literal["ok", "missing", "optional"]
+
 _COLOURS = {"ok": "green", "missing": "red", "optional": "yellow"}
+_STACK = 1 << 30
+_FREE_SPACE = 1 << 30
+_INSTALLERS = {
+    "apt-get": "apt-get install -y",
+    "dnf": "dnf install -y",
+    "apk": "apk add",
+    "pacman": "pacman -S --noconfirm",
+    "zypper": "zypper install -y",
+    "brew": "brew install",
+}
+# Extra, its distribution, and its purpose.
+_EXTRAS = (
+    ("bucket", "obstore", "object stores as filesystems"),
+    ("shell", "prompt_toolkit", "history and editing in `smokebox sh`"),
+    ("deepagents", "deepagents", "sandboxes for Deep Agents"),
+    ("inspect", "inspect-ai", "sandboxes for Inspect"),
+    ("pydantic-ai", "pydantic-ai-slim", "sandboxes for Pydantic AI"),
+)
+# Creating a user namespace is the only reliable test: different kernels forbid it in three ways.
+_UNSHARE = "import ctypes; raise SystemExit(ctypes.CDLL(None).unshare(0x10000000) != 0)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Result of one check. `missing` is required and absent, `optional` only absent."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> int:
-    """Say what this machine can do, and how to mend what it cannot.
+    """Check this machine, and print how to fix what is missing.
 
-    Exits with 0 when everything Smokebox requires is there, and with 1 otherwise.
+    Exits with 0 if everything that Smokebox requires is present, with 1 otherwise.
     """
-    from smokebox.cli.checks import check_machine
-
     failed = False
-    found = []
+    checks = []
     for check in check_machine():
         failed = failed or check.status == "missing"
-        found.append(asdict(check))
+        checks.append(asdict(check))
         if not as_json:
             typer.secho(f"{check.status:<9}", fg=_COLOURS[check.status], nl=False)
             typer.echo(f"{check.name:<17} {check.detail}")
-            if check.mend:
-                typer.echo(f"{'':<9}{'':<17} mend: {check.mend}")
+            if check.fix:
+                typer.echo(f"{'':<9}{'':<17} fix: {check.fix}")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(checks, indent=2))
     return int(failed)
+
+
+def check_machine() -> Iterator[Check]:
+    """Run all checks, in the order in which a person should fix them."""
+    yield _python()
+    yield _virtual()
+    yield _threads()
+    yield _space()
+    yield _program("bash", "bash", "the local sandbox")
+    yield _program("git", "git", "git repositories")
+    yield _program("node", "nodejs", "comparison in `make bench`")
+    for extra, distribution, purpose in _EXTRAS:
+        yield _extra(extra, distribution, purpose)
+    yield _linux()
+    yield _namespaces()
+    yield _overlay()
+    yield _limits()
+    yield from _tiers()
+    yield _fuse()
+    yield _kvm()
+
+
+def _python() -> Check:
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return Check(
+        name="python",
+        status="ok" if fits else "missing",
+        detail=f"{sys.version.split()[0]} at {sys.executable}",
+        fix="" if fits else "install Python 3.11, 3.12 or 3.13",
+    )
+
+
+def _virtual() -> Check:
+    import asyncio
+    from importlib.metadata import version
+
+    name, fix = "virtual sandbox", "pip install --force-reinstall smokebox"
+    try:
+        from smokebox.sandbox.virtual import virtual
+
+        async def run() -> str:
+            sandbox = virtual()
+            try:
+                return (await sandbox.exec("echo $((6 * 7))", timeout=10)).stdout
+            finally:
+                await sandbox.aclose()
+
+        output = asyncio.run(run())
+        if output != "42\n":
+            raise RuntimeError(f"6 * 7 gave {output!r}")
+    except (SmokeboxError, ImportError, OSError, RuntimeError) as error:
+        return Check(name=name, status="missing", detail=f"does not run: {error}", fix=fix)
+    return Check(name=name, status="ok", detail=f"bashkit {version('bashkit')}")
+
+
+def _threads() -> Check:
+    """Check for threads with a large stack, which scripts need and a memory limit can forbid."""
+    import threading
+
+    before = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+    except RuntimeError:
+        return Check(
+            name="thread stacks",
+            status="missing",
+            detail="cannot start a thread with a stack of 1 GiB",
+            fix="ulimit -v unlimited",
+        )
+    finally:
+        threading.stack_size(before)
+    return Check(name="thread stacks", status="ok", detail="1 GiB")
+
+
+def _space() -> Check:
+    import tempfile
+
+    where = tempfile.gettempdir()
+    free = shutil.disk_usage(where).free
+    detail = f"{free / (1 << 30):.1f} GiB free in {where}"
+    if free >= _FREE_SPACE:
+        return Check(name="disk space", status="ok", detail=detail)
+    fix = "free at least 1 GiB there, or set TMPDIR to a directory that has it"
+    return Check(name="disk space", status="optional", detail=detail, fix=fix)
+
+
+def _program(name: str, package: str, purpose: str) -> Check:
+    path = shutil.which(name)
+    if path:
+        return Check(name=name, status="ok", detail=path)
+    return Check(
+        name=name, status="optional", detail=f"not found; for {purpose}", fix=_install(package)
+    )
+
+
+def _install(package: str) -> str:
+    found = (command for name, command in _INSTALLERS.items() if shutil.which(name))
+    return f"{next(found, 'install')} {package}"
+
+
+def _extra(extra: str, distribution: str, purpose: str) -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    name = f"extra {extra}"
+    try:
+        return Check(name=name, status="ok", detail=f"{distribution} {version(distribution)}")
+    except PackageNotFoundError:
+        return Check(
+            name=name,
+            status="optional",
+            detail=f"not installed; for {purpose}",
+            fix=f"pip install 'smokebox[{extra}]'",
+        )
+
+
+def _namespaces() -> Check:
+    import subprocess
+
+    command = [sys.executable, "-I", "-S", "-c", _UNSHARE]
+    made = subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+    return _kernel(
+        "user namespaces",
+        lambda: made,
+        "allowed",
+        "not allowed for this user",
+        "sysctl -w user.max_user_namespaces=15000 kernel.apparmor_restrict_unprivileged_userns=0",
+    )
+
+
+def _linux() -> Check:
+    """Create a sandbox and use it: the decisive check, whatever else is missing."""
+    import asyncio
+    import tempfile
+
+    name = "linux sandbox"
+    try:
+        from smokebox.engine.host import Host
+
+        async def run(home: str) -> str:
+            async with await Host.open(home, pool=0) as host:
+                sandbox = host.sandbox("doctor")
+                output = (await sandbox.exec("echo $((6 * 7))", timeout=10)).stdout
+                await sandbox.destroy()
+                return output
+
+        with tempfile.TemporaryDirectory(prefix="smokebox-doctor-") as home:
+            output = asyncio.run(run(home))
+        if output != "42\n":
+            raise RuntimeError(f"6 * 7 gave {output!r}")
+    except SmokeboxError as error:
+        return Check(name=name, status="optional", detail=error.message, fix=error.hint)
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check(name=name, status="optional", detail=f"does not run: {error}")
+    return Check(name=name, status="ok", detail="runs, isolated by namespaces")
+
+
+def _limits() -> Check:
+    from smokebox.engine.jail.cgroup_hierarchy import detect
+
+    hierarchy = detect()
+    return _kernel(
+        "limits",
+        lambda: hierarchy.enforcement != "rlimits",
+        hierarchy.describe(),
+        hierarchy.describe(),
+        "run under `systemd-run --user --scope -p Delegate=yes`, or as root",
+    )
+
+
+def _overlay() -> Check:
+    return _kernel(
+        "overlayfs",
+        lambda: "\toverlay\n" in Path("/proc/filesystems").read_text(),
+        "in the kernel",
+        "not in the kernel",
+        "modprobe overlay",
+    )
+
+
+def _tiers() -> Iterator[Check]:
+    """Check the program of every isolation tier that needs one."""
+    for tier in TIERS.values():
+        if tier.program is not None:
+            path = shutil.which(tier.program)
+            install = f"{_install(tier.program)}, or see {tier.install_url}"
+            yield _kernel(
+                tier.program,
+                partial(bool, path),
+                path or "",
+                f"{tier.summary}, is not installed",
+                install,
+            )
+
+
+def _fuse() -> Check:
+    return _kernel(
+        "/dev/fuse",
+        lambda: os.access("/dev/fuse", os.R_OK | os.W_OK),
+        "usable, for mounting buckets",
+        "missing or not usable by this user; mounts need it",
+        "modprobe fuse; in Docker add --device /dev/fuse",
+    )
+
+
+def _kvm() -> Check:
+    return _kernel(
+        "/dev/kvm",
+        lambda: os.access("/dev/kvm", os.R_OK | os.W_OK),
+        "usable",
+        "missing or not usable by this user",
+        "modprobe kvm && usermod -aG kvm $USER",
+    )
+
+
+def _kernel(name: str, test: Callable[[], bool], good: str, bad: str, fix: str) -> Check:
+    try:
+        ok = test()
+    except OSError as error:
+        ok, bad = False, f"cannot be checked: {error}"
+    if ok:
+        return Check(name=name, status="ok", detail=good)
+    return Check(name=name, status="optional", detail=f"{bad}; for Linux sandboxes", fix=fix)

@@ -1,4 +1,4 @@
-"""`smokebox keys`: what opens a server for other machines."""
+"""`smokebox keys`: create, list and revoke the API keys of a server."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smokebox.cli.options import AsJson  # noqa: TC001
+from smokebox.cli.options import AsJson, parse_duration
+from smokebox.cli.output import format_age, print_json, print_table
+from smokebox.cli.remote import run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
 
 keys = typer.Typer(
-    help="Make, list and revoke API keys.",
+    help="Create, list and revoke API keys.",
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
@@ -21,45 +23,39 @@ keys = typer.Typer(
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Option(metavar="NAME", help="Who or what uses it.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Who or what uses the key.")],
     prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only for sandboxes whose ids begin so.")
+        str, typer.Option(metavar="TEXT", help="Limit the key to sandbox IDs with this prefix.")
     ] = "",
     admin: Annotated[
-        bool, typer.Option("--admin", help="Also for keys, and to stop the server.")
+        bool, typer.Option("--admin", help="Allow managing keys and stopping the server.")
     ] = False,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Opens nothing after this: 12h, 30d.")
+        str | None, typer.Option(metavar="TIME", help="Expire after this: 12h, 30d.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Make a key and print it. Nobody can read it again."""
-    from smokebox.cli.given import parse_duration
-    from smokebox.cli.remote.talking import talk
-    from smokebox.cli.table import print_json
-
+    """Create a key and print it. It cannot be shown again."""
     seconds = None if expires is None else parse_duration("--expires", expires)
 
     async def work(client: Client) -> None:
-        made = await client.keys.create(name, prefix=prefix, admin=admin, expires_in=seconds)
+        created = await client.keys.create(name, prefix=prefix, admin=admin, expires_in=seconds)
         if as_json:
-            print_json(made)
+            print_json(created)
         else:
-            typer.echo(made.key)
+            typer.echo(created.key)
 
-    return talk(work)
+    return run_with_client(work)
 
 
 @keys.command("list")
 def list_all(as_json: AsJson = False) -> int:
     """List keys, without their secrets."""
-    from smokebox.cli.remote.talking import talk
-    from smokebox.cli.table import ago, print_json, print_table
 
     async def work(client: Client) -> None:
-        found = await client.keys.list()
+        infos = await client.keys.list()
         if as_json:
-            print_json(found)
+            print_json(infos)
             return
         print_table(
             ("ID", "NAME", "PREFIX", "ADMIN", "CREATED", "EXPIRES", "USED"),
@@ -69,26 +65,25 @@ def list_all(as_json: AsJson = False) -> int:
                     key.name,
                     key.prefix or "-",
                     "yes" if key.admin else "no",
-                    ago(key.created_at),
-                    "never" if key.expires_at is None else ago(key.expires_at),
-                    "never" if key.last_used_at is None else ago(key.last_used_at),
+                    format_age(key.created_at),
+                    "never" if key.expires_at is None else format_age(key.expires_at),
+                    "never" if key.last_used_at is None else format_age(key.last_used_at),
                 )
-                for key in found
+                for key in infos
             ],
         )
 
-    return talk(work)
+    return run_with_client(work)
 
 
 @keys.command()
 def revoke(
-    keys: Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of keys.")],
+    keys: Annotated[list[str], typer.Argument(metavar="ID...", help="Key IDs.")],
 ) -> int:
-    """Have keys open nothing any more."""
-    from smokebox.cli.remote.talking import talk
+    """Revoke keys."""
 
     async def work(client: Client) -> None:
         for id in keys:
             await client.keys.revoke(id)
 
-    return talk(work)
+    return run_with_client(work)

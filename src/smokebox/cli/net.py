@@ -1,8 +1,9 @@
-"""`smokebox net`: what a sandbox asked of the network, and what it may ask."""
+"""`smokebox net`: a sandbox's network log and egress policy."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,32 +21,31 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 def net(
     id: Id,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is asked from here on.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
     policy: Annotated[
-        bool, typer.Option("--policy", help="Print what it may reach, as JSON.")
+        bool, typer.Option("--policy", help="Print the egress policy as JSON.")
     ] = False,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="Open a host. Repeatable.")
+        list[str] | None, typer.Option(metavar="HOST", help="Allow a host. Repeatable.")
     ] = None,
     deny: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="Close a host. Repeatable.")
+        list[str] | None, typer.Option(metavar="HOST", help="Deny a host. Repeatable.")
     ] = None,
     internet: Annotated[
-        bool | None, typer.Option("--internet/--no-internet", help="Open or close the rest.")
+        bool | None, typer.Option("--internet/--no-internet", help="Allow or deny all other hosts.")
     ] = None,
 ) -> int:
-    """Print what a sandbox asked of the network, or change what it may ask.
+    """Print the network log of a sandbox, or change its egress policy.
 
-    Does not wake it. A host is a name, an address, or a glob such as '*.example.com'. What
-    is changed goes before the settings of the sandbox, until it is changed again.
+    Does not wake it. A host is a name, an address, or a glob such as '*.example.com'. Changes
+    override the settings of the sandbox until they are changed again.
     """
-    from smokebox.cli.remote.finding import find
-    from smokebox.cli.remote.talking import talk
+    from smokebox.cli.remote import find_sandbox, run_with_client
 
     async def work(client: Client) -> None:
-        sandbox = await find(client, id)
+        sandbox = await find_sandbox(client, id)
         changed = await _change(sandbox, allow or [], deny or [], internet)
         if policy:
             await _print_policy(sandbox)
@@ -54,7 +54,7 @@ def net(
         elif not changed:
             await _print_log(sandbox, as_json=as_json)
 
-    return talk(work)
+    return run_with_client(work)
 
 
 async def _change(
@@ -70,15 +70,14 @@ async def _change(
 
 
 async def _print_policy(sandbox: Sandbox) -> None:
-    from smokebox.cli.table import print_json
-    from smokebox.egress.layers import SETTINGS
+    from smokebox.cli.output import print_json
 
     policy = await sandbox.get_egress()
-    print_json({name: getattr(policy, name) for name in (*SETTINGS, "opened_hosts")})
+    print_json({one.name: getattr(policy, one.name) for one in fields(policy) if one.init})
 
 
 async def _print_log(sandbox: Sandbox, *, as_json: bool) -> None:
-    from smokebox.cli.table import print_json
+    from smokebox.cli.output import print_json
 
     events: list[NetworkEvent] = []
     while more := await sandbox.network_log(after=events[-1].cursor if events else 0, limit=1000):
@@ -98,7 +97,7 @@ async def _follow(sandbox: Sandbox, *, as_json: bool) -> None:
 
 
 def line_of(event: NetworkEvent) -> str:
-    """An event as one line: when, what became of it, what was asked, by which rule."""
+    """Format an event as one line: time, verdict, request and rule."""
     port = "" if event.port == _DEFAULT_PORTS.get(event.protocol) else f":{event.port}"
     host = f"[{event.host}]" if ":" in event.host else event.host
     asked = f"{event.protocol}://{host}{port}{event.path or ''}"
@@ -114,5 +113,5 @@ def line_of(event: NetworkEvent) -> str:
         *([event.reason] if event.reason else []),
     ]
     line = " ".join(parts)
-    # A sandbox chose some of it, and a terminal would do what it says.
+    # A sandbox chooses parts of the line: escape what could control the terminal.
     return line if line.isprintable() else ascii(line)[1:-1]

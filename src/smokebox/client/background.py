@@ -1,6 +1,6 @@
-"""The server of this user, in the background: found, started when there is none, stopped.
+"""The user's server in the background: find, start and stop it.
 
-Everything here blocks, for the command line and for threads.
+Everything here blocks: for the command line and for threads.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 
 from smokebox.client.place import short_path
 from smokebox.errors import DeadlineExceeded, ServiceUnavailable
+from smokebox.foundation.endpoint import default_home, log_path, socket_path
 from smokebox.wire import API
-from smokebox.wire.answers import Health
 from smokebox.wire.codec import decode
-from smokebox.wire.place import default_home, log_path, socket_path
+from smokebox.wire.responses import Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IDLE_EXIT = 900.0
-"""Seconds that a server which was started by itself waits for work before it ends."""
+"""Idle seconds after which a server that was started automatically exits."""
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
@@ -42,13 +42,13 @@ _LOCK = "start.lock"
 _OWNER = "lock"
 _CREDENTIALS = "3i"
 _FORMER_SECONDS = 15.0
-# A shell between us and the server, which is thus nobody's child, and leaves no zombie here.
+# A shell in between makes the server an orphan, so that it leaves no zombie in this process.
 _DETACH = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """A server that answers. `pid` and `uptime`, in seconds, are None where nobody can see."""
+class ServerStatus:
+    """A running server. `pid` and `uptime` (in seconds) are None if they cannot be read."""
 
     home: str
     socket: str
@@ -59,8 +59,8 @@ class Status:
     uptime: float | None
 
 
-def find(home: str | None = None) -> Status | None:
-    """The server of a state directory, by default this user's, or None if nobody answers."""
+def find(home: str | None = None) -> ServerStatus | None:
+    """Return the server of a state directory, by default the user's; None if none answers."""
     place = home or default_home()
     connection = _Connection(socket_path(place), _ANSWER_SECONDS)
     try:
@@ -69,7 +69,7 @@ def find(home: str | None = None) -> Status | None:
             health = decode(Health, connection.getresponse().read())
     except (OSError, http.client.HTTPException, msgspec.MsgspecError):
         return None
-    return Status(
+    return ServerStatus(
         home=place,
         socket=socket_path(place),
         log=log_path(place),
@@ -80,42 +80,54 @@ def find(home: str | None = None) -> Status | None:
     )
 
 
-status = find
+def start(home: str | None = None, *, idle_exit: float | None = IDLE_EXIT) -> ServerStatus:
+    """Return the server of a state directory; start it in the background if needed.
 
+    Of several concurrent callers, one starts it.
 
-def start(home: str | None = None, *, idle_exit: float | None = IDLE_EXIT) -> Status:
-    """The server of a state directory, started in the background if there is none.
+    Args:
+        home: State directory, by default the user's.
+        idle_exit: Seconds without work after which it exits; None for never.
 
-    Of many who ask at once, one starts it. It ends after `idle_exit` seconds without work,
-    never with None. Raises `ServiceUnavailable` with the end of its log if it cannot start.
+    Raises:
+        ServiceUnavailable: It cannot start. The message has the end of its log.
     """
     place = home or default_home()
-    if (found := _ready(place)) is not None:
-        return found
+    if (server := _ready(place)) is not None:
+        return server
     os.makedirs(place, mode=0o700, exist_ok=True)
-    with _turn(place):
-        found = _ready(place) or _after_former(place)
-        return found or _await(place, _spawn(place, idle_exit))
+    with _start_lock(place):
+        server = _ready(place) or _await_former(place)
+        return server or _await(place, _spawn(place, idle_exit))
 
 
 def stop(home: str | None = None, *, keep: bool = False, timeout: float = STOP_SECONDS) -> bool:
-    """Stop the server of a state directory; whether there was one.
+    """Stop the server of a state directory, and wait until it has exited.
 
-    Its sandboxes sleep, or with `keep` run on for the next server. Returns once it is gone.
+    Args:
+        home: State directory, by default the user's.
+        keep: Leave sandboxes running for the next server; otherwise they sleep.
+        timeout: Seconds to wait.
+
+    Returns:
+        False if no server was running.
+
+    Raises:
+        DeadlineExceeded: It did not exit within `timeout` seconds.
     """
     place = home or default_home()
-    found = find(place)
-    if found is None:
+    server = find(place)
+    if server is None:
         return False
-    asked = _ask_to_stop(place, keep=keep)
-    if not asked and found.pid is not None:
-        os.kill(found.pid, signal.SIGTERM)
+    accepted = _request_stop(place, keep=keep)
+    if not accepted and server.pid is not None:
+        os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout
-    while find(place) is not None or _runs(found.pid):
+    while find(place) is not None or _runs(server.pid):
         if time.monotonic() > deadline:
             raise DeadlineExceeded(
                 f"the server of {place} did not stop in {timeout:g} s.",
-                hint=f"See {log_path(place)}, or end it with `kill -9 {found.pid}`.",
+                hint=f"See {log_path(place)}, or kill it: kill -9 {server.pid}.",
                 operation="stop",
                 timeout=timeout,
             )
@@ -123,15 +135,15 @@ def stop(home: str | None = None, *, keep: bool = False, timeout: float = STOP_S
     return True
 
 
-def _ready(home: str) -> Status | None:
-    """The server that is there and stays; one that is about to end is not."""
-    found = find(home)
-    return None if found is None or found.draining else found
+def _ready(home: str) -> ServerStatus | None:
+    """Return the running server, unless it is shutting down."""
+    server = find(home)
+    return None if server is None or server.draining else server
 
 
 @contextlib.contextmanager
-def _turn(home: str) -> Iterator[None]:
-    """Within the block nobody else starts a server of that directory."""
+def _start_lock(home: str) -> Iterator[None]:
+    """Hold the lock for starting a server of that directory."""
     with open(os.path.join(home, _LOCK), "ab") as file:
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -145,22 +157,22 @@ def _turn(home: str) -> Iterator[None]:
         yield
 
 
-def _after_former(home: str) -> Status | None:
-    """Wait until whoever has the state directory serves it, or has let go of it.
+def _await_former(home: str) -> ServerStatus | None:
+    """Wait until the current owner of the state directory serves it or releases it.
 
-    A server that is about to end has closed its socket before it has put all to sleep. One
-    who neither serves nor ends is left for the next server to complain of.
+    A server that shuts down closes its socket before all its sandboxes sleep. An owner that
+    neither serves nor exits is reported by the next server.
     """
     deadline = time.monotonic() + _FORMER_SECONDS
     while _is_taken(home) and time.monotonic() < deadline:
-        if (found := _ready(home)) is not None:
-            return found
+        if (server := _ready(home)) is not None:
+            return server
         time.sleep(_POLL)
     return None
 
 
 def _is_taken(home: str) -> bool:
-    """Whether an engine has the state directory."""
+    """Return whether an engine owns the state directory."""
     try:
         with open(os.path.join(home, _OWNER), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -175,34 +187,34 @@ def _spawn(home: str, idle_exit: float | None) -> int:
     serve = [sys.executable, "-m", "smokebox", "serve", "--home", home, "--no-tcp"]
     if idle_exit is not None:
         serve += ["--idle-exit", f"{idle_exit:g}"]
-    # The log is $0, for the words that follow are the server's.
-    told = subprocess.run(
+    # The log is $0; the words after it are the command of the server.
+    started = subprocess.run(
         ["/bin/sh", "-c", _DETACH, log_path(home), *serve],
         cwd="/",
         start_new_session=True,
         stdout=subprocess.PIPE,
         check=True,
     )
-    return int(told.stdout)
+    return int(started.stdout)
 
 
-def _await(home: str, pid: int) -> Status:
+def _await(home: str, pid: int) -> ServerStatus:
     deadline = time.monotonic() + START_SECONDS
-    while (found := _ready(home)) is None:
+    while (server := _ready(home)) is None:
         if not _runs(pid):
             raise ServiceUnavailable(
-                f"the server of {home} ended as soon as it was started:\n{_last_lines(home)}",
-                hint=f"Its log is {log_path(home)}; `smokebox doctor` looks for causes.",
+                f"the server of {home} exited during its start:\n{_last_lines(home)}",
+                hint=f"Its log is {log_path(home)}; `smokebox doctor` checks this machine.",
                 service="server",
             )
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             raise _too_slow(home)
         time.sleep(_POLL)
-    return found
+    return server
 
 
-def _ask_to_stop(home: str, *, keep: bool) -> bool:
+def _request_stop(home: str, *, keep: bool) -> bool:
     connection = _Connection(socket_path(home), _ANSWER_SECONDS)
     body = msgspec.json.encode({"sandboxes": "keep" if keep else "sleep"})
     try:
@@ -227,7 +239,7 @@ def _last_lines(home: str) -> str:
         file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 16)))
         lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:])
-    return "(it has written nothing)"
+    return "(its log is empty)"
 
 
 def _runs(pid: int | None) -> bool:
@@ -244,7 +256,7 @@ def _uptime(pid: int | None) -> float | None:
 
 
 def _stat(pid: int | None) -> list[str] | None:
-    """What the kernel tells of a process, from its state on."""
+    """Return the fields of /proc/PID/stat, from the state on."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -253,7 +265,7 @@ def _stat(pid: int | None) -> list[str] | None:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket; `peer` is the process that listens on it, if one can see it."""
+    """HTTP over a unix socket. `peer` is the pid of the listening process, if visible."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -261,11 +273,11 @@ class _Connection(http.client.HTTPConnection):
         self.peer: int | None = None
 
     def connect(self) -> None:
-        """Connect, and see who is there."""
+        """Connect, and read the credentials of the peer."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         with short_path(self._path) as path:
             self.sock.connect(path)
         size = struct.calcsize(_CREDENTIALS)
-        told = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        self.peer = struct.unpack(_CREDENTIALS, told)[0] or None
+        credentials = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        self.peer = struct.unpack(_CREDENTIALS, credentials)[0] or None

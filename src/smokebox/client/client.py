@@ -1,4 +1,4 @@
-"""Servers, and the sandboxes on them: the default one by `get_sandbox`, others by `connect`."""
+"""Clients of servers: `get_sandbox` uses the default one, `connect` any other."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
-from smokebox.client.backups import Backups
 from smokebox.client.bindings import Binding
 from smokebox.client.connection import Address
-from smokebox.client.handle import repeat_key
-from smokebox.client.keys import Keys
 from smokebox.client.sandbox import Sandbox
-from smokebox.client.settings import Asked, SandboxSettings, parse_settings
+from smokebox.client.sandbox_connection import new_repeat_key
+from smokebox.client.server_resources import Backups, Keys
+from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
+from smokebox.foundation.endpoint import default_home, socket_path
 from smokebox.types import SandboxInfo
-from smokebox.wire import answers
-from smokebox.wire.place import default_home, socket_path
+from smokebox.wire import responses
 from smokebox.wire.requests import CreateSandbox
 
 if TYPE_CHECKING:
@@ -33,7 +32,10 @@ API_KEY = "SMOKEBOX_API_KEY"
 
 
 class Client:
-    """One server. Made by `connect`; nothing is asked before the first call."""
+    """One server; `connect` returns it. Sends nothing before the first call.
+
+    `keys` manages its API keys, `backups` the backups of all its sandboxes.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -42,7 +44,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """Address of the server."""
         return str(self._transport.address)
 
     @overload
@@ -63,7 +65,16 @@ class Client:
         /,
         **settings: Unpack[SandboxSettings],
     ) -> Sandbox:
-        """A sandbox of this server by its id; see `get_sandbox`."""
+        """Return a sandbox of this server by its id; see `get_sandbox`.
+
+        Args:
+            kind: The id alone, or a subclass of `Sandbox` or a binding before the id.
+            id: Id of the sandbox: letters, digits and hyphens, at most 63.
+            **settings: Settings that override those of `kind`; see `SandboxSettings`.
+
+        Raises:
+            InvalidOption: A setting is unknown or has a wrong type, or the id is invalid.
+        """
         return self._sandbox(kind, id, settings)
 
     @overload
@@ -83,14 +94,24 @@ class Client:
         /,
         **settings: Unpack[SandboxSettings],
     ) -> Sandbox:
-        """A sandbox under a random id, which is destroyed at the end of its `async with`."""
-        form, asked = _asked("create()", kind or Sandbox, settings)
-        body = msgspec.convert(msgspec.to_builtins(asked.settings), CreateSandbox)
+        """Create a sandbox with a random id, destroyed at the end of its `async with` block.
+
+        Args:
+            kind: A subclass of `Sandbox` or a binding.
+            **settings: Settings that override those of `kind`; see `SandboxSettings`.
+
+        Raises:
+            InvalidOption: A setting is unknown or invalid.
+            ServiceUnavailable: The server cannot be reached.
+        """
+        form, parsed = _resolve("create()", kind or Sandbox, settings)
+        body = msgspec.convert(msgspec.to_builtins(parsed.settings), CreateSandbox)
         info = await self._transport.ask(
-            SandboxInfo, "POST", "/sandboxes", body=body, timeout=None, repeat_key=repeat_key()
+            SandboxInfo, "POST", "/sandboxes", body=body, timeout=None, repeat_key=new_repeat_key()
         )
-        sandbox = form(info.id, self._transport, asked.settings, asked.handlers)
-        sandbox.made(info)
+        sandbox = form(info.id, self._transport, parsed.settings, parsed.handlers)
+        sandbox._connection.set_created(info)
+        sandbox._destroy_on_close = True
         return sandbox
 
     async def list(
@@ -100,21 +121,31 @@ class Client:
         labels: Mapping[str, str] | None = None,
         prefix: str = "",
     ) -> list[SandboxInfo]:
-        """The sandboxes that are there, by id: with that status, all those labels, that prefix."""
+        """Return the sandboxes of the server, sorted by id.
+
+        Args:
+            status: Only sleeping ("idle") or running ("active") ones.
+            labels: Only those that have all these labels.
+            prefix: Only those whose ids start with this.
+        """
         query = {
             "status": status,
             "prefix": prefix,
             "label": [f"{name}={value}" for name, value in (labels or {}).items()],
         }
-        found = await self._transport.ask(answers.Sandboxes, "GET", "/sandboxes", query=query)
-        return found.sandboxes
+        response = await self._transport.ask(responses.Sandboxes, "GET", "/sandboxes", query=query)
+        return response.sandboxes
 
-    async def health(self) -> answers.Health:
-        """Whether the server lives, and its version."""
-        return await self._transport.ask(answers.Health, "GET", "/health")
+    async def health(self) -> responses.Health:
+        """Return the version and state of the server.
+
+        Raises:
+            ServiceUnavailable: It cannot be reached.
+        """
+        return await self._transport.ask(responses.Health, "GET", "/health")
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop. Nobody has to: it does so at its end."""
+        """Close the connections of this event loop. They also close when the loop ends."""
         await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
@@ -129,21 +160,27 @@ class Client:
     def _sandbox(self, kind: object, id: str | None, settings: Mapping[str, object]) -> Sandbox:
         if isinstance(kind, str) and id is None:
             return self._sandbox(Sandbox, kind, settings)
-        form, asked = _asked("get_sandbox()", kind, settings)
+        form, parsed = _resolve("get_sandbox()", kind, settings)
         if id is None:
             raise InvalidOption(
-                f"{form.__name__} is a kind of sandbox, and needs an id.",
+                "get_sandbox() needs an id after the class or binding.",
                 hint='Pass get_sandbox(Kind, "id").',
                 option="id",
             )
-        return form(id, self._transport, asked.settings, asked.handlers)
+        return form(id, self._transport, parsed.settings, parsed.handlers)
 
 
 def connect(url: str | None = None, api_key: str | None = None) -> Client:
-    """A server: http://host:port, https://host, or unix:/path/to/server.sock.
+    """Return a client of a server. Sends nothing before the first call.
 
-    Without a url it is that of SMOKEBOX_URL, else this user's own, which is started in the
-    background when nobody listens. Without a key that of SMOKEBOX_API_KEY is sent.
+    Args:
+        url: http://host:port, https://host, or unix:/path/to/server.sock. By default that of
+            SMOKEBOX_URL, else the user's own server, which is started in the background if it
+            is not running.
+        api_key: Key to send, by default that of SMOKEBOX_API_KEY.
+
+    Raises:
+        InvalidOption: The URL has another form.
     """
     url, key = url or os.environ.get(URL), api_key or os.environ.get(API_KEY)
     if url:
@@ -152,13 +189,13 @@ def connect(url: str | None = None, api_key: str | None = None) -> Client:
 
 
 def default_client() -> Client:
-    """The server that the environment names; the same object while that stays as it is."""
+    """Return the client of the server that the environment names, cached by its variables."""
     url, key, home = os.environ.get(URL), os.environ.get(API_KEY), default_home()
     with _lock:
-        found = _defaults.get((url, key, home))
-        if found is None:
-            found = _defaults[(url, key, home)] = connect()
-    return found
+        client = _defaults.get((url, key, home))
+        if client is None:
+            client = _defaults[(url, key, home)] = connect()
+    return client
 
 
 @overload
@@ -179,10 +216,16 @@ def get_sandbox(
     /,
     **settings: Unpack[SandboxSettings],
 ) -> Sandbox:
-    """The Linux sandbox of an id, made by its first call if there is none.
+    """Return the Linux sandbox of an id. Its first call creates it if it does not exist.
 
-    A subclass of `Sandbox` or a binding (`env.Name`) before the id says how it is to be, and
-    keywords say so over both; see `SandboxSettings`. Nothing is asked of the server yet.
+    Args:
+        kind: The id alone; or a subclass of `Sandbox` or a binding (`env.Name`), whose
+            settings the sandbox gets, before the id.
+        id: Id of the sandbox: letters, digits and hyphens, at most 63.
+        **settings: Settings that override those of `kind`; see `SandboxSettings`.
+
+    Raises:
+        InvalidOption: A setting is unknown or has a wrong type, or the id is invalid.
     """
     return default_client()._sandbox(kind, id, settings)
 
@@ -193,7 +236,7 @@ async def list_sandboxes(
     labels: Mapping[str, str] | None = None,
     prefix: str = "",
 ) -> list[SandboxInfo]:
-    """The sandboxes of the default server; see `Client.list`."""
+    """Return the sandboxes of the default server; see `Client.list` for the options."""
     return await default_client().list(status=status, labels=labels, prefix=prefix)
 
 
@@ -203,7 +246,7 @@ _defaults: dict[tuple[str | None, str | None, str], Client] = {}
 
 def _local(home: str) -> Client:
     async def revive() -> None:
-        # Most find that it is there.
+        # Rarely needed, and slow to import.
         from smokebox.client import background
 
         await asyncio.to_thread(background.start, home)
@@ -213,16 +256,16 @@ def _local(home: str) -> Client:
     )
 
 
-def _asked(where: str, kind: object, given: Mapping[str, object]) -> tuple[type[Sandbox], Asked]:
-    """The class of a handle, and the settings of a kind of sandboxes with those given."""
-    asked = parse_settings(where, given)
+def _resolve(
+    where: str, kind: object, options: Mapping[str, object]
+) -> tuple[type[Sandbox], ParsedSettings]:
+    """Return the class of a handle, and the settings of `kind` overridden by `settings`."""
     if isinstance(kind, Binding):
-        return Sandbox, asked.over(Asked(settings=kind.settings))
+        return Sandbox, parse_settings(where, options).over(ParsedSettings(settings=kind.settings))
     if isinstance(kind, type) and issubclass(kind, Sandbox):
-        own = parse_settings(f"class {kind.__name__}", kind.declared)
-        return kind, asked.over(own)
+        return kind, parse_settings(where, with_declared(kind._declared, options))
     raise InvalidOption(
-        f"a kind of sandbox is a subclass of Sandbox or a binding, not {kind!r}.",
+        f"the kind of a sandbox is a subclass of Sandbox or a binding, not {kind!r}.",
         hint='Pass get_sandbox("id"), get_sandbox(Kind, "id") or get_sandbox(env.Name, "id").',
         option="kind",
         value=repr(kind),

@@ -14,21 +14,18 @@ from urllib.parse import unquote, urlsplit
 
 from smokebox import __version__
 from smokebox.client.answering import Unconnected
-from smokebox.client.exchange import Exchange, Exchanges
+from smokebox.client.http_client import HttpClient
 from smokebox.client.place import short_path
 from smokebox.client.socket import open_socket
 from smokebox.errors import InvalidOption
+from smokebox.foundation.http1.connection import Connection
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator
 
-    import aiohttp
-
     from smokebox.client.socket import Socket
 
-# Less than what the server keeps an idle connection for: it must not end under a request.
-_KEEP_ALIVE = 30.0
 _CONNECT_SECONDS = 10.0
 _NEXT_ADDRESS_SECONDS = 0.25
 
@@ -36,49 +33,38 @@ _Pools: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[Pool, AsyncGenerator[
 
 
 class Pool:
-    """What is sent on one event loop goes by this: requests by `exchanges`."""
+    """Connections of one event loop: `http` sends requests, `socket` opens WebSockets."""
 
     def __init__(self, address: Address, path: str | None, headers: dict[str, str]) -> None:
         self._address = address
         self._path = path
         self._headers = headers
         parts = urlsplit(address.base)
-        headers = {"host": parts.netloc, **headers}
-        self.exchanges = Exchanges(parts.path, headers, self._connect)
-        self._connector: aiohttp.BaseConnector | None = None
+        # Latin-1, as heads are written: the bytes are those of UTF-8.
+        base = parts.path.encode().decode("latin-1")
+        self.http = HttpClient(base, {"host": parts.netloc, **headers}, self._connect)
 
-    @property
-    def connector(self) -> aiohttp.BaseConnector:
-        """The connections of those who pass on what others ask, by aiohttp."""
-        if self._connector is None:
-            import aiohttp
-
-            self._connector = (
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
-                if self._path is None
-                else aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=_KEEP_ALIVE)
-            )
-        return self._connector
+    def route(self) -> dict[str, Any]:
+        """Return the options for an event loop, or for `websockets`, to connect to the server."""
+        return self._address.tcp() if self._path is None else {"unix": True, "path": self._path}
 
     async def socket(self, target: str, heartbeat: float) -> Socket:
-        """A WebSocket; see `open_socket`."""
-        by = self._address.tcp() if self._path is None else {"unix": True, "path": self._path}
+        """Open a WebSocket; see `open_socket`."""
         url = self._address.base + target
-        return await open_socket(url, by, self._headers, heartbeat=heartbeat)
+        return await open_socket(url, self.route(), self._headers, heartbeat=heartbeat)
 
-    async def aclose(self) -> None:
-        """Close all of it."""
-        self.exchanges.close()
-        if self._connector is not None:
-            await self._connector.close()
+    def close(self) -> None:
+        """Close the idle connections."""
+        self.http.close()
 
-    async def _connect(self) -> Exchange:
+    async def _connect(self, silence: float | None) -> Connection:
         loop = asyncio.get_running_loop()
+        connection = functools.partial(Connection, timeout=silence)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 if self._path is not None:
-                    return (await loop.create_unix_connection(Exchange, self._path))[1]
-                return (await loop.create_connection(Exchange, **self._address.tcp()))[1]
+                    return (await loop.create_unix_connection(connection, self._path))[1]
+                return (await loop.create_connection(connection, **self._address.tcp()))[1]
         except TimeoutError as error:
             raise Unconnected(f"nobody answered in {_CONNECT_SECONDS:g} s") from error
         except OSError as error:
@@ -183,7 +169,7 @@ async def _open(
             yield pool
         finally:
             pools.pop(asyncio.get_running_loop(), None)
-            await pool.aclose()
+            pool.close()
 
 
 @functools.cache

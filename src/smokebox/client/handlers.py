@@ -146,12 +146,12 @@ class _Link:
 
     def __init__(self, socket: Socket, sandbox_id: str, handlers: Mapping[str, Handler]) -> None:
         # Few sandboxes have handlers.
-        from smokebox.egress.serving import Serving
+        from smokebox.egress.handler_server import HandlerServer
 
         self.served = False
         self._socket = socket
         self._handlers = handlers
-        self._serving = Serving(sandbox_id, handlers, env, self._send)
+        self._serving = HandlerServer(sandbox_id, handlers, env, self._send)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
 

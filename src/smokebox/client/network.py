@@ -1,57 +1,45 @@
-"""What a sandbox may reach: changed while it runs, and looked at."""
+"""Network of a sandbox: its egress policy, the log of its requests, and its ports."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
+import math
 from typing import TYPE_CHECKING
 
-from smokebox.client.handle import Handle
-from smokebox.client.handlers import HandlerChannel
-from smokebox.client.resuming import resumed
+from smokebox.client.port_socket import WebSocket, open_websocket
 from smokebox.egress.handler import CLIENT, check_handler
 from smokebox.egress.layers import CATCH_ALL
-from smokebox.egress.policy import Egress, handler_key
-from smokebox.types import NetworkEvent
-from smokebox.wire import answers
+from smokebox.egress.policy import EgressInForce, handler_key
+from smokebox.errors import InvalidOption
+from smokebox.types import ExposedPort, NetworkEvent
+from smokebox.wire import requests, responses
 from smokebox.wire.codec import decode
 from smokebox.wire.requests import ChangeEgress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from smokebox.client.transport import Transport
-    from smokebox.egress.handler import Handler, HandlerOption
-    from smokebox.wire.requests import Settings
+    from smokebox.client.sandbox_connection import SandboxConnection
+    from smokebox.egress.handler import HandlerOption
 
 
-class Network(Handle):
-    """The network of a sandbox. What is changed here outlives sleep and the server, and goes
-    before the settings, also when those are sent again.
+class SandboxNetwork:
+    """Methods of `Sandbox` about its network: egress policy, its log, and ports.
 
-    Handlers that are functions run in this process, and only while this handle is there;
-    without it, what they are for is refused.
+    Changes of the policy survive sleep and restarts of the server, and override the settings,
+    also when those are sent again. Handlers that are functions run in this process while the
+    handle exists; without it, requests that need them are refused.
     """
 
-    def __init__(
-        self,
-        id: str,
-        transport: Transport,
-        settings: Settings,
-        handlers: Mapping[str, Handler] | None = None,
-    ) -> None:
-        super().__init__(id, transport, settings)
-        path = f"{self._root}/egress/handlers"
-        self._channel = HandlerChannel(id, transport, path, handlers or {})
-        weakref.finalize(self, self._channel.close).atexit = False
+    _connection: SandboxConnection
 
-    async def get_egress(self) -> Egress:
-        """The policy in force; `.decide("api.github.com")` tells what becomes of a host.
+    async def get_egress(self) -> EgressInForce:
+        """Return the policy in force; its `decide("api.github.com")` judges a host.
 
         Handlers are in it by name: `@client` is one that a client runs.
         """
-        told = (await self._ask(answers.EgressInfo, "GET", "/egress")).in_force
-        return Egress(**{name: getattr(told, name) for name in told.__struct_fields__})
+        info = await self._connection.request(responses.EgressInfo, "GET", "/egress")
+        return EgressInForce(**info.in_force)
 
     async def allow_host(self, host: str) -> None:
         """Open a host, by name or glob, and end a denial of that very name. Closes no other."""
@@ -90,7 +78,9 @@ class Network(Handle):
 
     async def reset_egress(self) -> None:
         """Forget what was changed at run time: the settings hold again."""
-        await self._ask(answers.EgressInfo, "DELETE", "/egress/changes", timeout=None)
+        await self._connection.request(
+            responses.EgressInfo, "DELETE", "/egress/changes", timeout=None
+        )
 
     async def network_log(self, *, after: int = 0, limit: int = 100) -> list[NetworkEvent]:
         """What the sandbox asked of the network, the oldest first, and what became of it.
@@ -98,7 +88,11 @@ class Network(Handle):
         `after` is the `cursor` of an earlier event. Does not wake the sandbox.
         """
         query = {"after": after, "limit": limit}
-        return (await self._ask(answers.NetworkEvents, "GET", "/egress/log", query=query)).events
+        return (
+            await self._connection.request(
+                responses.NetworkEvents, "GET", "/egress/log", query=query
+            )
+        ).events
 
     async def follow_network_log(
         self, *, after: int | None = None
@@ -107,22 +101,96 @@ class Network(Handle):
 
         After a lost connection it goes on where it was.
         """
-        events = resumed(self, "/egress/log/stream", {"cursor": after})
+        events = self._connection.resumed_events("/egress/log/stream", {"cursor": after})
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.name == "request":
                     yield decode(NetworkEvent, event.data)
 
-    @property
-    def _ready(self) -> bool:
-        return self._found and self._channel.ready
+    async def expose_port(
+        self,
+        port: int,
+        *,
+        name: str | None = None,
+        token: str | None = None,
+        private: bool | None = None,
+    ) -> ExposedPort:
+        """Expose a port at a preview URL for the current run; wakes the sandbox.
 
-    async def _attach(self) -> None:
-        if self._channel.handlers:
-            await self._channel.open()
+        The URL stays the same when the sandbox sleeps, but works again only after the port
+        is exposed in the next run.
+
+        Args:
+            port: Port number.
+            name: Name for people.
+            token: Part of the URL, by default a random one.
+            private: Require an API key of the server, or a URL that expires.
+
+        Raises:
+            Conflict: The port is exposed with another name or token.
+        """
+        body = requests.ExposePort(port=port, name=name, token=token, private=private)
+        return await self._connection.request(
+            ExposedPort, "POST", "/ports", body=body, timeout=None
+        )
+
+    async def get_preview_url(self, port: int, *, expires_in: float | None = None) -> str:
+        """Return the preview URL of a port, exposing it if needed.
+
+        Args:
+            port: Port number.
+            expires_in: Return a URL that works for this many seconds, also for a private port.
+        """
+        if isinstance(expires_in, float) and not math.isfinite(expires_in):
+            # JSON has no such number: null would be sent, and the URL would never expire.
+            raise InvalidOption(
+                f"expires_in is a positive number of seconds, not {expires_in}.",
+                hint="Leave it out for a URL that does not expire.",
+                option="expires_in",
+                value=expires_in,
+            )
+        body = requests.MakePreviewUrl(expires_in=expires_in)
+        path = f"/ports/{port}/url"
+        return (
+            await self._connection.request(
+                responses.PreviewUrl, "POST", path, body=body, timeout=None
+            )
+        ).url
+
+    async def unexpose_port(self, port: int) -> None:
+        """Stop exposing a port and close connections to it. Safe to repeat."""
+        await self._connection.request(type(None), "DELETE", f"/ports/{port}")
+
+    async def get_exposed_ports(self) -> list[ExposedPort]:
+        """Return the exposed ports, oldest first, including those of earlier runs."""
+        return (await self._connection.request(responses.Ports, "GET", "/ports")).ports
+
+    async def validate_port_token(self, port: int, token: str) -> bool:
+        """Return whether a token opens a port."""
+        body = requests.CheckToken(token=token)
+        path = f"/ports/{port}/check"
+        return (await self._connection.request(responses.TokenCheck, "POST", path, body=body)).valid
+
+    async def ws_connect(
+        self,
+        port: int,
+        path: str = "/",
+        *,
+        headers: Mapping[str, str] | None = None,
+        subprotocols: Sequence[str] | None = None,
+    ) -> WebSocket:
+        """Open a WebSocket to a port of the sandbox, exposed or not; wakes the sandbox.
+
+        Raises:
+            ServiceUnavailable: Nothing listens there, or the server refused it.
+        """
+        await self._connection.ensure_created()
+        return await open_websocket(
+            self._connection, port, path, headers=headers, subprotocols=subprotocols
+        )
 
     async def _set(self, slot: str, handler: HandlerOption | None) -> None:
-        handlers = self._channel.handlers
+        handlers = self._connection.channel.handlers
         before = handlers.get(slot)
         named: str | None = CLIENT
         if handler is None or isinstance(handler, str):
@@ -130,8 +198,8 @@ class Network(Handle):
         else:
             # Before the policy names it: from then on it is asked for.
             handlers[slot] = handler
-            await self._be_there()
-            await self._channel.open()
+            await self._connection.ensure_created()
+            await self._connection.channel.open()
         change = ChangeEgress(outbound_by_host={slot: named})
         if slot == CATCH_ALL:
             change = ChangeEgress(outbound=named)
@@ -147,4 +215,6 @@ class Network(Handle):
             handlers.pop(slot, None)
 
     async def _change(self, change: ChangeEgress) -> None:
-        await self._ask(answers.EgressInfo, "POST", "/egress/changes", body=change, timeout=None)
+        await self._connection.request(
+            responses.EgressInfo, "POST", "/egress/changes", body=change, timeout=None
+        )

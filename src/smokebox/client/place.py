@@ -1,4 +1,4 @@
-"""The socket of a state directory: by a name that the kernel takes, and whether it is served."""
+"""Unix sockets of state directories: paths that fit the kernel, and a check for a listener."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# sun_path has 108 bytes, one of them for the end.
+# sun_path has 108 bytes, including the terminating zero.
 _LONGEST_SOCKET = 107
 _CONNECT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """A socket's path of any length, by a name that the kernel takes, within the block."""
+    """Yield a path that fits into `sun_path` for a socket whose own may be too long."""
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         yield path
         return
@@ -29,7 +29,7 @@ def short_path(path: str) -> Iterator[str]:
 
 
 def listens(path: str) -> bool:
-    """Whether anybody listens at a socket's path."""
+    """Return whether a process listens at a socket's path."""
     with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
         sock.settimeout(_CONNECT_SECONDS)
         with short_path(path) as name:

@@ -1,4 +1,4 @@
-"""Previews within an ASGI app of one's own, at names that lead to that.
+"""Previews served by your own ASGI app, for host names that resolve to it.
 
 async def app(scope, receive, send):
     preview = proxy_to_sandbox(scope)
@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
+from smokebox.client.answering import Unconnected
 from smokebox.client.client import default_client
+from smokebox.foundation.http1.client import ClientRequest, RequestBodyFailed
+from smokebox.foundation.http1.head import (
+    MalformedMessage,
+    find_invalid_field,
+    has_no_body,
+    write_request,
+)
 from smokebox.wire.preview import parse_label
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+
+    from websockets.asyncio.client import ClientConnection
 
     from smokebox.client.client import Client
+    from smokebox.client.http_client import HttpClient
+    from smokebox.foundation.http1.head import Fields, Framing
     from smokebox.wire.preview import Target
 
     Message = MutableMapping[str, Any]
@@ -33,6 +42,7 @@ _NOT_SENT = frozenset(
     (
         b"host",
         b"connection",
+        b"content-length",
         b"expect",
         b"forwarded",
         b"proxy-authorization",
@@ -47,19 +57,23 @@ _NOT_SENT = frozenset(
         b"x-forwarded-proto",
     )
 )
-_NOT_ANSWERED = frozenset((b"transfer-encoding", b"connection"))
-_BAD_GATEWAY = b"the server of the sandboxes does not answer\n"
-_BAD_REQUEST = b"the target of a request begins with a slash\n"
-# As much as uvicorn takes at once from the other side.
+_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+_BAD_GATEWAY = b"the sandbox server does not respond\n"
+_BAD_TARGET = b"the request target must begin with a slash\n"
+_BAD_HEADER = b"the request has an invalid header\n"
+# The limit of uvicorn in the other direction.
 _LONGEST_MESSAGE = 1 << 24
 
 
 def proxy_to_sandbox(scope: MutableMapping[str, Any], client: Client | None = None) -> App | None:
-    """The app that answers a request for a preview; None for a request for something else.
+    """Return an app that serves a request for a preview; None for any other request.
 
-    What counts is the first label of the name that is asked by: `{port}-{id}-{token}`. All
-    names below one of yours must lead to your app. `client` is by default that of
-    `get_sandbox`.
+    Previews are recognised by the first label of the host name, `{port}-{id}-{token}`, so a
+    wildcard DNS record must point to your app.
+
+    Args:
+        scope: Scope of an ASGI request.
+        client: Client of the sandboxes' server, by default that of `get_sandbox`.
     """
     if scope["type"] not in ("http", "websocket"):
         return None
@@ -70,7 +84,7 @@ def proxy_to_sandbox(scope: MutableMapping[str, Any], client: Client | None = No
 
 
 class _Proxy:
-    """Passes one request on to the server of a client."""
+    """Forwards one request to the server of a client."""
 
     def __init__(self, client: Client, target: Target, host: str) -> None:
         self._client = client
@@ -78,117 +92,118 @@ class _Proxy:
         self._host = host
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        transport = self._client._transport
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         if not path.startswith(b"/"):
-            # Behind our address it would name another one: http://ours@theirs/.
-            await _refuse(scope, receive, send)
+            # After our address it could name another host: http://ours@theirs/.
+            await _refuse(scope, receive, send, _BAD_TARGET)
             return
         if query := scope.get("query_string"):
             path += b"?" + query
-        url = URL(transport.address.base + path.decode("latin-1"), encoded=True)
-        connector = (await transport.connections.pool()).connector
-        async with aiohttp.ClientSession(
-            connector=connector,
-            connector_owner=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=1 << 18,
-            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
-        ) as session:
-            relay = self._connect if scope["type"] == "websocket" else self._ask
-            await relay(session, url, scope, receive, send)
+        fields = self._fields(scope)
+        if find_invalid_field(fields):
+            await _refuse(scope, receive, send, _BAD_HEADER)
+            return
+        base = urlsplit(self._client._transport.address.base).path.encode()
+        target = (base + path).decode("latin-1")
+        relay = self._relay_socket if scope["type"] == "websocket" else self._relay
+        await relay(target, fields, scope, receive, send)
 
-    def _headers(self, scope: MutableMapping[str, Any]) -> CIMultiDict[str]:
-        dropped = _NOT_SENT
-        if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
-            # Who served us has read the body by that, and a length may say otherwise.
-            dropped = _NOT_SENT | {b"content-length"}
-        headers = CIMultiDict(
+    def _fields(self, scope: MutableMapping[str, Any]) -> Fields:
+        fields = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
-            if name not in dropped
-        )
-        headers["host"] = f"{self._target.label}.localhost"
-        # Believed by the server, to whom we show its key, or talk by its own socket.
-        headers["x-forwarded-host"] = self._host
+            if name not in _NOT_SENT
+        ]
+        # The server trusts these, as the request has its key or came by its unix socket.
+        fields.append(("x-forwarded-host", self._host))
         scheme = scope.get("scheme", "http")
-        headers["x-forwarded-proto"] = {"ws": "http", "wss": "https"}.get(scheme, scheme)
+        fields.append(("x-forwarded-proto", {"ws": "http", "wss": "https"}.get(scheme, scheme)))
         if client := scope.get("client"):
-            headers["x-forwarded-for"] = client[0]
+            fields.append(("x-forwarded-for", client[0]))
         if key := self._client._transport.connections.authorization:
-            headers["proxy-authorization"] = key
-        return headers
+            fields.append(("proxy-authorization", key))
+        return fields
 
-    async def _ask(
+    @property
+    def _server_host(self) -> str:
+        return f"{self._target.label}.localhost"
+
+    async def _relay(
         self,
-        session: aiohttp.ClientSession,
-        url: URL,
+        target: str,
+        fields: Fields,
         scope: MutableMapping[str, Any],
         receive: Receive,
         send: Send,
     ) -> None:
-        names = {name for name, _ in scope["headers"]}
-        body = _Body(receive, whole=not names & {b"content-length", b"transfer-encoding"})
-
-        async def relay() -> None:
-            async with session.request(
-                scope["method"],
-                url,
-                headers=self._headers(scope),
-                data=None if body.whole.is_set() else body.pieces(),
-                allow_redirects=False,
-            ) as answer:
-                headers = [
-                    (name.lower(), value)
-                    for name, value in answer.raw_headers
-                    if name.lower() not in _NOT_ANSWERED
-                ]
-                start = {"status": answer.status, "headers": headers}
-                await send({"type": "http.response.start", **start})
-                async for piece in answer.content.iter_any():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body"})
-
-        tasks = [asyncio.create_task(relay()), asyncio.create_task(body.left())]
+        framing = _framing(scope["headers"])
+        body = _Body(receive, whole=framing is None)
+        fields = [("host", self._server_host), *fields]
+        if framing == "chunked":
+            fields.append(("transfer-encoding", "chunked"))
+        elif framing is not None or scope["method"] in _WITH_BODY:
+            fields.append(("content-length", str(framing or 0)))
+        request = ClientRequest(
+            method=scope["method"],
+            head=write_request(scope["method"], target, fields),
+            body=b"" if framing is None else body.pieces(),
+            framing=framing or 0,
+        )
+        http = (await self._client._transport.connections.pool()).http
+        tasks = [
+            asyncio.create_task(_respond_with(http, request, send)),
+            asyncio.create_task(body.disconnected()),
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0].done():
                 tasks[0].result()
-        except aiohttp.ClientConnectionError:
-            # Once the answer has begun this is refused, and whoever serves us breaks off.
-            await _answer(send, 502, _BAD_GATEWAY)
+        except (Unconnected, OSError, MalformedMessage, RequestBodyFailed):
+            # If the response has begun, the ASGI server refuses this and closes the connection.
+            await _respond(send, 502, _BAD_GATEWAY)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _connect(
+    async def _relay_socket(
         self,
-        session: aiohttp.ClientSession,
-        url: URL,
+        target: str,
+        fields: Fields,
         scope: MutableMapping[str, Any],
         receive: Receive,
         send: Send,
     ) -> None:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidURI
+
         await receive()
+        route = (await self._client._transport.connections.pool()).route()
+        if route.get("ssl") is not None:
+            route["server_hostname"] = route["host"]
+        scheme = "ws" if route.get("ssl") is None else "wss"
         try:
-            socket = await session.ws_connect(
-                url,
-                headers=self._headers(scope),
-                protocols=scope.get("subprotocols") or (),
-                max_msg_size=_LONGEST_MESSAGE,
+            socket = await connect(
+                f"{scheme}://{self._server_host}{target}",
+                additional_headers=fields,
+                subprotocols=scope.get("subprotocols") or None,
+                user_agent_header=None,
+                compression=None,
+                proxy=None,
+                max_size=_LONGEST_MESSAGE,
+                open_timeout=_CONNECT_SECONDS,
+                ping_interval=None,
+                **route,
             )
-        except aiohttp.ClientError:
-            # An answer of 403, all that ASGI has for one that is refused.
+        except (OSError, InvalidHandshake, InvalidURI):
+            # Sent as 403, the only refusal that ASGI has.
             await send({"type": "websocket.close", "code": 1008})
             return
         async with socket:
-            await send({"type": "websocket.accept", "subprotocol": socket.protocol})
+            await send({"type": "websocket.accept", "subprotocol": socket.subprotocol})
             tasks = [
-                asyncio.create_task(_outwards(socket, send)),
-                asyncio.create_task(_inwards(socket, receive)),
+                asyncio.create_task(_to_client(socket, send)),
+                asyncio.create_task(_to_server(socket, receive)),
             ]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +214,7 @@ class _Proxy:
 
 
 class _Body:
-    """The body of a request, and whether who sent it is still there."""
+    """Body of a request, and a wait for the client's disconnection."""
 
     def __init__(self, receive: Receive, *, whole: bool) -> None:
         self.whole = asyncio.Event()
@@ -208,52 +223,82 @@ class _Body:
             self.whole.set()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """It, as it comes."""
+        """Yield the body as it arrives."""
         more = True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise aiohttp.ClientConnectionError("who asked has left")
+                raise ConnectionResetError("the client disconnected")
             if data := message.get("body"):
                 yield data
             more = message.get("more_body", False)
         self.whole.set()
 
-    async def left(self) -> None:
-        """Wait until who asked has left."""
+    async def disconnected(self) -> None:
+        """Wait until the client has disconnected."""
         await self.whole.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
-async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+async def _respond_with(http: HttpClient, request: ClientRequest, send: Send) -> None:
+    """Send a request, and pass its response on as it arrives."""
+    response = await http.forward(request)
+    try:
+        headers = [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in response.fields
+        ]
+        if response.length is not None and not has_no_body(request.method, response.status):
+            headers.append((b"content-length", str(response.length).encode()))
+        start = {"status": response.status, "headers": headers}
+        await send({"type": "http.response.start", **start})
+        while not response.done:
+            if piece := await response.read():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+    finally:
+        await response.aclose()
+
+
+def _framing(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
+    """Return the framing by which the ASGI server read the body; None for no body.
+
+    A length beside `Transfer-Encoding` may contradict it, and is ignored.
+    """
+    named = dict(headers)
+    if b"transfer-encoding" in named:
+        return "chunked"
+    length = named.get(b"content-length")
+    return None if length is None else int(length)
+
+
+async def _refuse(
+    scope: MutableMapping[str, Any], receive: Receive, send: Send, reason: bytes
+) -> None:
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008})
     else:
-        await _answer(send, 400, _BAD_REQUEST)
+        await _respond(send, 400, reason)
 
 
-async def _answer(send: Send, status: int, text: bytes) -> None:
+async def _respond(send: Send, status: int, text: bytes) -> None:
     headers = [(b"content-type", b"text/plain")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text})
 
 
-async def _outwards(socket: aiohttp.ClientWebSocketResponse, send: Send) -> None:
+async def _to_client(socket: ClientConnection, send: Send) -> None:
     async for message in socket:
-        if message.type is aiohttp.WSMsgType.TEXT:
-            await send({"type": "websocket.send", "text": message.data})
-        elif message.type is aiohttp.WSMsgType.BINARY:
-            await send({"type": "websocket.send", "bytes": message.data})
+        kind = "text" if isinstance(message, str) else "bytes"
+        await send({"type": "websocket.send", kind: message})
     code = socket.close_code
-    # What stands for a close without a code may not be sent.
+    # 1005 and 1006 stand for a missing code and must not be sent.
     await send({"type": "websocket.close", "code": 1000 if code in (None, 1005, 1006) else code})
 
 
-async def _inwards(socket: aiohttp.ClientWebSocketResponse, receive: Receive) -> None:
+async def _to_server(socket: ClientConnection, receive: Receive) -> None:
     while (message := await receive())["type"] == "websocket.receive":
-        if (data := message.get("bytes")) is not None:
-            await socket.send_bytes(data)
-        else:
-            await socket.send_str(message["text"])
+        data = message.get("bytes")
+        await socket.send(message["text"] if data is None else data)

@@ -1,29 +1,21 @@
-"""The handle of a Linux sandbox: nothing starts until its first call.
-
-It satisfies the contract of `smokebox.sandbox.api`, so an agent can work in it.
-"""
+"""`Sandbox`, the handle of a Linux sandbox: its lifecycle; the other methods are in its bases."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from smokebox.client.backups import BackupsOf
-from smokebox.client.code import Code
-from smokebox.client.git import Git
-from smokebox.client.mounts import Mounts
-from smokebox.client.network import Network
-from smokebox.client.ports import Ports
-from smokebox.client.processes import Processes
-from smokebox.client.sessions import Sessions
+from smokebox.client.network import SandboxNetwork
+from smokebox.client.sandbox_commands import SandboxCommands
+from smokebox.client.sandbox_connection import SandboxConnection
+from smokebox.client.sandbox_files import SandboxFiles
+from smokebox.client.sandbox_storage import SandboxStorage
 from smokebox.client.settings import (
-    Asked,
+    ParsedSettings,
     SandboxSettings,
-    check_network,
     declared,
     parse_settings,
+    with_declared,
 )
-from smokebox.client.terminals import Terminals
-from smokebox.client.transfers import Transfers
 from smokebox.errors import NotFound
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 
@@ -35,23 +27,22 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class Sandbox(
-    Sessions, Code, Transfers, Processes, Terminals, Ports, Git, Mounts, BackupsOf, Network
-):
-    """One sandbox by its id. Handles are cheap, and as many as one likes may have one id.
+class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxNetwork):
+    """One Linux sandbox by its id. Nothing starts until the first call.
 
-    A subclass says by its attributes how its sandboxes are: `class Small(Sandbox): limits =
-    "lite"`. Made by `get_sandbox`, or by `create` for one that ends with its block. Used by
-    `async with`, a sandbox that `create` made is destroyed at the end.
+    `get_sandbox` returns a handle; handles are cheap, and several may share one id. `create`
+    makes a sandbox that is destroyed at the end of its `async with` block. Attributes of a
+    subclass are settings of its sandboxes: `class Small(Sandbox): limits = "lite"`. It
+    satisfies `SandboxApi`, so an agent can work in it.
     """
 
-    declared: ClassVar[Mapping[str, Any]] = {}
-    """The settings that a subclass and its parents have as attributes."""
+    _declared: ClassVar[Mapping[str, Any]] = {}
+    """Settings that a subclass and its parents have as attributes."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.declared = {**cls.declared, **declared(cls)}
-        check_network(cls.declared)
+        cls._declared = {**cls._declared, **declared(cls)}
+        with_declared(cls._declared, {})
 
     def __init__(
         self,
@@ -60,71 +51,97 @@ class Sandbox(
         settings: Settings,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
-        super().__init__(id, transport, settings, handlers)
-        self._ends = False
+        self.id = id
+        self._connection = SandboxConnection(id, transport, settings, handlers or {})
+        self._destroy_on_close = False
 
     @classmethod
     def get(cls, id: str, **settings: Unpack[SandboxSettings]) -> Self:
-        """The sandbox of that id on the default server, as `get_sandbox` does."""
+        """Return the sandbox of an id on the default server, as `get_sandbox` does.
+
+        Args:
+            id: Id of the sandbox.
+            **settings: See `SandboxSettings`.
+
+        Raises:
+            InvalidOption: A setting is unknown or has a wrong type, or the id is invalid.
+        """
         from smokebox.client.client import get_sandbox
 
         return get_sandbox(cls, id, **settings)
 
     @classmethod
     async def create(cls, **settings: Unpack[SandboxSettings]) -> Self:
-        """A sandbox under a random id on the default server, destroyed at the end of its block."""
+        """Create a sandbox with a random id, destroyed at the end of its `async with` block.
+
+        Args:
+            **settings: See `SandboxSettings`.
+
+        Raises:
+            InvalidOption: A setting is unknown or invalid.
+            ServiceUnavailable: The server cannot be reached.
+        """
         from smokebox.client.client import default_client
 
         return await default_client().create(cls, **settings)
 
     async def info(self) -> SandboxInfo | None:
-        """What is known of it without waking it or making it; None where there is none."""
+        """Return its state without waking or creating it; None if it does not exist."""
         try:
-            return await self._transport.ask(SandboxInfo, "GET", self._root)
+            return await self._connection.transport.ask(SandboxInfo, "GET", self._connection.root)
         except NotFound:
             return None
 
     async def stats(self) -> SandboxStats:
-        """What it uses at this moment, without waking it."""
-        return await self._ask(SandboxStats, "GET", "/stats")
+        """Return its current use of memory, CPU and disk, without waking it."""
+        return await self._connection.request(SandboxStats, "GET", "/stats")
 
     async def capabilities(self) -> Capabilities:
-        """What this sandbox can and cannot do; wakes it."""
-        return await self._ask(Capabilities, "GET", "/capabilities", timeout=None)
+        """Return the features that this sandbox has and lacks; wakes it."""
+        return await self._connection.request(Capabilities, "GET", "/capabilities", timeout=None)
 
     async def update(self, **settings: Unpack[SandboxSettings]) -> SandboxInfo:
-        """Have it be so from its next call on; what is left out stays. Makes it if need be."""
-        before = Asked(settings=self._settings, handlers=self._channel.handlers)
-        asked = parse_settings("update()", dict(settings))
-        self._settings = asked.over(before).settings
-        self._channel.handlers.update(asked.handlers)
-        if asked.handlers and self._found:
-            # Before the policy names them: from then on they are asked for.
-            await self._channel.open()
-        return await self._put(self._settings)
+        """Change settings; those omitted keep their values. Creates the sandbox if needed.
+
+        Args:
+            **settings: See `SandboxSettings`.
+
+        Raises:
+            InvalidOption: A setting is unknown or invalid.
+        """
+        connection = self._connection
+        before = ParsedSettings(settings=connection.settings, handlers=connection.channel.handlers)
+        options = dict(settings)
+        if options.get("egress") is not None:
+            options["egress"] = with_declared(self._declared, options)["egress"]
+        parsed = parse_settings("update()", options)
+        connection.settings = parsed.over(before).settings
+        connection.channel.handlers.update(parsed.handlers)
+        if parsed.handlers and connection.created:
+            # Before the policy names them: from then on the server calls them.
+            await connection.channel.open()
+        return await connection.put()
 
     async def wake(self) -> SandboxInfo:
-        """Start it if it does not run. Any other call that needs it does that too."""
-        return await self._ask(SandboxInfo, "POST", "/wake", timeout=None)
+        """Start it if it is asleep. Every call that needs it running does so too."""
+        return await self._connection.request(SandboxInfo, "POST", "/wake", timeout=None)
 
     async def sleep(self) -> SandboxInfo:
-        """End its processes and keep its files, as after a long time without a call."""
-        return await self._ask(SandboxInfo, "POST", "/sleep", timeout=None)
+        """Stop its processes and keep its files, as it does by itself when idle."""
+        return await self._connection.request(SandboxInfo, "POST", "/sleep", timeout=None)
 
     async def destroy(self) -> None:
-        """Remove every trace of it. Safe to repeat; the next call makes another, empty."""
-        await self._transport.ask(type(None), "DELETE", self._root, timeout=None)
-        self._found = False
-        await self._channel.aclose()
+        """Destroy it with its files. Safe to repeat; the next call creates an empty one."""
+        await self._connection.destroy()
 
     async def aclose(self) -> None:
-        """Destroy it if `create` made it; others live by their id until they are destroyed.
+        """Release the handle; a sandbox made by `create` is destroyed, others live on.
 
-        Its handlers that are functions of this process serve no more.
+        Handlers that are functions of this process are disconnected.
         """
-        if self._ends:
+        if self._destroy_on_close:
             await self.destroy()
-        await self._channel.aclose()
+        await self._connection.channel.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,9 +149,5 @@ class Sandbox(
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def made(self, info: SandboxInfo) -> None:
-        """Know that it is there, made for this handle, whose end is its end."""
-        self._cwd, self._found, self._ends = info.cwd, True, True
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r} at {self._transport.address}>"
+        return f"<{type(self).__name__} {self.id!r} at {self._connection.transport.address}>"

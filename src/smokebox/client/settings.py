@@ -1,34 +1,42 @@
-"""How a sandbox is asked to be: by keywords, by the attributes of a class, or by a binding."""
+"""Settings of a sandbox: keywords, attributes of a subclass, and bindings, checked and merged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import msgspec
 
-from smokebox.egress.handler import CLIENT, Handler, HandlerOption
+from smokebox.egress.handler import CLIENT, Handler
 from smokebox.egress.layers import CATCH_ALL, split_handlers
-from smokebox.egress.policy import Egress, handler_key
+from smokebox.egress.policy import Egress, EgressOption, handler_key, moved_options, parse_egress
 from smokebox.errors import InvalidOption
+from smokebox.limits import Limits, limits_to_json
 from smokebox.options import refuse_unknown
-from smokebox.wire import requests
 from smokebox.wire.requests import Settings
 
 
 class SandboxSettings(TypedDict, total=False):
-    """What `get_sandbox` takes by keyword; what is left out stays as it is.
+    """Keywords of `get_sandbox`. A setting that is omitted or None keeps its value.
 
-    `limits` is an instance type by name, or numbers by name. `sleep_after` is seconds, or
-    "30s", "10m", "2h" without a call, after which the sandbox sleeps unless `keep_alive`.
-    An `ephemeral` one forgets its files when it does. From `internet` on they say what the
-    sandbox may reach, as in `smokebox.egress.Egress`; of these None is the default again.
+    Attributes:
+        image: Root filesystem: "host" or "dir:/path".
+        tier: Isolation tier: "namespaces" or "gvisor".
+        limits: A `Limits`, the name of an instance type, or a mapping with names of `Limits`.
+        env: Environment variables of all commands.
+        labels: Names and values to search by.
+        sleep_after: Idle time before it sleeps: seconds, or text such as "30s", "10m", "2h".
+        keep_alive: Never sleep by itself.
+        ephemeral: Delete its files when it sleeps.
+        cwd: Absolute directory that commands and relative paths start in.
+        user: User that commands run as.
+        egress: What it may reach: an `Egress`, or a list of allowed hosts.
     """
 
     image: str | None
     tier: str | None
-    limits: str | Mapping[str, object] | None
+    limits: Limits | str | Mapping[str, object] | None
     env: Mapping[str, str] | None
     labels: Mapping[str, str] | None
     sleep_after: float | str | None
@@ -36,104 +44,128 @@ class SandboxSettings(TypedDict, total=False):
     ephemeral: bool | None
     cwd: str | None
     user: str | None
-    internet: bool | None
-    allowed_hosts: Sequence[str] | None
-    denied_hosts: Sequence[str] | None
-    outbound_by_host: Mapping[str, HandlerOption] | None
-    outbound: HandlerOption | None
-    tcp: Sequence[str] | None
-    pass_through: Sequence[str] | None
-    hosts: Mapping[str, str] | None
-    scrub: bool | None
-    max_requests: int | None
-    max_bytes: int | None
-    requests_per_second: float | None
+    egress: EgressOption | None
 
 
 NAMES = frozenset(Settings.__struct_fields__)
-NETWORK = frozenset(requests.Egress.__struct_fields__)
-_OUTBOUND = "outbound"
+# A subclass declares handlers as attributes of their own, not within `egress`.
+_OUTBOUND = ("outbound", "outbound_by_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Settings as they are sent, and the handlers that stay in this process, by slot."""
+class ParsedSettings:
+    """Settings as sent to the server, and the handlers that stay in this process, by slot."""
 
     settings: Settings
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
-    def over(self, other: Asked) -> Asked:
-        """Both, where these win."""
-        given = {
-            name: value
-            for name in NAMES
-            if (value := getattr(self.settings, name)) is not msgspec.UNSET
-            and (value is not None or name in NETWORK)
+    def over(self, other: ParsedSettings) -> ParsedSettings:
+        """Return `other` overridden by these settings."""
+        overrides = {
+            name: value for name in NAMES if (value := getattr(self.settings, name)) is not None
         }
-        settings = msgspec.structs.replace(other.settings, **given)
+        settings = msgspec.structs.replace(other.settings, **overrides)
         both = {**other.handlers, **self.handlers}
         wanted = _slots(settings)
-        return Asked(
+        return ParsedSettings(
             settings=settings, handlers={slot: both[slot] for slot in wanted if slot in both}
         )
 
 
-def parse_settings(where: str, given: Mapping[str, object]) -> Asked:
-    """Settings whose names and kinds are right; what they mean is for the server to check.
+def parse_settings(
+    where: str, options: Mapping[str, object], *, moved: Mapping[str, str] | None = None
+) -> ParsedSettings:
+    """Check names and types of settings; the server checks the values.
 
-    What they say of the network is checked here: handlers are of this process.
+    The egress policy is checked here, as its handlers are functions of this process.
+
+    Args:
+        where: Prefix of error messages.
+        options: Settings by name.
+        moved: Hints for names that have moved elsewhere.
+
+    Raises:
+        InvalidOption: A name is unknown or a value has a wrong type.
     """
-    refuse_unknown(where, given, NAMES)
-    check_network(given)
-    split = split_handlers(given)
-    plain = {
-        name: dict(one) if isinstance(one, Mapping) else one for name, one in split.settings.items()
-    }
+    refuse_unknown(where, options, NAMES, moved or moved_options())
+    plain = {name: _plain(value) for name, value in options.items()}
+    handlers: dict[str, Handler] = {}
+    if (egress := options.get("egress")) is not None:
+        split = split_handlers(parse_egress(egress))
+        plain["egress"] = split.settings
+        handlers = {slot: one for slot, one in split.handlers.items() if not isinstance(one, str)}
     try:
         settings = msgspec.convert(plain, Settings)
     except msgspec.ValidationError as error:
         what, _, path = str(error).removesuffix("`").partition(" - at `$.")
         option = path.partition("[")[0]
+        hint = "See help(smokebox.SandboxSettings) for the types of settings."
+        if option == "limits":
+            hint = 'Pass for example limits=Limits(memory="1GiB"); VirtualLimits is for virtual().'
         raise InvalidOption(
             f"{where}: {option}: {what[:1].lower()}{what[1:]}.",
-            hint="See the settings of a sandbox: help(smokebox.get_sandbox).",
+            hint=hint,
             option=option,
             value=plain.get(option),
         ) from error
-    handlers = {slot: one for slot, one in split.handlers.items() if not isinstance(one, str)}
-    return Asked(settings=settings, handlers=handlers)
+    return ParsedSettings(settings=settings, handlers=handlers)
 
 
-def check_network(given: Mapping[str, Any]) -> None:
-    """Raise `InvalidOption` for what makes no policy."""
-    policy = {name: one for name, one in given.items() if name in NETWORK and one is not None}
-    if policy:
-        Egress(**policy)
+def with_declared(declared: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a class declares, overridden by `options`.
+
+    `outbound` and `outbound_by_host` of the class are added to the policy, whose own
+    handlers override them. Raises `InvalidOption` for an invalid policy.
+    """
+    plain = {name: value for name, value in declared.items() if name not in _OUTBOUND}
+    merged = {**plain, **{name: value for name, value in options.items() if value is not None}}
+    handlers = {name: declared[name] for name in _OUTBOUND if declared.get(name) is not None}
+    if not handlers and "egress" not in merged:
+        return merged
+    policy, own = parse_egress(merged.get("egress", {})), Egress(**handlers)
+    taken = {handler_key(name) for name in policy.outbound_by_host}
+    kept = {
+        name: one for name, one in own.outbound_by_host.items() if handler_key(name) not in taken
+    }
+    merged["egress"] = replace(
+        policy,
+        outbound=own.outbound if policy.outbound is None else policy.outbound,
+        outbound_by_host={**kept, **policy.outbound_by_host},
+    )
+    return merged
 
 
 def declared(kind: type) -> dict[str, Any]:
-    """The settings that a class has as attributes, without those of its parents.
+    """Return the settings that a class declares as attributes, without those of its parents.
 
-    A function under the name of a setting is a handler, and no method. Raises
-    `InvalidOption` for an attribute that is data, and no setting.
+    A function named like a setting is a handler, not a method. Raises `InvalidOption` for a
+    data attribute that is not a setting.
     """
     own = {
         name: _function(value)
         for name, value in vars(kind).items()
-        if name == _OUTBOUND or _is_data(name, value)
+        if name in ("outbound", "egress") or _is_data(name, value)
     }
-    refuse_unknown(f"class {kind.__name__}", own, NAMES)
+    moved = {name: hint for name, hint in moved_options().items() if name not in _OUTBOUND}
+    refuse_unknown(f"class {kind.__name__}", own, {*NAMES, *_OUTBOUND}, moved)
     if "cwd" in own:
-        # The handle's own answers, once the sandbox is there.
+        # Keep the handle's `cwd` property, which knows the directory of the running sandbox.
         delattr(kind, "cwd")
     return own
 
 
 def _slots(settings: Settings) -> list[str]:
-    """The slots for which settings ask for a handler of the client."""
-    by_host = settings.outbound_by_host or {}
+    """Return the slots whose handlers are functions of the client."""
+    egress = settings.egress if isinstance(settings.egress, dict) else {}
+    by_host = egress.get("outbound_by_host", {})
     slots = [handler_key(name) for name, one in by_host.items() if one == CLIENT]
-    return [*slots, CATCH_ALL] if settings.outbound == CLIENT else slots
+    return [*slots, CATCH_ALL] if egress.get("outbound") == CLIENT else slots
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Limits):
+        return limits_to_json(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _function(value: object) -> object:

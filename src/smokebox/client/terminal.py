@@ -1,4 +1,4 @@
-"""The handle of a terminal of a sandbox."""
+"""Handle of a program on a pseudo-terminal in a sandbox."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, Self
 
 from smokebox import wire
 from smokebox.client.answering import Refused, deadline
-from smokebox.client.handle import part
 from smokebox.client.line import Line
+from smokebox.client.sandbox_connection import path_segment
 from smokebox.errors import ServiceUnavailable
+from smokebox.foundation.text import encode_option
 from smokebox.options import check_timeout
-from smokebox.sandbox.text import encode_option
 from smokebox.types import TerminalInfo
 
 if TYPE_CHECKING:
-    from smokebox.client.handle import Handle
+    from smokebox.client.sandbox_connection import SandboxConnection
 
 
 class Terminal(AsyncIterator[bytes]):
-    """A program that believes it talks to a screen and a keyboard.
+    """A program on a pseudo-terminal.
 
-    Its output comes by `async for`: first what it wrote lately, then what it writes, until
-    it ends. It is connected to by the first use, and for one event loop. Closing the handle
-    leaves the terminal: `kill` ends it.
+    `async for` yields its output: recent output first, then live output until it ends. The
+    first use connects, on one event loop. Closing the handle leaves the program running;
+    `kill` ends it.
     """
 
-    def __init__(self, sandbox: Handle, info: TerminalInfo) -> None:
+    def __init__(self, connection: SandboxConnection, info: TerminalInfo) -> None:
         self.id = info.id
         self.info = info
-        self._sandbox = sandbox
-        self._path = f"/terminals/{part('terminal', info.id)}"
+        self._connection = connection
+        self._path = f"/terminals/{path_segment('terminal', info.id)}"
         self._line: Line | None = None
         self._connecting: asyncio.Lock | None = None
 
     @property
     def dropped(self) -> int:
-        """How many bytes of output are lost, since nobody read them in time."""
+        """Number of bytes of output that were dropped because they were not read in time."""
         return 0 if self._line is None else self._line.dropped
 
     async def __anext__(self) -> bytes:
@@ -47,16 +47,35 @@ class Terminal(AsyncIterator[bytes]):
         return piece
 
     async def write(self, data: str | bytes) -> None:
-        """Type. Waits while the program does not read, and much is waiting for it."""
+        """Send input. Waits while the program has much unread input.
+
+        Args:
+            data: Text, sent as UTF-8, or bytes. Keys are escape sequences: Ctrl-C is "\\x03".
+
+        Raises:
+            SandboxGone: The sandbox or its server stopped.
+        """
         content = encode_option("data", data)
         await (await self._connected()).write(content)
 
     async def resize(self, *, cols: int, rows: int) -> None:
-        """Have it be of another size, which the program is told by SIGWINCH."""
+        """Change the size; the program gets SIGWINCH.
+
+        Args:
+            cols: Width in characters.
+            rows: Height in lines.
+        """
         await (await self._connected()).resize(cols, rows)
 
     async def wait(self, timeout: float | None = None) -> int:
-        """The exit code of its program, once it has one."""
+        """Wait until the program has ended, and return its exit code.
+
+        Args:
+            timeout: Seconds to wait, by default without a limit.
+
+        Raises:
+            DeadlineExceeded: It did not end within `timeout` seconds.
+        """
         line = await self._connected()
         if (seconds := check_timeout(timeout)) is None:
             return await line.wait()
@@ -64,17 +83,17 @@ class Terminal(AsyncIterator[bytes]):
             return await line.wait()
 
     async def refresh(self) -> TerminalInfo:
-        """What is known of it at this moment, which is in `info` from then on."""
-        self.info = await self._sandbox._ask(TerminalInfo, "GET", self._path)
+        """Update `info` from the server and return it."""
+        self.info = await self._connection.request(TerminalInfo, "GET", self._path)
         return self.info
 
     async def kill(self) -> None:
-        """End it with everything in it, and forget it."""
+        """Kill the program with everything it started, and delete the terminal."""
         await self.aclose()
-        await self._sandbox._ask(type(None), "DELETE", self._path, timeout=None)
+        await self._connection.request(type(None), "DELETE", self._path, timeout=None)
 
     async def aclose(self) -> None:
-        """Leave it; the program runs on. The next use connects again."""
+        """Disconnect; the program keeps running. The next use connects again."""
         line, self._line = self._line, None
         if line is not None:
             await line.aclose()
@@ -87,7 +106,7 @@ class Terminal(AsyncIterator[bytes]):
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<Terminal {self.id!r} of sandbox {self._sandbox.id!r}>"
+        return f"<Terminal {self.id!r} of sandbox {self._connection.id!r}>"
 
     async def _connected(self) -> Line:
         if self._line is not None:
@@ -99,15 +118,15 @@ class Terminal(AsyncIterator[bytes]):
         return self._line
 
     async def _connect(self) -> Line:
-        line = Line(self._sandbox._socket(self._path, heartbeat=wire.SILENCE / 2))
+        line = Line(self._connection.socket(self._path, heartbeat=wire.SILENCE / 2))
         try:
             await line.open()
         except Refused as error:
-            # A refusal has no body here: ask again in a way that has.
+            # The refusal of a WebSocket has no body: a plain request raises the reason.
             await self.refresh()
             raise ServiceUnavailable(
                 f"terminal {self.id} cannot be connected to: {error}.",
-                hint="Is there a proxy on the way that does not know WebSockets?",
+                hint="Check that proxies on the way support WebSockets.",
                 service="server",
             ) from error
         return line

@@ -23,7 +23,8 @@ from smokebox.client.answering import (
 from smokebox.client.body import encoded
 from smokebox.client.connection import Connections
 from smokebox.errors import SandboxGone
-from smokebox.wire import API, IDEMPOTENCY_KEY, sse
+from smokebox.foundation import sse
+from smokebox.wire import API, IDEMPOTENCY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     )
 
     from smokebox.client.connection import Address
-    from smokebox.client.exchange import Exchange
+    from smokebox.client.http_client import StreamedResponse
     from smokebox.client.socket import Socket
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         body: object = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Exchange]:
+    ) -> AsyncIterator[StreamedResponse]:
         """An answer that is read as it comes. Raises what the server refused it with."""
         target, data = self._target(path, query), encoded(body)
         headers = {**(headers or {}), **({} if data is None else _JSON)}
@@ -143,12 +144,12 @@ class Transport:
 
             async def once(
                 method: str, target: str, data: bytes | None, headers: Mapping[str, str]
-            ) -> Answer | Exchange:
-                exchanges = (await self.connections.pool()).exchanges
+            ) -> Answer | StreamedResponse:
+                http = (await self.connections.pool()).http
                 with losing(target):
-                    opening = exchanges.open(method, target, data, headers)
-                    exchange = await stack.enter_async_context(opening)
-                    return exchange if exchange.status < 400 else await exchange.answer()
+                    streaming = http.stream(method, target, data, headers)
+                    response = await stack.enter_async_context(streaming)
+                    return response if response.status < 400 else await response.read_all()
 
             got = await self._repeatedly(once, method, target, data, headers, safe=method in _SAFE)
             if isinstance(got, Answer):
@@ -165,9 +166,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[sse.Event, None]:
         """The events of an answer, to its end. An event that is an error is raised."""
-        async with self.open(method, path, query=query, body=body, headers=headers) as exchange:
-            reader = sse.Reader()
-            while data := await _piece(exchange, path):
+        async with self.open(method, path, query=query, body=body, headers=headers) as response:
+            reader = sse.EventReader()
+            while data := await _read(response, path):
                 for event in reader.feed(data):
                     if event.name == "error":
                         raise event_failure(event.data)
@@ -181,8 +182,8 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of an answer as they come."""
-        async with self.open("GET", path, query=query, headers=headers) as exchange:
-            while data := await _piece(exchange, path):
+        async with self.open("GET", path, query=query, headers=headers) as response:
+            while data := await _read(response, path):
                 yield data
 
     @contextlib.asynccontextmanager
@@ -230,9 +231,9 @@ class Transport:
         data: bytes | AsyncIterable[bytes] | None,
         headers: Mapping[str, str],
     ) -> Answer:
-        exchanges = (await self.connections.pool()).exchanges
+        http = (await self.connections.pool()).http
         with losing(target):
-            return await exchanges.ask(method, target, data, headers)
+            return await http.request(method, target, data, headers)
 
     async def _repeatedly(
         self,
@@ -268,9 +269,9 @@ class Transport:
         raise AssertionError("unreachable")
 
 
-async def _piece(exchange: Exchange, path: str) -> bytes:
+async def _read(response: StreamedResponse, path: str) -> bytes:
     with losing(path):
-        return await exchange.piece()
+        return await response.read()
 
 
 def _wait(got: object, data: object, *, safe: bool) -> float | None:

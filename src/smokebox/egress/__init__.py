@@ -10,40 +10,42 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from smokebox.egress.environment import Secrets as Secrets
-    from smokebox.egress.handler import Context as Context
+    from smokebox.egress.builtin_handlers import basic as basic
+    from smokebox.egress.builtin_handlers import bearer as bearer
+    from smokebox.egress.builtin_handlers import chain as chain
+    from smokebox.egress.builtin_handlers import header as header
+    from smokebox.egress.builtin_handlers import log as log
+    from smokebox.egress.builtin_handlers import restrict as restrict
     from smokebox.egress.handler import Handler as Handler
+    from smokebox.egress.handler import HandlerContext as HandlerContext
     from smokebox.egress.handler import Refused as Refused
     from smokebox.egress.message import Request as Request
     from smokebox.egress.message import Response as Response
     from smokebox.egress.policy import Egress as Egress
     from smokebox.egress.policy import Verdict as Verdict
-    from smokebox.egress.ready import basic as basic
-    from smokebox.egress.ready import bearer as bearer
-    from smokebox.egress.ready import chain as chain
-    from smokebox.egress.ready import header as header
-    from smokebox.egress.ready import log as log
-    from smokebox.egress.recording import record as record
-    from smokebox.egress.recording import replay as replay
-    from smokebox.egress.signing import sign_s3 as sign_s3
+    from smokebox.egress.recorder import record as record
+    from smokebox.egress.recorder import replay as replay
+    from smokebox.egress.s3_signature import sign_s3 as sign_s3
+    from smokebox.project import Secrets as Secrets
 
 _HOME = {
-    "Context": "handler",
+    "HandlerContext": "handler",
     "Egress": "policy",
     "Handler": "handler",
     "Refused": "handler",
     "Request": "message",
     "Response": "message",
-    "Secrets": "environment",
+    "Secrets": "smokebox.project",
     "Verdict": "policy",
-    "basic": "ready",
-    "bearer": "ready",
-    "chain": "ready",
-    "header": "ready",
-    "log": "ready",
-    "record": "recording",
-    "replay": "recording",
-    "sign_s3": "signing",
+    "basic": "builtin_handlers",
+    "bearer": "builtin_handlers",
+    "chain": "builtin_handlers",
+    "header": "builtin_handlers",
+    "log": "builtin_handlers",
+    "record": "recorder",
+    "replay": "recorder",
+    "restrict": "builtin_handlers",
+    "sign_s3": "s3_signature",
 }
 
 __all__ = sorted(_HOME)
@@ -53,7 +55,8 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'smokebox.egress' has no attribute {name!r}")
-    value: object = getattr(import_module(f"smokebox.egress.{home}"), name)
+    module = home if home.startswith("smokebox.") else f"smokebox.egress.{home}"
+    value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

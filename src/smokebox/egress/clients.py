@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smokebox.egress.handler import CLIENT, Context, HandlerOption, Refused, run_handler
+from smokebox.egress.handler import CLIENT, HandlerContext, HandlerOption, Refused, run_handler
 from smokebox.egress.layers import CATCH_ALL
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from smokebox.egress.message import Request, Response
 
 
-class Source(Protocol):
+class HandlerRunner(Protocol):
     """Somebody who runs handlers, by slot: a client that is connected, or this process."""
 
     @property
@@ -22,13 +22,13 @@ class Source(Protocol):
         ...
 
     async def handle(
-        self, slot: str, request: Request, env: Any, context: Context
+        self, slot: str, request: Request, env: Any, context: HandlerContext
     ) -> Request | Response:
         """Run the handler of a slot."""
         ...
 
 
-class Local:
+class LocalHandlers:
     """Handlers of this process."""
 
     def __init__(self, handlers: Mapping[str, HandlerOption]) -> None:
@@ -40,7 +40,7 @@ class Local:
         return self._handlers.keys()
 
     async def handle(
-        self, slot: str, request: Request, env: Any, context: Context
+        self, slot: str, request: Request, env: Any, context: HandlerContext
     ) -> Request | Response:
         """Run the handler of a slot."""
         return await run_handler(self._handlers[slot], request, env, context)
@@ -50,14 +50,14 @@ class Clients:
     """The sources of one sandbox; of those that have a slot, the latest serves it."""
 
     def __init__(self) -> None:
-        self._sources: list[Source] = []
+        self._sources: list[HandlerRunner] = []
 
     @property
     def slots(self) -> set[str]:
         """The slots that somebody serves."""
         return {slot for source in self._sources for slot in source.slots}
 
-    def attach(self, source: Source) -> Callable[[], None]:
+    def attach(self, source: HandlerRunner) -> Callable[[], None]:
         """Have a source serve from here on; what is returned ends that, and may be repeated."""
         self._sources.append(source)
 
@@ -68,10 +68,10 @@ class Clients:
         return detach
 
     def bind(self, slot: str, handler: HandlerOption) -> HandlerOption:
-        """What stands for a handler in the policy in force: see `Layers.egress`."""
+        """What stands for a handler in the policy in force: see `EgressLayers.egress`."""
         return ClientHandler(self, slot) if handler == CLIENT else handler
 
-    def serving(self, slot: str) -> Source:
+    def serving(self, slot: str) -> HandlerRunner:
         """Who serves a slot. Raises `Refused` where nobody does."""
         for source in reversed(self._sources):
             if slot in source.slots:
@@ -88,6 +88,8 @@ class ClientHandler:
         self._slot = slot
         self.__name__ = self.__qualname__ = CLIENT
 
-    async def __call__(self, request: Request, env: Any, context: Context) -> Request | Response:
+    async def __call__(
+        self, request: Request, env: Any, context: HandlerContext
+    ) -> Request | Response:
         """Run it there."""
         return await self._clients.serving(self._slot).handle(self._slot, request, env, context)

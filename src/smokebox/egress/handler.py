@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smokebox.egress.message import Request, Response
+
 
 CLIENT = "@client"
 """Stands for a handler that the client of a sandbox has in its own process."""
@@ -28,7 +31,7 @@ class HandlerFailed(Exception):
         self.kind = kind
 
 
-class Context(Protocol):
+class HandlerContext(Protocol):
     """What a handler knows besides the request."""
 
     @property
@@ -51,7 +54,7 @@ class Context(Protocol):
 
 
 Made: TypeAlias = "Request | Response"
-Handler: TypeAlias = "Callable[[Request, Any, Context], Awaitable[Made] | Made]"
+Handler: TypeAlias = "Callable[[Request, Any, HandlerContext], Awaitable[Made] | Made]"
 """Gets a request, `env` (where the secrets are) and a context; async, or a plain function
 that does not take long.
 
@@ -65,7 +68,7 @@ HandlerOption: TypeAlias = "Handler | str"
 
 
 async def run_handler(
-    handler: Handler, request: Request, env: object, context: Context
+    handler: Handler, request: Request, env: object, context: HandlerContext
 ) -> Request | Response:
     """What a handler makes of a request. A plain function will do, too.
 
@@ -125,3 +128,45 @@ def _takes_three(handler: Callable[..., object]) -> bool:
     except ValueError:
         return True  # It has no signature that could be seen, as some that are written in C.
     return True
+
+
+def find_handler(handler: HandlerOption) -> Handler:
+    """A handler itself, or the one that is imported from where it is said to be.
+
+    Raises `InvalidOption` where there is none.
+    """
+    return _load(handler) if isinstance(handler, str) else handler
+
+
+@functools.lru_cache(256)
+def _load(path: str) -> Handler:
+    check_handler("handler", path)
+    module, _, names = path.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidOption(
+            f"there is no handler {path!r}: {error}.",
+            hint="It is imported by the server, from where the server's Python finds modules.",
+            option="handler",
+            value=path,
+        ) from error
+    except Exception as error:
+        raise InvalidOption(
+            f"the module of the handler {path!r} cannot be imported: {type(error).__name__}.",
+            hint=f"Try it where the server runs: python -c 'import {module}'.",
+            option="handler",
+            value=path,
+        ) from error
+    if not callable(found):
+        raise InvalidOption(
+            f"{path!r} is {type(found).__name__}, and no handler.",
+            hint="Write `async def handler(request, env, context)`.",
+            option="handler",
+            value=path,
+        )
+    check_handler("handler", found)
+    handler: Handler = found
+    return handler

@@ -1,6 +1,6 @@
 """What a policy in force is made of: the settings of a sandbox, and changes made at run time.
 
-Both are plain JSON, and kept in the record. Changes win over settings: settings that are sent
+Both are plain JSON, and kept in the record. EgressChanges win over settings: settings that are sent
 again undo none of them.
 """
 
@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 
 from smokebox.egress.handler import CLIENT, HandlerOption, check_handler
 from smokebox.egress.pattern import HostPattern, HostPort
-from smokebox.egress.policy import Egress, handler_key, parse_entry
+from smokebox.egress.policy import (
+    Egress,
+    EgressInForce,
+    egress_fields,
+    handler_key,
+    parse_entry,
+)
 from smokebox.errors import InvalidOption, LimitReached
-from smokebox.options import refuse_unknown
-
-SETTINGS = tuple(one.name for one in fields(Egress) if one.init and one.name != "opened_hosts")
-"""The names of the settings; None as a value is the default again."""
 
 CATCH_ALL = ""
 """The slot of `outbound`; that of an entry of `outbound_by_host` is its pattern."""
@@ -29,7 +31,7 @@ Bind: TypeAlias = Callable[[str, str], HandlerOption]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class EgressChanges:
     """What was changed at run time: hosts that count (True) or do not (False), whatever the
     settings say, and handlers by slot, None where there is to be none."""
 
@@ -38,32 +40,32 @@ class Changes:
     handlers: Mapping[str, str | None] = field(default_factory=dict)
     internet: bool | None = None
 
-    def allow(self, host: str) -> Changes:
+    def allow(self, host: str) -> EgressChanges:
         """Open a host, and end a denial of that very name."""
         name = HostPattern.parse("allow_host", host).text
         return self._with(allowed={name: True}, denied={name: False})
 
-    def deny(self, host: str) -> Changes:
+    def deny(self, host: str) -> EgressChanges:
         """Close a host, whatever opened it."""
         name = HostPattern.parse("deny_host", host).text
         return self._with(allowed={name: False}, denied={name: True})
 
-    def remove_allowed(self, host: str) -> Changes:
+    def remove_allowed(self, host: str) -> EgressChanges:
         """Have no entry allow that very name."""
         return self._with(allowed={HostPattern.parse("allowed_hosts", host).text: False})
 
-    def remove_denied(self, host: str) -> Changes:
+    def remove_denied(self, host: str) -> EgressChanges:
         """Have no entry deny that very name."""
         return self._with(denied={HostPattern.parse("denied_hosts", host).text: False})
 
-    def set_handler(self, slot: str, handler: str | None) -> Changes:
+    def set_handler(self, slot: str, handler: str | None) -> EgressChanges:
         """Have another handler in a slot, or none."""
         key = slot if slot == CATCH_ALL else handler_key(slot)
         if handler is not None:
             check_handler(f"outbound_by_host[{slot!r}]" if slot else "outbound", handler)
         return self._with(handlers={key: handler})
 
-    def set_internet(self, internet: bool | None) -> Changes:
+    def set_internet(self, internet: bool | None) -> EgressChanges:
         """Turn the internet on or off; None leaves that to the settings."""
         return replace(self, internet=internet)
 
@@ -73,7 +75,7 @@ class Changes:
         allowed: Mapping[str, bool] | None = None,
         denied: Mapping[str, bool] | None = None,
         handlers: Mapping[str, str | None] | None = None,
-    ) -> Changes:
+    ) -> EgressChanges:
         changed = replace(
             self,
             allowed={**self.allowed, **(allowed or {})},
@@ -90,34 +92,32 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class EgressLayers:
     """The settings of a sandbox's network as they were given, and what was changed since."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    changes: Changes = field(default_factory=Changes)
+    changes: EgressChanges = field(default_factory=EgressChanges)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Layers:
+    def from_json(cls, data: Mapping[str, Any]) -> EgressLayers:
         """What `to_json` gave, also of another version."""
-        changes, known = data.get("changes", {}), {one.name for one in fields(Changes)}
+        changes, known = data.get("changes", {}), {one.name for one in fields(EgressChanges)}
+        names = {one.name for one in egress_fields()}
         return cls(
-            settings={k: v for k, v in data.get("settings", {}).items() if k in SETTINGS},
-            changes=Changes(**{k: v for k, v in changes.items() if k in known}),
+            settings={k: v for k, v in data.get("settings", {}).items() if k in names},
+            changes=EgressChanges(**{k: v for k, v in changes.items() if k in known}),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Both, for the record."""
         return {"settings": dict(self.settings), "changes": asdict(self.changes)}
 
-    def with_settings(self, given: Mapping[str, Any]) -> Layers:
-        """Other settings where they are given, checked; None is the default again."""
-        refuse_unknown("the network of a sandbox", given, SETTINGS)
-        merged = {**self.settings, **given}
-        kept = {name: value for name, value in merged.items() if value is not None}
-        Egress(**kept)
-        return replace(self, settings=kept)
+    def with_settings(self, settings: Mapping[str, Any]) -> EgressLayers:
+        """Replace the settings, and keep the changes made at run time."""
+        Egress(**settings)
+        return replace(self, settings=dict(settings))
 
-    def egress(self, bind: Bind | None = None) -> Egress:
+    def egress(self, bind: Bind | None = None) -> EgressInForce:
         """The policy in force. `bind` says what stands for a handler that is only named."""
         changes, policy = self.changes, Egress(**self.settings)
         denied = _hosts(policy.denied_hosts, changes.denied)
@@ -133,47 +133,50 @@ class Layers:
             if one is not None
         }
         reach = _Reach(denied, None if gate is None else [*gate, *opened])
-        return replace(
-            policy,
-            internet=policy.internet if changes.internet is None else changes.internet,
-            allowed_hosts=gate,
-            opened_hosts=opened,
-            denied_hosts=denied,
-            outbound=handlers.pop(CATCH_ALL, None),
-            outbound_by_host={k: v for k, v in handlers.items() if reach.has(parse_entry(k))},
-            tcp=[one for one in policy.tcp if reach.has(HostPort.parse("tcp", one))],
-            pass_through=[
+        overrides: dict[str, Any] = {
+            "internet": policy.internet if changes.internet is None else changes.internet,
+            "allowed_hosts": gate,
+            "denied_hosts": denied,
+            "outbound": handlers.pop(CATCH_ALL, None),
+            "outbound_by_host": {k: v for k, v in handlers.items() if reach.has(parse_entry(k))},
+            "tcp": [one for one in policy.tcp if reach.has(HostPort.parse("tcp", one))],
+            "pass_through": [
                 one for one in policy.pass_through if reach.has(HostPattern.parse("hosts", one))
             ],
-        )
+        }
+        return EgressInForce(**{**self.settings, **overrides}, opened_hosts=opened)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitPolicy:
     """Settings in which each function is `@client`, and the functions by slot."""
 
     settings: dict[str, Any]
     handlers: dict[str, HandlerOption]
 
 
-def split_handlers(given: Mapping[str, Any]) -> Split:
-    """Settings as they are sent, and the handlers that stay here."""
-    settings, handlers = dict(given), {}
-    outbound = settings.get("outbound")
-    if callable(outbound):
-        settings["outbound"], handlers[CATCH_ALL] = CLIENT, outbound
-    by_host = settings.get("outbound_by_host")
-    if isinstance(by_host, Mapping):
-        handlers.update({handler_key(name): one for name, one in by_host.items() if callable(one)})
-        settings["outbound_by_host"] = {
-            name: CLIENT if callable(one) else one for name, one in by_host.items()
-        }
-    for name in ("allowed_hosts", "denied_hosts", "tcp", "pass_through"):
-        if isinstance(settings.get(name), Sequence) and not isinstance(settings[name], str):
-            settings[name] = list(settings[name])
-    if isinstance(settings.get("hosts"), Mapping):
-        settings["hosts"] = dict(settings["hosts"])
-    return Split(settings, handlers)
+def split_handlers(policy: Egress) -> SplitPolicy:
+    """Split a policy into plain JSON, without fields that have their default, and functions."""
+    settings: dict[str, Any] = {}
+    handlers: dict[str, HandlerOption] = {}
+    default = Egress()
+    for one in egress_fields():
+        value = getattr(policy, one.name)
+        if value != getattr(default, one.name):
+            settings[one.name] = _as_json(value)
+    if callable(policy.outbound):
+        settings["outbound"], handlers[CATCH_ALL] = CLIENT, policy.outbound
+    for name, handler in policy.outbound_by_host.items():
+        if callable(handler):
+            settings["outbound_by_host"][name] = CLIENT
+            handlers[handler_key(name)] = handler
+    return SplitPolicy(settings, handlers)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def check_opened(policy: Egress, host: str) -> None:

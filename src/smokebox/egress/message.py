@@ -16,7 +16,7 @@ Content: TypeAlias = bytes | str | AsyncIterable[bytes]
 MOST_READ = 64 * 1024 * 1024
 
 
-class Body:
+class MessageBody:
     """The bytes of a message, as they come; read once, or kept by `read`."""
 
     def __init__(self, content: Content | None) -> None:
@@ -69,14 +69,14 @@ class Body:
                 await close()
 
 
-def _as_body(content: Content | Body | None) -> Body:
+def _as_body(content: Content | MessageBody | None) -> MessageBody:
     """A body as it is, so that one that was not read is known for the same."""
-    return content if isinstance(content, Body) else Body(content)
+    return content if isinstance(content, MessageBody) else MessageBody(content)
 
 
 class _Message:
     headers: CIMultiDict[str]
-    body: Body
+    body: MessageBody
 
     async def read(self) -> bytes:
         """The whole body, up to 64 MiB; it can be passed on afterwards."""
@@ -102,7 +102,7 @@ class Request(_Message):
         method: str,
         url: str,
         headers: Mapping[str, str] | CIMultiDict[str] | None = None,
-        body: Content | Body | None = None,
+        body: Content | MessageBody | None = None,
     ) -> None:
         self.method = method
         self.url = url
@@ -119,7 +119,7 @@ class Response(_Message):
 
     def __init__(
         self,
-        body: Content | Body | None = None,
+        body: Content | MessageBody | None = None,
         status: int = 200,
         headers: Mapping[str, str] | CIMultiDict[str] | None = None,
     ) -> None:

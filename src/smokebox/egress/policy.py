@@ -1,25 +1,25 @@
-"""What may leave a sandbox, judged in one strict order.
+"""The egress policy of a sandbox: its fields, and the order in which they decide.
 
 1. `denied_hosts`: refused.
-2. `allowed_hosts`, where set, is a gate: what it does not match is refused, handler or not.
-3. `tcp` names host and port: passed as bytes. Other ports than 80 and 443 end here, refused,
-   unless an entry of `outbound_by_host` names the port.
-4. `pass_through`: TLS that is passed unopened, by the name in its first message.
+2. `allowed_hosts`, once set, refuses every host that it does not match, handler or not.
+3. `tcp` names a host and a port: the connection is passed through as bytes. Other ports than
+   80 and 443 are refused here, unless an entry of `outbound_by_host` names the port.
+4. `pass_through`: TLS to these hosts is passed through unopened, by the server name it sends.
 5. `outbound_by_host`: the exact name, then the most precise glob.
-6. `outbound`: the handler for all others.
-7. What `allowed_hosts` matched, or `opened_hosts` does, goes to the internet.
-8. `internet=True`: so does everything else.
+6. `outbound`: the handler for all other hosts.
+7. Hosts that `allowed_hosts` matches, or that were opened at run time, are forwarded.
+8. `internet=True`: so is everything else.
 9. Refused.
 
-`opened_hosts` is what `allow_host` adds at run time: it passes the gate, and is none itself,
-so that opening one host closes no other.
+Enforcement is elsewhere: `smokebox.engine.egress` for Linux sandboxes, and
+`smokebox.sandbox.virtual.fetch` for the virtual one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
 from smokebox.egress.handler import HandlerOption, check_handler
 from smokebox.egress.pattern import HostPattern, HostPort, normal_host
@@ -33,10 +33,10 @@ WEB_PORTS = (80, 443)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the policy says of one host and port.
+    """The decision of a policy about one host and port.
 
-    `rule` is the entry that spoke. `address` is where the policy says that the host is,
-    with a port or without; such a place may be private.
+    `rule` is the entry that decided. `address` is where `hosts` places the host, with or
+    without a port; such an address may be private.
     """
 
     action: Action
@@ -46,86 +46,162 @@ class Verdict:
     reason: str = ""
 
 
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
 @strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Egress:
-    """What a sandbox may reach, and by which handlers. By default nothing.
+    """Hosts that a sandbox may reach, and the handlers its requests pass. By default none.
 
-    Hosts are names, addresses or globs: `*.example.com` is every name below it and not
-    itself. `hosts` says where a name is (`{"pypi.test": "127.0.0.1:8081"}`), which may be a
-    private address: no other way leads to one. With `scrub`, header values that a handler
-    added are taken out of what the server answers. `max_requests`, `max_bytes` (both ways
-    together) and `requests_per_second` bound what one sandbox may send.
+    A host is a name, an address or a glob: `*.example.com` matches every name below
+    example.com and not example.com itself. A handler is a function
+    `(request, env, context)`, or `"package.module:name"` of one that the server imports.
+    The CLI, the API and docs/network.md take the fields and their help from here.
     """
 
-    internet: bool = False
-    allowed_hosts: Sequence[str] | None = None
-    denied_hosts: Sequence[str] = ()
-    outbound_by_host: Mapping[str, HandlerOption] = field(default_factory=dict)
-    outbound: HandlerOption | None = None
-    tcp: Sequence[str] = ()
-    pass_through: Sequence[str] = ()
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    scrub: bool = True
-    max_requests: int | None = None
-    max_bytes: int | None = None
-    requests_per_second: float | None = None
-    opened_hosts: Sequence[str] = ()
+    internet: bool = field(default=False, metadata=_help("Forward requests to every public host."))
+    allowed_hosts: Sequence[str] | None = field(
+        default=None, metadata=_help("Forward requests to these hosts, and refuse all others.")
+    )
+    denied_hosts: Sequence[str] = field(
+        default=(), metadata=_help("Refuse these hosts, whatever else allows them.")
+    )
+    outbound_by_host: Mapping[str, HandlerOption] = field(
+        default_factory=dict,
+        metadata=_help("Handlers by host, glob or `host:port`; the most precise entry runs."),
+    )
+    outbound: HandlerOption | None = field(
+        default=None, metadata=_help("Handler for hosts without one of their own.")
+    )
+    tcp: Sequence[str] = field(
+        default=(), metadata=_help("`host:port` pairs whose connections pass through as bytes.")
+    )
+    pass_through: Sequence[str] = field(
+        default=(), metadata=_help("Hosts whose TLS passes through unopened.")
+    )
+    hosts: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=_help("Addresses by host, with an optional port; these may be private."),
+    )
+    scrub: bool = field(
+        default=True, metadata=_help("Remove what handlers added from the responses of servers.")
+    )
+    max_requests: int | None = field(
+        default=None, metadata=_help("Most requests and connections in one run.")
+    )
+    max_bytes: int | None = field(
+        default=None, metadata=_help("Most bytes in one run, both directions together.")
+    )
+    requests_per_second: float | None = field(
+        default=None, metadata=_help("Most requests and connections in a second.")
+    )
     _table: _Table = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("internet", "scrub"):
             if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "True or False")
+                raise _invalid(name, getattr(self, name), "True or False")
         for name in ("max_requests", "max_bytes", "requests_per_second"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not _positive(value)):
-                raise _wrong(name, value, "a positive number, or None for no bound")
+                raise _invalid(name, value, "a positive number, or None for no limit")
         object.__setattr__(self, "_table", _Table(self))
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can leave, whatever the host."""
-        handlers = self.outbound_by_host or self.outbound is not None
-        hosts = self.allowed_hosts or self.opened_hosts or self.tcp or self.pass_through
-        return not (self.internet or hosts or handlers)
+        """True when nothing can leave, whatever the host."""
+        return self._table.closed
 
     def decide(self, host: str, port: int = 443, *, sni: bool = False) -> Verdict:
-        """What becomes of a connection to that host and port; `sni` says that TLS named it."""
+        """Decide about a connection to a host and port.
+
+        Args:
+            sni: TLS named the host, so that `pass_through` applies.
+        """
         return self._table.decide(normal_host(host), port, sni=sni)
 
     def resolves(self, host: str) -> bool:
-        """Whether a program may know of that name: whether any port of it may be reached."""
+        """Return True when some port of the host may be reached, so that DNS answers for it."""
         return self._table.resolves(normal_host(host))
 
 
+@strict_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressInForce(Egress):
+    """A policy with the hosts that `allow_host` opened at run time.
+
+    Those pass the gate of `allowed_hosts` without being one: opening one host closes no other.
+    """
+
+    opened_hosts: Sequence[str] = ()
+
+
+EgressOption: TypeAlias = "Egress | list[str] | tuple[str, ...] | Mapping[str, Any]"
+"""A policy, a list of allowed hosts, or the fields of a policy by name."""
+
+
+def egress_fields() -> tuple[Field[Any], ...]:
+    """Return the fields that users set, in the order of their declaration."""
+    return tuple(one for one in fields(Egress) if one.init)
+
+
+def parse_egress(value: object) -> Egress:
+    """Return the policy that an `egress` option stands for. Raises `InvalidOption`."""
+    if isinstance(value, Egress):
+        return value
+    if isinstance(value, Mapping):
+        return Egress(**value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return Egress(allowed_hosts=list(value))
+    raise InvalidOption(
+        f"egress is an Egress or a list of hosts, not {value!r:.200}.",
+        hint="Pass egress=Egress(...), or egress=['api.github.com'].",
+        option="egress",
+        value=value,
+    )
+
+
+def moved_options(spelling: str = "egress=Egress({name}=...)") -> dict[str, str]:
+    """Return hints for options that were renamed to `egress`, or became fields of it."""
+    hints = {one.name: f"Use {spelling.format(name=one.name)}." for one in egress_fields()}
+    return {**hints, "network": hints["allowed_hosts"]}
+
+
 class _Table:
-    """The entries of a policy, parsed and checked once."""
+    """The entries of a policy, parsed and checked."""
 
     def __init__(self, policy: Egress) -> None:
         self.internet = policy.internet
         allowed = policy.allowed_hosts
         self.allowed = None if allowed is None else _hosts("allowed_hosts", allowed)
         self.denied = _hosts("denied_hosts", policy.denied_hosts)
-        self.opened = _hosts("opened_hosts", policy.opened_hosts)
-        self.tcp = [HostPort.parse("tcp", one) for one in _listed("tcp", policy.tcp)]
+        opened = policy.opened_hosts if isinstance(policy, EgressInForce) else ()
+        self.opened = _hosts("opened_hosts", opened)
+        self.tcp = [HostPort.parse("tcp", one) for one in _as_list("tcp", policy.tcp)]
         self.pass_through = _hosts("pass_through", policy.pass_through)
         self.outbound = policy.outbound
         if policy.outbound is not None:
             check_handler("outbound", policy.outbound)
         self.by_host = _handlers(policy.outbound_by_host)
-        self.places = _places(policy.hosts)
+        self.addresses = _addresses(policy.hosts)
         self._check_reach()
 
+    @property
+    def closed(self) -> bool:
+        hosts = self.allowed or self.opened or self.tcp or self.pass_through
+        return not (self.internet or hosts or self.by_host or self.outbound is not None)
+
     def decide(self, host: str, port: int, *, sni: bool) -> Verdict:
-        """The order of this module, in code."""
+        """Apply the order of the module docstring."""
         if denied := _first(self.denied, host):
             return _refuse(f"denied_hosts[{denied.text!r}]", f"{host} is denied")
         gate = None if self.allowed is None else _first(self.allowed, host)
         opened = _first(self.opened, host)
         if self.allowed is not None and gate is None and opened is None:
             return _refuse("allowed_hosts", f"{host} is not in allowed_hosts")
-        address = self.places.get(host)
+        address = self.addresses.get(host)
         for entry in self.tcp:
             if entry.matches(host, port):
                 rule = f"tcp[{entry.text!r}]"
@@ -153,7 +229,7 @@ class _Table:
         return _refuse("internet", f"{host} is not allowed; allowed_hosts=[{host!r}] would open it")
 
     def resolves(self, host: str) -> bool:
-        """Whether some port of a host may be reached."""
+        """Return True when some port of a host may be reached."""
         ports = {80, 443, *(entry.port for entry in self.tcp)}
         ports.update(port for _, port, _ in self.by_host.values() if port is not None)
         return any(self.decide(host, port, sni=port == 443).action != "refuse" for port in ports)
@@ -183,68 +259,66 @@ class _Table:
                 raise _unreached(option, name, "allowed_hosts does not let it through")
 
 
-def _hosts(option: str, given: object) -> list[HostPattern]:
-    return [HostPattern.parse(option, one) for one in _listed(option, given)]
+def _hosts(option: str, value: object) -> list[HostPattern]:
+    return [HostPattern.parse(option, one) for one in _as_list(option, value)]
 
 
-def _listed(option: str, given: object) -> list[object]:
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise _wrong(option, given, "a list of hosts")
-    return list(given)
+def _as_list(option: str, value: object) -> list[object]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _invalid(option, value, "a list of hosts")
+    return list(value)
 
 
-def _handlers(given: object) -> dict[str, tuple[HostPattern, int | None, HandlerOption]]:
-    if not isinstance(given, Mapping):
-        raise _wrong("outbound_by_host", given, "a table of handlers by host")
-    found: dict[str, tuple[HostPattern, int | None, HandlerOption]] = {}
+def _handlers(value: object) -> dict[str, tuple[HostPattern, int | None, HandlerOption]]:
     option = "outbound_by_host"
-    for name, handler in given.items():
+    if not isinstance(value, Mapping):
+        raise _invalid(option, value, "a table of handlers by host")
+    handlers: dict[str, tuple[HostPattern, int | None, HandlerOption]] = {}
+    for name, handler in value.items():
         check_handler(f"{option}[{name!r}]", handler)
         entry = parse_entry(name)
-        key = entry.text
-        if key in found:
+        if entry.text in handlers:
             raise InvalidOption(
-                f"{option} has two handlers for {key!r}.",
+                f"{option} has two handlers for {entry.text!r}.",
                 hint="Keep one: names are compared in lower case, without a final dot.",
                 option=option,
                 value=name,
             )
-        if isinstance(entry, HostPort):
-            found[key] = (entry.host, entry.port, handler)
-        else:
-            found[key] = (entry, None, handler)
-    return found
+        port = entry.port if isinstance(entry, HostPort) else None
+        pattern = entry.host if isinstance(entry, HostPort) else entry
+        handlers[entry.text] = (pattern, port, handler)
+    return handlers
 
 
 def handler_key(name: object) -> str:
-    """An entry of `outbound_by_host` as names are compared. Raises `InvalidOption`."""
+    """Return an entry of `outbound_by_host` in normal form. Raises `InvalidOption`."""
     return parse_entry(name).text
 
 
 def parse_entry(name: object) -> HostPattern | HostPort:
-    """What an entry of `outbound_by_host` names: a host, or one port of it."""
+    """Parse an entry of `outbound_by_host`: a host, or one port of it."""
     if isinstance(name, str) and "/" not in name and (name.count(":") == 1 or "]:" in name):
         return HostPort.parse("outbound_by_host", name)
     return HostPattern.parse("outbound_by_host", name)
 
 
-def _places(given: object) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        raise _wrong("hosts", given, "a table of addresses by host")
-    found = {}
-    for name, place in given.items():
+def _addresses(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _invalid("hosts", value, "a table of addresses by host")
+    addresses = {}
+    for name, address in value.items():
         pattern = HostPattern.parse("hosts", name)
         if not pattern.exact:
-            raise _wrong("hosts", name, "a table by whole names, without globs")
-        text = place if isinstance(place, str) else ""
+            raise _invalid("hosts", name, "a table by whole names, without globs")
+        text = address if isinstance(address, str) else ""
         if text.count(":") == 1 or "]:" in text:
-            bare = HostPort.parse("hosts", text).host
+            host = HostPort.parse("hosts", text).host
         else:
-            bare = HostPattern.parse("hosts", text.removeprefix("[").removesuffix("]") or place)
-        if not bare.exact:
-            raise _wrong("hosts", place, "a table of single addresses")
-        found[pattern.text] = text
-    return found
+            host = HostPattern.parse("hosts", text.removeprefix("[").removesuffix("]") or address)
+        if not host.exact:
+            raise _invalid("hosts", address, "a table of single addresses")
+        addresses[pattern.text] = text
+    return addresses
 
 
 def _first(patterns: list[HostPattern], host: str) -> HostPattern | None:
@@ -259,7 +333,7 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
-def _wrong(option: str, value: object, wanted: str) -> InvalidOption:
+def _invalid(option: str, value: object, wanted: str) -> InvalidOption:
     return InvalidOption(
         f"{option} is {wanted}, not {value!r:.200}.",
         hint="See the table in docs/network.md.",
@@ -271,7 +345,7 @@ def _wrong(option: str, value: object, wanted: str) -> InvalidOption:
 def _unreached(option: str, name: str, why: str) -> InvalidOption:
     return InvalidOption(
         f"{option}[{name!r}] can never be used: {why}.",
-        hint="Take one of the two out.",
+        hint="Remove one of the two.",
         option=option,
         value=name,
     )

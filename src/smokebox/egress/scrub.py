@@ -42,6 +42,25 @@ _NOT_SECRET = frozenset(
 )
 
 
+UNREADABLE = frozenset({"accept-encoding", "if-range", "range", "sec-websocket-extensions"})
+"""Request headers to drop where secrets were added: the response must be readable and whole."""
+
+
+def added_secrets(
+    fields: Iterable[tuple[str, str]],
+    url: str,
+    *,
+    sent_fields: Iterable[tuple[str, str]],
+    sent_url: str,
+) -> set[str]:
+    """Return the secrets that a handler added to the request that a sandbox sent."""
+    sent = set(sent_fields)
+    secrets = secrets_in([field for field in fields if field not in sent])
+    if url != sent_url:
+        secrets |= secrets_in_query(url) - secrets_in_query(sent_url)
+    return secrets
+
+
 def secrets_in(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> set[str]:
     """The values in `headers` that must not be seen, with and without their scheme."""
     found: set[str] = set()

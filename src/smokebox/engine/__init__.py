@@ -1,24 +1,24 @@
-"""Linux sandboxes by stable id on one host: the owner of each, and the jail it lives in.
+"""Linux sandboxes by stable id on one host: the owner of each sandbox, and its jail.
 
-Names are imported when they are first used: the processes that jails are made of import
-from this package too, and stay small.
+Public names are imported on first use: the processes that make up a jail import from this
+package too, and must stay small.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # As typing has it, without the time that importing typing takes.
+TYPE_CHECKING = False  # Defined here because importing typing costs startup time.
 if TYPE_CHECKING:
     from smokebox.engine.host import Host as Host
-    from smokebox.engine.limits import Limits as Limits
-    from smokebox.engine.limits import ProcessLimits as ProcessLimits
     from smokebox.engine.sandbox import Sandbox as Sandbox
+    from smokebox.limits import Limits as Limits
+    from smokebox.limits import ProcessLimits as ProcessLimits
 
 _HOME = {
     "Host": "smokebox.engine.host",
-    "Limits": "smokebox.engine.limits",
-    "ProcessLimits": "smokebox.engine.limits",
+    "Limits": "smokebox.limits",
+    "ProcessLimits": "smokebox.limits",
     "Sandbox": "smokebox.engine.sandbox",
 }
 

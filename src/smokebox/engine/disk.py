@@ -1,7 +1,7 @@
-"""How much a sandbox has on disk, and a watch that tells when it is more than allowed.
+"""Disk usage of sandboxes, and a watch that reports those over their limit.
 
-A quota by watching is soft: what is written between two looks is there already. It needs
-no support by the file system and no root.
+A quota enforced by watching is soft: data written between two checks is already there. It
+needs no support from the file system and no root.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 1.0
 EVERY_SECONDS = 60.0
-# The host keeps the smaller of these free for itself, and as great a share of its inodes.
+# The host keeps the smaller of these free for itself, and the same share of its inodes.
 RESERVE_SHARE = 0.02
 RESERVE_BYTES = 512 << 20
-# Less of a change in free space than this is never worth a look.
+# A smaller change in free space never triggers a measurement.
 LEAST_CHANGE = 4 << 20
 PATIENCE_SECONDS = 5.0
 MOST_PATIENCE_SECONDS = 60.0
@@ -39,8 +39,8 @@ _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What a tree has on disk; a lower bound unless it is `complete`."""
+class TreeUsage:
+    """Disk usage of a tree; a lower bound unless `complete`."""
 
     bytes: int = 0
     inodes: int = 0
@@ -48,32 +48,34 @@ class Usage:
 
 
 def usage(directory: str) -> int:
-    """The bytes of disk that a tree takes: blocks, holes not counted, hard links once."""
+    """Return the disk usage of a tree in bytes: allocated blocks, hard links counted once."""
     return measure(directory).bytes
 
 
-def measure(directory: str, stop: Callable[[], bool] = lambda: False) -> Usage:
-    """Add up a tree that others change meanwhile, however deep, until `stop` says so.
+def measure(directory: str, stop: Callable[[], bool] = lambda: False) -> TreeUsage:
+    """Add up a tree of any depth that may change meanwhile, until `stop` returns true.
 
-    No link is followed, no other file system entered, and no path is ever made longer than
-    one name. What vanishes is not counted.
+    Follows no links and enters no other file system. Opens one name at a time, so that paths
+    never grow too long. Entries that vanish are not counted.
     """
     walk = _Walk(stop)
     try:
         top = os.open(directory, _DIRECTORY)
     except OSError as error:
-        return Usage(complete=isinstance(error, FileNotFoundError))
+        return TreeUsage(complete=isinstance(error, FileNotFoundError))
     try:
         walk.enter(top)
         while walk.levels and not stop():
             walk.step()
     finally:
         walk.close()
-    return Usage(bytes=walk.bytes, inodes=walk.inodes, complete=walk.complete and not walk.levels)
+    return TreeUsage(
+        bytes=walk.bytes, inodes=walk.inodes, complete=walk.complete and not walk.levels
+    )
 
 
 class _Level:
-    """A directory on the way down: its descriptor while it is held, and what is left of it."""
+    """A directory on the way down: its descriptor while held, and the names left to visit."""
 
     __slots__ = ("fd", "identity", "names")
 
@@ -84,10 +86,10 @@ class _Level:
 
 
 class _Walk:
-    """Goes through a tree with few descriptors, depth first.
+    """Depth-first walk of a tree with a bounded number of descriptors.
 
-    The upper levels are held open. Below them only the lowest is, and the way back up is
-    `..`, which a rename may have bent: then what is left of those levels is given up.
+    The upper levels are held open. Below them only the lowest is open, and the way back up is
+    `..`. If a rename changed where `..` leads, the rest of those levels is skipped.
     """
 
     def __init__(self, stop: Callable[[], bool]) -> None:
@@ -110,7 +112,7 @@ class _Walk:
             self.complete = False
             return
         except OSError:
-            # Gone, or not a directory any more.
+            # Removed, or replaced by something that is not a directory.
             return
         if len(self.levels) > _HELD_LEVELS:
             os.close(level.fd)
@@ -118,7 +120,7 @@ class _Walk:
         self.enter(fd)
 
     def enter(self, fd: int) -> None:
-        """Count what is in a directory, and take it for the lowest level."""
+        """Count the entries of a directory and make it the lowest level."""
         status = os.fstat(fd)
         level = _Level(fd, (status.st_dev, status.st_ino), [])
         self.levels.append(level)
@@ -153,13 +155,13 @@ class _Walk:
             if len(self.linked) < _MOST_LINKED:
                 self.linked.add(status.st_ino)
             else:
-                # Memory has an end: each name of it counts for its share.
+                # The set is bounded: beyond that, each name counts for its share.
                 size //= status.st_nlink
         self.bytes += size
         self.inodes += 1
 
     def leave(self) -> None:
-        """Go up to the level above, if that is still where `..` leads."""
+        """Go up one level, if `..` still leads there."""
         below = self.levels.pop()
         if self.levels and self.levels[-1].fd == -1:
             self.climb(below.fd)
@@ -185,10 +187,10 @@ class _Walk:
 
 
 def unlinked(pids: Iterable[int], stop: Callable[[], bool] = lambda: False) -> int:
-    """The bytes of files that processes hold open after their last name was removed.
+    """Return the bytes of deleted files that processes still hold open.
 
-    No directory shows them. Files in memory do not count. A file that is only mapped, or on
-    its way through a socket, is not found.
+    No directory lists them. Files in memory do not count. Files that are only mapped, or in
+    flight through a socket, are not found.
     """
     found: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
@@ -213,7 +215,7 @@ def _descriptors(pid: int) -> list[str]:
 
 
 def _memory_devices(pid: int) -> set[int]:
-    """The devices of a process's file systems that are in memory, its memfds included."""
+    """Return the devices of a process's in-memory file systems, memfds included."""
     fd = os.memfd_create("device")
     devices = {os.fstat(fd).st_dev}
     os.close(fd)
@@ -227,7 +229,7 @@ def _memory_devices(pid: int) -> set[int]:
 
 
 class _Box:
-    """What the watch knows of one sandbox."""
+    """State of the watch for one sandbox."""
 
     def __init__(
         self, key: str, directory: str, limit: int | None, pids: Callable[[], Iterable[int]]
@@ -236,15 +238,15 @@ class _Box:
         self.directory = directory
         self.limit = limit
         self.pids = pids
-        self.usage: Usage | None = None
-        self.before: Usage | None = None
+        self.usage: TreeUsage | None = None
+        self.before: TreeUsage | None = None
         self.told = False
         self.looked = float("-inf")
         self.changed = 0
         self.patience = PATIENCE_SECONDS
 
     def due(self, changed: int, every: float) -> bool:
-        """Whether it could be over its limit since it was measured, or that is long ago."""
+        """Return whether it may have passed its limit, or was last measured too long ago."""
         if time.monotonic() - self.looked >= every:
             return True
         if self.limit is None or self.usage is None:
@@ -252,16 +254,16 @@ class _Box:
         room = self.limit - self.usage.bytes
         return changed - self.changed >= max(room // 2, LEAST_CHANGE)
 
-    def measure(self, stop: Callable[[], bool]) -> Usage:
+    def measure(self, stop: Callable[[], bool]) -> TreeUsage:
         tree = measure(self.directory, stop)
         hidden = unlinked(self.pids(), stop)
-        return Usage(bytes=tree.bytes + hidden, inodes=tree.inodes, complete=tree.complete)
+        return TreeUsage(bytes=tree.bytes + hidden, inodes=tree.inodes, complete=tree.complete)
 
-    def note(self, usage: Usage, changed: int) -> None:
+    def note(self, usage: TreeUsage, changed: int) -> None:
         self.before, self.usage = self.usage, usage
         self.looked = time.monotonic()
         self.changed = changed
-        # A tree too great to be seen in time gets more of it, lest the rest hide behind.
+        # A tree too large to measure in time gets more of it, or its growth would go unseen.
         more = min(self.patience * 2, MOST_PATIENCE_SECONDS)
         self.patience = PATIENCE_SECONDS if usage.complete else more
 
@@ -274,7 +276,7 @@ class _Box:
 
 
 def room(directory: str | int) -> int:
-    """The bytes that may still be written to a file system, besides what the host keeps free."""
+    """Return the bytes that can still be written, apart from the host's reserve."""
     space = os.statvfs(directory)
     return space.f_bavail * space.f_frsize - _reserve(space)
 
@@ -284,13 +286,13 @@ def _reserve(space: os.statvfs_result) -> int:
 
 
 class DiskWatch:
-    """Tells which sandbox has more on disk than it may, once each time it comes to that.
+    """Report sandboxes that pass their disk limit, once for each time they do.
 
-    A look is one `statvfs`. A sandbox is measured only when free space changed by so much
-    that it could be near its limit, and from time to time; that happens in one thread, which
-    rests as long as it works. `over(key, used)` is called for one above its limit. When the
-    file system itself is nearly full, `low(key, used)` is called for the one that grew the
-    most, whatever its limit.
+    A check is one `statvfs`. A sandbox is measured only when free space changed enough for it to
+    be near its limit, and at long intervals. Measuring runs in one thread, which rests as long
+    as it works. `over(key, used)` is called for a sandbox above its limit. When the file system
+    itself is nearly full, `low(key, used)` is called for the sandbox that grew the most,
+    whatever its limit.
     """
 
     def __init__(
@@ -322,29 +324,29 @@ class DiskWatch:
         fresh: bool = False,
         pids: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """Watch a sandbox whose files and logs are below `directory`, or change its limit.
+        """Watch a sandbox with its files and logs below `directory`, or change its limit.
 
-        `fresh` says that there are none yet, so that all of it is growth. `pids` lists its
-        processes, for the files that only they still have.
+        `fresh` means that it has no files yet, so that everything counts as growth. `pids` lists
+        its processes, to find deleted files that they hold open.
         """
         box = _Box(key, directory, limit, pids)
         if fresh:
-            box.note(Usage(), self._changed)
+            box.note(TreeUsage(), self._changed)
         elif known := self._boxes.get(key):
             box.before, box.usage = known.before, known.usage
         self._boxes[key] = box
 
     def forget(self, key: str) -> None:
-        """Watch it no longer."""
+        """Stop watching a sandbox."""
         self._boxes.pop(key, None)
 
     def used(self, key: str) -> int | None:
-        """The bytes that it had when it was last measured, or None."""
+        """Return the last measured size in bytes, or None."""
         box = self._boxes.get(key)
         return box.usage.bytes if box and box.usage else None
 
     async def run(self) -> None:
-        """Look, again and again, until cancelled; the watch is over then."""
+        """Check at intervals until cancelled, then close."""
         try:
             while True:
                 await self.look()
@@ -358,10 +360,10 @@ class DiskWatch:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def look(self) -> None:
-        """Look once: measure what is due and tell what there is to tell."""
+        """Check once: measure sandboxes that are due, and report."""
         scarce = self._scarce()
         due = [box for box in self._boxes.values() if scarce or box.due(self._changed, self._every)]
-        # Those that take long come last, and so hold up nobody.
+        # Slow ones last, so that they delay no others.
         for box in sorted(due, key=lambda box: box.patience):
             await self._measure(box)
         if scarce:
@@ -370,14 +372,13 @@ class DiskWatch:
                 self._low(growing.key, growing.usage.bytes)
 
     def _scarce(self) -> _Scarce | None:
-        """What the file system is short of, having noted how much free space has changed."""
+        """Return what the file system is short of, after recording the change of free space."""
         try:
             space = os.statvfs(self._directory)
         except OSError:
             return None
         free = space.f_bavail * space.f_frsize
-        # A rise counts as a fall does: since the last look one sandbox may have deleted more than
-        # another wrote.
+        # A rise counts like a fall: one sandbox may have deleted more than another wrote.
         self._changed += abs((free if self._free is None else self._free) - free)
         self._free = free
         if free < _reserve(space):
@@ -399,7 +400,7 @@ class DiskWatch:
 
 
 class _Pace:
-    """Makes a thread rest as long as it works, and end when it is told to or has had its time."""
+    """Makes a thread rest as long as it works, and end when stopped or out of time."""
 
     def __init__(self, told: threading.Event, seconds: float) -> None:
         self._told = told
@@ -407,7 +408,7 @@ class _Pace:
         self._since = time.monotonic()
 
     def stop(self) -> bool:
-        """Whether to stop here; perhaps after a rest."""
+        """Return whether to stop, possibly after a rest."""
         if time.monotonic() - self._since > _WORK_SECONDS:
             self._told.wait(_WORK_SECONDS)
             self._since = time.monotonic()

@@ -1,4 +1,4 @@
-"""Watches what no kernel limit holds: the disk always, and memory where there is no cgroup."""
+"""Enforcement of limits that the kernel does not: disk, and memory where there is no cgroup."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MEMORY_SECONDS = 0.5
 
 
-class Guard:
-    """Ends the run of a sandbox that takes more than it may, and says why."""
+class ResourceGuard:
+    """Ends the run of a sandbox that exceeds a limit, with a reason."""
 
     def __init__(self, boxes: str) -> None:
         self._disk = DiskWatch(boxes, over=self._over, low=self._low)
@@ -26,27 +26,27 @@ class Guard:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the watches."""
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
     def watch(self, life: Lifecycle, run: Run) -> None:
-        """Watch a run; again when its limits change."""
+        """Watch a run. Call again when its limits change."""
         key = run.jail.state.key
         self._lives[key], self._runs[key] = life, run
         fresh = run.generation == 1 and self._disk.used(key) is None
-        # What the sandbox wrote: its logs and spilled output are bounded by themselves.
+        # Only what the sandbox wrote: its logs and spilled output have their own bounds.
         self._disk.watch(key, f"{run.directory}/data", run.limits.disk, fresh=fresh)
 
     def forget(self, run: Run) -> None:
-        """Watch a run no longer."""
+        """Stop watching a run."""
         key = run.jail.state.key
         self._disk.forget(key)
         self._lives.pop(key, None)
         self._runs.pop(key, None)
 
     async def aclose(self) -> None:
-        """Stop looking."""
+        """Stop the watches."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -67,7 +67,7 @@ class Guard:
             life.stop(reason)
 
     async def _watch_memory(self) -> None:
-        """Where only rlimits hold, each process is bound, and here their sum."""
+        """Bound the sum of memory where rlimits bind only each process."""
         while True:
             await asyncio.sleep(MEMORY_SECONDS)
             for key, run in list(self._runs.items()):

@@ -1,4 +1,4 @@
-"""The state directory: where it is, whose it is, and which one process has it."""
+"""The state directory: its location, its owner, and the lock of the process that uses it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ import time
 import weakref
 from typing import Self
 
-from smokebox.errors import AccessDenied, Conflict, InvalidOption, PathError, PathNotDirectory
-from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.wire.place import default_home
+from smokebox.errors import (
+    AccessDenied,
+    Conflict,
+    InvalidOption,
+    PathError,
+    PathNotDirectory,
+    from_os_error,
+)
+from smokebox.foundation.endpoint import default_home
 
-# How long a killed owner's children may take to let go of the lock.
+# How long children of a killed owner may take to release the lock.
 DEAD_OWNER_SECONDS = 2.0
 
 _ELSEWHERE = "Set SMOKEBOX_HOME to a directory of your own"
 
 
 def open_home(path: str | os.PathLike[str] | None = None) -> Home:
-    """Make the state directory if there is none, and take it for this process alone.
+    """Create the state directory if needed, and lock it for this process.
 
-    By default it is `$SMOKEBOX_HOME`, else `smokebox` in the user's data directory. Raises
-    `Conflict` while another process has it.
+    The default is `$SMOKEBOX_HOME`, else `smokebox` in the user's data directory. Raises
+    `Conflict` while another process holds it.
     """
     place = default_home() if path is None else _checked(path)
     try:
@@ -41,7 +47,7 @@ def open_home(path: str | os.PathLike[str] | None = None) -> Home:
 
 
 class Home:
-    """A state directory that this process has until it closes it, or ends in any way."""
+    """A state directory, locked by this process until it is closed or the process ends."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -50,7 +56,7 @@ class Home:
 
     @property
     def boxes(self) -> str:
-        """The directory with one directory for each sandbox."""
+        """The directory that holds one directory per sandbox."""
         return os.path.join(self.path, "boxes")
 
     @property
@@ -59,19 +65,19 @@ class Home:
         return os.path.join(self.path, "record.db")
 
     def box(self, key: str) -> str:
-        """The directory of the sandbox with that key, whether or not it is there."""
+        """Return the directory of a sandbox, existing or not."""
         return os.path.join(self.boxes, key)
 
     def close(self) -> None:
-        """Let another process have it. Safe to repeat."""
+        """Release the lock. Safe to repeat."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            # A child between fork and exec shares the lock: closing alone would leave it taken.
+            # A child between fork and exec shares the lock: closing alone would leave it held.
             fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
     def forget(self) -> None:
-        """Close it in a forked copy of this process; the original keeps the lock."""
+        """Close the lock in a forked copy of this process; the original keeps it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -99,7 +105,7 @@ def _checked(path: object) -> str:
     place = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(place, str) or not place or "\0" in place:
         raise InvalidOption(
-            f"home is the path of a directory, not {place!r}.",
+            f"home must be the path of a directory, not {place!r}.",
             hint="Pass a str, or None for the default.",
             option="home",
             value=path,
@@ -113,15 +119,15 @@ def _check_owner(place: str) -> None:
         raise AccessDenied(
             place,
             f"the state directory {place} belongs to uid {found.st_uid}, not to "
-            f"uid {os.geteuid()}, who runs this",
+            f"uid {os.geteuid()} of this process",
             hint=f"{_ELSEWHERE}, or run this as its owner.",
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise AccessDenied(
             place,
-            f"others may write in the state directory {place} "
+            f"the state directory {place} is writable by others "
             f"(mode {stat.S_IMODE(found.st_mode):04o})",
-            hint=f"Close it with `chmod go-w {shlex.quote(place)}`, once you trust what is in it.",
+            hint=f"Run `chmod go-w {shlex.quote(place)}` after checking what is in it.",
         )
 
 
@@ -146,7 +152,7 @@ def _locked(lock: int) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            # Its pid is not written yet, or it was killed and a child of it is in fork or exec.
+            # The owner has not written its pid yet, or was killed with a child in fork or exec.
             if _lives(_owner(lock)) or time.monotonic() > deadline:
                 return False
         time.sleep(0.01)
@@ -163,10 +169,10 @@ def _lives(pid: int | None) -> bool:
 
 def _taken(place: str, pid: int | None) -> Conflict:
     if pid == os.getpid():
-        who, hint = "this process already", "Share its one engine, or close that first."
+        who, hint = "this process already", "Share the open engine, or close it first."
     else:
         who = "another process" if pid is None else f"process {pid}"
-        hint = f"Use that one, end it, or set SMOKEBOX_HOME to another directory than {place}."
+        hint = f"Use that process, stop it, or set SMOKEBOX_HOME to a directory other than {place}."
     return Conflict(
         f"{who} has the state directory {place}.", hint=hint, kind="home", name=place, pid=pid
     )

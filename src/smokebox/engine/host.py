@@ -1,4 +1,4 @@
-"""The engine of one state directory: its sandboxes by id, found again after a crash."""
+"""The engine of one state directory: all its sandboxes by id, including after a crash."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
 from smokebox.engine.backups.backups import Backups
-from smokebox.engine.guard import Guard
+from smokebox.engine.context import EngineContext, tag_of
+from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.store import open_store
-from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.gvisor import GvisorJailer
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.limits import Limits
 from smokebox.engine.names import check_id, check_labels, random_id
 from smokebox.engine.options import DEFAULT_IMAGE, SandboxOptions, parse_options
-from smokebox.engine.pool import Pool
+from smokebox.engine.pool import JailPool
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.sandbox import Sandbox, info_of
 from smokebox.engine.workers import Workers
-from smokebox.engine.workshop import Workshop, tag_of
 from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smokebox.engine.egress.traffic import Traffic
-    from smokebox.engine.jail.api import Jailer, Tier
+    from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.jail.api import Jailer
+    from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
 
 POOL_SIZE = 2
@@ -42,16 +43,16 @@ _log = logging.getLogger("smokebox.engine")
 
 
 class Host:
-    """Every sandbox of one state directory, and the only one who touches it.
+    """All sandboxes of one state directory, which this process owns exclusively.
 
-    `async with await Host.open(path) as host`, or `aclose` at the end. Used on the event
-    loop that opened it.
+    Use `async with await Host.open(path) as host`, or call `aclose` at the end. Use it only on
+    the event loop that opened it.
     """
 
-    def __init__(self, shop: Workshop, guard: Guard) -> None:
-        self._shop = shop
+    def __init__(self, context: EngineContext, guard: ResourceGuard) -> None:
+        self._context = context
         self._guard = guard
-        # Those that run are held by the guard, the rest by whoever has a handle.
+        # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
         self._asked: set[Sandbox] = set()
         self._closed = False
@@ -66,12 +67,18 @@ class Host:
         images: str | os.PathLike[str] | None = None,
         backups: str | None = None,
     ) -> Self:
-        """Take a state directory, and take over what still runs of its sandboxes.
+        """Lock a state directory and adopt its sandboxes that still run.
 
-        `home` is by default SMOKEBOX_HOME, or the user's data directory. `tier` is what
-        isolates a sandbox that asks for nothing else, `pool` how many are made ahead, `images`
-        where layers are kept and `backups` the URL of a bucket for backups; by default both are
-        in the state directory.
+        Args:
+            home: State directory; by default SMOKEBOX_HOME, or the user's data directory.
+            tier: Isolation tier of sandboxes that name none.
+            pool: Number of jails to make ahead.
+            images: Directory of image layers; by default inside the state directory.
+            backups: URL of a bucket for backups; by default they stay in the state directory.
+
+        Raises:
+            Conflict: Another process holds the state directory.
+            AccessDenied: The state directory belongs to another user, or is writable by others.
         """
         raise_open_files()
         place = await asyncio.to_thread(open_home, home)
@@ -80,7 +87,7 @@ class Host:
         except BaseException:
             place.close()
             raise
-        guard = Guard(place.boxes)
+        guard = ResourceGuard(place.boxes)
         layers = os.fspath(images) if images is not None else os.path.join(place.path, "images")
         try:
             kept = Backups(record, os.path.join(place.path, "backups"), backups)
@@ -88,7 +95,7 @@ class Host:
             await record.aclose()
             place.close()
             raise
-        host = cls(_workshop(place, record, guard, tier, pool, layers, kept), guard)
+        host = cls(_build_context(place, record, guard, tier, pool, layers, kept), guard)
         try:
             await host._take_over()
         except BaseException:
@@ -100,34 +107,42 @@ class Host:
     @property
     def home(self) -> str:
         """The state directory."""
-        return self._shop.home.path
+        return self._context.home.path
 
     @property
     def backups(self) -> Backups:
-        """The backups of all its sandboxes, also of those that are gone."""
-        return self._shop.backups
+        """The backups of all sandboxes, including destroyed ones."""
+        return self._context.backups
 
     @property
-    def traffic(self) -> Traffic:
-        """How much the sandboxes asked of the network."""
-        return self._shop.traffic
+    def traffic(self) -> TrafficTotals:
+        """Network traffic totals of all sandboxes."""
+        return self._context.traffic
 
     @property
-    def pool(self) -> Pool:
-        """What is made ahead."""
-        return self._shop.pool
+    def pool(self) -> JailPool:
+        """The pool of jails made ahead."""
+        return self._context.pool
 
     async def prime(self) -> None:
-        """Make ahead what is missing, for sandboxes that ask for no image and no tier."""
+        """Fill the pool with jails of the default image and tier."""
         self._check_open()
-        image = await self._shop.images.get(DEFAULT_IMAGE)
-        await self._shop.pool.fill(self._shop.jailer(self._shop.tier), image)
+        image = await self._context.images.get(DEFAULT_IMAGE)
+        await self._context.pool.fill(self._context.jailer(self._context.tier), image)
 
     def sandbox(self, id: str, **options: Unpack[SandboxOptions]) -> Sandbox:
-        """The sandbox of that id, whether it runs, sleeps, or was never made.
+        """Return the sandbox with an id, whether it runs, sleeps or does not exist yet.
 
-        Nothing starts until the first call to it. Options that are given hold from that
-        call on, also for one that is there; its image and tier cannot change.
+        Nothing starts until the first call to it. Options take effect from that call on, also
+        for an existing sandbox, except image and tier, which cannot change.
+
+        Args:
+            id: A DNS label of at most 63 characters.
+            options: See `SandboxOptions`.
+
+        Raises:
+            InvalidOption: The id or an option is not valid.
+            SandboxGone: The host is closed.
         """
         self._check_open()
         asked = parse_options("Host.sandbox()", options)
@@ -138,7 +153,17 @@ class Host:
         return sandbox
 
     async def create(self, id: str | None = None, **options: Unpack[SandboxOptions]) -> Sandbox:
-        """A sandbox that runs when this returns, by default under a random id."""
+        """Return a running sandbox.
+
+        Args:
+            id: Id of the sandbox; by default a random one.
+            options: See `SandboxOptions`.
+
+        Raises:
+            InvalidOption: The id or an option is not valid.
+            Conflict: The sandbox exists with another image or tier.
+            IsolationUnavailable: The tier is not available on this host.
+        """
         sandbox = self.sandbox(id if id is not None else random_id(), **options)
         await sandbox.wake()
         return sandbox
@@ -150,30 +175,37 @@ class Host:
         labels: Mapping[str, str] | None = None,
         prefix: str = "",
     ) -> list[SandboxInfo]:
-        """What is known of the sandboxes that there are, by id. Wakes none."""
+        """List sandboxes by id. Wakes none.
+
+        Args:
+            status: Return only sandboxes with this status.
+            labels: Return only sandboxes with all these labels.
+            prefix: Return only sandboxes with ids that start with this.
+        """
         self._check_open()
-        rows = await self._shop.record.sandboxes(
+        rows = await self._context.record.sandboxes(
             status=status, labels=check_labels(labels or {}), prefix=prefix
         )
         used_at = {sandbox.id: sandbox.life.used_at for sandbox in self._sandboxes.values()}
         return [info_of(row, used_at.get(row.id, 0.0)) for row in rows]
 
     async def aclose(self, *, detach: bool = False) -> None:
-        """Put every sandbox to sleep and give the state directory back. Safe to repeat.
+        """Put every sandbox to sleep and release the state directory. Safe to repeat.
 
-        With `detach` they run on, for the next engine that opens it.
+        Args:
+            detach: Leave the sandboxes running, for the next engine that opens the directory.
         """
         if self._closed:
             return
         self._closed = True
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._shop.home.close)
-            stack.callback(self._shop.workers.close)
-            stack.push_async_callback(self._shop.record.aclose)
-            stack.push_async_callback(self._shop.backups.aclose)
-            for jailer in self._shop.jailers.values():
+            stack.callback(self._context.home.close)
+            stack.callback(self._context.workers.close)
+            stack.push_async_callback(self._context.record.aclose)
+            stack.push_async_callback(self._context.backups.aclose)
+            for jailer in self._context.jailers.values():
                 stack.push_async_callback(jailer.aclose)
-            stack.push_async_callback(self._shop.pool.aclose)
+            stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
             stack.push_async_callback(self._guard.aclose)
 
@@ -194,63 +226,63 @@ class Host:
     def _owner(self, id: str) -> Sandbox:
         sandbox = self._sandboxes.get(id)
         if sandbox is None:
-            sandbox = self._sandboxes[id] = Sandbox(id, self._shop)
+            sandbox = self._sandboxes[id] = Sandbox(id, self._context)
         return sandbox
 
     async def _take_over(self) -> None:
-        """Adopt what runs, finish what was being destroyed, and sweep up what nobody knows."""
-        await self._shop.backups.take_over()
-        rows = await self._shop.record.sandboxes()
+        """Adopt running sandboxes, finish interrupted destroys, and remove unknown leftovers."""
+        await self._context.backups.take_over()
+        rows = await self._context.record.sandboxes()
         cwds = {row.id: row.settings.cwd for row in rows}
-        self._shop.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
-        active = await self._shop.record.all_active()
+        self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
+        active = await self._context.record.all_active()
         turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
         adopting = [asyncio.create_task(self._adopt(row.id, turns)) for row in active]
         if adopting:
             await asyncio.wait(adopting)
         for task in adopting:
             task.result()
-        running = {row.key for row in await self._shop.record.all_active()}
-        await asyncio.to_thread(detect().sweep, running, prefix=f"{self._shop.tag}-")
-        # And what engines left empty whose state directory is no more.
+        running = {row.key for row in await self._context.record.all_active()}
+        await asyncio.to_thread(detect().sweep, running, prefix=f"{self._context.tag}-")
+        # Also empty cgroups of engines whose state directory was deleted.
         await asyncio.to_thread(detect().sweep, running)
-        known = {row.key for row in await self._shop.record.sandboxes()}
-        for key in await asyncio.to_thread(os.listdir, self._shop.home.boxes):
+        known = {row.key for row in await self._context.record.sandboxes()}
+        for key in await asyncio.to_thread(os.listdir, self._context.home.boxes):
             if key not in known:
-                await self._shop.remove(key)
+                await self._context.remove(key)
 
     async def _adopt(self, id: str, turns: asyncio.Semaphore) -> None:
         async with turns:
             try:
                 await self._owner(id).life.adopt()
             except (SmokeboxError, OSError) as error:
-                # Such as one of a tier that is not installed any more: the others go on.
-                _log.warning("sandbox %s was not taken over: %s", id, error)
+                # For example, its tier is not installed any more. The others continue.
+                _log.warning("sandbox %s was not adopted: %s", id, error)
 
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxGone(
                 f"the engine of {self.home} was closed.",
-                hint="Open another with Host.open().",
+                hint="Open it again with Host.open().",
                 reason="closed",
             )
 
 
-def _workshop(
+def _build_context(
     place: Home,
     record: Record,
-    guard: Guard,
+    guard: ResourceGuard,
     tier: Tier,
     pool: int,
     layers: str,
     backups: Backups,
-) -> Workshop:
+) -> EngineContext:
     tag = tag_of(place.path)
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
         "gvisor": GvisorJailer(os.path.join(layers, "interpreter")),
     }
-    shop = Workshop(
+    context = EngineContext(
         home=place,
         record=record,
         images=open_store(layers),
@@ -258,19 +290,19 @@ def _workshop(
         tier=tier,
         workers=Workers(),
         guard=guard,
-        pool=Pool(
+        pool=JailPool(
             pool,
-            make=lambda image: shop.spec(shop.key(), image, Limits()),
-            remove=lambda spec: shop.remove(spec.key),
+            make=lambda image: context.spec(context.key(), image, Limits()),
+            remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,
         tag=tag,
     )
-    return shop
+    return context
 
 
 def raise_open_files() -> None:
-    """Let this process have as many descriptors as it may: a sandbox that runs takes a few."""
+    """Raise the soft limit of open files to the hard one: a running sandbox needs several."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

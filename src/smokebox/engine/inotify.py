@@ -1,15 +1,24 @@
-"""inotify, as one typed class: which descriptors are watched, and what happened to them."""
+"""inotify: a typed wrapper, and callbacks on the event loop when a file changes.
+
+A user of the host has few inotify instances (128 by default), so one per event loop serves the
+logs and exit files of all sandboxes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
 import os
 import struct
-from typing import NamedTuple
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
 
 from smokebox.errors import LimitReached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MODIFY, ATTRIB, MOVED_FROM, MOVED_TO = 0x2, 0x4, 0x40, 0x80
 CREATE, DELETE, DELETE_SELF, MOVE_SELF = 0x100, 0x200, 0x400, 0x800
@@ -22,10 +31,18 @@ _ROOM = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 _add_watch = _libc["inotify_add_watch"]
 _add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+CLOSE_WRITE = 0x8
+
+# Without a pause, a program that writes line by line would wake the loop for every line.
+_LOG_PAUSE = 0.005
+
+_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, InotifyReader]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-class Event(NamedTuple):
-    """What happened to a name in a watched directory, or to the directory itself."""
+class InotifyEvent(NamedTuple):
+    """A change to a name in a watched directory, or to the directory itself."""
 
     watch: int
     mask: int
@@ -34,7 +51,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """An inotify instance. Close it."""
+    """An inotify instance, to be closed."""
 
     def __init__(self) -> None:
         self.fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -42,34 +59,34 @@ class Inotify:
             raise _error("max_user_instances", (errno.EMFILE, errno.ENFILE))
 
     def add(self, fd: int, mask: int) -> int:
-        """Watch what a descriptor is of; the same number again for what is watched already."""
-        # By the descriptor's own link, so that no name is looked up a second time.
+        """Watch the file behind a descriptor. Watching it again returns the same number."""
+        # Through the descriptor's link, so that no name is resolved a second time.
         watch: int = _add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask)
         if watch < 0:
             raise _error("max_user_watches", (errno.ENOSPC,))
         return watch
 
     def remove(self, watch: int) -> None:
-        """Watch it no longer, if it still is."""
+        """Remove a watch if it still exists."""
         _libc.inotify_rm_watch(self.fd, watch)
 
-    def read(self) -> list[Event]:
-        """What happened and was not yet read, or the oldest part of it; never waits."""
+    def read(self) -> list[InotifyEvent]:
+        """Return pending events, or the oldest part of them. Never blocks."""
         data = b""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.fd, _ROOM)
-        events: list[Event] = []
+        events: list[InotifyEvent] = []
         offset = 0
         while offset < len(data):
             watch, mask, cookie, size = _EVENT.unpack_from(data, offset)
             offset += _EVENT.size
             name = os.fsdecode(data[offset : offset + size].rstrip(b"\0"))
-            events.append(Event(watch, mask, cookie, name))
+            events.append(InotifyEvent(watch, mask, cookie, name))
             offset += size
         return events
 
     def close(self) -> None:
-        """Let go of it and of all its watches."""
+        """Close the instance with all its watches."""
         os.close(self.fd)
 
 
@@ -78,8 +95,107 @@ def _error(setting: str, limits: tuple[int, ...]) -> Exception:
     if number not in limits:
         return OSError(number, os.strerror(number))
     return LimitReached(
-        f"this host gives no more of fs.inotify.{setting}.",
+        f"the host's limit fs.inotify.{setting} is reached.",
         hint=f"Raise it with `sysctl fs.inotify.{setting}=...`"
-        f"{' (or the limit of open files)' * (number != errno.ENOSPC)}, or end other watches.",
+        f"{' (or the limit of open files)' * (number != errno.ENOSPC)}, or close other watches.",
         limit=f"fs.inotify.{setting}",
     )
+
+
+class InotifyWatch:
+    """One caller's watch on one file, until closed."""
+
+    def __init__(self, inbox: InotifyReader, number: int, call: Callable[[int], None]) -> None:
+        self.number = number
+        self.call = call
+        self._inbox = inbox
+
+    def close(self) -> None:
+        """Stop the callbacks. Safe to repeat."""
+        self._inbox.remove(self)
+
+
+class InotifyReader:
+    """An inotify instance that exists while there is at least one watch.
+
+    After events it pauses for `pause` seconds, then reads everything that arrived meanwhile.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
+        self._loop = weakref.ref(loop)
+        self._pause = pause
+        self._inotify: Inotify | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._watches: dict[int, set[InotifyWatch]] = {}
+
+    def watch(self, fd: int, mask: int, call: Callable[[int], None]) -> InotifyWatch:
+        """Call `call` with a mask whenever an event of `mask` happens to the file behind `fd`.
+
+        The mask contains `OVERFLOW` when events were lost.
+        """
+        if self._inotify is None:
+            self._inotify = Inotify()
+            self._listen()
+        watch = InotifyWatch(self, self._inotify.add(fd, mask), call)
+        self._watches.setdefault(watch.number, set()).add(watch)
+        return watch
+
+    def remove(self, watch: InotifyWatch) -> None:
+        """Remove a watch, and close the instance after the last one."""
+        of_file = self._watches.get(watch.number, set())
+        of_file.discard(watch)
+        if of_file or self._inotify is None:
+            return
+        if self._watches.pop(watch.number, None) is not None:
+            self._inotify.remove(watch.number)
+        if not self._watches:
+            self._close(self._inotify)
+
+    def _listen(self) -> None:
+        self._timer = None
+        loop = self._loop()
+        if loop is not None and self._inotify is not None:
+            loop.add_reader(self._inotify.fd, self._hear)
+
+    def _hear(self) -> None:
+        loop = self._loop()
+        if self._inotify is None or loop is None:
+            return
+        news: dict[int, int] = {}
+        for event in self._inotify.read():
+            for number in self._watches if event.mask & OVERFLOW else (event.watch,):
+                news[number] = news.get(number, 0) | event.mask
+        if self._pause:
+            loop.remove_reader(self._inotify.fd)
+            self._timer = loop.call_later(self._pause, self._listen)
+        for number, mask in news.items():
+            for watch in list(self._watches.get(number, ())):
+                watch.call(mask)
+
+    def _close(self, inotify: Inotify) -> None:
+        self._inotify = None
+        loop = self._loop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        elif loop is not None and not loop.is_closed():
+            loop.remove_reader(inotify.fd)
+        inotify.close()
+
+
+def watch_end(fd: int, call: Callable[[int], None]) -> InotifyWatch:
+    """Watch a file to which a process writes its exit status before closing it."""
+    return _inbox(0.0).watch(fd, MODIFY | CLOSE_WRITE, call)
+
+
+def watch_log(fd: int, call: Callable[[int], None]) -> InotifyWatch:
+    """Watch a file that may be written continuously."""
+    return _inbox(_LOG_PAUSE).watch(fd, MODIFY, call)
+
+
+def _inbox(pause: float) -> InotifyReader:
+    loop = asyncio.get_running_loop()
+    of_loop = _inboxes.setdefault(loop, {})
+    if pause not in of_loop:
+        of_loop[pause] = InotifyReader(loop, pause)
+    return of_loop[pause]

@@ -1,8 +1,8 @@
-"""The life of one sandbox: not made, awake, asleep, gone. One owner, one step at a time.
+"""The life of one sandbox: not made, awake, asleep, destroyed. One owner, one step at a time.
 
-The running jail is the truth and the record follows it: a run is written down before its
-jail can outlive this process, and its end once nothing of it is left to see to. A step that
-has begun goes on to its end, also when whoever asked for it stops waiting.
+The running jail is the truth and the record follows it: a run is recorded before its jail can
+outlive this process, and its end after everything of it is cleaned up. A step that has begun
+runs to its end, even when its caller stops waiting.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from smokebox.engine import starting
+from smokebox.engine import startup
 from smokebox.engine.files import leftovers
-from smokebox.engine.jail import errands
-from smokebox.engine.options import Options
+from smokebox.engine.jail import guest_requests
+from smokebox.engine.options import CheckedOptions
 from smokebox.engine.record.rows import SandboxRow, delete, update
 from smokebox.engine.run import DESTROYED
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, StorageFull
@@ -25,10 +25,10 @@ from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
-    from smokebox.egress.layers import Layers
+    from smokebox.egress.layers import EgressLayers
+    from smokebox.engine.context import EngineContext
     from smokebox.engine.jail.api import Jail
     from smokebox.engine.run import Run
-    from smokebox.engine.workshop import Workshop
 
 T = TypeVar("T")
 
@@ -37,28 +37,28 @@ _log = logging.getLogger("smokebox.engine")
 ASLEEP = "it fell asleep"
 STOPPED = "the engine was stopped"
 CRASHED = "the engine was killed, and the sandbox did not outlive it"
-SILENT = "its agent does not answer"
+SILENT = "its guest init does not respond"
 
-# After so long a call makes sure that it is being served at all.
+# A call that takes this long checks that the guest init responds at all.
 PULSE_SECONDS = 10.0
-# And so many times it may get no answer: a sandbox with little cpu is slow, and not stuck.
+# Missed responses before giving up: a sandbox with little cpu is slow, not stuck.
 PULSES = 3
-# What the parts of a sandbox may take to put things in order before it sleeps.
+# Time limit for the parts of a sandbox to finish pending work before it sleeps.
 SETTLE_SECONDS = 2.0
-# The kernel tells of a jail's end after that of the last process in it.
+# The kernel reports the end of a jail later than that of its last process.
 _END_SECONDS = 0.5
-# No process has this number: the kernel's go up to 2 ** 22.
+# No process has this pid: the kernel's maximum is 2 ** 22.
 _NOBODY = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Something that lives in the runs of a sandbox: its files, processes or sessions.
+class RunPart:
+    """A component with state in the runs of a sandbox: files, processes, sessions and so on.
 
-    `begin` is told of a run that starts, and of one that goes on by another record, `adopt`
-    takes over one of another engine's time, `ended` lets go of one that is over,
-    also of one that was never taken over, `settle` finishes what it can before the end, and
-    `close` lets go of whatever there is. A part that is `busy` keeps the sandbox from sleeping.
+    `begin` is called when a run starts, and when the record of a run changes. `adopt` takes over
+    a run that another engine started. `ended` releases a finished run, including one that was
+    never adopted. `settle` finishes pending work before the end of a run. `close` releases
+    everything. A `busy` part keeps the sandbox from sleeping.
     """
 
     ended: Callable[[str], Awaitable[None]]
@@ -70,18 +70,18 @@ class Part:
 
 
 class Lifecycle:
-    """The owner of one id. `use` wakes the sandbox and keeps it awake.
+    """The owner of one sandbox id. `use` wakes the sandbox and keeps it awake.
 
-    `parts` live in it, and are renewed by `on_destroyed`.
+    `parts` are its components. `on_destroyed` replaces them with fresh ones.
     """
 
-    def __init__(self, id: str, shop: Workshop, on_destroyed: Callable[[], None]) -> None:
+    def __init__(self, id: str, context: EngineContext, on_destroyed: Callable[[], None]) -> None:
         self.id = id
-        self.parts: Sequence[Part] = ()
-        self._shop = shop
+        self.parts: Sequence[RunPart] = ()
+        self._context = context
         self._on_destroyed = on_destroyed
         self._lock = asyncio.Lock()
-        self._asked = Options()
+        self._asked = CheckedOptions()
         self._row: SandboxRow | None = None
         self._run: Run | None = None
         self._active = 0
@@ -93,48 +93,48 @@ class Lifecycle:
 
     @property
     def run(self) -> Run | None:
-        """The run that is, while the sandbox is awake."""
+        """The current run, while the sandbox is awake."""
         return self._run if self._run is not None and self._run.jail.alive else None
 
     @property
     def used_at(self) -> float:
-        """When the last call to its runs ended, and now while there is one; 0 before the first."""
+        """Time when the last call ended, the current time during a call, 0 before the first."""
         return time.time() if self._active and self._run is not None else self._used_at
 
     @property
     def asked(self) -> bool:
-        """Whether something was asked for that its next call will see to."""
+        """True while options are pending for the next call to apply."""
         return not self._asked.empty
 
-    def ask(self, options: Options) -> None:
-        """Have the sandbox be so from its next call on. Not a call itself."""
+    def ask(self, options: CheckedOptions) -> None:
+        """Apply options at the next call. Does not count as a call itself."""
         self._asked = options.over(self._asked)
 
     async def row(self) -> SandboxRow | None:
-        """What the record has of it, with what was asked for meanwhile."""
+        """Return the row of the record, with pending options applied."""
         async with self._lock:
             await self._change()
             return self._row
 
     async def directory(self) -> str:
-        """What the sandbox has on the host's disk; empty before it was ever woken."""
-        row = self._row or await self._shop.record.get(SandboxRow, self.id)
-        return self._shop.home.box(row.key) if row is not None else ""
+        """Return the directory of the sandbox on the host; empty before it was ever woken."""
+        row = self._row or await self._context.record.get(SandboxRow, self.id)
+        return self._context.home.box(row.key) if row is not None else ""
 
     @property
-    def layers(self) -> Layers | None:
-        """What it may reach, as far as that is known."""
+    def layers(self) -> EgressLayers | None:
+        """The egress layers, or None while the record has not been read."""
         return self._row.egress if self._row is not None else None
 
     async def amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
-        """Change its record, and what runs with it. Wakes it where it was never woken."""
+        """Change the record and the current run. Wakes a sandbox that was never woken."""
         if await self.row() is None:
             await self.wake()
         await asyncio.shield(self._keep(self._amend(change)))
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Run]:
-        """The run of a sandbox that is awake, and stays so inside."""
+        """Wake the sandbox and keep it awake inside the block."""
         self._active += 1
         self._disarm()
         run = pulse = None
@@ -155,58 +155,58 @@ class Lifecycle:
             self._arm()
 
     async def wake(self) -> Run:
-        """The run that is, or another. Many may ask at once, and one is made."""
+        """Return the current run, or start one. Concurrent calls share one start."""
         if self._run is not None and self._run.jail.alive and self._asked.empty:
             return self._run
         return await asyncio.shield(self._keep(self._wake()))
 
     async def sleep(self, reason: str = ASLEEP) -> None:
-        """End the run that is, and keep the files."""
+        """End the current run and keep the files."""
         await asyncio.shield(self._keep(self._sleep(reason)))
 
     def stop(self, reason: str) -> None:
-        """End the run that is for a fault of its own, such as too much of the disk."""
+        """End the current run because it exceeded a limit or is broken."""
         if self._run is not None:
             self._keep(self._stop(self._run.jail, reason))
 
     async def destroy(self) -> None:
-        """Remove every trace. Calls at the same time are one."""
+        """Remove every trace. Concurrent calls are merged."""
         if self._destroying is None or self._destroying.done():
             self._check_open()
             self._destroying = self._keep(self._destroy())
         await asyncio.shield(self._destroying)
 
     async def adopt(self) -> None:
-        """Take over what an engine before this one left: awake, half destroyed, or dead."""
-        row = self._row = await self._shop.record.get(SandboxRow, self.id)
+        """Take over a sandbox that another engine left awake, half destroyed or dead."""
+        row = self._row = await self._context.record.get(SandboxRow, self.id)
         if row is None:
             return
         if row.status == "destroying":
             await self.destroy()
             return
         async with self._lock:
-            jail = await starting.find(self._shop, row)
+            jail = await startup.find(self._context, row)
             if jail is None:
                 await self._found_dead(row, CRASHED)
                 return
             try:
-                image = await self._shop.images.get(row.image)
-                self._run = await starting.as_run(self._shop, row, jail, image)
-                await leftovers.sweep_running(self._run, self._shop.workers)
+                image = await self._context.images.get(row.image)
+                self._run = await startup.as_run(self._context, row, jail, image)
+                await leftovers.sweep_running(self._run, self._context.workers)
                 for part in self.parts:
                     if part.adopt is not None:
                         await part.adopt(self._run)
             except (SmokeboxError, OSError) as error:
                 self._run = None
                 await jail.kill()
-                await self._found_dead(row, f"it could not be taken over: {error}")
+                await self._found_dead(row, f"it could not be adopted: {error}")
                 return
-            self._shop.guard.watch(self, self._run)
+            self._context.guard.watch(self, self._run)
             self._keep(self._watch(self._run))
         self._arm()
 
     async def close(self, *, detach: bool) -> None:
-        """Let go: put the sandbox to sleep, or leave it for another engine."""
+        """Release the sandbox: put it to sleep, or leave it running for another engine."""
         self._closed = True
         self._disarm()
         if self._destroying is not None:
@@ -216,7 +216,7 @@ class Lifecycle:
                 if detach and self._run is not None:
                     await self._settle()
                     run, self._run = self._run, None
-                    self._shop.guard.forget(run)
+                    self._context.guard.forget(run)
                     run.jail.close()
                 elif self._run is not None:
                     await self._end(STOPPED)
@@ -237,12 +237,12 @@ class Lifecycle:
                 await self._remove(self._row)
             if self._run is None:
                 self._run = await self._start()
-                self._shop.guard.watch(self, self._run)
+                self._context.guard.watch(self, self._run)
                 self._keep(self._watch(self._run))
                 try:
                     await self._begin()
                 except SmokeboxError:
-                    # Without all that it should have, a command could do harm.
+                    # A command could do harm in a sandbox that is only partly set up.
                     await self._end(STOPPED)
                     raise
             return self._run
@@ -258,12 +258,12 @@ class Lifecycle:
                 await self._end(reason)
 
     async def _change(self) -> None:
-        """Read the record, and write what was asked for since."""
+        """Read the record, and write the pending options to it."""
         if self._row is None:
-            self._row = await self._shop.record.get(SandboxRow, self.id)
+            self._row = await self._context.record.get(SandboxRow, self.id)
         if self._row is None or self._asked.empty:
             return
-        asked, self._asked = self._asked, Options()
+        asked, self._asked = self._asked, CheckedOptions()
         await self._rewrite(self._row, asked.change(self._row))
 
     async def _amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
@@ -273,7 +273,7 @@ class Lifecycle:
             if self._row is None:
                 raise SandboxGone(
                     f"sandbox {self.id} was destroyed meanwhile.",
-                    hint="Say it again: another is made.",
+                    hint="Repeat the call: it makes a new sandbox.",
                     reason=DESTROYED,
                     sandbox_id=self.id,
                 )
@@ -284,19 +284,19 @@ class Lifecycle:
             return
         run = self._run if self._run is not None and self._run.jail.alive else None
         if run is not None and changed.limits != run.limits:
-            # First, as what uses more already refuses it.
+            # Before the record: the kernel refuses limits below current use.
             await run.jail.set_limits(changed.limits)
-        await self._shop.record.write(update(changed))
+        await self._context.record.write(update(changed))
         self._row = changed
         if run is not None:
             self._run = replace(
                 run,
-                env=starting.environment(run.image, changed),
+                env=startup.environment(run.image, changed),
                 cwd=changed.settings.cwd,
                 default_user=changed.settings.user,
                 limits=changed.limits,
             )
-            self._shop.guard.watch(self, self._run)
+            self._context.guard.watch(self, self._run)
             self._arm()
             if changed.egress != row.egress:
                 await self._begin()
@@ -307,11 +307,11 @@ class Lifecycle:
                 await part.begin(self._run)
 
     async def _start(self) -> Run:
-        asked, self._asked = self._asked, Options()
+        asked, self._asked = self._asked, CheckedOptions()
         try:
-            started = await starting.start(self._shop, self.id, self._row, asked)
+            started = await startup.start(self._context, self.id, self._row, asked)
         except (InvalidOption, NotFound):
-            # What cannot be had is not asked for again.
+            # Invalid options are dropped: a retry would fail again.
             raise
         except BaseException:
             self._asked = self._asked.over(asked)
@@ -320,13 +320,13 @@ class Lifecycle:
         return started.run
 
     async def _end(self, reason: str) -> None:
-        """End the run: kill it, tell its parts, write that down. The lock is held."""
+        """End the run: kill the jail, notify the parts, update the record. Needs the lock."""
         await self._settle()
         run, self._run = self._run, None
         assert run is not None
         assert self._row is not None
         self._disarm()
-        self._shop.guard.forget(run)
+        self._context.guard.forget(run)
         await run.jail.kill()
         run.spills.close()
         await self._over(self._row, reason)
@@ -341,8 +341,8 @@ class Lifecycle:
                         await part.settle()
 
     async def _found_dead(self, row: SandboxRow, reason: str) -> None:
-        # First, as nobody looks again once it is idle.
-        await leftovers.sweep_dead(self._shop.home.box(row.key), self._shop.workers)
+        # Before the record says idle: idle sandboxes are not swept again.
+        await leftovers.sweep_dead(self._context.home.box(row.key), self._context.workers)
         await self._over(row, reason)
 
     async def _over(self, row: SandboxRow, reason: str) -> None:
@@ -356,31 +356,31 @@ class Lifecycle:
         for part in self.parts:
             await part.ended(reason)
         if row.settings.ephemeral:
-            await self._shop.remove(row.key)
+            await self._context.remove(row.key)
         if row.status != "destroying":
-            # Last: of what is idle nobody sees to the rest after a crash.
-            await self._shop.record.write(update(self._row))
+            # Last: after a crash, nothing cleans up a sandbox that is recorded as idle.
+            await self._context.record.write(update(self._row))
 
     async def _destroy(self) -> None:
         async with self._lock:
-            self._asked = Options()
+            self._asked = CheckedOptions()
             if self._row is None:
-                self._row = await self._shop.record.get(SandboxRow, self.id)
+                self._row = await self._context.record.get(SandboxRow, self.id)
             if self._row is not None:
                 await self._remove(self._row)
 
     async def _remove(self, row: SandboxRow) -> None:
-        """Remove what is there; once begun, nothing but the rest of it can follow."""
+        """Remove everything. Once begun, the only next step is to finish."""
         self._row = replace(row, status="destroying")
-        # On a full disk, what is destroyed makes room for the record of that.
+        # On a full disk, destroying frees the space that the record needs.
         with contextlib.suppress(StorageFull):
-            await self._shop.record.write(update(self._row))
+            await self._context.record.write(update(self._row))
         if self._run is not None:
             await self._end(DESTROYED)
-        elif (jail := await starting.find(self._shop, row)) is not None:
+        elif (jail := await startup.find(self._context, row)) is not None:
             await jail.kill()
-        await self._shop.remove(row.key)
-        await self._shop.record.write(delete(SandboxRow, self.id))
+        await self._context.remove(row.key)
+        await self._context.record.write(delete(SandboxRow, self.id))
         self._row = None
         self._on_destroyed()
 
@@ -394,15 +394,15 @@ class Lifecycle:
         self._keep(self._see_that_it_answers(jail))
 
     async def _see_that_it_answers(self, jail: Jail) -> None:
-        """End a run whose agent is stuck: what waits for it would wait for ever.
+        """End a run whose guest init is stuck, as its callers would wait forever.
 
-        Connections are served in their order, so an answer to this one says that all calls
-        before it are being served.
+        The guest init serves connections in order, so a response to this one shows that all earlier
+        calls are being served.
         """
         for _ in range(PULSES):
             try:
                 if not jail.frozen:
-                    await errands.send_signal(jail, _NOBODY, 0, tree=False)
+                    await guest_requests.send_signal(jail, _NOBODY, 0, tree=False)
                 return
             except SandboxGone:
                 if not jail.alive or jail.frozen or self._run is None or self._run.jail is not jail:
@@ -419,7 +419,7 @@ class Lifecycle:
             )
 
     async def _watch(self, run: Run) -> None:
-        """See a run that ends by itself to its end."""
+        """Wait for a run to end by itself, then clean up after it."""
         await run.jail.wait()
         async with self._lock:
             if self._run is not None and self._run.jail is run.jail:
@@ -432,7 +432,7 @@ class Lifecycle:
         return "its first process was killed"
 
     async def _why(self, run: Run) -> str:
-        """Why a run has ended, once its end is written down."""
+        """Return why a run ended, after its end is recorded."""
         async with self._lock:
             if self._run is not None and self._run.jail is run.jail:
                 await self._end(await self._why_dead(run.jail))
@@ -441,7 +441,7 @@ class Lifecycle:
             return self._row.stop_reason or STOPPED
 
     def _arm(self) -> None:
-        """Begin to count the seconds without a call."""
+        """Start the idle timer."""
         self._disarm()
         if self._active or self._run is None or self._row is None:
             return
@@ -468,7 +468,7 @@ class Lifecycle:
                 await self._end(ASLEEP)
 
     def _keep(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Have something done to its end, whether or not anybody waits for it."""
+        """Run a step to its end, whether or not a caller waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

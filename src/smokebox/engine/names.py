@@ -1,4 +1,4 @@
-"""The names of things: ids, sessions, processes, terminals, ports, users and labels."""
+"""Checks of names: ids, sessions, processes, terminals, ports, users and labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 from smokebox.errors import InvalidOption
 
 RESERVED = frozenset({"admin", "api", "internal", "localhost", "root", "smokebox", "system", "www"})
-"""Ids that a URL or a host would take for something else."""
+"""Ids that would be ambiguous in a URL or host name."""
 
 LONGEST_ID = 63
 LONGEST_NAME = 128
@@ -19,11 +19,11 @@ LONGEST_USER = 32
 LONGEST_LABEL = 63
 LONGEST_LABEL_VALUE = 255
 MOST_LABELS = 64
-# The last uid there is means "nobody" to the kernel's calls: (uid_t) -1.
+# The highest uid, (uid_t) -1, means "no user" in system calls.
 LAST_UID = 2**32 - 2
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-# Also the name of a file: no slash, and no leading dot or hyphen.
+# Also used as file names: no slash, and no leading dot or hyphen.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 _UID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -32,47 +32,47 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def check_id(id: object) -> str:
-    """`id` itself, once it can be the id of a sandbox: a DNS label that nobody reserved."""
+    """Return `id` if it is a valid sandbox id: a DNS label that is not reserved."""
     text = _text("id", "a sandbox id", id)
     if not 1 <= len(text) <= LONGEST_ID:
         _refuse(
             "id",
             text,
             f"a sandbox id has 1 to {LONGEST_ID} characters, and {_shown(text)} has {len(text)}.",
-            "Use a shorter one, or the hash of what it stands for." if text else "Name it.",
+            "Use a shorter one, for example a hash." if text else "Pass at least one character.",
         )
     if not _ID.fullmatch(text):
         _refuse("id", text, f"{_shown(text)} is not a sandbox id.", _id_hint(text))
     if text in RESERVED:
         _refuse("id", text, f"the sandbox id {text!r} is reserved.", f"Use 'my-{text}'.")
     if text.startswith("xn--"):
-        # A browser shows such a label as the other script that it encodes.
+        # A browser would display the label in the script that it encodes.
         _refuse("id", text, f"the sandbox id {text!r} begins with 'xn--'.", "Leave that out.")
     return text
 
 
 def check_session_name(name: object) -> str:
-    """`name` itself, once it can be the name of a session."""
+    """Return `name` if it is a valid session name."""
     return _name("session", "a session name", name)
 
 
 def check_process_id(id: object) -> str:
-    """`id` itself, once it can be the id of a process, and so the name of its log files."""
+    """Return `id` if it is a valid process id, and thus a valid name for its log files."""
     return _name("process_id", "a process id", id)
 
 
 def check_terminal_id(id: object) -> str:
-    """`id` itself, once it can be the id of a terminal."""
+    """Return `id` if it is a valid terminal id."""
     return _name("id", "a terminal id", id)
 
 
 def check_context_id(id: object) -> str:
-    """`id` itself, once it can be the id of a code context."""
+    """Return `id` if it is a valid code context id."""
     return _name("context", "a context id", id)
 
 
 def check_port(port: object, *, option: str = "port") -> int:
-    """`port` itself, once it is a TCP port: a whole number from 1 to 65535."""
+    """Return `port` if it is a TCP port: a whole number from 1 to 65535."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         _refuse(
             option,
@@ -84,7 +84,7 @@ def check_port(port: object, *, option: str = "port") -> int:
 
 
 def check_user(user: object) -> str:
-    """`user` itself, once it can be the name of a user, or a uid in digits."""
+    """Return `user` if it is a valid user name, or a uid in digits."""
     if isinstance(user, int) and not isinstance(user, bool):
         _refuse("user", user, "a user is a str, not int.", f"Pass user='{user}' for that uid.")
     text = _text("user", "a user", user)
@@ -102,7 +102,7 @@ def check_user(user: object) -> str:
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """A copy of `labels`, once all are short names with short, printable values."""
+    """Return a copy of `labels` if all have valid names and short, printable values."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):
@@ -123,7 +123,7 @@ def check_labels(labels: object) -> dict[str, str]:
 
 
 def check_label(name: object) -> str:
-    """`name` itself, once it can be the name of a label."""
+    """Return `name` if it is a valid label name."""
     text = _text("labels", "the name of a label", name)
     if len(text) > LONGEST_LABEL or not _LABEL.fullmatch(text):
         _refuse(
@@ -137,12 +137,12 @@ def check_label(name: object) -> str:
 
 
 def random_id() -> str:
-    """An id for a sandbox that nobody named: 80 random bits in 16 letters and digits."""
+    """Return a random sandbox id: 80 random bits in 16 letters and digits."""
     return base64.b32encode(secrets.token_bytes(10)).decode().lower()
 
 
 def random_key() -> str:
-    """What a sandbox is called on the host, in its directory and its cgroup; never reused."""
+    """Return a random name for a sandbox's directory and cgroup on the host; never reused."""
     return random_id()
 
 

@@ -1,29 +1,28 @@
-"""What a sandbox is asked to be: checked once, kept in the record, changed by asking again."""
+"""Options of a sandbox: checked once, kept in the record, changed by passing them again."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from smokebox.egress.layers import Layers, split_handlers
-from smokebox.egress.policy import Egress
-from smokebox.engine.egress.network import as_settings
-from smokebox.engine.limits import Limits, parse_limits
+from smokebox.egress.layers import EgressLayers, split_handlers
+from smokebox.egress.policy import EgressOption, moved_options, parse_egress
 from smokebox.engine.names import check_labels, check_user
 from smokebox.engine.record.rows import SandboxRow, Settings
 from smokebox.errors import Conflict, InvalidOption
+from smokebox.foundation.paths import check_path
+from smokebox.isolation import check_tier
+from smokebox.limits import Limits, parse_limits
 from smokebox.options import check_env, refuse_unknown
-from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from smokebox.egress.handler import HandlerOption
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Tier
+    from smokebox.isolation import Tier
 
 T = TypeVar("T")
 
@@ -31,8 +30,8 @@ DEFAULT_IMAGE = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What was asked for by name; None is what was not, and stays as it is."""
+class CheckedOptions:
+    """Checked options. None means that an option was not passed and keeps its value."""
 
     image: str | None = None
     tier: Tier | None = None
@@ -49,18 +48,18 @@ class Options:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was asked for."""
-        return self == Options()
+        """True if no option was passed."""
+        return self == CheckedOptions()
 
-    def over(self, other: Options) -> Options:
-        """Both, where these win."""
+    def over(self, other: CheckedOptions) -> CheckedOptions:
+        """Return these options merged over `other`."""
         asked = {
             name: value for name in self.__slots__ if (value := getattr(self, name)) is not None
         }
         return replace(other, **asked)
 
     def settings(self, now: Settings) -> Settings:
-        """`now` with what was asked for."""
+        """Return `now` with these options applied."""
         return Settings(
             sleep_after=_or(self.sleep_after, now.sleep_after),
             keep_alive=_or(self.keep_alive, now.keep_alive),
@@ -69,12 +68,12 @@ class Options:
             user=_or(self.user, now.user),
         )
 
-    def layers(self, now: Layers) -> Layers:
-        """What it may reach, with what was asked for."""
+    def layers(self, now: EgressLayers) -> EgressLayers:
+        """Return the egress layers with these options applied."""
         return now if self.egress is None else now.with_settings(self.egress)
 
     def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
-        """The record of a sandbox that is not there yet; the image has a say in it."""
+        """Return the row of a sandbox to be made, with defaults from the image."""
         at = time.time()
         return SandboxRow(
             id=id,
@@ -88,11 +87,11 @@ class Options:
             env=self.env or {},
             labels=self.labels or {},
             settings=self.settings(Settings(cwd=image.cwd, user=image.user)),
-            egress=self.layers(Layers()),
+            egress=self.layers(EgressLayers()),
         )
 
     def change(self, row: SandboxRow) -> SandboxRow:
-        """The record of one that is there. What it was made from cannot change."""
+        """Return the changed row of an existing sandbox. Its image and tier cannot change."""
         for name, wanted, has in (
             ("image", self.image, row.image),
             ("tier", self.tier, row.tier),
@@ -115,12 +114,12 @@ class Options:
 
 
 class SandboxOptions(TypedDict, total=False):
-    """The options of `Host.sandbox`, as users give them.
+    """The options of `Host.sandbox`, as users pass them.
 
-    `limits` is an instance type by name, or numbers by name. `sleep_after` is seconds, or
-    "30s", "10m", "2h" without a call, after which the sandbox sleeps unless `keep_alive`.
-    An `ephemeral` one forgets its files when it does. `egress` says what it may reach, which
-    by default is nothing; what was changed at run time stays.
+    `limits` is the name of an instance type, or numbers by name. `sleep_after` is the idle time
+    before the sandbox sleeps, in seconds or as "30s", "10m", "2h"; `keep_alive` disables it. An
+    `ephemeral` sandbox loses its files when it sleeps. `egress` is the network policy, by default
+    no access; changes made at run time stay.
     """
 
     image: str
@@ -133,23 +132,24 @@ class SandboxOptions(TypedDict, total=False):
     ephemeral: bool
     cwd: str
     user: str
-    egress: Egress | Mapping[str, object]
+    egress: EgressOption
 
 
-def parse_options(where: str, given: SandboxOptions) -> Options:
-    """Options as users give them, checked. One that is None was not given."""
-    refuse_unknown(where, given, SandboxOptions.__annotations__)
+def parse_options(where: str, given: SandboxOptions) -> CheckedOptions:
+    """Check the options of a user. An option that is None counts as not passed."""
+    refuse_unknown(where, given, SandboxOptions.__annotations__, moved_options())
     asked = {name: value for name, value in given.items() if value is not None}
-    options = Options(**{name: _CHECKS[name](value) for name, value in asked.items()})
-    if options.egress is None:
+    options = CheckedOptions(
+        **{name: check(asked[name]) for name, check in _CHECKS.items() if name in asked}
+    )
+    if "egress" not in asked:
         return options
-    split = split_handlers(options.egress)
-    Layers().with_settings(split.settings)
+    split = split_handlers(parse_egress(asked["egress"]))
     return replace(options, egress=split.settings, handlers=split.handlers)
 
 
 def parse_duration(value: float | str) -> float:
-    """Seconds, from a number or from text such as "30s", "10m" or "2h"."""
+    """Return seconds, from a number or from text such as "30s", "10m" or "2h"."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number: object = value
     if isinstance(value, str) and value[-1:] in units:
@@ -163,8 +163,8 @@ def parse_duration(value: float | str) -> float:
         or not 0 < number < float("inf")
     ):
         raise InvalidOption(
-            f"sleep_after is a positive time, not {value!r}.",
-            hint='Pass seconds, or "30s", "10m", "2h"; keep_alive=True is for never.',
+            f"sleep_after must be a positive time, not {value!r}.",
+            hint='Pass seconds, or "30s", "10m", "2h"; to never sleep, pass keep_alive=True.',
             option="sleep_after",
             value=value,
         )
@@ -179,7 +179,7 @@ def _flag(option: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidOption(
-        f"{option} is True or False, not {value!r}.",
+        f"{option} must be True or False, not {value!r}.",
         hint="Pass one of them, or leave it out.",
         option=option,
         value=value,
@@ -190,20 +190,9 @@ def _image(value: object) -> str:
     if isinstance(value, str) and value:
         return value
     raise InvalidOption(
-        f"an image is named by a str, not {value!r}.",
+        f"image must be a non-empty str, not {value!r}.",
         hint="Leave it out for the host's own programs, or pass 'dir:/path/to/a/root'.",
         option="image",
-        value=value,
-    )
-
-
-def _tier(value: object) -> Tier:
-    if value == "namespaces" or value == "gvisor":
-        return value
-    raise InvalidOption(
-        f"there is no tier {value!r}.",
-        hint="The tiers are 'namespaces' and 'gvisor'.",
-        option="tier",
         value=value,
     )
 
@@ -211,7 +200,7 @@ def _tier(value: object) -> Tier:
 def _cwd(value: str) -> str:
     if not check_path(value).startswith("/"):
         raise InvalidOption(
-            f"the cwd of a sandbox is an absolute path, not {value!r}.",
+            f"the cwd of a sandbox must be an absolute path, not {value!r}.",
             hint=f"Pass for example '/workspace/{value}'.",
             option="cwd",
             value=value,
@@ -219,20 +208,9 @@ def _cwd(value: str) -> str:
     return value
 
 
-def _egress(value: object) -> dict[str, Any]:
-    if isinstance(value, (Egress, Mapping)):
-        return dict(as_settings(value))
-    raise InvalidOption(
-        f"egress is an Egress, not {value!r:.200}.",
-        hint="Pass Egress(allowed_hosts=['pypi.org']), or its settings by name.",
-        option="egress",
-        value=value,
-    )
-
-
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "image": _image,
-    "tier": _tier,
+    "tier": check_tier,
     "limits": parse_limits,
     "env": check_env,
     "labels": check_labels,
@@ -241,5 +219,4 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ephemeral": functools.partial(_flag, "ephemeral"),
     "cwd": _cwd,
     "user": check_user,
-    "egress": _egress,
 }

@@ -1,4 +1,4 @@
-"""A few jails made ahead, so that a sandbox starts in the time that naming one takes."""
+"""A few jails made ahead, so that a sandbox starts without waiting for one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A jail that waits to be entered."""
+class PooledJail:
+    """A jail made ahead, waiting to be used."""
 
     spec: JailSpec
     jail: Jail
 
 
-class Pool:
-    """Keeps `size` jails of the image that was last asked for. None is kept before that."""
+class JailPool:
+    """Keeps `size` jails of the most recently used image, starting with the first request."""
 
     def __init__(
         self,
@@ -37,24 +37,24 @@ class Pool:
         self._size = size
         self._make = make
         self._remove = remove
-        self._ready: list[Ready] = []
-        self._dead: list[Ready] = []
+        self._ready: list[PooledJail] = []
+        self._dead: list[PooledJail] = []
         self._image: Image | None = None
         self._jailer: Jailer | None = None
         self._filling: asyncio.Task[None] | None = None
 
     @property
     def size(self) -> int:
-        """How many it keeps."""
+        """The number of jails to keep."""
         return self._size
 
     @property
     def ready(self) -> int:
-        """How many there are at this moment."""
+        """The number of jails that are ready."""
         return len(self._ready)
 
-    def take(self, jailer: Jailer, image: Image) -> Ready | None:
-        """A jail that is ready, if one of that kind is; another is made in its stead."""
+    def take(self, jailer: Jailer, image: Image) -> PooledJail | None:
+        """Return a ready jail of that kind, or None, and start making a replacement."""
         if not self._size:
             return None
         same = self._jailer is jailer and self._image is not None
@@ -71,19 +71,19 @@ class Pool:
         return taken
 
     async def fill(self, jailer: Jailer, image: Image) -> None:
-        """Have as many as it keeps, of that kind, or as many as can be made."""
+        """Fill the pool with jails of that kind, as far as they can be made."""
         self._jailer, self._image = jailer, image
         if self._filling is not None:
-            # It may be at those of another kind.
+            # The running fill may be making jails of another kind.
             await asyncio.wait([self._filling])
         await asyncio.wait([self._begin_to_fill()])
 
     async def empty(self) -> None:
-        """Remove what was made ahead; when another is taken, there will be more."""
+        """Remove all jails; the next `take` starts to refill."""
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait([self._filling])
-        # Nobody may take one that is on its way out.
+        # A jail that is being removed must not be taken.
         unwanted, self._ready = self._ready, []
         try:
             await self._drop(unwanted)
@@ -91,7 +91,7 @@ class Pool:
             self._dead += unwanted
 
     async def aclose(self) -> None:
-        """Remove what was made ahead."""
+        """Remove all jails and keep none."""
         self._size = 0
         await self.empty()
         await self._drop(self._dead)
@@ -102,28 +102,28 @@ class Pool:
         return self._filling
 
     async def _fill(self) -> None:
-        # After the sandbox that asked has had its turn.
+        # Let the sandbox that triggered this start first.
         await asyncio.sleep(0.05)
         assert self._jailer is not None
         assert self._image is not None
         jailer, image = self._jailer, self._image
         self._dead += [ready for ready in self._ready if ready.spec.layers != image.layers]
         self._ready = [ready for ready in self._ready if ready not in self._dead]
-        # The next sandbox that is made without one says what is wrong.
+        # The next sandbox to start without a pooled jail reports the error.
         with contextlib.suppress(SmokeboxError, OSError):
             await self._drop(self._dead)
             while len(self._ready) < self._size:
                 self._ready.append(await self._another(jailer, image))
 
-    async def _another(self, jailer: Jailer, image: Image) -> Ready:
+    async def _another(self, jailer: Jailer, image: Image) -> PooledJail:
         spec = self._make(image)
         try:
-            return Ready(spec=spec, jail=await jailer.make(spec))
+            return PooledJail(spec=spec, jail=await jailer.make(spec))
         except BaseException:
             await self._remove(spec)
             raise
 
-    async def _drop(self, unwanted: list[Ready]) -> None:
+    async def _drop(self, unwanted: list[PooledJail]) -> None:
         while unwanted:
             await unwanted[-1].jail.kill()
             await self._remove(unwanted[-1].spec)

@@ -1,8 +1,8 @@
-"""Ports of a sandbox that may be reached from outside, and connections to them.
+"""Exposed ports of a sandbox, and connections to them.
 
-That a port may be reached is durable; that it is, belongs to one run: what a later run has
-there may be something else. Nothing here wakes a sandbox but `expose`. The host dials into
-the network of the sandbox, so nothing of it listens on the host.
+The permission to reach a port is durable. Its activation belongs to one run, as a later run may
+have another program on the port. Only `expose` wakes the sandbox. The host dials into the
+sandbox's network, so nothing of it listens on the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from smokebox.engine.jail import errands
+from smokebox.engine.jail import guest_requests
 from smokebox.engine.names import check_port
 from smokebox.engine.record.rows import PortRow, delete, put
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 63
 CONNECT_SECONDS = 10.0
-# Sockets that are asked of the agent before somebody wants them.
+# Sockets requested from the guest init ahead of need.
 _SPARE = 4
-# Where all connections of the sandbox to the outside arrive: the engine's own.
-_DOOR = 1
+# The egress proxy's port inside the sandbox, where all outgoing connections arrive.
+_EGRESS_PORT = 1
 _TOKEN = re.compile(r"[a-z0-9_]{1,16}")
 _PLACES = ((4, "127.0.0.1"), (6, "::1"))
 
 
-class Stream(Protocol):
-    """Something that goes on between a port and somebody outside."""
+class PortStream(Protocol):
+    """An open stream between a port and an outside client."""
 
     def cut(self) -> None:
-        """End at once: the port is not for anybody any more."""
+        """End at once: the port is not exposed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exposed:
-    """A port that may be reached with `token`. It is `active` in the run that is."""
+class PortGrant:
+    """Permission to reach a port with `token`. It is `active` in the current run or not."""
 
     port: int
     token: str
@@ -59,7 +59,7 @@ class Exposed:
 
 
 class Ports:
-    """The ports of one sandbox. `busy` while somebody talks to one, or has lately."""
+    """The ports of one sandbox. `busy` while a client uses one, or did since the last check."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Ports:
         self._run = run
         self._rows: dict[int, PortRow] | None = None
         self._changing = asyncio.Lock()
-        self._streams: dict[int, set[Stream]] = {}
+        self._streams: dict[int, set[PortStream]] = {}
         self._touched = False
         self._spare: list[socket.socket] = []
         self._refilling: asyncio.Task[None] | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether the sandbox is to stay awake. Asking forgets what has ended."""
+        """True if the sandbox should stay awake. Reading it clears the mark of ended streams."""
         touched, self._touched = self._touched, False
         return touched or any(self._streams.values())
 
@@ -93,11 +93,11 @@ class Ports:
         name: str | None = None,
         token: str | None = None,
         private: bool | None = None,
-    ) -> Exposed:
-        """Have a port be reached in the run that is, which is woken if need be.
+    ) -> PortGrant:
+        """Expose a port for the current run, and wake the sandbox if needed.
 
-        Repeated, it does so for a later run, with the token of before. Raises `Conflict` for
-        a port that has another name or token, and for a name or token of another port.
+        Repeat it to expose the port in a later run, with the same token. Raises `Conflict` if the
+        port has another name or token, or if another port has that name or token.
         """
         check_port(port)
         _check_own(port)
@@ -122,7 +122,7 @@ class Ports:
         return self._exposed(changed)
 
     async def unexpose(self, port: int) -> None:
-        """Have a port not be reached any more, from this moment on. Safe to repeat."""
+        """Revoke the exposure of a port at once. Safe to repeat."""
         check_port(port)
         async with self._changing:
             rows = await self.load()
@@ -130,17 +130,17 @@ class Ports:
                 self._cut(port)
                 await self._record.write(delete(PortRow, self.id, port))
 
-    async def list(self) -> list[Exposed]:
-        """All that were exposed, in that order, also those of former runs."""
+    async def list(self) -> list[PortGrant]:
+        """List all exposed ports in order of exposure, including those of earlier runs."""
         return [self._exposed(row) for row in (await self.load()).values()]
 
     async def validate_token(self, port: int, token: str) -> bool:
-        """Whether a token opens a port, be it active or not."""
+        """Return whether a token is valid for a port, active or not."""
         row = (await self.load()).get(check_port(port))
         return row is not None and is_token(row, token)
 
     async def load(self) -> dict[int, PortRow]:
-        """What the record has, by port: read once."""
+        """Return the rows of the record by port. They are read once."""
         if self._rows is None:
             found = await self._record.rows(PortRow, self.id)
             if self._rows is None:
@@ -149,25 +149,25 @@ class Ports:
 
     @property
     def rows(self) -> dict[int, PortRow] | None:
-        """What the record has, by port, once it was read."""
+        """The rows of the record by port, or None before `load`."""
         return self._rows
 
     def run_of(self, row: PortRow) -> Run | None:
-        """The run in which a port is reached, while that is."""
+        """Return the current run if the port is active in it."""
         run = self._run()
         return run if run is not None and run.generation == row.generation else None
 
-    def enter(self, port: int, stream: Stream) -> None:
-        """Somebody begins to talk to a port."""
+    def enter(self, port: int, stream: PortStream) -> None:
+        """Register a stream that begins."""
         self._streams.setdefault(port, set()).add(stream)
 
-    def leave(self, port: int, stream: Stream) -> None:
-        """And has ended."""
+    def leave(self, port: int, stream: PortStream) -> None:
+        """Remove a stream that ended."""
         self._touched = True
         self._streams.get(port, set()).discard(stream)
 
     async def dial(self, run: Run, port: int) -> socket.socket:
-        """A connection to a port of a run, on either loopback address.
+        """Connect to a port of a run, on either loopback address.
 
         Raises `ServiceUnavailable` where nothing listens.
         """
@@ -192,7 +192,7 @@ class Ports:
         )
 
     async def ended(self, reason: str) -> None:
-        """Let go of a run that is over."""
+        """Release everything of a run that ended."""
         if self._refilling is not None:
             self._refilling.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -208,25 +208,25 @@ class Ports:
 
     async def _socket(self, run: Run, version: int) -> socket.socket:
         if version != 4:
-            return await errands.open_socket(run.jail, version=version)
-        sock = self._spare.pop() if self._spare else await errands.open_socket(run.jail)
+            return await guest_requests.open_socket(run.jail, version=version)
+        sock = self._spare.pop() if self._spare else await guest_requests.open_socket(run.jail)
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._refill(run))
         return sock
 
     async def _refill(self, run: Run) -> None:
-        """Have sockets at hand. Those of another run were closed with it."""
+        """Keep sockets ready. Those of earlier runs were closed with their run."""
         with contextlib.suppress(Exception):
             while len(self._spare) < _SPARE:
-                sock = await errands.open_socket(run.jail)
+                sock = await guest_requests.open_socket(run.jail)
                 current = self._run()
                 if current is None or current.jail is not run.jail:
                     sock.close()
                     return
                 self._spare.append(sock)
 
-    def _exposed(self, row: PortRow) -> Exposed:
-        return Exposed(
+    def _exposed(self, row: PortRow) -> PortGrant:
+        return PortGrant(
             port=row.port,
             token=row.token,
             name=row.name,
@@ -238,8 +238,8 @@ class Ports:
         label = Target(port, self.id, token or _random_token()).label
         if len(label) > LONGEST_LABEL:
             raise InvalidOption(
-                f"the name {label} of a preview has {len(label)} characters, and DNS has room "
-                f"for {LONGEST_LABEL}.",
+                f"the preview host name {label} has {len(label)} characters, and DNS allows "
+                f"{LONGEST_LABEL}.",
                 hint="Use a shorter token, or a sandbox with a shorter id.",
                 option="port" if token is None else "token",
                 value=port if token is None else token,
@@ -247,20 +247,20 @@ class Ports:
 
 
 def is_token(row: PortRow, token: str) -> bool:
-    """Whether a token opens a port; how long it takes to say tells nothing."""
+    """Compare a token in constant time."""
     return hmac.compare_digest(row.token.encode(), token.encode("utf-8", "replace"))
 
 
 def _random_token() -> str:
-    """80 random bits in 16 letters and digits."""
+    """Return 80 random bits in 16 letters and digits."""
     return base64.b32encode(secrets.token_bytes(10)).decode().lower()
 
 
 def _check_own(port: int) -> None:
-    if port == _DOOR:
+    if port == _EGRESS_PORT:
         raise InvalidOption(
-            f"port {port} is the door by which the sandbox reaches the network.",
-            hint="Have the server listen on another port.",
+            f"port {port} is reserved for the sandbox's egress proxy.",
+            hint="Make the server listen on another port.",
             option="port",
             value=port,
         )
@@ -269,7 +269,7 @@ def _check_own(port: int) -> None:
 def _check_token(token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise InvalidOption(
-            f"a token has 1 to 16 of a-z, 0-9 and '_', unlike {token!r:.80}.",
+            f"a token has 1 to 16 characters of a-z, 0-9 and '_', not {token!r:.80}.",
             hint="Leave it out for a random one.",
             option="token",
             value=token,
@@ -284,7 +284,7 @@ def _check_name(name: object) -> None:
     if not good:
         raise InvalidOption(
             f"a port has a name of 1 to {LONGEST_NAME} printable characters, not {name!r:.80}.",
-            hint="Say in a word what listens there.",
+            hint="Use a short word for what listens there.",
             option="name",
             value=name,
         )

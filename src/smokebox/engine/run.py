@@ -1,14 +1,16 @@
-"""One run of a sandbox: its jail from waking to sleep, and how programs are started in it."""
+"""One run of a sandbox: its jail between wake and sleep, and the programs it starts."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.engine.images.users import User, lookup
-from smokebox.engine.jail import agent
+from smokebox.engine.jail import guest_init
 from smokebox.engine.names import check_user
 from smokebox.errors import (
     InvalidOption,
@@ -17,20 +19,25 @@ from smokebox.errors import (
     SandboxGone,
     SmokeboxError,
     Unsupported,
+    from_os_error,
 )
-from smokebox.options import check_command, check_env
-from smokebox.sandbox import keeper
-from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.sandbox.paths import resolve
-from smokebox.sandbox.process import TERMINATE_SECONDS, encode
+from smokebox.foundation.paths import resolve
+from smokebox.foundation.text import encode_option
+from smokebox.options import check_command, check_env, check_timeout
+from smokebox.runtime import supervisor
+from smokebox.runtime.capture import collect, stream
+from smokebox.runtime.output import MAX_OUTPUT
+from smokebox.runtime.process import TERMINATE_SECONDS, Process, encode
+from smokebox.runtime.stream import Chunk
+from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from smokebox.engine.images.image import Image
     from smokebox.engine.jail.api import Jail
-    from smokebox.engine.limits import Limits, ProcessLimits
-    from smokebox.sandbox.spill import SpillFolder
+    from smokebox.limits import Limits, ProcessLimits
+    from smokebox.runtime.spill import SpillFolder
 
 Command: TypeAlias = str | Sequence[str]
 
@@ -40,7 +47,7 @@ ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
 
 
 class CannotStart(Exception):
-    """A program that could not be started: a result for `exec`, in bash's own codes."""
+    """A program could not be started: a result for `exec`, with bash's exit codes."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
@@ -49,7 +56,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is to be started in a jail, checked and whole."""
+    """A fully resolved program to start in a jail."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -58,22 +65,22 @@ class Program:
     rlimits: dict[int, int]
 
     def pack(self, verb: bytes, *, timeout: float | None = None) -> bytes:
-        """The request for it, as the agent reads it."""
-        return agent.pack_program(
+        """Encode the request to the guest init."""
+        return guest_init.pack_program(
             verb=verb,
             argv=[encode(word, "command") for word in self.argv],
             env=[encode(f"{name}={value}", "env") for name, value in self.env.items()],
             cwd=encode(self.cwd, "cwd"),
             timeout=timeout or 0.0,
             grace=TERMINATE_SECONDS,
-            user=agent.pack_user(self.user.uid, self.user.gid, self.user.groups),
+            user=guest_init.pack_user(self.user.uid, self.user.gid, self.user.groups),
             rlimits=self.rlimits,
         )
 
     def explain(self, stage: int, number: int) -> SmokeboxError | CannotStart:
-        """Why it did not start, by the stage and the errno that the agent tells."""
+        """Turn the stage and errno of a failed start into an error."""
         text = errno.errorcode.get(number, str(number))
-        if stage == keeper.STAGE_CWD:
+        if stage == supervisor.STAGE_CWD:
             return from_os_error(OSError(number, text), self.cwd)
         if number == errno.E2BIG:
             return InvalidOption(
@@ -94,10 +101,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A woken sandbox. What it gives is good until the sandbox sleeps again.
+    """A run of a sandbox, valid until the sandbox sleeps.
 
-    `read` reads a file of the sandbox, `generation` counts its runs, and `spills` holds what
-    its commands write, where they can read it again.
+    `read` reads a file of the sandbox, `generation` counts its runs, and `spills` holds the
+    output of commands in files that they can read again.
     """
 
     id: str
@@ -122,7 +129,7 @@ class Run:
         user: str | None = None,
         limits: ProcessLimits | None = None,
     ) -> Program:
-        """What `command` means here: a string for bash, or words that are taken literally."""
+        """Resolve a command: a string for bash, or a list of literal words."""
         who = await self.user(user)
         directory = resolve(cwd, self.cwd) if cwd is not None else self.cwd
         return Program(
@@ -134,12 +141,12 @@ class Run:
         )
 
     def words(self, command: Command) -> tuple[str, ...]:
-        """The words to start: those given, or bash with a string."""
+        """Return the words to start: those given, or bash with a string."""
         words = check_command(command)
         return (self.shell, "-c", words) if isinstance(words, str) else tuple(words)
 
     async def user(self, name: str | None) -> User:
-        """A user of the sandbox, as its own files have them."""
+        """Look up a user in the sandbox's own /etc/passwd and /etc/group."""
         name = check_user(name) if name is not None else self.default_user
         if name in ("root", "0"):
             return ROOT
@@ -162,7 +169,7 @@ class Run:
         return found
 
     def owner(self, program: Program) -> tuple[int, int] | None:
-        """Who a program runs as, seen from outside; None for who we are ourselves."""
+        """Return the uid and gid of a program on the host; None for those of the engine."""
         owner = self.jail.owner
         if owner.count == 1:
             return None
@@ -174,8 +181,65 @@ class Run:
         except PathNotFound:
             return b""
 
+    async def execute(
+        self,
+        program: Program,
+        *,
+        spills: SpillFolder | None = None,
+        max_output: int = MAX_OUTPUT,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> ExecResult:
+        """Run a program to its end and capture its output, bounded by `max_output`."""
+        start = functools.partial(self.start, program, timeout=timeout, stdin=stdin)
+        try:
+            return await collect(
+                start,
+                spills=spills or self.spills,
+                max_output=max_output,
+                timeout=timeout,
+                rate=self.limits.output_rate,
+            )
+        except CannotStart as failure:
+            return ExecResult(exit_code=failure.exit_code, stderr=f"smokebox: {failure}\n")
+
+    async def stream(
+        self,
+        program: Program,
+        *,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> AsyncGenerator[Chunk | ExecResult, None]:
+        """Run a program and yield its output as it is written, then its result."""
+        start = functools.partial(self.start, program, timeout=timeout, stdin=stdin)
+        chunks = stream(start, timeout=timeout, rate=self.limits.output_rate)
+        try:
+            async with contextlib.aclosing(chunks):
+                async for item in chunks:
+                    yield item
+        except CannotStart as failure:
+            yield Chunk("stderr", f"smokebox: {failure}\n".encode())
+            yield ExecResult(exit_code=failure.exit_code)
+
+    async def start(
+        self, program: Program, *, timeout: float | None = None, stdin: str | bytes | None = None
+    ) -> Process:
+        """Start a program that is killed when its handle is closed."""
+        timeout = check_timeout(timeout)
+        data = None if stdin is None else encode_option("stdin", stdin)
+        # Packed first: it may raise, and an open connection would leak.
+        request = program.pack(guest_init.RUN, timeout=timeout)
+        return await Process.begin(
+            await self.jail.connect(),
+            request,
+            explain=program.explain,
+            owner=self.owner(program),
+            timeout=timeout,
+            stdin=data,
+        )
+
     def gone(self, reason: str) -> SandboxGone:
-        """The error for a call that the end of this run cut short."""
+        """Return the error for a call that the end of this run interrupted."""
         return SandboxGone(
             f"sandbox {self.id} stopped while the command was running ({reason}).",
             hint=f"Run it again: {what_is_next(reason)}.",
@@ -185,12 +249,12 @@ class Run:
 
 
 def what_is_next(reason: str) -> str:
-    """What another call finds, after a run that ended for that reason."""
+    """Describe what the next call finds after a run ended for that reason."""
     if reason == DESTROYED:
         return "the next sandbox of this id is empty"
-    return "the sandbox starts afresh, with its files"
+    return "the sandbox restarts with its files"
 
 
 def identity(user: User) -> dict[str, str]:
-    """What a program's environment says of who it is."""
+    """Return the environment variables that describe a user."""
     return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell}

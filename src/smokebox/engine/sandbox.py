@@ -1,7 +1,7 @@
 """A Linux sandbox by its id: commands, files, processes and sessions in one handle.
 
-It satisfies the contract of `smokebox.sandbox.api`, and more. Nothing starts until the
-first call; a sandbox that sleeps is woken by the next one.
+It implements the contract of `smokebox.sandbox.api`, and more. Nothing starts until the
+first call; a call to a sleeping sandbox wakes it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import shlex
 from typing import TYPE_CHECKING, Self
 
 from smokebox.egress.clients import Clients
-from smokebox.engine import commands
-from smokebox.engine.backups.box import BoxBackups
-from smokebox.engine.egress.door import Door
-from smokebox.engine.egress.network import Network
+from smokebox.engine.backups.sandbox_backups import SandboxBackups
+from smokebox.engine.egress.config import EgressConfig
+from smokebox.engine.egress.proxy import EgressProxy
 from smokebox.engine.files.files import Files
 from smokebox.engine.git.repository import (
     check_branch,
@@ -24,20 +23,20 @@ from smokebox.engine.git.repository import (
 )
 from smokebox.engine.interpreter.contexts import Contexts
 from smokebox.engine.jail.api import JailStats
-from smokebox.engine.lifecycle import STOPPED, Lifecycle, Part
-from smokebox.engine.limits import parse_process_limits
+from smokebox.engine.lifecycle import STOPPED, Lifecycle, RunPart
 from smokebox.engine.mounts.mounts import Mounts
 from smokebox.engine.ports import Ports
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.engine.run import DESTROYED
-from smokebox.engine.sessions.sessions import Session, Sessions
+from smokebox.engine.sessions.session import ShellSession
+from smokebox.engine.sessions.sessions import Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
+from smokebox.limits import parse_process_limits
 from smokebox.options import check_timeout
-from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.capture import ByteStream, decoded
-from smokebox.sandbox.output import MAX_OUTPUT
+from smokebox.runtime.capture import decoded
+from smokebox.runtime.stream import ByteStream, ExecStream
 from smokebox.types import (
     Capabilities,
     ExecResult,
@@ -50,18 +49,18 @@ from smokebox.types import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from smokebox.engine.context import EngineContext
     from smokebox.engine.jail.api import Owner
-    from smokebox.engine.limits import ProcessLimits
-    from smokebox.engine.options import Options
-    from smokebox.engine.processes.lasting import LastingProcess
+    from smokebox.engine.options import CheckedOptions
+    from smokebox.engine.processes.background_process import BackgroundProcess
     from smokebox.engine.record.rows import SandboxRow
     from smokebox.engine.run import Command
-    from smokebox.engine.workshop import Workshop
-    from smokebox.sandbox.pipes import Chunk
+    from smokebox.limits import ProcessLimits
+    from smokebox.runtime.stream import Chunk
 
 
 def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
-    """A row of the record, as its users see it; `used_at` is what it cannot know."""
+    """Convert a row of the record for users. `used_at` is the last use, if more recent."""
     return SandboxInfo(
         id=row.id,
         status=row.status,
@@ -83,12 +82,12 @@ def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
 
 
 class Sandbox:
-    """One sandbox of a host. Made by `Host.sandbox`; every handle of an id is the same one."""
+    """One sandbox of a host. Made by `Host.sandbox`; all handles of an id are one object."""
 
-    def __init__(self, id: str, shop: Workshop) -> None:
+    def __init__(self, id: str, context: EngineContext) -> None:
         self.id = id
-        self._shop = shop
-        self._life = Lifecycle(id, shop, self._renew)
+        self._context = context
+        self._life = Lifecycle(id, context, self._renew)
         self._checkouts: set[str] = set()
         self._furnish()
 
@@ -96,25 +95,25 @@ class Sandbox:
     def cwd(self) -> str:
         """The absolute directory where relative paths and commands start.
 
-        One that its image names is known once the sandbox was woken.
+        A directory set by the image is known after the first wake.
         """
-        return self._shop.cwds.get(self.id, DEFAULT_CWD)
+        return self._context.cwds.get(self.id, DEFAULT_CWD)
 
     @property
     def life(self) -> Lifecycle:
-        """Its sleep and waking, for the host that owns it."""
+        """The lifecycle, for the host that owns the sandbox."""
         return self._life
 
-    def ask(self, options: Options) -> None:
-        """Have it be so from its next call on."""
+    def ask(self, options: CheckedOptions) -> None:
+        """Apply options from the next call on."""
         if options.cwd is not None:
-            self._shop.cwds[self.id] = options.cwd
+            self._context.cwds[self.id] = options.cwd
         if options.handlers:
             self.network.serve(options.handlers)
         self._life.ask(options)
 
     def resolve_path(self, path: str) -> str:
-        """The absolute form of `path`, without looking at any file."""
+        """Return the absolute form of `path`, without looking at any file."""
         return self.files.resolve_path(path)
 
     async def exec(
@@ -127,13 +126,23 @@ class Sandbox:
         stdin: str | bytes | None = None,
         user: str | None = None,
         limits: ProcessLimits | Mapping[str, object] | None = None,
-        session: Session | str | None = None,
+        session: ShellSession | str | None = None,
     ) -> ExecResult:
-        """Run a command and wait for it: a string by bash, or words as they are.
+        """Run a command and wait for it. A non-zero exit code is a result, not an error.
 
-        See `SandboxApi.exec`. With `session`, the command runs in that session's shell, and
-        what it does to the shell stays; without, nothing stays but files. `user` is one of
-        the sandbox's own, by default root, who is nobody outside.
+        Args:
+            command: A string for bash, or a list of literal words.
+            cwd: Working directory; by default that of the sandbox.
+            env: Environment variables to add.
+            timeout: Seconds before the whole process tree is killed; the exit code is then 124.
+            stdin: Data for standard input.
+            user: A user of the sandbox; by default root, who is unprivileged on the host.
+            limits: Limits of this command alone.
+            session: Run the command in the shell of this session, which keeps its state.
+
+        Raises:
+            SandboxGone: The sandbox stopped while the command was running.
+            InvalidOption: An option is not valid, or not allowed within a session.
         """
         if session is not None:
             refuse_in_session(user=user, limits=limits)
@@ -144,15 +153,7 @@ class Sandbox:
             program = await run.program(
                 command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
             )
-            return await commands.execute(
-                run,
-                program,
-                spills=run.spills,
-                max_output=MAX_OUTPUT,
-                timeout=timeout,
-                stdin=stdin,
-                rate=run.limits.output_rate,
-            )
+            return await run.execute(program, timeout=timeout, stdin=stdin)
 
     def exec_stream(
         self,
@@ -164,9 +165,9 @@ class Sandbox:
         stdin: str | bytes | None = None,
         user: str | None = None,
         limits: ProcessLimits | Mapping[str, object] | None = None,
-        session: Session | str | None = None,
+        session: ShellSession | str | None = None,
     ) -> ExecStream:
-        """Run a command and give its output as it is written; the options are `exec`'s."""
+        """Run a command and stream its output as text. Takes the options of `exec`."""
         if session is not None:
             refuse_in_session(user=user, limits=limits)
             source = self._session_stream(session, in_shell(command), cwd, env, timeout, stdin)
@@ -184,9 +185,9 @@ class Sandbox:
         stdin: str | bytes | None = None,
         user: str | None = None,
         limits: ProcessLimits | Mapping[str, object] | None = None,
-        session: Session | str | None = None,
+        session: ShellSession | str | None = None,
     ) -> ByteStream:
-        """As `exec_stream`, with the bytes themselves: what is not text stays what it is."""
+        """Run a command and stream its output as raw bytes. Takes the options of `exec`."""
         if session is not None:
             refuse_in_session(user=user, limits=limits)
             text = in_shell(command)
@@ -204,8 +205,22 @@ class Sandbox:
         limits: ProcessLimits | Mapping[str, object] | None = None,
         stdin: bool = False,
         timeout: float | None = None,
-    ) -> LastingProcess:
-        """Start a command that runs on by itself, until it ends, is killed, or all sleeps."""
+    ) -> BackgroundProcess:
+        """Start a command in the background, until it ends, is killed or the sandbox sleeps.
+
+        Args:
+            command: A string for bash, or a list of literal words.
+            process_id: Id of the process; by default a random one.
+            cwd: Working directory; by default that of the sandbox.
+            env: Environment variables to add.
+            user: A user of the sandbox; by default root.
+            limits: Limits of this process alone.
+            stdin: Keep a pipe to standard input open for writing.
+            timeout: Seconds before the whole process tree is killed.
+
+        Raises:
+            Conflict: A process with that id is running.
+        """
         return await self.processes.start(
             command,
             process_id=process_id,
@@ -224,37 +239,47 @@ class Sandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> Session:
-        """A shell that remembers from one command to the next."""
+    ) -> ShellSession:
+        """Create a shell that keeps its state between commands.
+
+        Args:
+            name: Name of the session; by default a random one.
+            cwd: Initial working directory.
+            env: Environment variables to add.
+            user: A user of the sandbox; by default root.
+
+        Raises:
+            Conflict: A session with that name exists.
+        """
         async with self._life.use():
             return await self.sessions.create(name, cwd=cwd, env=env, user=user)
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. Raises `NotText` where it is not UTF-8."""
+        """Return the text of a file. Raises `NotText` if it is not UTF-8."""
         return await self.files.read_file(path)
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         return await self.files.read_bytes(path)
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file atomically, with its parent directories."""
         await self.files.write_file(path, data)
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
+        """Return information about a path. A dangling symlink is not found when followed."""
         return await self.files.stat(path, follow_symlinks=follow_symlinks)
 
     async def readdir(self, path: str) -> list[str]:
-        """The names in a directory, dotfiles too, sorted."""
+        """Return the names in a directory, dotfiles included, sorted."""
         return await self.files.readdir(path)
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
+        """Return whether `path` exists."""
         return await self.files.exists(path)
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        """Make a directory. `recursive` makes parents and accepts an existing directory."""
         await self.files.mkdir(path, recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
@@ -269,7 +294,7 @@ class Sandbox:
         hidden: bool = False,
         files_only: bool = False,
     ) -> list[str]:
-        """Absolute paths that match, sorted. See `SandboxApi.glob`."""
+        """Return absolute paths that match, sorted. See `SandboxApi.glob`."""
         return await self.files.glob(pattern, cwd=cwd, hidden=hidden, files_only=files_only)
 
     async def git_checkout(
@@ -284,19 +309,30 @@ class Sandbox:
         password: str | None = None,
         allow_private: bool = False,
     ) -> GitCheckout:
-        """Clone a repository from an https or http URL, by the git of the sandbox's image.
+        """Clone a repository from an https or http URL, with the git of the sandbox's image.
 
-        `target` is by default a directory of the repository's name in /workspace, and holds
-        nothing afterwards when this fails. `depth` is how many commits are wanted, by default
-        all; submodules and LFS files are not fetched. `password` is a token as well, and
-        neither it nor `username` ever gets into the sandbox: the engine asks the host. It
-        asks public addresses only, unless `allow_private`. Raises `GitError`.
+        Submodules and LFS files are not fetched. Credentials never enter the sandbox: the engine
+        sends the requests to the git server.
+
+        Args:
+            url: Address of the repository.
+            target: Directory of the clone, by default named after the repository in /workspace.
+                Left empty when the clone fails.
+            branch: Branch or tag to check out.
+            depth: Number of commits to fetch; by default all.
+            timeout: Seconds before the clone is cancelled.
+            username: User name for the git server.
+            password: Password or token for the git server.
+            allow_private: Allow private addresses; by default only public ones are contacted.
+
+        Raises:
+            GitError: The clone failed.
         """
-        # It takes an HTTP client and server with it.
-        from smokebox.engine.git.checkout import Checkout
+        # Imported late: it needs an HTTP client and server.
+        from smokebox.engine.git.checkout import CheckoutJob
 
         repository = parse_repository(url, username=username, password=password)
-        checkout = Checkout(
+        checkout = CheckoutJob(
             life=self._life,
             files=self.files,
             repository=repository,
@@ -309,39 +345,39 @@ class Sandbox:
         return await checkout.make(check_timeout(timeout))
 
     async def capabilities(self) -> Capabilities:
-        """What this sandbox can and cannot do; wakes it."""
+        """Return what this sandbox can and cannot do. Wakes it."""
         async with self._life.use() as run:
             return Capabilities(
                 sandbox="linux",
                 isolation=run.jail.state.tier,
-                network="guarded" if self.door.open else "off",
+                network="guarded" if self.egress_proxy.open else "off",
                 persistence="host",
             )
 
     async def wake(self) -> None:
-        """Start it if it does not run. Any other call does that too."""
+        """Start the sandbox if it does not run. Any other call does this too."""
         async with self._life.use():
             pass
 
     async def sleep(self) -> None:
-        """End its processes and keep its files, as after a long time without a call."""
+        """End all processes and keep the files, as the idle timer does."""
         await self._life.sleep()
 
     async def destroy(self) -> None:
-        """Remove every trace of it. Safe to repeat; the next call makes another, empty."""
+        """Remove every trace. Safe to repeat; the next call makes an empty sandbox."""
         await self._life.destroy()
 
     async def info(self) -> SandboxInfo | None:
-        """What is known of it without waking it; None before it was ever woken."""
+        """Return its description without waking it; None before it was ever woken."""
         row = await self._life.row()
         return None if row is None else info_of(row, self._life.used_at)
 
     async def stats(self) -> SandboxStats:
-        """What it uses at this moment, without waking it."""
+        """Return current resource usage, without waking it."""
         run = self._life.run
         used = await run.jail.stats() if run is not None else JailStats()
         row = await self._life.row()
-        disk = await self._shop.measure(row.key) if row is not None else None
+        disk = await self._context.measure(row.key) if row is not None else None
         return SandboxStats(
             cpu_seconds=used.cpu_seconds,
             memory=used.memory,
@@ -352,7 +388,7 @@ class Sandbox:
         )
 
     async def aclose(self) -> None:
-        """Nothing: a sandbox lives by its id, until it is destroyed."""
+        """Do nothing: a sandbox lives until it is destroyed."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -361,15 +397,15 @@ class Sandbox:
         await self.aclose()
 
     def _renew(self) -> None:
-        """Be as a sandbox that was never there."""
-        self._shop.cwds.pop(self.id, None)
-        self._shop.clients.pop(self.id, None)
-        self.door.journal.end()
+        """Reset this object to the state of a sandbox that never existed."""
+        self._context.cwds.pop(self.id, None)
+        self._context.clients.pop(self.id, None)
+        self.egress_proxy.audit_log.end()
         self._furnish()
 
     def _furnish(self) -> None:
-        life, record = self._life, self._shop.record
-        self.files = Files(self._root, workers=self._shop.workers, cwd=lambda: self.cwd)
+        life, record = self._life, self._context.record
+        self.files = Files(self._root, workers=self._context.workers, cwd=lambda: self.cwd)
         self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
         self.sessions = Sessions(id=self.id, record=record, use=life.use)
         self.contexts = Contexts(id=self.id, locate=life.directory, record=record, use=life.use)
@@ -380,69 +416,69 @@ class Sandbox:
             record=record,
             use=life.use,
             run=lambda: life.run,
-            workers=self._shop.workers,
+            workers=self._context.workers,
             cwd=lambda: self.cwd,
         )
-        self.backups = backups = BoxBackups(
+        self.backups = backups = SandboxBackups(
             life,
-            self._shop.backups,
+            self._context.backups,
             cwd=lambda: self.cwd,
-            measure=lambda run: self._shop.measure(run.jail.state.key),
+            measure=lambda run: self._context.measure(run.jail.state.key),
         )
-        clients = self._shop.clients.get(self.id) or Clients()
-        self.door = Door(
+        clients = self._context.clients.get(self.id) or Clients()
+        self.egress_proxy = EgressProxy(
             self.id,
             layers=lambda: life.layers,
             clients=clients,
-            workers=self._shop.workers,
-            traffic=self._shop.traffic,
+            workers=self._context.workers,
+            traffic=self._context.traffic,
         )
-        self.network = Network(
-            self.door, life.amend, keep=self._keep_handlers, directory=life.directory
+        self.network = EgressConfig(
+            self.egress_proxy, life.amend, keep=self._keep_handlers, directory=life.directory
         )
-        door = self.door
+        proxy = self.egress_proxy
         files, processes, sessions = self.files, self.processes, self.sessions
         contexts, terminals, ports = self.contexts, self.terminals, self.ports
         life.parts = (
-            # First, as it may have to let the rest go on.
-            Part(
+            # First: it may have an interrupted restore to finish before the other parts resume.
+            RunPart(
                 ended=lambda reason: backups.ended(),
                 begin=backups.resume,
                 adopt=backups.adopt,
                 busy=lambda: backups.busy,
             ),
-            Part(
+            RunPart(
                 ended=mounts.ended,
                 begin=mounts.begin,
                 settle=mounts.settle,
                 adopt=mounts.adopt,
                 close=mounts.close,
             ),
-            Part(ended=lambda reason: files.release(), busy=lambda: files.busy),
-            Part(
+            RunPart(ended=lambda reason: files.release(), busy=lambda: files.busy),
+            RunPart(
                 ended=lambda reason: processes.ended(reason, destroyed=reason == DESTROYED),
                 adopt=processes.adopt,
                 close=processes.aclose,
             ),
-            Part(
+            RunPart(
                 ended=lambda reason: contexts.ended(reason, destroyed=reason == DESTROYED),
                 adopt=contexts.adopt,
                 busy=lambda: contexts.busy,
                 close=contexts.aclose,
             ),
-            Part(
+            RunPart(
                 ended=sessions.ended,
                 settle=sessions.saved,
                 busy=lambda: sessions.busy,
                 close=lambda: sessions.ended(STOPPED),
             ),
-            Part(
+            RunPart(
                 ended=terminals.ended,
                 settle=terminals.part,
                 close=lambda: terminals.ended(STOPPED),
             ),
-            Part(ended=door.ended, begin=door.begin, adopt=door.adopt, close=door.leave),
-            Part(
+            RunPart(ended=proxy.ended, begin=proxy.begin, adopt=proxy.adopt, close=proxy.leave),
+            RunPart(
                 ended=ports.ended,
                 busy=lambda: ports.busy,
                 close=lambda: ports.ended(STOPPED),
@@ -450,8 +486,8 @@ class Sandbox:
         )
 
     def _keep_handlers(self) -> None:
-        """Have its handlers outlive this object, of which another is made when it is asked for."""
-        self._shop.clients[self.id] = self.door.clients
+        """Keep the handlers beyond this object, which is replaced when it is garbage-collected."""
+        self._context.clients[self.id] = self.egress_proxy.clients
 
     async def _root(self) -> tuple[int, Owner]:
         async with self._life.use() as run:
@@ -471,18 +507,17 @@ class Sandbox:
             program = await run.program(
                 command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
             )
-            rate = run.limits.output_rate
-            source = commands.stream(run, program, timeout=timeout, stdin=stdin, rate=rate)
+            source = run.stream(program, timeout=timeout, stdin=stdin)
             async with contextlib.aclosing(source):
                 async for item in source:
                     yield item
 
-    async def _session(self, session: Session | str) -> Session:
-        return session if isinstance(session, Session) else await self.sessions.get(session)
+    async def _session(self, session: ShellSession | str) -> ShellSession:
+        return session if isinstance(session, ShellSession) else await self.sessions.get(session)
 
     async def _session_stream(
         self,
-        session: Session | str,
+        session: ShellSession | str,
         command: str,
         cwd: str | None,
         env: Mapping[str, str] | None,
@@ -501,22 +536,22 @@ class Sandbox:
 def _process_limits(
     limits: ProcessLimits | Mapping[str, object] | None,
 ) -> ProcessLimits | None:
-    # None is the quick way: a program without limits of its own is spawned, not forked.
+    # None is the fast path: a program without its own limits is spawned, not forked.
     return None if limits is None else parse_process_limits(limits)
 
 
 def in_shell(command: Command) -> str:
-    """A command for the shell of a session, where words are quoted to stay themselves."""
+    """Quote a list of words for the shell of a session. A string stays as it is."""
     return command if isinstance(command, str) else shlex.join(command)
 
 
 def refuse_in_session(**options: object) -> None:
-    """Raise for what a session has for all its commands."""
+    """Raise for options that are fixed for a whole session."""
     for name, value in options.items():
         if value is not None:
             raise InvalidOption(
-                f"{name} cannot change within a session.",
-                hint=f"Pass {name} to create_session() where it takes one, or leave session out.",
+                f"{name} cannot be changed within a session.",
+                hint=f"Pass {name} to create_session() if it accepts it, or leave session out.",
                 option=name,
                 value=value,
             )

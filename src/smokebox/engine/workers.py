@@ -1,7 +1,7 @@
-"""Threads for blocking work on files, whose cancelling stops the work and waits for it.
+"""Threads for blocking file work. Cancelling a call stops the work and waits for it.
 
-A pool of its own, as the executors of the standard library cost twice as much per call
-once their futures are shielded, and wait at exit for what hangs.
+The executors of the standard library cost twice as much per call once their futures are
+shielded, and wait at exit for work that hangs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from smokebox.engine.files.credentials import own_umask
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,12 +27,12 @@ THREADS = 16
 PATIENCE = 5.0
 
 
-class Stopped(Exception):
-    """Raised at a checkpoint of work that shall end."""
+class JobStopped(Exception):
+    """Raised at a checkpoint of cancelled work."""
 
 
 class Job:
-    """One piece of work, which `stop` ends at its next checkpoint."""
+    """One unit of work, which `stop` ends at its next checkpoint."""
 
     __slots__ = ("_stopped",)
 
@@ -39,14 +40,14 @@ class Job:
         self._stopped = False
 
     def stop(self) -> None:
-        """End it. Safe from any thread."""
+        """Request the end. Safe from any thread."""
         self._stopped = True
 
     def check(self) -> None:
-        """Raise `Stopped`, but once only: what cleans up after it is not stopped again."""
+        """Raise `JobStopped` once only, so that cleanup code is not stopped again."""
         if self._stopped:
             self._stopped = False
-            raise Stopped
+            raise JobStopped
 
 
 class _Thread(threading.local):
@@ -57,14 +58,14 @@ _thread = _Thread()
 
 
 def checkpoint() -> None:
-    """Let long work end here if its call was cancelled. Does nothing in other threads."""
+    """End long work here if its call was cancelled. Does nothing in other threads."""
     job = _thread.job
     if job is not None:
         job.check()
 
 
 class _Call:
-    """Work on its way through a thread and back to the loop that asked for it."""
+    """Work on its way through a thread and back to the loop that submitted it."""
 
     def __init__(self, job: Job, work: Callable[[], object]) -> None:
         self._job = job
@@ -76,11 +77,11 @@ class _Call:
         self._ended: asyncio.Event | None = None
 
     def claim(self) -> bool:
-        """Whether it is ours to begin, or to drop."""
+        """Claim the right to run or to drop the work. False if the other side was first."""
         return self._claim.acquire(blocking=False)
 
     def perform(self) -> None:
-        """Do the work, in whichever thread, unless it was dropped."""
+        """Run the work in this thread, unless it was dropped."""
         if not self.claim():
             return
         result: object = None
@@ -92,10 +93,10 @@ class _Call:
             failure = error
         finally:
             _thread.job = None
-        # A loop that was closed meanwhile wants no answer.
+        # The loop may have been closed meanwhile.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._deliver, result, failure)
-        # The frame is in the error's traceback: together they would be a cycle.
+        # The traceback of the error refers to this frame: together they would form a cycle.
         del failure
 
     def _deliver(self, result: object, failure: BaseException | None) -> None:
@@ -110,7 +111,7 @@ class _Call:
             self.answer.set_exception(failure)
 
     async def settled(self) -> None:
-        """Wait until the work has ended, however often that is cancelled, but not for ever."""
+        """Wait for the end of the work despite further cancellation, up to a deadline."""
         self._ended = asyncio.Event()
         deadline = self._loop.time() + PATIENCE
         while not self.over and self._loop.time() < deadline:
@@ -120,7 +121,7 @@ class _Call:
 
 
 class Workers:
-    """A pool of threads with a file mode mask of their own, started as they are needed."""
+    """A pool of threads with their own umask, started on demand."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._most = threads
@@ -132,8 +133,8 @@ class Workers:
     async def run(self, job: Job, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `work` in a thread.
 
-        Cancelling stops it at its next checkpoint and waits for that, so that nothing of
-        it happens after the call has ended.
+        Cancelling stops the work at its next checkpoint and waits for that, so that it has no
+        effects after the call has ended.
         """
         call = self._submit(job, functools.partial(work, *args, **kwargs))
         try:
@@ -145,7 +146,7 @@ class Workers:
             raise
 
     async def finish(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `work` in a thread, and let no cancelling come between."""
+        """Call `work` in a thread and complete it even when cancelled."""
         call = self._submit(Job(), functools.partial(work, *args, **kwargs))
         try:
             await call.answer
@@ -154,7 +155,7 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """Let the threads end when they are done. Safe to repeat."""
+        """End the threads after their current work. Safe to repeat."""
         for _ in range(self._started):
             self._calls.put(None)
 
@@ -174,7 +175,7 @@ class Workers:
         own_umask()
         while (call := self._calls.get()) is not None:
             call.perform()
-            # Nothing of it is kept alive while waiting for the next.
+            # Drop the reference while waiting for the next call.
             del call
             with self._lock:
                 self._idle += 1

@@ -1,4 +1,4 @@
-"""Our sandboxes inside other frameworks: one module each, imported by name, each behind its extra.
+"""Smokebox sandboxes inside other frameworks: one module and one extra for each.
 
 `deepagents` is a LangChain Deep Agents backend, `inspect` an Inspect sandbox environment and
 `pydantic_ai` a Pydantic AI workspace backend. All three take any `SandboxApi`.
@@ -10,7 +10,7 @@ from smokebox.errors import MissingDependency
 
 
 def missing(package: str, *, extra: str) -> MissingDependency:
-    """The error for a framework that cannot be imported."""
+    """Return the error for a framework that cannot be imported."""
     return MissingDependency(
         f"this integration needs {package}, which cannot be imported.",
         hint=f"Install it: pip install 'smokebox[{extra}]'.",

@@ -1,7 +1,7 @@
-"""Running a command for a framework: from a list of arguments, to its end, with its output whole.
+"""Commands for a framework: run from a list of arguments, with complete output.
 
-The contract runs shell text and keeps the ends of long output; the frameworks want argument
-lists, complete output up to a limit, and to be told a timeout from an exit code of 124.
+The contract runs shell text and keeps the ends of long output; the frameworks want argument lists,
+complete output up to a limit, and to tell a timeout from an exit code of 124.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from smokebox.options import check_env, check_timeout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smokebox.sandbox.api import ExecStream, SandboxApi
+    from smokebox.runtime.stream import ExecStream
+    from smokebox.sandbox.api import SandboxApi
     from smokebox.types import OutputChunk, Stream
 
-# The arguments come in the environment, one variable each, so that no text of a caller is ever
-# shell text, and a long list meets the kernel's limit for one argument no sooner than it must.
-# They are unset before the program starts: it must not see them, nor pay for them twice. No other
-# variable is touched, since each may be one that the program was given. The subshell keeps `exec`
-# from ending a shell that outlives the command.
+# Arguments are passed in the environment, one variable each, so that no text of a caller becomes
+# shell text and a long list does not hit the kernel's limit for one argument. They are unset before
+# the program starts: it must not see them, nor count them twice. No other variable is touched,
+# since the program may have been given it. The subshell keeps `exec` from ending a shell that
+# outlives the command.
 _RUN_ARGUMENTS = """(
 SMOKEBOX_ARGV=()
 for ((SMOKEBOX_N = 0; SMOKEBOX_N < SMOKEBOX_ARGC; SMOKEBOX_N++)); do
@@ -47,14 +48,14 @@ class Command:
 
     @classmethod
     def of_arguments(cls, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
-        """A program and its arguments, each taken literally."""
+        """Return a command for a program and its arguments, each taken literally."""
         if not argv:
-            raise ValueError("the command is empty: give at least the program's name")
+            raise ValueError("the command is empty: pass at least the program's name")
         for argument in argv:
             if not isinstance(argument, str) or "\0" in argument:
                 raise InvalidOption(
-                    f"an argument is a str without NUL, not {_short(argument)}.",
-                    hint="Pass bytes that are not text through a file or standard input.",
+                    f"an argument must be a str without NUL, not {_short(argument)}.",
+                    hint="Pass binary data through a file or standard input.",
                     option="argv",
                 )
         given = {f"SMOKEBOX_ARG_{n}": arg for n, arg in enumerate(argv)}
@@ -64,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How a command ended, and what it wrote, in the order in which it came."""
+    """Outcome of a command, with its output in the order it was written."""
 
     exit_code: int
     chunks: Sequence[OutputChunk]
@@ -73,17 +74,17 @@ class Finished:
 
     @property
     def stdout(self) -> str:
-        """What it wrote to standard output."""
+        """Return the standard output."""
         return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stdout")
 
     @property
     def stderr(self) -> str:
-        """What it wrote to standard error."""
+        """Return the standard error."""
         return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stderr")
 
 
 class HasUsers(Protocol):
-    """A sandbox with users of its own, which is more than the contract asks for."""
+    """Sandbox whose commands can run as different users, which the contract does not require."""
 
     def exec_stream(
         self,
@@ -95,12 +96,12 @@ class HasUsers(Protocol):
         stdin: str | bytes | None = None,
         user: str | None = None,
     ) -> ExecStream:
-        """Run a bash command as one of them."""
+        """Run a bash command as a user."""
         ...
 
 
 def has_users(sandbox: object) -> TypeGuard[HasUsers]:
-    """Whether the sandbox can be told who runs a command."""
+    """Return whether commands of the sandbox can run as a given user."""
     run = getattr(sandbox, "exec_stream", None)
     return run is not None and "user" in inspect.signature(run).parameters
 
@@ -115,10 +116,10 @@ async def run_whole(
     user: str | None = None,
     limit: int,
 ) -> Finished:
-    """Run `command` and keep all it writes.
+    """Run `command` and keep all of its output.
 
-    A stream that goes over `limit` bytes ends the command there: the answer holds the
-    output so far and names the stream in `exceeded`. `user` is for a sandbox that has users.
+    A stream that exceeds `limit` bytes ends the command: the result holds the output so far and
+    names the stream in `exceeded`. `user` requires a sandbox that has users.
     """
     check_timeout(timeout)
     start = partial(sandbox.exec_stream, user=user) if has_users(sandbox) else sandbox.exec_stream
@@ -141,7 +142,7 @@ async def run_whole(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """How a command ended, with its output as a reader wants it: both streams, bounded."""
+    """Outcome of a command, with both streams in one bounded text."""
 
     exit_code: int
     output: str
@@ -161,7 +162,7 @@ async def run_shown(
 
 
 class _Ends:
-    """The beginning and the end of a long text, each up to `half` characters."""
+    """First and last part of a long text, each up to `half` characters."""
 
     def __init__(self, half: int) -> None:
         self._half = half
@@ -201,5 +202,5 @@ def _short(value: object) -> str:
 
 
 def byte_length(text: str) -> int:
-    """How many bytes `text` takes as UTF-8."""
+    """Return the length of `text` in UTF-8."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -1,7 +1,7 @@
-"""A LangChain Deep Agents backend over any sandbox: `create_deep_agent(backend=...)`.
+"""LangChain Deep Agents backend over any sandbox: `create_deep_agent(backend=...)`.
 
-Deep Agents calls backends both ways, blocking and awaited. Both run here on one background
-loop, so that a sandbox only ever sees one loop, and nothing needs to be told which way it is.
+Deep Agents calls backends from sync and async code. Both run on one background loop, so that a
+sandbox is only used on a single loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import base64
 import itertools
 import posixpath
-import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -24,6 +23,7 @@ from smokebox.errors import (
     SandboxGone,
     SmokeboxError,
 )
+from smokebox.foundation.ids import new_id
 from smokebox.integrations import missing
 from smokebox.integrations.command import byte_length, run_shown
 from smokebox.options import check_timeout
@@ -51,7 +51,7 @@ try:
         EMPTY_CONTENT_WARNING,
         EMPTY_OLD_STRING_ERROR,
         InvalidGlobPatternError,
-        # Not public, but what decides whether Deep Agents takes a file for an image or for text.
+        # Private, but it decides whether Deep Agents treats a file as an image or as text.
         _get_backend_read_file_type,
         compile_grep_include_glob,
         normalize_read_bounds,
@@ -77,33 +77,33 @@ _UNIQUE = (
     "For multiple occurrences use replace_all=True, or add text around it so that it is unique."
 )
 
-# Trees without end and without files of anybody's, when the search starts at the root.
+# Virtual filesystems to skip when a search starts at the root: they are endless and hold no files.
 _NOT_SEARCHED = frozenset({"proc", "sys", "dev"})
 
 _WILD = frozenset("*?[]{}\\")
 
-# `.git` holds packs that no text matches. NUL after the name, because names may hold colons.
+# `.git` holds packs, which contain no text. NUL after the name, because names may contain colons.
 _GREP = 'grep -rHnFZI --exclude-dir=.git -e "$SMOKEBOX_PATTERN" -- "$SMOKEBOX_ROOT"'
 
 
 class SmokeboxBackend(SandboxBackendProtocol):
     """A sandbox as the files and the shell of a deep agent.
 
-    The backend takes the sandbox over: it is used on the backend's own loop, and closed by
-    `close()` or the end of a `with` block. `timeout` is the seconds a command may take where
-    the agent gives none; None lets it run for ever.
+    The backend owns the sandbox: it is used on the backend's own loop, and closed by `close()` or
+    at the end of a `with` block. `timeout` is the default for commands in seconds; None means no
+    limit.
     """
 
     def __init__(self, sandbox: SandboxApi, *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         self._sandbox = sandbox
         self._timeout = check_timeout(timeout)
         self._loop = BackgroundLoop()
-        self._id = f"smokebox-{uuid.uuid4().hex[:12]}"
+        self._id = new_id("smokebox")
         self._closed = False
 
     @property
     def id(self) -> str:
-        """A name for this backend that no other has."""
+        """Return a unique name for this backend."""
         return self._id
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         self.close()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a bash command; a `timeout` of 0 lets it run for ever."""
+        """Run a bash command; a `timeout` of 0 means no limit."""
         return self._loop.run(self._execute(command, timeout))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
@@ -135,55 +135,55 @@ class SmokeboxBackend(SandboxBackendProtocol):
         return await self._loop.call(self._execute(command, timeout))
 
     def ls(self, path: str) -> LsResult:
-        """What is in a directory."""
+        """List a directory."""
         return self._loop.run(self._ls(path))
 
     async def als(self, path: str) -> LsResult:
-        """What is in a directory."""
+        """List a directory."""
         return await self._loop.call(self._ls(path))
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        """A page of a text file, or the whole of a small binary one in base64."""
+        """Return a page of a text file, or a whole small binary file in base64."""
         return self._loop.run(self._read(file_path, offset, limit))
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        """A page of a text file, or the whole of a small binary one in base64."""
+        """Return a page of a text file, or a whole small binary file in base64."""
         return await self._loop.call(self._read(file_path, offset, limit))
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        """Make or replace a file, and its parent directories."""
+        """Create or replace a file and its parent directories."""
         return self._loop.run(self._write(file_path, content))
 
     async def awrite(self, file_path: str, content: str) -> WriteResult:
-        """Make or replace a file, and its parent directories."""
+        """Create or replace a file and its parent directories."""
         return await self._loop.call(self._write(file_path, content))
 
     def edit(
         self, file_path: str, old_string: str, new_string: str, replace_all: bool = False
     ) -> EditResult:
-        """Replace the one occurrence of a text in a file, or all of them."""
+        """Replace the only occurrence of a text in a file, or all of them."""
         return self._loop.run(self._edit(file_path, old_string, new_string, replace_all))
 
     async def aedit(
         self, file_path: str, old_string: str, new_string: str, replace_all: bool = False
     ) -> EditResult:
-        """Replace the one occurrence of a text in a file, or all of them."""
+        """Replace the only occurrence of a text in a file, or all of them."""
         return await self._loop.call(self._edit(file_path, old_string, new_string, replace_all))
 
     def delete(self, file_path: str) -> DeleteResult:
-        """Remove a file or a whole directory, but not the one the agent works in."""
+        """Remove a file or a directory tree, except the working directory."""
         return self._loop.run(self._delete(file_path))
 
     async def adelete(self, file_path: str) -> DeleteResult:
-        """Remove a file or a whole directory, but not the one the agent works in."""
+        """Remove a file or a directory tree, except the working directory."""
         return await self._loop.call(self._delete(file_path))
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """The regular files under `path` that match, by Deep Agents' rules for patterns."""
+        """Return the regular files under `path` that match, by Deep Agents' pattern rules."""
         return self._loop.run(self._glob(pattern, path))
 
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """The regular files under `path` that match, by Deep Agents' rules for patterns."""
+        """Return the regular files under `path` that match, by Deep Agents' pattern rules."""
         return await self._loop.call(self._glob(pattern, path))
 
     def grep(
@@ -194,7 +194,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         *,
         max_count: int | None = None,
     ) -> GrepResult:
-        """The lines that hold `pattern` literally, in text files that match `glob`."""
+        """Return the lines that contain `pattern` literally, in text files that match `glob`."""
         return self._loop.run(self._grep(pattern, path, glob, max_count))
 
     async def agrep(
@@ -205,23 +205,23 @@ class SmokeboxBackend(SandboxBackendProtocol):
         *,
         max_count: int | None = None,
     ) -> GrepResult:
-        """The lines that hold `pattern` literally, in text files that match `glob`."""
+        """Return the lines that contain `pattern` literally, in text files that match `glob`."""
         return await self._loop.call(self._grep(pattern, path, glob, max_count))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files, each by itself: one that fails does not stop the next."""
+        """Write files independently: one that fails does not stop the next."""
         return self._loop.run(self._upload(files))
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files, each by itself: one that fails does not stop the next."""
+        """Write files independently: one that fails does not stop the next."""
         return await self._loop.call(self._upload(files))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files, each by itself: one that fails does not stop the next."""
+        """Read files independently: one that fails does not stop the next."""
         return self._loop.run(self._download(paths))
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files, each by itself: one that fails does not stop the next."""
+        """Read files independently: one that fails does not stop the next."""
         return await self._loop.call(self._download(paths))
 
     async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
@@ -231,7 +231,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         except SandboxGone:
             raise
         except SmokeboxError as error:
-            # A mistake in the call, which the model can mend if it is told.
+            # An error in the call, which the model can fix once it sees the message.
             return ExecuteResponse(output=f"Error: {error}", exit_code=1)
         return ExecuteResponse(
             output=done.output, exit_code=done.exit_code, truncated=done.truncated
@@ -302,7 +302,9 @@ class SmokeboxBackend(SandboxBackendProtocol):
         try:
             target = self._sandbox.resolve_path(_absolute(path))
             if f"{self._sandbox.cwd}/".startswith(f"{target.rstrip('/')}/"):
-                return DeleteResult(error=f"Error: '{path}' is the working directory or holds it")
+                return DeleteResult(
+                    error=f"Error: '{path}' is the working directory or contains it"
+                )
             await self._sandbox.rm(target, recursive=True)
         except PathNotFound:
             return DeleteResult(error=f"Error: '{path}' not found")
@@ -334,7 +336,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         return GlobResult(matches=matches)
 
     async def _files(self, root: str) -> AsyncIterator[str]:
-        """All regular files under `root`, hidden ones too."""
+        """Return all regular files under `root`, including hidden ones."""
         if root != "/":
             for file in await self._sandbox.glob("**/*", cwd=root, hidden=True, files_only=True):
                 yield file
@@ -351,7 +353,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
     ) -> GrepResult:
         where = path or self._sandbox.cwd
         if "\0" in pattern:
-            return GrepResult(error="no line of text holds a NUL: remove it from the pattern")
+            return GrepResult(error="a line of text cannot contain NUL: remove it from the pattern")
         try:
             accepts = compile_grep_include_glob(glob) if glob else None
             root = self._sandbox.resolve_path(where)
@@ -367,7 +369,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         self, search: _Search, pattern: str, root: str, max_count: int | None
     ) -> GrepResult:
         most = MAX_LINES if max_count is None else max_count
-        # In the C locale a text is binary only for a NUL in it, not for a byte that is not UTF-8.
+        # In the C locale only a NUL makes a file binary, not a byte that is not UTF-8.
         env = {"SMOKEBOX_PATTERN": pattern, "SMOKEBOX_ROOT": root, "LC_ALL": "C"}
         complaint = ""
         async with self._sandbox.exec_stream(_GREP, env=env, timeout=SEARCH_TIMEOUT) as stream:
@@ -378,7 +380,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
                 search.feed(chunk.data)
                 if len(search.matches) > most:
                     return GrepResult(matches=search.matches[:most], truncated=True)
-        # 1 is "no match"; above it grep failed, though what it found before is good.
+        # Exit code 1 means no match; above it grep failed, but its earlier matches are valid.
         if stream.exit_code > 1 and not search.matches:
             return GrepResult(error=f"Path '{root}': {complaint.strip() or 'grep failed'}")
         return GrepResult(matches=search.matches, truncated=stream.exit_code > 1)
@@ -406,7 +408,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
 
 
 class _Search:
-    """The output of grep as it comes: a name, a NUL, a line number, a colon, a line."""
+    """Incremental parser of grep's output: a name, a NUL, a line number, a colon, a line."""
 
     def __init__(self, root: str, accepts: Callable[[str], bool] | None) -> None:
         self._root = root
@@ -435,7 +437,7 @@ class _Swap(NamedTuple):
 
 
 def _swap(text: str, old: str, new: str) -> _Swap:
-    """`old` and `new` with the line endings of the file, which pages show as plain newlines."""
+    """Return `old` and `new` with the line endings of the file, which pages show as newlines."""
     plain = _Swap(old.replace("\r\n", "\n"), new.replace("\r\n", "\n"))
     windows = _Swap(plain.old.replace("\n", "\r\n"), plain.new.replace("\n", "\r\n"))
     choices = (_Swap(old, new), windows, plain)
@@ -443,7 +445,7 @@ def _swap(text: str, old: str, new: str) -> _Swap:
 
 
 def _text(path: str, data: bytes) -> str | None:
-    """The text of a file, or None for one that Deep Agents or its bytes say is not text."""
+    """Return the text of a file, or None if Deep Agents or its bytes say that it is binary."""
     if data and _get_backend_read_file_type(path) != "text":
         return None
     try:
@@ -461,7 +463,7 @@ def _binary_page(path: str, data: bytes) -> ReadResult:
 
 
 def _text_page(path: str, text: str, offset: int, limit: int) -> ReadResult:
-    """The lines from `offset` on, as many as `limit` and the size of a page allow."""
+    """Return the lines from `offset` on, as many as `limit` and the page size allow."""
     if not text:
         return ReadResult(file_data=FileData(content=EMPTY_CONTENT_WARNING, encoding="utf-8"))
     offset, limit = normalize_read_bounds(offset, limit)
@@ -475,7 +477,7 @@ def _text_page(path: str, text: str, offset: int, limit: int) -> ReadResult:
     shown = _fitting(page)
     content = "\n".join(page[:shown])
     if shown < len(page):
-        # A single line that is too long for a page still has to move the reader on.
+        # A line that is too long for a page must still advance the reader.
         room = MAX_OUTPUT_BYTES - byte_length(TRUNCATION_MSG)
         content = content or page[0].encode()[:room].decode(errors="ignore")
         content += TRUNCATION_MSG
@@ -490,7 +492,7 @@ def _text_page(path: str, text: str, offset: int, limit: int) -> ReadResult:
 
 
 def _fitting(lines: list[str]) -> int:
-    """How many of `lines` one page can hold."""
+    """Return how many of `lines` fit on one page."""
     room = MAX_OUTPUT_BYTES - byte_length(TRUNCATION_MSG)
     for count, line in enumerate(lines):
         room -= byte_length(line) + 1
@@ -506,19 +508,19 @@ def _absolute(path: str) -> str:
 
 
 def _narrowed(root: str, pattern: str) -> str:
-    """The directory in which all matches of a pattern that names directories must be."""
+    """Return the directory that contains every match of a pattern that names directories."""
     *folders, _ = pattern.strip("/").split("/")
     plain = itertools.takewhile(lambda name: not _WILD.intersection(name), folders)
     return posixpath.normpath(posixpath.join(root, *plain))
 
 
 def _inside(root: str, path: str) -> str:
-    """`path` as seen from the directory `root` that holds it."""
+    """Return `path` relative to `root`."""
     return path.removeprefix(root).lstrip("/")
 
 
 def _reason(error: SmokeboxError) -> str:
-    """Deep Agents' word for what went wrong, or ours where it has none."""
+    """Return Deep Agents' word for an error, or our message if it has none."""
     for kind, word in _REASONS.items():
         if isinstance(error, kind):
             return word

@@ -1,6 +1,6 @@
-"""An Inspect sandbox environment over our sandboxes: `sandbox="smokebox"` in a task or a sample.
+"""Inspect sandbox environment over our sandboxes: `sandbox="smokebox"` in a task or a sample.
 
-Inspect finds it through an entry point, so nothing needs to be imported to use it.
+Inspect finds it through an entry point, so no import is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
     )
     from inspect_ai.util import concurrency as at_most
 
-    # Not public, but the only way to share the limit that --max-subprocesses sets.
+    # Private, but the only way to share the limit that --max-subprocesses sets.
     from inspect_ai.util._subprocess import max_subprocesses_context_var
     from pydantic import BaseModel, ConfigDict, Field, ValidationError
 except ImportError as error:
@@ -48,12 +48,12 @@ SandboxKind = Literal["local", "virtual"]
 
 
 class SmokeboxConfig(BaseModel):
-    """Which sandbox every sample gets, and the environment variables in it.
+    """Kind of sandbox for each sample, and its environment variables.
 
-    `local` is this machine, unisolated, in a temporary directory that is removed after the
+    `local` is this machine, without isolation, in a temporary directory that is removed after the
     sample; `virtual` is a bash in memory. In a task: `SandboxEnvironmentSpec("smokebox",
-    SmokeboxConfig(sandbox="virtual"))`, or `("smokebox", "box.toml")` with the same keys in
-    a TOML file.
+    SmokeboxConfig(sandbox="virtual"))`, or `("smokebox", "box.toml")` with the same keys in a TOML
+    file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,12 +66,12 @@ class SmokeboxConfig(BaseModel):
 
     @classmethod
     def of(cls, given: SandboxEnvironmentConfigType | dict[str, Any] | None) -> SmokeboxConfig:
-        """The configuration in any of the forms in which Inspect passes it on."""
+        """Return the configuration from any form in which Inspect passes it."""
         if isinstance(given, SmokeboxConfig):
             return given
         if isinstance(given, BaseModel):
             raise InvalidOption(
-                f"the smokebox sandbox is configured by a SmokeboxConfig, not {given!r}.",
+                f"the smokebox sandbox takes a SmokeboxConfig, not {given!r}.",
                 hint="Pass SandboxEnvironmentSpec('smokebox', SmokeboxConfig(...)).",
                 option="config",
             )
@@ -91,7 +91,7 @@ class SmokeboxConfig(BaseModel):
 
 @sandboxenv(name="smokebox")
 class SmokeboxEnvironment(SandboxEnvironment):
-    """A sandbox as the environment of one sample. `directory` is removed with it, if given."""
+    """A sandbox as the environment of one sample. `directory`, if given, is removed with it."""
 
     def __init__(self, sandbox: SandboxApi, *, directory: str | None = None) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
         config: SandboxEnvironmentConfigType | None,
         metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
-        """Make the sample's own sandbox."""
+        """Create the sandbox of a sample."""
         chosen = SmokeboxConfig.of(config)
         env = check_env(chosen.env)
         if chosen.sandbox == "virtual":
@@ -126,21 +126,21 @@ class SmokeboxEnvironment(SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Close the sample's sandbox and remove its files."""
+        """Close the sandbox of a sample and remove its files."""
         for environment in environments.values():
             await environment.as_type(SmokeboxEnvironment).aclose()
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """The configuration that a log or a command line spells as a dict."""
+        """Return the configuration from a dict of a log or a command line."""
         return SmokeboxConfig.of(config)
 
     def default_polling_interval(self) -> float:
-        """Seconds between two looks at a running process: none of them leaves the machine."""
+        """Return the seconds between polls of a process, which stay on this machine."""
         return 0.2
 
     async def aclose(self) -> None:
-        """End what runs in the sandbox and remove its directory. Safe to repeat."""
+        """Stop everything in the sandbox and remove its directory. Safe to repeat."""
         try:
             await self.sandbox.aclose()
         finally:
@@ -160,8 +160,8 @@ class SmokeboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         """Run a program.
 
-        A command that timed out is never run again, whatever `timeout_retry` says: it may
-        have done half of its work.
+        A command that timed out is never retried, even with `timeout_retry`: it may have done half
+        of its work.
         """
         command = Command.of_arguments(cmd, env)
         slots = max_subprocesses_context_var.get()
@@ -172,7 +172,8 @@ class SmokeboxEnvironment(SandboxEnvironment):
                 done = await run_whole(
                     self.sandbox,
                     command,
-                    # Named, because the shell of some sandboxes remembers the last `cd`.
+                    # Passed explicitly, because the shell of some sandboxes remembers the last
+                    # `cd`.
                     cwd=cwd or self.sandbox.cwd,
                     timeout=timeout,
                     stdin=input,
@@ -182,7 +183,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
         except SandboxGone as error:
             raise SandboxUnavailableError(str(error)) from error
         except NotFound as error:
-            # As a container engine answers for a user that nobody has added.
+            # The response of a container engine for an unknown user.
             return ExecResult(success=False, returncode=126, stdout="", stderr=f"{error}\n")
         except Unsupported as error:
             if error.fields.get("operation") != "user":
@@ -191,7 +192,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
         return _result(cmd, done, timeout)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Make or replace a file, and its parent directories."""
+        """Create or replace a file and its parent directories."""
         await self.sandbox.write_file(file, contents)
 
     @overload
@@ -201,13 +202,13 @@ class SmokeboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """The whole of a file, its line endings as they are."""
+        """Read a whole file, with its line endings unchanged."""
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         info = await self.sandbox.stat(file)
         if info.is_file and info.size is not None and info.size > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         data = await self.sandbox.read_bytes(file)
-        # Asked again: the file may have grown, or the sandbox may not have known its size.
+        # Checked again: the file may have grown, or the sandbox may not have known its size.
         if len(data) > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return data.decode() if text else data
@@ -220,7 +221,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
             self._users = frozenset(answer.stdout.split())
         if user not in self._users:
             raise SandboxUserUnsupportedError(
-                f"the smokebox sandbox runs everything as {' or '.join(sorted(self._users))}, "
+                f"the smokebox sandbox runs commands as {' or '.join(sorted(self._users))}, "
                 f"not as {user!r}. Leave user out."
             )
 
@@ -249,13 +250,13 @@ def _from_file(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidOption(
             f"cannot read the sandbox configuration {path}: {error}.",
-            hint="It is a TOML file, for example with the line: sandbox = 'virtual'.",
+            hint="Write a TOML file, for example with the line: sandbox = 'virtual'.",
             option="config",
         ) from error
 
 
 def _remove(directory: str) -> None:
-    # A sample may have left directories that nobody can write; links lead out of the sample.
+    # A sample may leave directories without write permission, and symlinks that lead outside.
     for folder, names, _ in os.walk(directory):
         for name in names:
             child = os.path.join(folder, name)

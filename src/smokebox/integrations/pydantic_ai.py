@@ -1,6 +1,6 @@
-"""A Pydantic AI workspace backend over any sandbox.
+"""Pydantic AI workspace backend over any sandbox.
 
-agent.run(prompt, workspace=SmokeboxWorkspace(local(cwd="project"))) is all it takes; tools find
+Pass it to a run: agent.run(prompt, workspace=SmokeboxWorkspace(local(cwd="project"))). Tools find
 it as `ctx.workspace`.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import posixpath
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SandboxGone, SymlinkLoop
+from smokebox.foundation.ids import new_global_id
 from smokebox.integrations import missing
 from smokebox.integrations.command import Command, Finished, run_whole
 from smokebox.options import check_env
@@ -45,7 +45,7 @@ MAX_OUTPUT = 10 * 1024 * 1024
 _PREVIEW = 64 * 1024
 _LOOP = 40
 
-# The contract has no `realpath`, and `realpath -m` is not everywhere: bash walks the names, and
+# The contract has no `realpath`, and not every system has `realpath -m`: bash walks the names and
 # follows each link itself. The `x` keeps newlines at the end of a target; `[` tests for a link,
 # because bashkit 0.20.1 answers yes to every `[[ -L ... ]]`.
 _REALPATH = """(
@@ -76,7 +76,7 @@ printf %s "${real:-/}"
 
 @runtime_checkable
 class _Named(Protocol):
-    """A sandbox that is found again by its id, wherever it works."""
+    """Sandbox that can be found by its id from anywhere."""
 
     @property
     def id(self) -> str: ...
@@ -84,7 +84,7 @@ class _Named(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The sandbox behind a workspace, once it is there."""
+    """The open sandbox of a workspace."""
 
     sandbox: SandboxApi
     root: str
@@ -93,17 +93,17 @@ class _Place:
 class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
     """A sandbox as the workspace of an agent run.
 
-    `sandbox` is a sandbox, or a function (async or not) that makes one; it is called once, by
-    the first operation. The workspace never closes or destroys the sandbox: who made it does.
-    `ref` names the environment for a run that continues later; where it is not given it is
-    made from the sandbox's kind and its id, or else its working directory.
+    `sandbox` is a sandbox, or a function (async or not) that creates one; it is called once, by the
+    first operation. The workspace never closes or destroys the sandbox: its creator does. `ref`
+    names the environment for a run that continues later; by default it is derived from the
+    sandbox's kind and its id, or else its working directory.
     """
 
     def __init__(self, sandbox: SandboxSource, *, ref: WorkspaceRef | None = None) -> None:
         if not isinstance(sandbox, SandboxApi) and not callable(sandbox):
             raise InvalidOption(
-                f"sandbox is a sandbox or a function that makes one, not {sandbox!r}.",
-                hint="Pass for example local(cwd='project') or lambda: local(cwd='project').",
+                f"sandbox must be a sandbox or a function that creates one, not {sandbox!r}.",
+                hint="Pass local(cwd='project') or lambda: local(cwd='project').",
                 option="sandbox",
             )
         self._source = sandbox
@@ -112,11 +112,11 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """The name of the environment; None until the first operation, unless it was given."""
+        """Name of the environment; None until the first operation, unless it was given."""
         return self._ref
 
     async def working_dir(self) -> str:
-        """The directory where commands and relative paths start, with its symlinks resolved."""
+        """Return the directory where commands and relative paths start, with symlinks resolved."""
         return (await self._reach()).root
 
     async def run(
@@ -136,7 +136,7 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
             task = Command.of_arguments(command, env)
         place = await self._reach()
         try:
-            # Always from the root: the shell of some sandboxes remembers the last `cd`.
+            # Always start at the root: the shell of some sandboxes remembers the last `cd`.
             done = await run_whole(
                 place.sandbox, task, cwd=place.root, timeout=timeout, limit=MAX_OUTPUT
             )
@@ -146,19 +146,19 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
         return _result(done, timeout)
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         return await (await self._reach()).sandbox.read_bytes(path)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        """Make or replace a file, and its parent directories."""
+        """Create or replace a file and its parent directories."""
         await (await self._reach()).sandbox.write_file(path, data)
 
     async def stat(self, path: str) -> FileEntry:
-        """What is at `path`, following symlinks."""
+        """Return the metadata of `path`, following symlinks."""
         return await _entry((await self._reach()).sandbox, path)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
-        """What is in a directory; a symlink that leads nowhere is listed as a file."""
+        """List a directory. A dangling symlink is listed as a file."""
         sandbox = (await self._reach()).sandbox
         entries = []
         for name in await sandbox.readdir(path):
@@ -170,25 +170,25 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
         return entries
 
     async def make_dir(self, path: str) -> None:
-        """Make a directory and its parents; one that is there is accepted."""
+        """Create a directory and its parents; an existing one is accepted."""
         await (await self._reach()).sandbox.mkdir(path, recursive=True)
 
     async def remove(self, path: str) -> None:
-        """Remove a file, a symlink or a whole directory, but not the one the agent works in."""
+        """Remove a file, a symlink or a directory tree, except the working directory."""
         place = await self._reach()
         info = await place.sandbox.stat(path, follow_symlinks=False)
         if not info.is_symlink:
             real = await self.realpath(path)
             if f"{place.root}/".startswith(f"{real.rstrip('/')}/"):
-                raise ValueError(f"{path} is the working directory or holds it: not removed")
+                raise ValueError(f"{path} is the working directory or contains it: not removed")
         await place.sandbox.rm(path, recursive=True)
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
+        """Return whether `path` leads to something."""
         return await (await self._reach()).sandbox.exists(path)
 
     async def realpath(self, path: str) -> str:
-        """Where `path` leads, with every symlink followed and missing names kept."""
+        """Resolve every symlink of `path`; missing names are kept."""
         sandbox = (await self._reach()).sandbox
         result = await sandbox.exec(_REALPATH, cwd="/", env={"SMOKEBOX_PATH": path}, timeout=30)
         if result.exit_code == _LOOP:
@@ -198,10 +198,10 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
         return result.stdout
 
     async def _reach(self) -> _Place:
-        """The sandbox, made by whoever comes first, and found alive by everybody."""
+        """Return the sandbox, created by the first caller and checked to be alive for each."""
         if self._opening is None or _failed(self._opening):
             self._opening = asyncio.create_task(self._open())
-        # Shielded: a caller that gives up must not lose a sandbox that is being made.
+        # Shielded: a caller that is cancelled must not lose a sandbox that is being created.
         place = await asyncio.shield(self._opening)
         await _check_alive(place)
         return place
@@ -233,8 +233,8 @@ async def _ref_of(sandbox: SandboxApi) -> WorkspaceRef:
     if isinstance(sandbox, _Named):
         name = sandbox.id
     elif capabilities.persistence == "memory":
-        # It cannot be found again by its path: two of them must not look alike.
-        name = uuid.uuid4().hex
+        # It cannot be found again by its path, and two of them must differ.
+        name = new_global_id()
     else:
         name = sandbox.cwd
     return WorkspaceRef(provider="smokebox", id=f"{capabilities.sandbox}:{name}")

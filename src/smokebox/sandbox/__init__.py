@@ -1,4 +1,4 @@
-"""Sandboxes: the contract that all of them keep, and the ones that need no server.
+"""Sandboxes: their common contract, and the implementations that need no server.
 
-Nothing is imported here: the first process of every Linux sandbox passes through.
+Nothing is imported here: the first process of every Linux sandbox imports this package.
 """

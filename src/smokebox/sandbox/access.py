@@ -1,4 +1,4 @@
-"""How to reach and open a bucket that speaks S3."""
+"""Endpoint and credentials of an S3 bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """An address, and what opens the bucket there; None leaves it to the environment."""
+    """Endpoint and credentials of a bucket; None leaves a field to the environment."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -20,7 +20,7 @@ class Access:
 
 
 def with_environment(access: Access) -> Access:
-    """What was given, completed from the environment of this process, AWS's before R2's."""
+    """Complete the fields from the environment of this process; AWS variables win over R2's."""
     found = replace(
         access,
         endpoint=access.endpoint or _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),

@@ -1,61 +1,35 @@
-"""The contract: what every place where an agent works can do.
+"""The contract of all sandboxes.
 
-A connector implements `SandboxApi`; `smokebox.sandbox.conformance` tells whether it did.
+A connector implements `SandboxApi`; `smokebox.sandbox.conformance` tests it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from smokebox.sandbox.running import Piece, Running
-from smokebox.types import Capabilities, ExecResult, FileInfo, OutputChunk
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
-
-class RunningCommand(Running[Piece, ExecResult]):
-    """A running command: iterate for its output, then read `result`.
-
-    Leaving early (`break` inside `async with`, `aclose()`, cancellation) kills the command.
-    """
-
-    def __init__(self, source: AsyncGenerator[Piece | ExecResult, None]) -> None:
-        super().__init__(source, ExecResult)
-
-    @property
-    def result(self) -> ExecResult:
-        """How the command ended, without its output; known after the last chunk."""
-        if self._end is None:
-            raise RuntimeError("the command has not ended: iterate over its output first")
-        return self._end
-
-    @property
-    def exit_code(self) -> int:
-        """Short for `result.exit_code`."""
-        return self.result.exit_code
-
-
-class ExecStream(RunningCommand[OutputChunk]):
-    """A running command whose output is text, in pieces never cut inside a character."""
+    from smokebox.runtime.stream import ExecStream
+    from smokebox.types import Capabilities, ExecResult, FileInfo
 
 
 @runtime_checkable
 class SandboxApi(Protocol):
-    """A place with files and a shell.
+    """Files and a shell.
 
-    Paths are POSIX strings. A relative one starts at `cwd`; `.` and `..` collapse as
-    text, and `..` at the root stays there. Everything raises the classes of
-    `smokebox.errors`, and what raises has changed nothing.
+    Paths are POSIX strings. A relative path starts at `cwd`; `.` and `..` collapse as text, and
+    `..` at the root stays there. Methods raise the classes of `smokebox.errors`, and a method that
+    raises has changed nothing.
     """
 
     @property
     def cwd(self) -> str:
-        """The absolute directory where relative paths and commands start."""
+        """Absolute directory where relative paths and commands start."""
         ...
 
     def resolve_path(self, path: str) -> str:
-        """The absolute form of `path`, without looking at any file."""
+        """Return the absolute form of `path`, without accessing any file."""
         ...
 
     async def exec(
@@ -69,11 +43,16 @@ class SandboxApi(Protocol):
     ) -> ExecResult:
         """Run a bash command and wait for it.
 
-        Completion is the exit of the command itself, not of what it left in the
-        background. Without `stdin` it reads end-of-file. `cwd` must exist, and `env`
-        adds to the sandbox's environment; both hold for this command only. After
-        `timeout` seconds the whole process tree is killed, the output so far is kept
-        and the exit code is 124. Cancelling kills at once.
+        The call ends when the command itself exits, even if it left processes in the background.
+        Cancelling kills the command at once.
+
+        Args:
+            command: Text for bash.
+            cwd: Existing directory to start in, for this command only.
+            env: Variables to add to the sandbox's environment, for this command only.
+            stdin: Standard input; without it, the command reads end-of-file.
+            timeout: Seconds after which the whole process tree is killed. The output so far is kept
+                and the exit code is 124.
         """
         ...
 
@@ -86,41 +65,41 @@ class SandboxApi(Protocol):
         timeout: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecStream:
-        """Run a bash command and give its output as it is written."""
+        """Run a bash command and stream its output as it is written."""
         ...
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. Raises `NotText` where it is not UTF-8."""
+        """Return the text of a file. Raises `NotText` if it is not UTF-8."""
         ...
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         ...
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file and its parent directories atomically."""
         ...
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
+        """Return the metadata of `path`. A dangling symlink is found only if not followed."""
         ...
 
     async def readdir(self, path: str) -> list[str]:
-        """The names in a directory, dotfiles too, sorted."""
+        """Return the sorted names in a directory, including dotfiles."""
         ...
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something. Never raises for a path that can be held."""
+        """Return whether `path` leads to something. Never raises for a valid path."""
         ...
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        """Create a directory; `recursive` creates parents and accepts an existing one."""
         ...
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
         """Remove a file or a symlink, or with `recursive` a directory.
 
-        `force` accepts absence, and nothing else.
+        `force` accepts a missing path, and nothing else.
         """
         ...
 
@@ -132,17 +111,17 @@ class SandboxApi(Protocol):
         hidden: bool = False,
         files_only: bool = False,
     ) -> list[str]:
-        """Absolute paths that match, sorted.
+        """Return the sorted absolute paths that match.
 
-        `**` crosses directories but not symlinks to them; `*`, `?` and `[...]` stay
-        within a name and skip dotfiles unless `hidden` or written with the dot.
+        `**` crosses directories but not symlinks to them; `*`, `?` and `[...]` stay within a name
+        and skip dotfiles unless `hidden` is set or the pattern has the dot.
         """
         ...
 
     async def capabilities(self) -> Capabilities:
-        """What this sandbox can and cannot do."""
+        """Return the features and limits of this sandbox."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of what the handle holds (processes, threads, spilled output). Safe to repeat."""
+        """Release processes, threads and spilled output of this handle. Safe to repeat."""
         ...

@@ -1,4 +1,4 @@
-"""One event loop on a thread of its own, for callers that are not async or live on another loop."""
+"""Event loop on a background thread, for callers that are not async or run on another loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOSING_TIMEOUT = 30.0
 
 @dataclass(slots=True)
 class _Job(Generic[T]):
-    """Work on the loop. `future` ends only when the task has, so waiting for it is waiting."""
+    """Coroutine on the loop. `future` completes only after the task has."""
 
     loop: asyncio.AbstractEventLoop
     work: Coroutine[object, object, T]
@@ -37,7 +37,7 @@ class _Job(Generic[T]):
     def _finish(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.future.cancel()
-            # Without this, `wait` goes on waiting for a future that was cancelled.
+            # Without this, `wait` never returns for a cancelled future.
             self.future.set_running_or_notify_cancel()
         elif (error := task.exception()) is not None:
             self.future.set_exception(error)
@@ -45,7 +45,7 @@ class _Job(Generic[T]):
             self.future.set_result(task.result())
 
     def cancel(self) -> None:
-        # A loop that is closed has cancelled all it ran.
+        # A closed loop has cancelled all of its tasks.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._cancel)
 
@@ -55,11 +55,11 @@ class _Job(Generic[T]):
 
 
 class BackgroundLoop:
-    """Runs coroutines on one loop in one thread, which starts with the first of them.
+    """Runs coroutines on one loop in one thread, started by the first of them.
 
-    `run` blocks its caller and `call` is awaited; either may be used from a thread with a
-    running loop or without one. Interrupting or cancelling either cancels the coroutine. In a
-    process that was forked, another loop begins with the first call there.
+    `run` blocks its caller and `call` is awaited; either may be used from a thread with or without
+    a running loop. Interrupting or cancelling either cancels the coroutine. A forked process starts
+    another loop with its first call.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ class BackgroundLoop:
         _all.add(self)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Wait for `work`, blocking this thread."""
+        """Run `work` and wait for it, blocking this thread."""
         if threading.current_thread() is self._thread:
             work.close()
             raise Unsupported(
-                "a blocking call was made from the loop that would have to answer it.",
-                hint="Await the async method of the same name (aread, aexecute, ...) there.",
+                "a blocking call was made on the backend's own event loop.",
+                hint="Await the async method of the same name (aread, aexecute, ...) instead.",
                 operation="run",
             )
         job = self._submit(work)
@@ -84,13 +84,13 @@ class BackgroundLoop:
         except CancelledError:
             raise _closed_under_the_call() from None
         except BaseException:
-            # An interrupt (Ctrl-C) arrives here, while the work still runs.
+            # An interrupt (Ctrl-C) arrives here while the work still runs.
             job.cancel()
             wait([job.future], timeout=CLOSING_TIMEOUT)
             raise
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
-        """Wait for `work` without blocking the loop of the caller."""
+        """Run `work` and wait for it without blocking the caller's loop."""
         job = self._submit(work)
         waiter = asyncio.wrap_future(job.future)
         try:
@@ -98,13 +98,13 @@ class BackgroundLoop:
         except asyncio.CancelledError:
             if waiter.cancelled():
                 raise _closed_under_the_call() from None
-            # The caller goes on only when what it cancelled is gone.
+            # Return only after the cancelled work has ended.
             job.cancel()
             await asyncio.wait([waiter])
             raise
 
     def close(self) -> None:
-        """Cancel what runs, stop the loop and end the thread. Safe to repeat."""
+        """Cancel running work, stop the loop and end the thread. Safe to repeat."""
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
@@ -115,15 +115,15 @@ class BackgroundLoop:
             thread.join(CLOSING_TIMEOUT)
 
     def forked(self) -> None:
-        """Forget a loop that runs in the parent of this process."""
+        """Drop a loop that runs in the parent of this process."""
         self._lock = threading.Lock()
-        # Not to be collected: closing it would take it apart for the parent, too.
+        # Keep a reference: collecting the loop would close file descriptors of the parent's loop.
         _left_to_the_parent.append(self._loop)
         self._loop = self._thread = None
 
     def _submit(self, work: Coroutine[object, object, T]) -> _Job[T]:
         try:
-            # Under the lock, so that no job is handed to a loop that has been told to stop.
+            # Under the lock, so that no job is passed to a loop that is stopping.
             with self._lock:
                 job = _Job(self._running(), work)
                 job.loop.call_soon_threadsafe(job.start)
@@ -136,12 +136,12 @@ class BackgroundLoop:
         if self._closed:
             raise Unsupported(
                 "this backend has been closed.",
-                hint="Make another one, over another sandbox.",
+                hint="Create another backend with another sandbox.",
                 operation="run",
             )
         if self._loop is None:
             ready: Future[asyncio.AbstractEventLoop] = Future()
-            # The thread does not refer to its owner, whose end is what stops it.
+            # The thread holds no reference to its owner, whose finalizer stops it.
             self._thread = threading.Thread(
                 target=_serve, args=(ready,), name="smokebox-loop", daemon=True
             )

@@ -5,28 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from smokebox.egress.policy import moved_options
 from smokebox.errors import MissingDependency
 from smokebox.options import strict_options
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.virtual import threads, virtual
 from smokebox.sandbox.virtual.settings import make_settings
-from smokebox.sandbox.virtual.threaded import ThreadSandbox
+from smokebox.sandbox.virtual.thread_sandbox import ThreadSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from obstore.store import ObjectStore
 
+    from smokebox.egress.policy import EgressOption
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
-    from smokebox.sandbox.virtual import Limits, VirtualSandbox
+    from smokebox.sandbox.virtual import VirtualLimits, VirtualSandbox
     from smokebox.sandbox.virtual.command import Command
-    from smokebox.sandbox.virtual.machine import Machine
-    from smokebox.sandbox.virtual.settings import NetworkOption, Settings, ShellState
+    from smokebox.sandbox.virtual.settings import ShellState, VirtualSettings
+    from smokebox.sandbox.virtual.state import SandboxState
     from smokebox.types import Capabilities
 
 
 class BucketOptions(TypedDict, total=False):
-    """The options of `bucket()`."""
+    """Options of `bucket()`."""
 
     prefix: str
     read_only: bool
@@ -41,8 +43,8 @@ class BucketOptions(TypedDict, total=False):
     prefetch: int
     cwd: str
     env: Mapping[str, str] | None
-    limits: Limits | Mapping[str, float] | None
-    network: NetworkOption
+    limits: VirtualLimits | Mapping[str, float] | None
+    egress: EgressOption | None
     commands: Mapping[str, Command] | None
     python: bool
     shell: ShellState
@@ -50,7 +52,7 @@ class BucketOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketBinding:
-    """A bucket that a project names, for `bucket()` and `get_virtual_sandbox()`."""
+    """Bucket that a project names, for `bucket()` and `get_virtual_sandbox()`."""
 
     name: str
     target: str
@@ -58,36 +60,40 @@ class BucketBinding:
 
     @property
     def prefix(self) -> str:
-        """The folder that it is, empty for all of the bucket."""
+        """Return the folder in the bucket; empty for the whole bucket."""
         return self.options.get("prefix", "").strip("/")
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing in it is to be changed."""
+        """Return whether writes are refused."""
         return self.options.get("read_only", False)
 
     @property
     def access(self) -> Access:
-        """How it is reached and opened, where it speaks S3."""
+        """Return endpoint and credentials, for S3."""
         known = Access.__dataclass_fields__
         given: dict[str, Any] = {name: one for name, one in self.options.items() if name in known}
         return Access(**given)
 
 
 class BucketSandbox(ThreadSandbox):
-    """A bash in memory over an object store, made by `bucket()`.
+    """Bash in memory over an object store, created by `bucket()`.
 
-    Each command and each call on files sees the bucket as it is when it starts.
+    Each command and each file call sees the bucket as it is when it starts.
     """
 
     def __init__(
-        self, settings: Settings, filesystem: BucketFilesystem, *, machine: Machine | None = None
+        self,
+        settings: VirtualSettings,
+        filesystem: BucketFilesystem,
+        *,
+        state: SandboxState | None = None,
     ) -> None:
-        super().__init__(settings, machine=machine)
+        super().__init__(settings, state=state)
         self._bucket = filesystem
 
     async def capabilities(self) -> Capabilities:
-        """What this sandbox can and cannot do, in its working directory."""
+        """Return the features and limits of this sandbox in its working directory."""
         return replace(
             await super().capabilities(),
             sandbox="bucket",
@@ -100,21 +106,21 @@ class BucketSandbox(ThreadSandbox):
         )
 
     async def fork(self) -> BucketSandbox:
-        """Another shell over the same bucket, with the same files outside of it."""
+        """Create another shell over the same bucket, with the same files outside of it."""
         forked = await super().fork()
-        return BucketSandbox(self._settings, self._bucket, machine=forked._made)
+        return BucketSandbox(self._settings, self._bucket, state=forked._made)
 
     async def aclose(self) -> None:
-        """End what runs and let go of everything; the bucket keeps what is in it."""
+        """Stop running scripts and release all resources; the bucket is unchanged."""
         await super().aclose()
         self._bucket.close()
 
     async def check(self) -> None:
-        """See that the bucket is there and opens; the first command does so too."""
+        """Check that the bucket exists and is accessible, as the first command does too."""
         await threads.run(self._bucket.refresh)
 
 
-@strict_options
+@strict_options(moved_options())
 def bucket(
     target: str | ObjectStore,
     *,
@@ -131,20 +137,25 @@ def bucket(
     prefetch: int = 32,
     cwd: str = "/workspace",
     env: Mapping[str, str] | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
-    network: NetworkOption = None,
+    limits: VirtualLimits | Mapping[str, float] | None = None,
+    egress: EgressOption | None = None,
     commands: Mapping[str, Command] | None = None,
     python: bool = False,
     shell: ShellState = "persistent",
 ) -> BucketSandbox:
-    """A sandbox whose files at `cwd` are the objects of a bucket. Nothing is asked of it yet.
+    """Create a sandbox whose files at `cwd` are the objects of a bucket. Sends no request yet.
 
-    `target` is a URL (`s3://name/folder`, `gs://`, `az://`, `file:///folder`, `memory:///`),
-    the name of a bucket at `endpoint`, or an obstore store. Credentials are those given
-    here, or else those of this process's environment (`AWS_ACCESS_KEY_ID` and the rest);
-    neither is visible inside. `prefix` is the folder that is shown. `cache_bytes` bounds
-    what is kept of bodies, and `prefetch` how many small objects are fetched ahead of a
-    command that reads them in order. The other options are those of `virtual()`.
+    `target` is a URL (`s3://name/folder`, `gs://`, `az://`, `file:///folder`, `memory:///`), the
+    name of a bucket at `endpoint`, or an obstore store. Credentials are those passed here, or else
+    those of this process's environment (`AWS_ACCESS_KEY_ID` and the rest); neither is visible
+    inside.
+
+    Args:
+        prefix: Folder of the bucket to show.
+        cache_bytes: Size of the cache of objects.
+        prefetch: Number of small objects fetched ahead of a command that reads them in order.
+
+    The other options are those of `virtual()`.
     """
     _require_obstore()
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
@@ -174,7 +185,7 @@ def bucket(
         cwd=cwd,
         env=env,
         limits=limits,
-        network=network,
+        egress=egress,
         commands=commands,
         python=python,
         shell=shell,
@@ -186,10 +197,11 @@ def bucket(
 async def get_virtual_sandbox(
     target: str | ObjectStore | BucketBinding | None = None, **options: Unpack[BucketOptions]
 ) -> VirtualSandbox:
-    """A sandbox over a bucket, once it is seen to be there. Takes what `bucket()` takes.
+    """Create a sandbox over a bucket and check that the bucket exists. Takes the options of
+    `bucket()`.
 
-    `env.KNOWLEDGE_BASE` is one that the project names, with its options. Without a bucket
-    its files are in memory, and are gone with it.
+    `env.KNOWLEDGE_BASE` is a bucket that the project names, with its options. Without a bucket,
+    files are in memory and are lost with the sandbox.
     """
     if isinstance(target, BucketBinding):
         options = {**target.options, **options}

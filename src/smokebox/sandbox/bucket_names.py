@@ -1,4 +1,4 @@
-"""What a bucket and a folder in it may be called, for whatever opens one."""
+"""Valid names of buckets and of folders in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 from smokebox.errors import InvalidOption
 
-# What is in the name would be in every address that is signed.
+# The prefix is part of every signed URL.
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 def check_prefix(prefix: str) -> str:
-    """A folder in a bucket, without slashes around it; empty for all of the bucket."""
+    """Return a folder in a bucket without surrounding slashes; empty for the whole bucket."""
     inner = prefix.strip("/")
     if inner and any(part in ("", ".", "..") for part in inner.split("/")):
         raise InvalidOption(

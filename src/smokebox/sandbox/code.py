@@ -1,11 +1,11 @@
-"""Code that runs in a context, as a stream of what it writes and shows."""
+"""Stream of the output and results of code that runs in a context."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.running import Running
+from smokebox.runtime.stream import ResultStream
 from smokebox.types import CodeError, CodeExecution, CodeLanguage, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _LANGUAGES: dict[str, CodeLanguage] = {
 }
 
 
-class CodeStream(Running[CodeEvent, CodeExecution]):
-    """Running code: iterate for what it writes and shows, then read `execution`.
+class CodeStream(ResultStream[CodeEvent, CodeExecution]):
+    """Running code: iterate over its output and results, then read `execution`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) interrupts the code.
     """
@@ -36,18 +36,18 @@ class CodeStream(Running[CodeEvent, CodeExecution]):
 
     @property
     def execution(self) -> CodeExecution:
-        """How the code ended, without its output and results; known after the last event."""
+        """Outcome of the code, without its output and results; available after the last event."""
         if self._end is None:
             raise RuntimeError("the code has not ended: iterate over its events first")
         return self._end
 
 
 def check_language(language: object) -> CodeLanguage:
-    """The language of that name, or of one of its other names."""
+    """Return the language for a name or an alias."""
     found = _LANGUAGES.get(language.lower()) if isinstance(language, str) else None
     if found is None:
         raise InvalidOption(
-            f"there are no contexts for the language {language!r:.80}.",
+            f"unknown language {language!r:.80}.",
             hint="Use 'python', 'javascript' or 'typescript'.",
             option="language",
             value=language,

@@ -1,4 +1,4 @@
-"""Pattern matching over any directory listing: what `glob` means, without touching a file."""
+"""Glob matching over directory listings, without access to any file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.paths import check_path
+from smokebox.foundation.paths import check_path
 
 if TYPE_CHECKING:
     from smokebox.types import FileType
@@ -21,8 +21,8 @@ MAX_ALTERNATIVES = 1_000
 class Found(NamedTuple):
     """One name in a directory.
 
-    `kind` is what the name leads to, symlinks followed; it is "symlink" only for a
-    link that leads nowhere. `is_symlink` tells that there was one to follow.
+    `kind` is that of the target of a symlink, and "symlink" only for a dangling one. `is_symlink`
+    is set for every symlink.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Found(NamedTuple):
 
 
 Lister = Callable[[str], Iterable[Found]]
-"""Lists a directory, itself possibly behind a symlink; raises OSError where there is none."""
+"""Lists a directory, following symlinks; raises OSError if there is none."""
 
 
 class Segment(NamedTuple):
-    """One name of a pattern, compiled. Only a pattern with wildcards has a `match`."""
+    """One name of a pattern, compiled. Only a name with wildcards has a `match`."""
 
     text: str
     match: Callable[[str], object] | None
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
     takes_hidden: bool
 
     def accepts(self, name: str, hidden: bool) -> bool:
-        """Whether `name` fits, dotfiles only where they were asked for."""
+        """Return whether `name` matches; a dotfile only if `hidden` or the pattern has the dot."""
         if self.match is None:
             return name == self.text
         if name[0] == "." and not (hidden or self.takes_hidden):
@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 
 State = tuple[int, int]
-"""How far a pattern has got: which alternative, and which of its segments is next."""
+"""Progress of a match: the alternative, and the index of its next segment."""
 
 
 def glob_paths(
@@ -63,11 +63,11 @@ def glob_paths(
     hidden: bool = False,
     files_only: bool = False,
 ) -> list[str]:
-    """Absolute paths that match `pattern` seen from `cwd`, sorted, each once.
+    """Return the sorted absolute paths that match `pattern` from `cwd`, without duplicates.
 
-    `**` as a whole name crosses directories, never symlinks to them, and at the end means
-    everything below. `{a,b}` gives alternatives, a backslash takes the next character as it
-    is, and a final slash asks for directories. What cannot be listed gives no match.
+    `**` as a whole name crosses directories, never symlinks to them, and at the end matches
+    everything below. `{a,b}` lists alternatives, a backslash quotes the next character, and a final
+    slash matches directories only. A directory that cannot be listed has no matches.
     """
     glob = _Glob(_alternatives(check_path(pattern), cwd), list_directory, hidden)
     wanted = "file" if files_only else "directory" if pattern.endswith("/") else None
@@ -87,7 +87,7 @@ class _Glob:
         self._hidden = hidden
 
     def matches(self) -> Iterator[tuple[str, FileType]]:
-        """Paths and their kinds; a path can come twice."""
+        """Yield paths and their kinds; a path can be yielded twice."""
         if not all(self._alternatives):
             yield "/", "directory"
         starts = {(n, 0) for n, segments in enumerate(self._alternatives) if segments}
@@ -105,7 +105,9 @@ class _Glob:
                     yield prefix + entry.name, entry.kind
 
     def _split(self, states: set[State]) -> tuple[dict[str, set[State]], list[State]]:
-        """Literal names with more to come, which are entered unseen; and what needs a listing."""
+        """Separate literal names before the last, entered without listing, from states that need
+        one.
+        """
         unseen: dict[str, set[State]] = {}
         listed: list[State] = []
         for alternative, index in self._with_globstars_skipped(states):
@@ -117,7 +119,7 @@ class _Glob:
         return unseen, listed
 
     def _with_globstars_skipped(self, states: set[State]) -> set[State]:
-        """The states and, as `**` also stands for no directory at all, those behind one."""
+        """Add the states after each `**`, which also matches zero directories."""
         closed = set(states)
         for alternative, index in states:
             segments = self._alternatives[alternative]
@@ -127,7 +129,7 @@ class _Glob:
         return closed
 
     def _advance(self, entry: Found, states: list[State]) -> tuple[set[State], bool]:
-        """What goes on below a name, and whether it is itself a match."""
+        """Return the states below an entry, and whether the entry itself matches."""
         below: set[State] = set()
         matched = False
         for alternative, index in states:
@@ -189,14 +191,14 @@ def _always(name: str) -> object:
 
 
 def _translate(text: str) -> str:
-    # fnmatch knows neither backslashes nor [^...], and its own regex never backtracks far.
+    # fnmatch supports neither backslashes nor [^...]; its regexes do not backtrack far.
     text = re.sub(r"\\([*?[])", r"[\1]", text)
     text = re.sub(r"\\(.)", r"\1", text)
     return fnmatch.translate(text.replace("[^", "[!"))
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`*.{ts,tsx}` as `*.ts` and `*.tsx`, in no order. Too many are an `InvalidOption`."""
+    """Expand `*.{ts,tsx}` to `*.ts` and `*.tsx`, unordered. Raises `InvalidOption` for too many."""
     expanded: list[str] = []
     pending = [pattern]
     while pending:
@@ -219,7 +221,9 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _first_group(text: str) -> tuple[int, list[int], int] | None:
-    """Where the first `{a,b}` starts, has its commas and ends; braces without a comma are text."""
+    """Return the start, the commas and the end of the first `{a,b}`; braces without a comma are
+    text.
+    """
     opened: list[tuple[int, list[int]]] = []
     groups: list[tuple[int, list[int], int]] = []
     escaped = False

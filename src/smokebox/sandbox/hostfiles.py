@@ -1,6 +1,6 @@
-"""The file operations of the contract on real host files, as plain blocking functions.
+"""File operations of the contract on host files, as blocking functions.
 
-Paths are absolute and normal. Every function raises the classes of `smokebox.errors`.
+Paths are absolute and normalized. Every function raises the classes of `smokebox.errors`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat as stat_bits
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from smokebox.errors import AccessDenied, PathError, PathIsDirectory, PathNotDirectory
-from smokebox.sandbox.filesystems.filesystem import from_os_error
+from smokebox.errors import (
+    AccessDenied,
+    PathError,
+    PathIsDirectory,
+    PathNotDirectory,
+    from_os_error,
+)
+from smokebox.foundation.ids import new_id
 from smokebox.sandbox.globbing import Found
 from smokebox.types import FileInfo, FileType
 
@@ -29,7 +34,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETO
 
 
 def _typed(operation: Callable[P, R]) -> Callable[P, R]:
-    """Turn what the operating system raises into the class of ours that says the same."""
+    """Translate OSError into our error classes."""
 
     @wraps(operation)
     def typed(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,8 +50,8 @@ def _typed(operation: Callable[P, R]) -> Callable[P, R]:
 
 @_typed
 def read(path: str) -> bytes:
-    """The bytes of a regular file."""
-    # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+    """Return the bytes of a regular file."""
+    # Without O_NONBLOCK, opening a FIFO would block until a writer opens it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat_bits.S_ISREG(mode):
@@ -56,7 +61,7 @@ def read(path: str) -> bytes:
 
 @_typed
 def write(path: str, data: bytes) -> None:
-    """Make or replace a file and its parent directories, all or nothing."""
+    """Create or replace a file and its parent directories atomically."""
     try:
         before: os.stat_result | None = os.stat(path)
     except FileNotFoundError:
@@ -66,10 +71,10 @@ def write(path: str, data: bytes) -> None:
         return
     if before is not None and not stat_bits.S_ISREG(before.st_mode):
         raise _not_regular(path, before.st_mode)
-    # A rename asks the directory only, and would replace a file that may not be written.
+    # A rename needs permission on the directory only, and would replace a read-only file.
     if before is not None and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-    # Through symlinks, also one that leads nowhere yet: the link stays a link.
+    # Write through symlinks, including a dangling one: the link stays a link.
     target = os.path.realpath(path)
     made = _make_parents(target)
     try:
@@ -81,7 +86,7 @@ def write(path: str, data: bytes) -> None:
 
 @_typed
 def info(path: str, *, follow_symlinks: bool = True) -> FileInfo:
-    """What is at `path`."""
+    """Return the metadata of `path`."""
     own = os.lstat(path)
     is_symlink = stat_bits.S_ISLNK(own.st_mode)
     found = os.stat(path) if is_symlink and follow_symlinks else own
@@ -97,13 +102,13 @@ def info(path: str, *, follow_symlinks: bool = True) -> FileInfo:
 
 @_typed
 def names(path: str) -> list[str]:
-    """The names in a directory, sorted; bytes that are not UTF-8 show as `\\xNN`."""
+    """Return the sorted names in a directory; bytes that are not UTF-8 become `\\xNN`."""
     return sorted(shown(name) for name in os.listdir(path))
 
 
 @_typed
 def exists(path: str) -> bool:
-    """Whether `path` leads to something that we may see."""
+    """Return whether `path` leads to something that is visible to us."""
     try:
         os.stat(path)
     except OSError as error:
@@ -115,7 +120,7 @@ def exists(path: str) -> bool:
 
 @_typed
 def make_directory(path: str, *, recursive: bool = False) -> None:
-    """Make a directory; `recursive` makes parents and accepts one that is there."""
+    """Create a directory; `recursive` creates parents and accepts an existing one."""
     if not recursive:
         os.mkdir(path)
         return
@@ -132,7 +137,7 @@ def remove(path: str, *, recursive: bool = False, force: bool = False) -> None:
     """Remove a file or a symlink, or with `recursive` a directory."""
     if path == "/":
         raise AccessDenied(
-            path, "the root directory cannot be removed.", hint="Name what is in it."
+            path, "the root directory cannot be removed.", hint="Pass a path inside it."
         )
     try:
         is_directory = stat_bits.S_ISDIR(os.lstat(path).st_mode)
@@ -148,19 +153,19 @@ def remove(path: str, *, recursive: bool = False, force: bool = False) -> None:
 
 
 def listing(path: str) -> Iterator[Found]:
-    """A directory for `glob_paths`. Raises OSError where there is none."""
+    """List a directory for `glob_paths`. Raises OSError if there is none."""
     with os.scandir(path) as entries:
         for entry in entries:
             yield Found(shown(entry.name), _leads_to(entry), entry.is_symlink())
 
 
 def shown(name: str) -> str:
-    """A name as text: a byte that is not UTF-8 becomes `\\xNN`."""
+    """Return a name as text: a byte that is not UTF-8 becomes `\\xNN`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def kind_of(mode: int) -> FileType:
-    """What a mode says of a file."""
+    """Return the kind of file for a mode."""
     if stat_bits.S_ISREG(mode):
         return "file"
     if stat_bits.S_ISDIR(mode):
@@ -174,7 +179,7 @@ def _leads_to(entry: os.DirEntry[str]) -> FileType:
             return "directory"
         if entry.is_file():
             return "file"
-        # Neither, or a link that leads nowhere, for which is_dir and is_file are silent.
+        # Neither, or a dangling symlink, for which is_dir and is_file return False.
         return kind_of(entry.stat().st_mode)
     return "symlink" if entry.is_symlink() else "other"
 
@@ -182,11 +187,11 @@ def _leads_to(entry: os.DirEntry[str]) -> FileType:
 def _not_regular(path: str, mode: int) -> PathError:
     if stat_bits.S_ISDIR(mode):
         return PathIsDirectory(path)
-    return PathError(path, f"not a regular file: {path}.", hint="Use a command for it.")
+    return PathError(path, f"not a regular file: {path}.", hint="Use a command to access it.")
 
 
 def _make_parents(path: str) -> list[str]:
-    """Make the missing directories above `path`, or none of them; which they were."""
+    """Create the missing directories above `path`, or none of them, and return them."""
     missing: list[str] = []
     parent = os.path.dirname(path)
     while not os.path.lexists(parent):
@@ -197,7 +202,7 @@ def _make_parents(path: str) -> list[str]:
     made: list[str] = []
     try:
         for directory in reversed(missing):
-            # Another writer may have made it since we looked.
+            # Another writer may have created it meanwhile.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
                 made.append(directory)
@@ -214,7 +219,7 @@ def _unmake(directories: list[str]) -> None:
 
 
 def _replace(target: str, data: bytes, before: os.stat_result | None) -> None:
-    temporary = os.path.join(os.path.dirname(target), f".smokebox-{secrets.token_hex(8)}")
+    temporary = os.path.join(os.path.dirname(target), f".{new_id('smokebox')}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with open(fd, "wb", buffering=0) as file:
@@ -239,6 +244,6 @@ def _keep_owner_and_mode(fd: int, before: os.stat_result) -> None:
 
 
 def _write_device(path: str, data: bytes) -> None:
-    # /dev/null and its like are written to, never replaced.
+    # /dev/null and similar devices are written to, never replaced.
     with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
         file.write(data)

@@ -1,8 +1,8 @@
-"""`local()`: the host itself as a sandbox, with no isolation whatever.
+"""`local()`: the host itself as a sandbox, without isolation.
 
-Commands run as the user who runs Python, and see every file, process and network that
-this user sees. What is kept out is the environment: only the names in `KEPT` and those
-that the caller gives reach a command.
+Commands run as the current user and can access every file, process and network that this user can.
+Only the environment is filtered: a command sees the variables in `KEPT` and those that the caller
+passes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone
+from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone, from_os_error
+from smokebox.foundation.paths import check_path, resolve
+from smokebox.foundation.text import decode_file, encode_option
 from smokebox.options import check_env, check_timeout, strict_options
+from smokebox.runtime.capture import collect, decoded, stream
+from smokebox.runtime.output import MAX_OUTPUT
+from smokebox.runtime.process import Process, cannot_start
+from smokebox.runtime.spill import SpillFolder
+from smokebox.runtime.stream import ExecStream
+from smokebox.runtime.supervisor_client import CommandGroup
 from smokebox.sandbox import hostfiles
-from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.capture import collect, decoded, stream
-from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.globbing import glob_paths
-from smokebox.sandbox.lifeline import Lifeline
-from smokebox.sandbox.output import MAX_OUTPUT
-from smokebox.sandbox.paths import check_path, resolve
-from smokebox.sandbox.process import Process, cannot_start
-from smokebox.sandbox.spill import SpillFolder
-from smokebox.sandbox.text import decode_file, encode_option
 from smokebox.types import Capabilities, ExecResult, FileInfo
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ KEPT = (
     "TMP",
     "TEMP",
 )
-"""The names of the host's environment that a command gets to see."""
+"""Variables of the host's environment that commands see."""
 
 _USUAL = (
     "awk base64 bash bunzip2 bzip2 cargo cat cc chmod chown clang cmake comm cp curl cut date "
@@ -61,22 +60,22 @@ _USUAL = (
 )
 
 
-@strict_options
+@strict_options()
 def local(
     *,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str | None] | None = None,
     max_output: int = MAX_OUTPUT,
 ) -> LocalSandbox:
-    """The host as a sandbox, starting at `cwd` (by default where Python is).
+    """Create a sandbox on the host, starting at `cwd` (by default the current directory).
 
-    `env` adds to the few variables that are passed on, and a value of None takes one of
-    those away. Of each stream at most `max_output` bytes are kept in memory.
+    `env` adds variables to the few that are passed on; None removes one of those. At most
+    `max_output` bytes of each stream are kept in memory.
     """
     if isinstance(max_output, bool) or not isinstance(max_output, int) or max_output < 1:
         raise InvalidOption(
-            f"max_output is a positive number of bytes, not {max_output!r}.",
-            hint="Pass for example max_output=1_000_000.",
+            f"max_output must be a positive number of bytes, not {max_output!r}.",
+            hint="Pass max_output=1_000_000, for example.",
             option="max_output",
             value=max_output,
         )
@@ -84,27 +83,27 @@ def local(
 
 
 class LocalSandbox:
-    """The host, as `SandboxApi` spells it. Made by `local()`.
+    """The host as a sandbox, created by `local()`.
 
-    Commands keep no shell state between them. What one leaves in the background runs on
-    until `aclose`, or until the Python process ends.
+    Commands share no shell state. Processes that a command leaves in the background run until
+    `aclose`, or until the Python process ends.
     """
 
     def __init__(self, cwd: str, env: dict[str, str], max_output: int) -> None:
         self._cwd = cwd
         self._env = env
         self._max_output = max_output
-        self._lifeline: Lifeline | None = None
+        self._commands: CommandGroup | None = None
         self._spills = SpillFolder()
         self._closed = False
 
     @property
     def cwd(self) -> str:
-        """The absolute directory where relative paths and commands start."""
+        """Absolute directory where relative paths and commands start."""
         return self._cwd
 
     def resolve_path(self, path: str) -> str:
-        """The absolute form of `path`, without looking at any file."""
+        """Return the absolute form of `path`, without accessing any file."""
         return resolve(path, self._cwd)
 
     async def exec(
@@ -133,44 +132,43 @@ class LocalSandbox:
         timeout: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecStream:
-        """Run a bash command and give its output as it is written.
+        """Run a bash command and stream its output as it is written.
 
-        A consumer that takes its time makes the command wait: at most what the pipes hold
-        is ahead of it.
+        A slow consumer makes the command wait: only the pipes buffer output.
         """
         start = functools.partial(self._start, command, cwd, env, timeout, stdin)
         return ExecStream(decoded(stream(start, timeout=timeout)))
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. Raises `NotText` where it is not UTF-8."""
+        """Return the text of a file. Raises `NotText` if it is not UTF-8."""
         return decode_file(self.resolve_path(path), await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         return await asyncio.to_thread(hostfiles.read, self.resolve_path(path))
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file and its parent directories atomically."""
         await asyncio.to_thread(
             hostfiles.write, self.resolve_path(path), encode_option("data", data)
         )
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
+        """Return the metadata of `path`. A dangling symlink is found only if not followed."""
         return await asyncio.to_thread(
             hostfiles.info, self.resolve_path(path), follow_symlinks=follow_symlinks
         )
 
     async def readdir(self, path: str) -> list[str]:
-        """The names in a directory, dotfiles too, sorted; non-UTF-8 bytes as `\\xNN`."""
+        """Return the sorted names in a directory, with dotfiles; non-UTF-8 bytes as `\\xNN`."""
         return await asyncio.to_thread(hostfiles.names, self.resolve_path(path))
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
+        """Return whether `path` leads to something."""
         return await asyncio.to_thread(hostfiles.exists, self.resolve_path(path))
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        """Create a directory; `recursive` creates parents and accepts an existing one."""
         await asyncio.to_thread(
             hostfiles.make_directory, self.resolve_path(path), recursive=recursive
         )
@@ -189,7 +187,7 @@ class LocalSandbox:
         hidden: bool = False,
         files_only: bool = False,
     ) -> list[str]:
-        """Absolute paths that match, sorted. See `SandboxApi.glob`."""
+        """Return the sorted absolute paths that match. See `SandboxApi.glob`."""
         return await asyncio.to_thread(
             glob_paths,
             pattern,
@@ -200,7 +198,10 @@ class LocalSandbox:
         )
 
     async def capabilities(self) -> Capabilities:
-        """No isolation, the host's network and files; `bash` is in `commands` if it runs them."""
+        """Return the features of the host: no isolation, its network and its files.
+
+        `commands` lists `bash` only if commands run in it.
+        """
         return Capabilities(
             sandbox="local",
             isolation="none",
@@ -210,11 +211,11 @@ class LocalSandbox:
         )
 
     async def aclose(self) -> None:
-        """Kill what still runs and remove spilled output. Safe to repeat."""
+        """Kill running commands and remove spilled output. Safe to repeat."""
         self._closed = True
-        lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            await lifeline.aclose()
+        commands, self._commands = self._commands, None
+        if commands is not None:
+            await commands.aclose()
         await asyncio.to_thread(self._spills.close)
 
     async def __aenter__(self) -> Self:
@@ -238,35 +239,35 @@ class LocalSandbox:
     ) -> Process:
         if not isinstance(command, str):
             raise InvalidOption(
-                f"a command is a str, not {type(command).__name__}.",
-                hint="For a list of words, pass shlex.join(words).",
+                f"command must be a str, not {type(command).__name__}.",
+                hint="For a list of arguments, pass shlex.join(arguments).",
                 option="command",
             )
         directory = self.resolve_path(cwd) if cwd is not None else self._cwd
         return await Process.start(
             [_shell(), "-c", command],
-            # With PWD given, `pwd` shows the path as it was written, symlinks and all.
+            # With PWD set, `pwd` shows the path as passed, including symlinks.
             env={**self._env, "PWD": directory, **check_env(env)},
             cwd=directory,
-            lifeline=self._hold(),
+            commands=self._hold(),
             timeout=check_timeout(timeout),
             stdin=None if stdin is None else encode_option("stdin", stdin),
         )
 
-    def _hold(self) -> Lifeline:
+    def _hold(self) -> CommandGroup:
         if self._closed:
             raise SandboxGone(
-                "this local sandbox was closed.",
-                hint="Make another one with local().",
+                "this local sandbox is closed.",
+                hint="Create another with local().",
                 reason="closed",
             )
-        if self._lifeline is None or self._lifeline.closed:
+        if self._commands is None or self._commands.closed:
             try:
-                self._lifeline = Lifeline()
+                self._commands = CommandGroup()
             except OSError as error:
                 raise cannot_start(error) from error
-            weakref.finalize(self, self._lifeline.close)
-        return self._lifeline
+            weakref.finalize(self, self._commands.close)
+        return self._commands
 
 
 def _directory(cwd: str | os.PathLike[str] | None) -> str:
@@ -277,7 +278,7 @@ def _directory(cwd: str | os.PathLike[str] | None) -> str:
             raise from_os_error(error, ".") from error
     if not isinstance(cwd, (str, os.PathLike)):
         raise InvalidOption(
-            f"cwd is a path, not {type(cwd).__name__}.", hint="Pass a str.", option="cwd"
+            f"cwd must be a path, not {type(cwd).__name__}.", hint="Pass a str.", option="cwd"
         )
     path = resolve(check_path(os.fspath(cwd)), os.getcwd())
     if not hostfiles.info(path).is_directory:
@@ -296,7 +297,7 @@ def _environment(env: Mapping[str, str | None] | None) -> dict[str, str]:
 
 @functools.cache
 def _shell() -> str:
-    """The absolute path of bash, or of the system's own shell where there is no bash."""
+    """Return the absolute path of bash, or of the system's shell if there is no bash."""
     found = shutil.which("bash") or shutil.which("bash", path=os.defpath)
     return os.path.abspath(found) if found else "/bin/sh"
 

@@ -1,7 +1,7 @@
-"""How deep a stack scripts need, and how to give it to the threads of the engine.
+"""Stack size of threads that run scripts.
 
-The shell is a recursive interpreter: nesting in a script becomes depth on the stack. On an
-ordinary stack four known scripts end the whole process; on a deep one they meet a limit.
+The shell is a recursive interpreter: nesting in a script uses stack. Four known scripts overflow an
+ordinary stack and crash the process; on a deep one they hit a limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 
 import bashkit
 
-# Address space, not memory: a page counts once something has been there.
+# Address space, not memory: a page counts only after it is used.
 STACK_SIZE = 1 << 30
 MIN_STACK_SIZE = 64 << 20
 
@@ -20,7 +20,7 @@ _RUST = "RUST_MIN_STACK"
 
 
 def stack_size() -> int:
-    """A gigabyte, or half of what the machine has, in bytes."""
+    """Return 1 GiB, or half of the machine's memory if that is less, in bytes."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -31,11 +31,11 @@ def stack_size() -> int:
 
 @functools.cache
 def deepen_engine_threads() -> None:
-    """Make the threads that the engine starts by itself as deep as ours.
+    """Give the threads that the engine starts itself the same stack size.
 
-    Rust looks for the size in the environment when its first thread starts, and never
-    again: so one starts here, for a question to a filesystem of another library. There may
-    be as many as processors and more, so a limit of address space (`ulimit -v`) is shared.
+    Rust reads the size from the environment once, when its first thread starts. So one is started
+    here, by a call to another library's filesystem. There may be more threads than processors,
+    which share a limit of address space (`ulimit -v`).
     """
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     shared = stack_size() if space == resource.RLIM_INFINITY else space // 32

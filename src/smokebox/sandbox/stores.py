@@ -1,4 +1,4 @@
-"""Which object store a target names: a URL, a bucket's name, or a store of obstore's own."""
+"""Object stores from a target: a URL, a bucket's name, or an obstore store."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _STORES = (AzureStore, GCSStore, HTTPStore, LocalStore, MemoryStore, S3Store)
 _CLOUDS = {"gs": "Google Cloud Storage", "az": "Azure", "abfs": "Azure", "abfss": "Azure"}
 
-# A server that does not answer is given up after about half a minute, one that refuses the
-# connection after two seconds. A large body may take longer, as long as it keeps coming.
+# A server that does not respond is given up after about 30 seconds, one that refuses the connection
+# after two. A large body may take longer while data keeps arriving.
 _RETRY: RetryConfig = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=10),
@@ -46,7 +46,7 @@ _CLIENT: ClientConfig = {"connect_timeout": "5s", "read_timeout": "10s", "timeou
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A store, the prefix in it that was asked for, and words for it."""
+    """A store, the prefix to use in it, and its description for messages."""
 
     store: ObjectStore
     prefix: str
@@ -54,14 +54,14 @@ class Target:
 
 
 def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Target:
-    """The store that `target` names. Nothing is asked of it yet."""
+    """Return the store that `target` names. Sends no request."""
     if isinstance(target, _STORES):
-        _refuse_access(access, "a store that is open already", "Give them to the store.")
+        _refuse_access(access, "a store that is open already", "Pass them to the store instead.")
         return Target(target, prefix, repr(target))
     if not isinstance(target, str) or not target:
         raise InvalidOption(
-            f"a bucket is a URL, a name or an obstore store, not {target!r}.",
-            hint="Pass for example 's3://name/folder' or 'file:///folder'.",
+            f"a bucket must be a URL, a name or an obstore store, not {target!r}.",
+            hint="Pass 's3://name/folder' or 'file:///folder', for example.",
             option="target",
             value=repr(target),
         )
@@ -72,7 +72,7 @@ def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Targe
     path = unquote(url.path).strip("/")
     if scheme in ("s3", "s3a"):
         return _s3(url.netloc, _joined(path, prefix), access)
-    _refuse_access(access, f"{scheme}://", "They are for buckets that speak S3.")
+    _refuse_access(access, f"{scheme}://", "They are for S3 buckets.")
     if scheme == "memory":
         return Target(MemoryStore(), _joined(path, prefix), "memory")
     if scheme == "file":
@@ -80,7 +80,7 @@ def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Targe
     if scheme in _CLOUDS:
         return _cloud(target, scheme, url.netloc, _joined(path, prefix))
     raise InvalidOption(
-        f"{target!r} is not a bucket: nothing here knows {scheme}://.",
+        f"{target!r} is not a bucket: unknown scheme {scheme}://.",
         hint="Use s3://, gs://, az://, file:// or memory://, or a name with endpoint=.",
         option="target",
         value=target,
@@ -94,7 +94,7 @@ def _joined(path: str, prefix: str) -> str:
 def _s3(name: str, prefix: str, access: Access) -> Target:
     if not BUCKET_NAME.fullmatch(name):
         raise InvalidOption(
-            f"{name!r} cannot be the name of a bucket.",
+            f"{name!r} is not a valid bucket name.",
             hint="Use 3 to 63 lower-case letters, digits, dots and hyphens, or a URL.",
             option="target",
             value=name,
@@ -116,7 +116,7 @@ def _s3(name: str, prefix: str, access: Access) -> Target:
 def _s3_config(access: Access) -> S3Config:
     if (access.access_key is None) != (access.secret_key is None):
         raise InvalidOption(
-            "access_key and secret_key come together.",
+            "access_key and secret_key must be passed together.",
             hint="Pass both, or neither to take them from the environment.",
             option="secret_key" if access.secret_key is None else "access_key",
         )
@@ -139,8 +139,8 @@ def _check_endpoint(endpoint: str) -> None:
     url = urlsplit(endpoint)
     if endpoint and (url.scheme not in ("http", "https") or not url.hostname or url.query):
         raise InvalidOption(
-            f"endpoint={endpoint!r} is not the address of a server.",
-            hint="Pass for example endpoint='http://127.0.0.1:9000'.",
+            f"endpoint={endpoint!r} is not a valid server URL.",
+            hint="Pass endpoint='http://127.0.0.1:9000', for example.",
             option="endpoint",
             value=endpoint,
         )
@@ -154,7 +154,7 @@ def _folder(folder: str, prefix: str) -> Target:
     if not os.path.isdir(folder):
         raise BucketNotFound(
             f"there is no folder {folder!r}.",
-            hint="Make it first, and name it in full: file:///folder.",
+            hint="Create it first, and pass its absolute path: file:///folder.",
             bucket=folder,
         )
     return Target(LocalStore(folder), prefix, f"file://{folder}")
@@ -168,8 +168,8 @@ def _cloud(target: str, scheme: str, name: str, prefix: str) -> Target:
     except (BaseError, ValueError) as error:
         said = str(error).partition("\n")[0]
         raise InvalidOption(
-            f"{target!r} does not open: {said}",
-            hint=f"Set what {_CLOUDS[scheme]} wants in the environment, or pass an obstore store.",
+            f"{target!r} cannot be opened: {said}",
+            hint=f"Set credentials of {_CLOUDS[scheme]} in the environment, or pass a store.",
             option="target",
             value=target,
         ) from error
@@ -179,4 +179,4 @@ def _cloud(target: str, scheme: str, name: str, prefix: str) -> Target:
 def _refuse_access(access: Access, what: str, hint: str) -> None:
     for name in access.__slots__:
         if getattr(access, name) not in (None, False):
-            raise InvalidOption(f"{name}= does not go with {what}.", hint=hint, option=name)
+            raise InvalidOption(f"{name}= cannot be used with {what}.", hint=hint, option=name)

@@ -1,4 +1,4 @@
-"""Wires the app together: endpoints, what other clients speak, and the door before them."""
+"""The ASGI app of the server: endpoints, the bridge protocol and the request guard."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route, Router, WebSocketRoute
 
 from smokebox.errors import NotFound
-from smokebox.server.compat import bridge
-from smokebox.server.door import Door
+from smokebox.foundation import sse
+from smokebox.server.compat.bridge import app as bridge
+from smokebox.server.guard import RequestGuard
 from smokebox.server.health import METRICS, PROBES
 from smokebox.server.routes import all_endpoints, all_sockets, system
-from smokebox.wire import API, sse
+from smokebox.wire import API
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from smokebox.server.endpoint import Endpoint
-    from smokebox.server.state import State
+    from smokebox.server.state import ServerState
 
 
-def create_app(state: State) -> ASGIApp:
-    """The server of one engine, as an ASGI app."""
+def create_app(state: ServerState) -> ASGIApp:
+    """Create the ASGI app that serves one engine."""
     endpoints = all_endpoints()
     routes: list[BaseRoute] = [_route(API + one.path, one) for one in endpoints]
     routes += [WebSocketRoute(API + one.path, one) for one in all_sockets()]
     routes += bridge.routes()
-    # Where everybody looks for it first.
+    # The path that Prometheus scrapes by default.
     routes.append(_route(METRICS, system.metrics))
-    router = Router(routes=routes, redirect_slashes=False, default=_nothing)
-    door = Door(
+    router = Router(routes=routes, redirect_slashes=False, default=_not_found)
+    guard = RequestGuard(
         router,
         state,
         routes=routes,
         public=frozenset(API + one.path for one in endpoints if one.public),
         probes=PROBES,
     )
-    return bridge.Border(door, state)
+    return bridge.BridgeMiddleware(guard, state)
 
 
 def _route(path: str, one: Endpoint) -> Route:
     route = Route(path, one, methods=[one.method], include_in_schema=False)
-    if route.methods is not None and one.gives == sse.MEDIA:
-        # Starlette adds it to GET, and would wait for the end of a stream that nobody reads.
+    if route.methods is not None and one.returns == sse.MEDIA:
+        # Starlette adds HEAD to GET, and would wait for the end of a stream without a reader.
         route.methods.discard("HEAD")
     return route
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFound(
         f"there is nothing at {scope['path']}.",
-        hint=f"See {API}/openapi.json for what there is.",
+        hint=f"See {API}/openapi.json for the paths.",
         kind="path",
         name=scope["path"],
     )

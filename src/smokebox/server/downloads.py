@@ -1,9 +1,8 @@
-"""Files as answers: whole or a range of one, in one call to the engine where they are small.
+"""Downloads of files, whole or a range; a small file takes one call to the engine.
 
-A file may change while it is read. An answer that says its length is of a file that looked
-the same before and after it was opened: what is appended later is not sent, and one that
-is cut short breaks the connection off. A file that never looks the same twice is sent to
-its end, without a length.
+A file may change while it is read. A response with a Content-Length is of a file that was
+unchanged between two looks at it: bytes appended later are not sent, and a file that is truncated
+closes the connection. A file that changes at each look is sent to its end, without a length.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from starlette.responses import Response
 
 from smokebox.errors import InvalidOption
 from smokebox.server.endpoint import BYTES, JSON
-from smokebox.server.streams import SMALL, ByteResponse
+from smokebox.server.responses import SMALL, ByteResponse
 from smokebox.wire.failure import FailureAnswer, failure_of
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
     from smokebox.engine.files.files import Files
-    from smokebox.server.call import Call
+    from smokebox.server.endpoint import ApiCall
     from smokebox.types import FileInfo
 
-# What a sandbox holds is never a page of this server, whatever a browser makes of it.
+# A browser must not render files of a sandbox as pages of this server.
 _HEADERS = {
     "accept-ranges": "bytes",
     "cache-control": "no-cache",
@@ -36,15 +35,15 @@ _RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,18})-([0-9]{0,18})[ \t]*", re.IGNOREC
 _TRIES = 3
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """A part of a file."""
 
     start: int
     length: int
 
 
-async def download(call: Call, files: Files, path: str) -> Response:
-    """The answer to a GET or a HEAD of a file."""
+async def download(call: ApiCall, files: Files, path: str) -> Response:
+    """Make the response to a GET or HEAD of a file."""
     headers = call.request.headers
     if call.request.method == "HEAD":
         return await _described(files, path)
@@ -67,31 +66,31 @@ async def _described(files: Files, path: str) -> Response:
 async def _long(files: Files, path: str) -> Response:
     for _ in range(_TRIES):
         info = await files.stat(path)
-        whole = Span(0, info.size or 0)
-        answer = await _opened(files, path, info, whole, 200, _headers(info))
-        if answer is not None:
-            return answer
+        whole = ByteRange(0, info.size or 0)
+        response = await _opened(files, path, info, whole, 200, _headers(info))
+        if response is not None:
+            return response
     return ByteResponse(files.read_stream(path), media_type=BYTES, headers=_HEADERS)
 
 
-async def _part(call: Call, files: Files, path: str, headers: Headers) -> Response | None:
-    """The range that was asked for; None where that is to be ignored."""
+async def _part(call: ApiCall, files: Files, path: str, headers: Headers) -> Response | None:
+    """Respond with the requested range; None if the header is to be ignored."""
     for _ in range(_TRIES):
         info = await files.stat(path)
         size = info.size or 0
         if headers.get("if-range", _tag(info)) != _tag(info):
             return None
-        asked = span_of(headers["range"], size)
-        if asked is None:
+        requested = span_of(headers["range"], size)
+        if requested is None:
             return None
-        span = asked
+        span = requested
         if not span.length:
             await _check_readable(files, path)
             return _unsatisfiable(call, headers["range"], size)
         described = {**_headers(info), "content-range": _content_range(span, str(size))}
-        answer = await _opened(files, path, info, span, 206, described)
-        if answer is not None:
-            return answer
+        response = await _opened(files, path, info, span, 206, described)
+        if response is not None:
+            return response
     return ByteResponse(
         files.read_stream(path, offset=span.start, length=span.length),
         media_type=BYTES,
@@ -101,28 +100,28 @@ async def _part(call: Call, files: Files, path: str, headers: Headers) -> Respon
     )
 
 
-def span_of(header: str, size: int) -> Span | None:
-    """What a Range header means for a file; of length 0 where the file has nothing there.
+def span_of(header: str, size: int) -> ByteRange | None:
+    """Parse a Range header for a file of `size` bytes; length 0 if the file has none of them.
 
-    None for what is not one range of bytes, which a server may, or has to, ignore.
+    None for anything but one range of bytes, which a server may or must ignore.
     """
     found = _RANGE.fullmatch(header)
     if found is None or not (found[1] or found[2]):
         return None
     if not found[1]:
         length = min(int(found[2]), size)
-        return Span(size - length, length)
+        return ByteRange(size - length, length)
     start = int(found[1])
     if found[2] and int(found[2]) < start:
         return None
     end = min(int(found[2]) + 1, size) if found[2] else size
-    return Span(start, max(0, end - start))
+    return ByteRange(start, max(0, end - start))
 
 
 async def _opened(
-    files: Files, path: str, info: FileInfo, span: Span, status: int, headers: dict[str, str]
+    files: Files, path: str, info: FileInfo, span: ByteRange, status: int, headers: dict[str, str]
 ) -> Response | None:
-    """The answer with a part of the file that `info` is of; None if that is another by now."""
+    """Respond with a part of the file; None if the file is not the one of `info` any more."""
     if span.length <= SMALL:
         data = await files.read_range(path, span.start, span.length)
         same = len(data) == span.length and await _is_same(files, path, info)
@@ -147,7 +146,7 @@ async def _is_same(files: Files, path: str, info: FileInfo) -> bool:
 
 
 async def _check_readable(files: Files, path: str) -> None:
-    """Raise for what is no file, or not to be read, as `stat` does not."""
+    """Raise if the path is not a readable file, which `stat` does not check."""
     await files.read_range(path, 0, 0)
 
 
@@ -162,14 +161,14 @@ def _tag(info: FileInfo) -> str:
     return f'"{round((info.mtime or 0) * 1e6):x}-{info.size or 0:x}"'
 
 
-def _content_range(span: Span, total: str) -> str:
+def _content_range(span: ByteRange, total: str) -> str:
     return f"bytes {span.start}-{span.start + span.length - 1}/{total}"
 
 
-def _unsatisfiable(call: Call, header: str, size: int) -> Response:
+def _unsatisfiable(call: ApiCall, header: str, size: int) -> Response:
     error = InvalidOption(
-        f"the file has {size} bytes, and none in the range {header!r}.",
-        hint="Ask for bytes that are there, or leave the header Range out.",
+        f"the range {header!r} is outside the file, which has {size} bytes.",
+        hint="Request a range inside the file, or leave the header Range out.",
         option="range",
         value=header,
     )

@@ -1,30 +1,41 @@
-"""An endpoint of the API: a function, and what its signature says of the request.
+"""Endpoints of the API: functions whose signatures declare the request and the response.
 
 `@endpoint("POST", "/sandboxes/{id}/exec")` on `async def run(call, body: Exec) -> ExecResult`
-decodes the body, encodes what is returned, turns errors into answers, and is all that the
-OpenAPI document is made from.
+decodes the body, encodes the result and turns errors into responses. The OpenAPI document is made
+from these declarations alone.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from smokebox.server.call import Call
-from smokebox.server.decoding import decode_body, decode_query
-from smokebox.server.patience import answer_patiently
+from smokebox.egress.policy import moved_options
+from smokebox.engine.names import check_id
+from smokebox.errors import InvalidOption, NotFound
+from smokebox.options import refuse_unknown
+from smokebox.server.responses import respond_with_keepalive
+from smokebox.wire.codec import decode, whole
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.datastructures import Headers
     from starlette.types import Receive, Scope, Send
 
+    from smokebox.engine import Host, Sandbox
     from smokebox.errors import SmokeboxError
+    from smokebox.server.keys import Principal
+    from smokebox.server.state import ServerState
 
 Handler = Callable[..., Awaitable[Any]]
 JSON = "application/json"
@@ -33,11 +44,11 @@ BYTES = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One method of one path; an ASGI app once `door` has said who asks.
+    """One method of one path; an ASGI app behind the request guard.
 
-    `takes` and `gives` are media types. `finds` says that the sandbox must be there, `admin`
-    and `public` who may ask; a `slow` one may take long: it lives while its caller listens,
-    and is told to wait.
+    `accepts` and `returns` are media types. `needs_sandbox` requires that the sandbox exists,
+    `admin` an administrator's key, `public` no key. A `slow` endpoint is cancelled when its caller
+    disconnects, and keeps the connection alive meanwhile.
     """
 
     method: str
@@ -47,25 +58,25 @@ class Endpoint:
     description: str
     body: type | None
     query: type | None
-    answer: Any
-    takes: str
-    gives: str
+    response: Any
+    accepts: str
+    returns: str
     status: int
     errors: tuple[type[SmokeboxError], ...]
-    finds: bool
+    needs_sandbox: bool
     admin: bool
     public: bool
     slow: bool
 
     @property
     def name(self) -> str:
-        """What the function is called: unique, for programs."""
+        """The unique operation id of the endpoint."""
         return f"{self.handler.__module__.rpartition('.')[2]}_{self.handler.__name__}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Errors are for `door` to answer."""
+        """Handle one request. The request guard turns errors into responses."""
         request = Request(scope, receive)
-        call = Call(request, scope["smokebox.state"], scope["smokebox.principal"])
+        call = ApiCall(request, scope["smokebox.state"], scope["smokebox.principal"])
         if self.admin:
             call.principal.check_admin()
         arguments: dict[str, Any] = {}
@@ -73,17 +84,17 @@ class Endpoint:
             arguments["query"] = decode_query(self.query, scope["query_string"])
         if self.body is not None:
             arguments["body"] = decode_body(self.body, request.headers, await call.body())
-        if self.finds:
-            await call.find()
+        if self.needs_sandbox:
+            await call.find_sandbox()
         if self.slow:
             work = functools.partial(self.handler, call, **arguments)
-            await answer_patiently(scope, receive, send, work, self.respond)
+            await respond_with_keepalive(scope, receive, send, work, self.respond)
             return
         response = self.respond(await self.handler(call, **arguments))
         await response(scope, receive, send)
 
     def respond(self, value: Any) -> Response:
-        """The answer that a handler's value is."""
+        """Turn the value of a handler into a response."""
         if isinstance(value, Response):
             return value
         if value is None:
@@ -96,21 +107,21 @@ def endpoint(
     path: str,
     *,
     errors: tuple[type[SmokeboxError], ...] = (),
-    takes: str = JSON,
-    gives: str = JSON,
+    accepts: str = JSON,
+    returns: str = JSON,
     status: int = 200,
-    finds: bool | None = None,
+    needs_sandbox: bool | None = None,
     admin: bool = False,
     public: bool = False,
     slow: bool = False,
 ) -> Callable[[Handler], Endpoint]:
-    """Make a function an `Endpoint`. Its docstring is what the document says of it."""
+    """Make a function an `Endpoint`. Its docstring describes it in the OpenAPI document."""
 
     def make(handler: Handler) -> Endpoint:
         hints = get_type_hints(handler, include_extras=True)
         summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
-        answer = hints.get("return")
-        nothing = answer is None or answer is type(None)
+        response = hints.get("return")
+        nothing = response is None or response is type(None)
         return Endpoint(
             method=method,
             path=path,
@@ -119,12 +130,12 @@ def endpoint(
             description=" ".join(description.split()),
             body=hints.get("body"),
             query=hints.get("query"),
-            answer=None if nothing or _is_response(answer) else answer,
-            takes=takes,
-            gives=gives,
-            status=204 if nothing and gives == JSON else status,
+            response=None if nothing or _is_response(response) else response,
+            accepts=accepts,
+            returns=returns,
+            status=204 if nothing and returns == JSON else status,
             errors=errors,
-            finds="{id}" in path if finds is None else finds,
+            needs_sandbox="{id}" in path if needs_sandbox is None else needs_sandbox,
             admin=admin,
             public=public,
             slow=slow,
@@ -133,6 +144,160 @@ def endpoint(
     return make
 
 
-def _is_response(answer: object) -> bool:
-    kind = get_origin(answer) or answer
+def _is_response(hint: object) -> bool:
+    kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(kind, Response)
+
+
+class ApiCall:
+    """A request to an endpoint. `sandbox` is set if the path names one."""
+
+    sandbox: Sandbox
+
+    def __init__(self, request: Request, state: ServerState, principal: Principal) -> None:
+        self.request = request
+        self.state = state
+        self.principal = principal
+
+    @property
+    def host(self) -> Host:
+        """The engine."""
+        return self.state.host
+
+    @property
+    def request_id(self) -> str:
+        """The id of this request in logs and errors."""
+        return str(self.request.scope["smokebox.request_id"])
+
+    def path_param(self, name: str) -> str:
+        """Return a parameter of the path."""
+        return str(self.request.path_params[name])
+
+    async def find_sandbox(self) -> None:
+        """Check that the sandbox in the path exists and that the key may use it."""
+        id = check_id(self.path_param("id"))
+        self.principal.check_sandbox(id)
+        self.sandbox = self.host.sandbox(id)
+        if self.sandbox.life.run is None and await self.sandbox.info() is None:
+            raise sandbox_not_found(id)
+
+    async def body(self) -> bytes:
+        """Read the whole body of a small request."""
+        limit = self.state.settings.max_body
+        hint = "Write long content to a file first: files have no limit."
+        return await whole(self.request.stream(), limit, hint=hint)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield a body of any length as it arrives."""
+        async for piece in self.request.stream():
+            if piece:
+                yield piece
+
+
+def sandbox_not_found(id: str) -> NotFound:
+    """Make the error for a sandbox that does not exist."""
+    return NotFound(
+        f"there is no sandbox {id!r}.",
+        hint=f"Create it with PUT /api/sandboxes/{id}, or `smokebox create {id}`.",
+        kind="sandbox",
+        name=id,
+    )
+
+
+T = TypeVar("T")
+
+_lists: dict[type, frozenset[str]] = {}
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`(?: - at `\$(.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+_AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+
+
+def decode_body(kind: type[T], headers: Headers, data: bytes) -> T:
+    """Decode a JSON body. An empty one counts as an empty object."""
+    media = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # A foreign web page can send other media types without a CORS preflight.
+    if data and media != "application/json":
+        raise InvalidOption(
+            f"the body of this request is {media!r}, not 'application/json'.",
+            hint="Set the header Content-Type: application/json.",
+            option="content-type",
+            value=media,
+        )
+    try:
+        return decode(kind, data or b"{}")
+    except msgspec.ValidationError as error:
+        raise _explain(error, kind, "the body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidOption(
+            f"the body of this request is not JSON: {error}.",
+            hint="Send a JSON object.",
+            option="body",
+        ) from error
+
+
+def decode_query(kind: type[T], query: bytes) -> T:
+    """Decode the query of a URL."""
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise InvalidOption(
+            f"the query is not text: {error}.",
+            hint="Rename such a file with a command (`mv`), and use its new name.",
+            option="query",
+            value=query.decode("latin-1"),
+        ) from error
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in _repeatable(kind):
+            fields.setdefault(name, []).append(value)
+        elif name in fields:
+            raise InvalidOption(
+                f"{name} is given more than once.", hint="Give it once.", option=name, value=value
+            )
+        else:
+            fields[name] = value
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _explain(error, kind, "the query") from error
+
+
+def _repeatable(kind: type) -> frozenset[str]:
+    """Return the fields that are lists, and may be repeated in a query."""
+    if kind not in _lists:
+        _lists[kind] = frozenset(
+            name
+            for name, hint in get_type_hints(kind).items()
+            if any(get_origin(one) is list for one in (hint, *_members(hint)))
+        )
+    return _lists[kind]
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__args__", ())
+
+
+def _explain(error: msgspec.ValidationError, kind: type, where: str) -> InvalidOption:
+    text = str(error)
+    if (unknown := _UNKNOWN.fullmatch(text)) and not unknown[2]:
+        known = get_type_hints(kind)
+        moved = moved_options('{{"egress": {{"{name}": ...}}}}') if "egress" in known else None
+        try:
+            refuse_unknown(where, [unknown[1]], known, moved)
+        except InvalidOption as better:
+            return better
+    if missing := _MISSING.match(text):
+        return InvalidOption(
+            f"{where} lacks the field {missing[1]!r}.",
+            hint="Add it.",
+            option=missing[1],
+            value=None,
+        )
+    found = _AT.fullmatch(text)
+    what, field = (found[1], found[2]) if found else (text, "")
+    return InvalidOption(
+        f"{field or where}: {what[:1].lower()}{what[1:]}.",
+        hint="See /api/openapi.json for its fields.",
+        option=field or where,
+    )

@@ -1,4 +1,4 @@
-"""Whether a server lives, and whether it can work."""
+"""Health checks of a server, and its drain: how it finishes requests before it stops."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from smokebox.errors import ServiceUnavailable, SmokeboxError
 from smokebox.wire import API
 
 if TYPE_CHECKING:
-    from smokebox.server.state import State
+    from collections.abc import Iterable, Iterator
+
+    from smokebox.server.state import ServerState
 
 METRICS = "/metrics"
 PROBES = frozenset({f"{API}/health", f"{API}/ready", f"{API}{METRICS}", METRICS})
-"""What whoever minds a server asks: answered to its end, and no sign that anybody uses it."""
+"""Paths for supervisors and monitoring: served until the end, and not counted as activity."""
 
 _DEADLINE = 5.0
-# Anybody may ask, and as often as they like.
+# Reuse a result for this long: the check needs no key, and may be requested at any rate.
 _FRESH_SECONDS = 1.0
 _PROBE = b"\0" * 4096
 
 
-class Health:
-    """Whether the engine is open and its state directory can be written."""
+class HealthCheck:
+    """Checks that the engine responds and that its state directory can be written."""
 
     def __init__(self) -> None:
         self._looked_at = float("-inf")
         self._trouble: str | None = None
         self._looking = asyncio.Lock()
 
-    async def check(self, state: State) -> None:
-        """Raise `ServiceUnavailable` for a server that should not be sent requests."""
+    async def check(self, state: ServerState) -> None:
+        """Raise `ServiceUnavailable` if the server should not get requests."""
         if state.drain.begun:
             raise state.drain.refusal()
         async with self._looking:
@@ -42,21 +44,21 @@ class Health:
                 self._looked_at = time.monotonic()
         if self._trouble is not None:
             raise ServiceUnavailable(
-                f"the server cannot work: {self._trouble}.",
-                hint="Look at its log, and at the disk of its state directory.",
+                f"the server is not ready: {self._trouble}.",
+                hint="Check its log, and the disk of its state directory.",
                 service="server",
                 reason="not ready",
             )
 
 
-async def _trouble(state: State) -> str | None:
+async def _trouble(state: ServerState) -> str | None:
     try:
         async with asyncio.timeout(_DEADLINE):
-            # Ids are ASCII: none begins so. The record is asked, and finds nothing.
+            # Queries the record. No id starts with this character, so nothing is found.
             await state.host.list(prefix="\x7f")
             await asyncio.to_thread(_write, os.path.join(state.settings.home, ".ready"))
     except TimeoutError:
-        return f"its state directory does not answer in {_DEADLINE:g} s"
+        return f"its state directory does not respond within {_DEADLINE:g} s"
     except SmokeboxError as error:
         return error.message.rstrip(".")
     except OSError as error:
@@ -65,7 +67,7 @@ async def _trouble(state: State) -> str | None:
 
 
 def _write(path: str) -> None:
-    """Write as a record would; a disk that is full shows with the bytes, not with the file."""
+    """Write a few bytes: a full disk still lets an empty file be created."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -75,3 +77,101 @@ def _write(path: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+# Seconds that cancelled requests have to send an error.
+_CANCEL_SECONDS = 2.0
+# Seconds after which the next server may be up.
+_RETRY_AFTER = 2.0
+
+
+class Drain:
+    """The running requests of a server, and the state of its shutdown.
+
+    Once `started`, new requests are refused. Running ones have some time; then they are
+    cancelled, and `cut` tells that from the cancellation of a client that disconnected. With
+    `keep` the sandboxes keep running for the next server, so a restart or an upgrade ends no
+    processes.
+    """
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.keep = False
+        self.cut = False
+        self.last_request = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lasting = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        """True once new requests are refused."""
+        return self.started.is_set()
+
+    @property
+    def requests(self) -> int:
+        """Number of running requests."""
+        return len(self._tasks)
+
+    def begin(self, *, keep: bool) -> None:
+        """Begin the shutdown. Only the `keep` of the first call counts."""
+        if not self.begun:
+            self.keep = keep
+            self.started.set()
+
+    def hurry(self) -> None:
+        """Cancel running requests without waiting."""
+        self.cut = True
+        self._changed.set()
+
+    def enter(self, task: asyncio.Task[None]) -> None:
+        """Add the task of a request."""
+        self._tasks.add(task)
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Remove the task of a finished request."""
+        self._tasks.discard(task)
+        self.last_request = time.monotonic()
+        if self.begun:
+            self._changed.set()
+
+    @contextlib.contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Mark a request that lasts as long as its client wants: the drain does not wait for it."""
+        self._lasting += 1
+        try:
+            yield
+        finally:
+            self._lasting -= 1
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for running requests, and cancel those that take longer than `seconds`."""
+        await self._wait_for_requests(seconds)
+        self.cut = True
+        for task in self._tasks:
+            task.cancel()
+        await _wait_cancelled(self._tasks.copy())
+
+    def refusal(self) -> ServiceUnavailable:
+        """Return the error for a request that is refused or cancelled."""
+        return ServiceUnavailable(
+            "the server is about to stop.",
+            hint="Retry in a moment: the next server has the same sandboxes.",
+            service="server",
+            reason="draining",
+            retry_after=_RETRY_AFTER,
+        )
+
+    async def _wait_for_requests(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while len(self._tasks) > self._lasting and not self.cut:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+
+async def _wait_cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

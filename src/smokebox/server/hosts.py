@@ -1,4 +1,4 @@
-"""By which names this server may be asked: others are a web page's trick (DNS rebinding)."""
+"""Checks of the Host and Origin headers, against DNS rebinding and foreign web pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from smokebox.server.previews.sites import Sites
 from smokebox.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
-    from smokebox.server.settings import Settings
+    from smokebox.server.settings import ServerSettings
 
 # A name or an IPv4 address, or an IPv6 address in brackets, and a port.
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
-# Names as clients spell them, with a port; more than a handful is somebody who plays.
+# Accepted values of Host to remember. Clients use few; a bound keeps others from filling memory.
 _MOST_REMEMBERED = 64
 _EXPOSED = b"x-request-id, retry-after"
 _ALLOWED_HEADERS = b"authorization, content-type, idempotency-key, last-event-id, x-request-id"
@@ -22,59 +22,59 @@ _ALLOWED_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _MAX_AGE = b"600"
 
 
-class Hosts:
-    """The names and the origins that a server takes.
+class AllowedHosts:
+    """The host names and origins that a server accepts.
 
-    What counts is the header Host. The name in a request line that has one (`GET
-    http://name/path`) is for proxies, is used for nothing here, and no web page can send one.
+    Only the header Host counts. The name in an absolute request line (`GET http://name/path`) is
+    meant for proxies; it is ignored here, and a web page cannot send one.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         names = (*LOOPBACK, *settings.hosts, settings.host or "")
         self._names = frozenset(name.strip("[]").lower() for name in names if name)
-        # A page that tricks its way to a server with keys has none.
+        # DNS rebinding does not help against a server with keys: the page has no key.
         self._any = "*" in settings.hosts or (settings.needs_keys and not settings.hosts)
         self._origins = frozenset(one.rstrip("/").lower() for one in settings.origins)
         self._sites = Sites(settings)
         self._good: set[bytes] = set()
 
-    def check_host(self, told: bytes) -> None:
-        """Raise `Forbidden` for a request by another name."""
-        if told in self._good:
+    def check_host(self, host: bytes) -> None:
+        """Raise `Forbidden` for a Host header that is not accepted."""
+        if host in self._good:
             return
-        if self._sites.is_preview(told):
+        if self._sites.is_preview(host):
             raise Forbidden(
-                f"{told.decode('latin-1')!r} is where a preview is, and not this API.",
-                hint="Ask it over a connection of its own.",
+                f"{host.decode('latin-1')!r} is the host of a preview, not of this API.",
+                hint="Send requests to it over a separate connection.",
                 reason="host",
             )
-        if not self._any and _name(told) not in self._names:
+        if not self._any and _name(host) not in self._names:
             raise Forbidden(
-                f"this server is not asked by the name {told.decode('latin-1')!r}.",
-                hint="Start it with --allow-host for each name that it has.",
+                f"this server does not accept the host name {host.decode('latin-1')!r}.",
+                hint="Start it with --allow-host for each of its names.",
                 reason="host",
             )
         if len(self._good) < _MOST_REMEMBERED:
-            self._good.add(told)
+            self._good.add(host)
 
     def check_origin(self, origin: bytes, host: bytes) -> None:
-        """Raise `Forbidden` for a request from a page of somebody else's."""
+        """Raise `Forbidden` for a request from a page of a foreign origin."""
         if not self.allows(origin) and not _same(origin, host):
             raise Forbidden(
-                f"pages of {origin.decode('latin-1')} may not ask this server.",
+                f"pages of {origin.decode('latin-1')} may not send requests to this server.",
                 hint="Start it with --allow-origin for each site whose pages may.",
                 reason="origin",
             )
 
     def allows(self, origin: bytes) -> bool:
-        """Whether pages of that other origin may ask."""
+        """Return true if pages of another origin may send requests."""
         return "*" in self._origins or origin.decode("latin-1").lower() in self._origins
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """What a browser needs in order to show an answer to a page of another origin."""
+        """Return the headers that let a page of another origin read a response."""
         if not self._origins:
             return []
-        # Answers differ by who asks: no cache may mix them up.
+        # Responses differ by origin, so caches must keep them apart.
         headers = [(b"vary", b"origin")]
         if origin is not None and self.allows(origin):
             headers.append((b"access-control-allow-origin", origin))
@@ -82,7 +82,7 @@ class Hosts:
         return headers
 
     def preflight(self) -> list[tuple[bytes, bytes]]:
-        """What a browser needs before it sends a request of a page of another origin."""
+        """Return the headers of a response to a CORS preflight."""
         return [
             (b"access-control-allow-methods", _ALLOWED_METHODS),
             (b"access-control-allow-headers", _ALLOWED_HEADERS),
@@ -90,8 +90,8 @@ class Hosts:
         ]
 
 
-def _name(told: bytes) -> str:
-    found = _HOST.fullmatch(told)
+def _name(host: bytes) -> str:
+    found = _HOST.fullmatch(host)
     return (found[1] or found[2]).decode().lower().removesuffix(".") if found else ""
 
 

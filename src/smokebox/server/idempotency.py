@@ -1,7 +1,7 @@
-"""Requests that may be repeated: what a key has made once, it never makes twice.
+"""Idempotent creation: requests with the same idempotency key create one object.
 
-A row says which id a request will use before anything is made under it, so a server that is
-killed at any line, and asked again, finds what it made, or knows under which id to make it.
+A row stores the id of the object before it is created, so after a crash at any point a retry finds
+the object, or the id to create it with.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from smokebox.engine.record.schema import connect, fault
+from smokebox.engine.record.schema import RECORD, fault
 from smokebox.errors import Conflict, InvalidOption, NotFound, SmokeboxError
 from smokebox.wire import IDEMPOTENCY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from smokebox.server.call import Call
+    from smokebox.server.endpoint import ApiCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What is kept of requests: for so long, and so many of each principal.
+# How long, and how many, rows of each principal are kept.
 KEPT_SECONDS = 24 * 3600.0
 MOST_KEPT = 10_000
 
 _KEY = re.compile(r"[ -~]{1,255}")
 _PRUNE_EVERY = 64
-# `place` and `id` name what is made; of two claims on one name the later counts.
+# `place` and `id` identify the object; of two claims on one, the later counts.
 _TABLE = """
     CREATE TABLE IF NOT EXISTS requests (
         principal TEXT NOT NULL, key TEXT NOT NULL, fingerprint BLOB NOT NULL,
@@ -49,8 +49,8 @@ _TABLE = """
 _INDEX = "CREATE INDEX IF NOT EXISTS requests_by_age ON requests (principal, created_at)"
 
 
-class Row(NamedTuple):
-    """What is known of a request that had a key."""
+class ClaimRow(NamedTuple):
+    """The stored claim of a request with an idempotency key."""
 
     fingerprint: bytes
     id: str
@@ -58,11 +58,11 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making(Generic[T]):
-    """What a request makes: under which id, how, and how it is found again.
+class Creation(Generic[T]):
+    """An object to create: its id, and functions to create it and to find it again.
 
-    `find` raises `NotFound` for what is not there. What does not last ends with the server,
-    and is made again for a request that is repeated after that.
+    `find` raises `NotFound` if it does not exist. An object that does not last ends with the
+    server; a later retry of the request creates it again.
     """
 
     kind: str
@@ -72,27 +72,27 @@ class Making(Generic[T]):
     lasts: bool = True
 
 
-class Requests:
-    """The requests to a server that had an `Idempotency-Key`, in a file of their own."""
+class IdempotencyStore:
+    """Requests with an `Idempotency-Key`, in an SQLite file."""
 
     def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         self._path = path
         self._connection = connection
-        # One thread, which is the lock of the connection too.
+        # A single thread, which also serializes use of the connection.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="smokebox-requests")
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._claims = 0
 
     @classmethod
     async def open(cls, home: str) -> Self:
-        """Those of a state directory that is ours."""
+        """Open the store of a state directory that this process owns."""
         path = os.path.join(home, "server.db")
         return cls(path, await asyncio.to_thread(_open, path))
 
-    async def once(self, call: Call, body: object, making: Making[T]) -> T:
-        """What a request makes, or has made before. Those at the same time are one.
+    async def once(self, call: ApiCall, body: object, making: Creation[T]) -> T:
+        """Create an object, or return the one that an earlier request with the same key created.
 
-        Raises `Conflict` for a name that is taken, or a key that another request had.
+        Raises `Conflict` for an id that is taken, or a key that was used for another request.
         """
         place = str(call.request.scope["path"])
         key = _key(call)
@@ -106,7 +106,7 @@ class Requests:
                 raise _another(key)
             id = making.id if row is None else row.id
             async with self._lock("place", place, id):
-                # Another key may have claimed the name while this one waited for it.
+                # Another key may have claimed the id while this one waited for the lock.
                 row = row and await self._run(self._get, owner, key)
                 if (found := await self._found(making, row, id)) is not None:
                     await self._run(self._mark_made, owner, key)
@@ -132,8 +132,8 @@ class Requests:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _found(self, making: Making[T], row: Row | None, id: str) -> T | None:
-        """What a repeated request has made, if it has."""
+    async def _found(self, making: Creation[T], row: ClaimRow | None, id: str) -> T | None:
+        """Return the object that a repeated request has created, if there is one."""
         try:
             found = await making.find(id)
         except NotFound:
@@ -156,12 +156,12 @@ class Requests:
         except sqlite3.Error as error:
             raise fault(error, self._path) from error
 
-    def _get(self, owner: str, key: str) -> Row | None:
+    def _get(self, owner: str, key: str) -> ClaimRow | None:
         row = self._connection.execute(
             "SELECT fingerprint, id, made FROM requests WHERE principal = ? AND key = ?",
             (owner, key),
         ).fetchone()
-        return None if row is None else Row(row[0], row[1], bool(row[2]))
+        return None if row is None else ClaimRow(row[0], row[1], bool(row[2]))
 
     def _claim(self, owner: str, key: str, mark: bytes, place: str, id: str) -> None:
         if self._claims % _PRUNE_EVERY == 0:
@@ -194,17 +194,17 @@ class Requests:
 
 
 def taken(kind: str, id: str) -> Conflict:
-    """The error for a name that something else has."""
+    """Make the error for an id that is taken."""
     return Conflict(
         f"there is a {kind} {id!r} already.",
-        hint="Use another id, or leave it out for one that is free.",
+        hint="Use another id, or leave it out for a random one.",
         kind=kind,
         name=id,
     )
 
 
 def _open(path: str) -> sqlite3.Connection:
-    connection = connect(path)
+    connection = RECORD.connect(path)
     try:
         connection.execute(_TABLE)
         connection.execute(_INDEX)
@@ -214,29 +214,29 @@ def _open(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _key(call: Call) -> str | None:
+def _key(call: ApiCall) -> str | None:
     key = call.request.headers.get(IDEMPOTENCY_KEY)
     if key is not None and not _KEY.fullmatch(key):
         raise InvalidOption(
             f"the header Idempotency-Key is 1 to 255 printable ASCII characters, not {key!r:.80}.",
-            hint="Send a random one, such as a UUID, for each thing to make.",
+            hint="Send a random one, such as a UUID, for each object to create.",
             option=IDEMPOTENCY_KEY,
             value=key,
         )
     return key
 
 
-def _fingerprint(call: Call, body: object) -> bytes:
+def _fingerprint(call: ApiCall, body: object) -> bytes:
     scope = call.request.scope
     content = msgspec.json.encode(body, order="sorted")
-    told = f"{scope['method']} {scope['path']}\n".encode("utf-8", "surrogateescape")
-    return hashlib.sha256(told + content).digest()
+    target = f"{scope['method']} {scope['path']}\n".encode("utf-8", "surrogateescape")
+    return hashlib.sha256(target + content).digest()
 
 
 def _another(key: str) -> Conflict:
     return Conflict(
         f"the Idempotency-Key {key!r} was sent with another request.",
-        hint="Repeat that request as it was, or send a key of its own with each.",
+        hint="Repeat that request unchanged, or send a different key with each request.",
         kind="idempotency key",
         name=key,
     )
@@ -244,8 +244,8 @@ def _another(key: str) -> Conflict:
 
 def _gone(kind: str, id: str) -> NotFound:
     return NotFound(
-        f"this request has made the {kind} {id!r}, which is no more.",
-        hint="Send another Idempotency-Key to make another.",
+        f"the {kind} {id!r} that this request created does not exist any more.",
+        hint="Send another Idempotency-Key to create another.",
         kind=kind,
         name=id,
     )

@@ -1,6 +1,6 @@
-"""What there is to count, in the format that Prometheus reads.
+"""Counters of the server, in the format of Prometheus.
 
-Labels have few values: routes are templates, never the ids in them.
+Labels have few values: routes are templates, without the ids in them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from smokebox.types import ExecResult, NetworkVerdict, SandboxStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smokebox.engine.egress.traffic import Traffic
-    from smokebox.server.drain import Drain
+    from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.server.health import Drain
     from smokebox.types import CodeExecution, SandboxInfo
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS"})
-_REFUSALS = ("missing", "malformed", "unknown", "expired", "scope", "admin", "host", "origin")
+_REFUSALS = (
+    "missing",
+    "malformed",
+    "unknown",
+    "expired",
+    "scope",
+    "admin",
+    "host",
+    "origin",
+)
 _OUTCOMES = ("success", "failure", "timeout")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -37,48 +46,51 @@ class _Children(NamedTuple):
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The counters of one server, in their own registry."""
 
     def __init__(self, drain: Drain) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        build = Gauge("smokebox_build_info", "What runs.", ["version", "python"], registry=registry)
-        build.labels(__version__, platform.python_version()).set(1)
-        running = Gauge(
-            "smokebox_requests_in_flight", "Requests being answered.", registry=registry
+        build = Gauge(
+            "smokebox_build_info",
+            "Version of Smokebox and of Python.",
+            ["version", "python"],
+            registry=registry,
         )
+        build.labels(__version__, platform.python_version()).set(1)
+        running = Gauge("smokebox_requests_in_flight", "Requests in progress.", registry=registry)
         running.set_function(lambda: drain.requests)
         route = ["route", "method"]
         self._requests = Counter(
-            "smokebox_requests", "Answered requests.", [*route, "status"], registry=registry
+            "smokebox_requests", "Finished requests.", [*route, "status"], registry=registry
         )
         self._seconds = Histogram(
             "smokebox_request_seconds",
-            "How long answers took, streams to their end.",
+            "Duration of requests, streams to their end.",
             route,
             buckets=_BUCKETS,
             registry=registry,
         )
         self._received = Counter(
-            "smokebox_received_bytes", "Bytes of bodies that came.", route, registry=registry
+            "smokebox_received_bytes", "Bytes of request bodies.", route, registry=registry
         )
         self._sent = Counter(
-            "smokebox_sent_bytes", "Bytes of bodies that went.", route, registry=registry
+            "smokebox_sent_bytes", "Bytes of response bodies.", route, registry=registry
         )
         self._refused = Counter(
             "smokebox_auth_failures",
-            "Requests that were refused for who sent them.",
+            "Requests that failed authentication or authorization.",
             ["reason"],
             registry=registry,
         )
         self.previews = Visits()
         registry.register(self.previews)
         self._execs = Counter(
-            "smokebox_execs", "Commands that ended, by how.", ["outcome"], registry=registry
+            "smokebox_execs", "Finished commands by outcome.", ["outcome"], registry=registry
         )
         self._codes = Counter(
             "smokebox_code_runs",
-            "Pieces of code that ended, by how.",
+            "Finished runs of code by outcome.",
             ["outcome"],
             registry=registry,
         )
@@ -87,13 +99,13 @@ class Metrics:
         )
         self._network = Gauge(
             "smokebox_network_events",
-            "What sandboxes asked of the network, by what became of it.",
+            "Network events of sandboxes by verdict.",
             ["verdict"],
             registry=registry,
         )
         self._traffic = Gauge(
             "smokebox_network_bytes",
-            "Bytes that sandboxes sent to and got from the network.",
+            "Bytes that sandboxes sent to and received from the network.",
             ["direction"],
             registry=registry,
         )
@@ -104,10 +116,10 @@ class Metrics:
             self._codes.labels(outcome)
         self._children: dict[tuple[str, str, int], _Children] = {}
 
-    def answered(
+    def finished(
         self, route: str, method: str, status: int, seconds: float, received: int, sent: int
     ) -> None:
-        """Count an answered request."""
+        """Count a finished request."""
         children = self._children.get((route, method, status))
         if children is None:
             children = self._find(route, method, status)
@@ -119,20 +131,20 @@ class Metrics:
             children.sent.inc(sent)
 
     def refused(self, reason: object) -> None:
-        """Count a request that was refused for who sent it."""
+        """Count a request that failed authentication or authorization."""
         if reason in _REFUSALS:
             self._refused.labels(str(reason)).inc()
 
     def executed(self, result: ExecResult | CodeExecution) -> None:
-        """Count a command, or a piece of code, that has ended."""
+        """Count a finished command or run of code."""
         outcome = "success" if result.success else "failure"
         if result.timed_out:
             outcome = "timeout"
         counter = self._execs if isinstance(result, ExecResult) else self._codes
         counter.labels(outcome).inc()
 
-    def render(self, sandboxes: Iterable[SandboxInfo], traffic: Traffic) -> bytes:
-        """Everything, as text."""
+    def render(self, sandboxes: Iterable[SandboxInfo], traffic: TrafficTotals) -> bytes:
+        """Return all metrics as text."""
         for verdict in get_args(NetworkVerdict):
             self._network.labels(verdict).set(traffic.events[verdict])
         self._traffic.labels("sent").set(traffic.sent)

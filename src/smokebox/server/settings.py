@@ -1,4 +1,4 @@
-"""How a server is to be: where it listens, who may ask, and how much."""
+"""Settings of a server: addresses, access, limits and lifetime."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from smokebox.engine.host import POOL_SIZE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smokebox.engine.jail.api import Tier
+    from smokebox.isolation import Tier
     from smokebox.sandbox.access import Access
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """A bucket that a server offers, with what opens it."""
+class OfferedBucket:
+    """A bucket that the server offers to clients, with its credentials."""
 
     bucket: str
     prefix: str
@@ -27,36 +27,35 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What `smokebox serve` takes.
+class ServerSettings:
+    """Options of `smokebox serve`.
 
-    Where it is: `home` is its state directory, and the unix socket there is always listened
-    on, for who may enter that directory. With `host` it listens by TCP too, on `port`, or on
-    any that is free for 0.
-
-    Who may ask by TCP: `keys` says whether a request needs an API key; None for yes where
-    anybody else than this machine can ask. `hosts` are names that it may be asked by besides
-    those that it listens on, `*` for any; one that wants keys takes any unless some are
-    given. `origins` are the web sites, as https://name, whose pages may ask, `*` for any.
-
-    Where previews are: below `preview_url`, such as https://preview.example.com, all names
-    below which lead to this server; and always below localhost.
-
-    How much: `rate` is requests a second and `concurrency` requests at a time, for each key,
-    None for no limit; by the unix socket only with `limit_socket`. `max_body` is the longest
-    body in bytes, for all but files.
-
-    How it ends: after `idle_exit` seconds without a request and without a sandbox that runs,
-    None for never. When it is told to end, what it is at has `drain_seconds`.
-
-    What is in it: `tier` isolates a sandbox that asks for nothing else, `pool` is how many
-    are made ahead. `git_private` lets clones come from private addresses. `buckets` are those
-    that clients may mount by name, without credentials of their own, and `bucket_private` lets
-    theirs be at private addresses. `backups` is the URL of the bucket that keeps backups, by
-    default the state directory does.
-
-    What operators see: with `log_json` each line of its log is JSON. `otlp_endpoint` is where
-    spans are sent by OTLP over HTTP, by default OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
+    Attributes:
+        home: State directory. The server always listens on the unix socket in it.
+        host: Address to listen on by TCP; None for the unix socket only.
+        port: TCP port, 0 for any free one.
+        keys: Require an API key for requests by TCP. None: only if `host` is not loopback.
+        hosts: Accepted names in the Host header besides those it listens on, `*` for any. A
+            server that requires keys accepts any name unless this is set.
+        origins: Web sites, as https://name, whose pages may send requests, `*` for any.
+        preview_url: Parent of previews, such as https://preview.example.com; all names below it
+            must resolve to this server. Previews are always available below localhost.
+        rate: Requests per second of each key; None for no limit.
+        concurrency: Concurrent requests of each key; None for no limit.
+        limit_socket: Apply both limits to the unix socket too.
+        max_body: Longest body in bytes. Files have no limit.
+        idle_exit: Seconds without a request and a running sandbox until the server stops; None
+            for never.
+        drain_seconds: Time that running requests have when the server stops.
+        tier: Default tier of sandboxes.
+        pool: Number of sandboxes created ahead.
+        git_private: Allow clones from private addresses.
+        buckets: Buckets that clients may mount by name, without credentials.
+        bucket_private: Allow mounts of clients' buckets at private addresses.
+        backups: URL of the bucket for backups. Defaults to the state directory.
+        log_json: Log lines of JSON.
+        otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
+            OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
     """
 
     home: str
@@ -75,7 +74,7 @@ class Settings:
     tier: Tier = "namespaces"
     pool: int = POOL_SIZE
     git_private: bool = False
-    buckets: Mapping[str, Bucket] = field(default_factory=dict)
+    buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
     bucket_private: bool = False
     backups: str | None = None
     log_json: bool = False
@@ -83,5 +82,5 @@ class Settings:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether a request by TCP needs an API key."""
+        """True if a request by TCP needs an API key."""
         return self.host not in (None, *LOOPBACK) if self.keys is None else self.keys

@@ -1,39 +1,38 @@
-"""What all requests to one server share."""
+"""State that all requests to one server share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.server.patterns import Patterns
+from smokebox.server.log_search import LogSearch
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
-    from smokebox.server.drain import Drain
-    from smokebox.server.health import Health
-    from smokebox.server.hosts import Hosts
-    from smokebox.server.idempotency import Requests
+    from smokebox.server.health import Drain, HealthCheck
+    from smokebox.server.hosts import AllowedHosts
+    from smokebox.server.idempotency import IdempotencyStore
     from smokebox.server.keys import Keys
-    from smokebox.server.limits import Limits
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
-    from smokebox.server.settings import Settings
+    from smokebox.server.rate_limit import RateLimiter
+    from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
-    """The engine, and what the server keeps besides."""
+class ServerState:
+    """The engine, and the stores and counters of the server."""
 
     host: Host
-    settings: Settings
-    hosts: Hosts
+    settings: ServerSettings
+    hosts: AllowedHosts
     keys: Keys
-    requests: Requests
-    limits: Limits
+    idempotency: IdempotencyStore
+    rate_limiter: RateLimiter
     drain: Drain
-    health: Health
+    health: HealthCheck
     metrics: Metrics
     telemetry: Telemetry | None
     previews: Previews
-    patterns: Patterns = field(default_factory=Patterns)
+    log_search: LogSearch = field(default_factory=LogSearch)

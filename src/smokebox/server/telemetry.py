@@ -1,4 +1,4 @@
-"""Spans of requests, sent by OTLP to whoever collects them; nothing is imported without one."""
+"""Spans of requests, sent by OTLP. OpenTelemetry is only imported if an endpoint is set."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-    from smokebox.server.settings import Settings
+    from smokebox.server.settings import ServerSettings
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _CARRIED = (b"traceparent", b"tracestate")
 
 
 class Telemetry:
-    """A span for each request, below that of the caller if it sent one (W3C traceparent)."""
+    """One span per request, a child of the caller's span if it sent one (W3C traceparent)."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import trace
@@ -33,10 +33,10 @@ class Telemetry:
         self._error = trace.Status(trace.StatusCode.ERROR)
 
     @classmethod
-    def open(cls, settings: Settings) -> Self | None:
-        """What the settings or the environment ask for, or None."""
-        told = any(os.environ.get(name) for name in _VARIABLES)
-        if settings.otlp_endpoint is None and not told:
+    def open(cls, settings: ServerSettings) -> Self | None:
+        """Return telemetry if the settings or the environment have an endpoint, else None."""
+        configured = any(os.environ.get(name) for name in _VARIABLES)
+        if settings.otlp_endpoint is None and not configured:
             return None
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -45,7 +45,7 @@ class Telemetry:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise MissingDependency(
-                "spans are to be sent by OTLP, and OpenTelemetry is not installed.",
+                "an OTLP endpoint is set, and OpenTelemetry is not installed.",
                 hint="Run: pip install 'smokebox[telemetry]', or unset " + _VARIABLES[1] + ".",
                 package="opentelemetry-sdk",
                 extra="telemetry",
@@ -53,7 +53,7 @@ class Telemetry:
         endpoint = settings.otlp_endpoint
         exporter = OTLPSpanExporter(endpoint and f"{endpoint.rstrip('/')}/v1/traces")
         attributes = {"service.version": __version__}
-        # What is given here wins over the environment: only what that leaves open is.
+        # Attributes given here override the environment, so leave out those that it sets.
         if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             attributes["service.name"] = os.environ.get("OTEL_SERVICE_NAME", "smokebox")
         resource = Resource.create(attributes)
@@ -62,7 +62,7 @@ class Telemetry:
         return cls(provider)
 
     def begin(self, method: str, headers: dict[bytes, bytes]) -> Span:
-        """The span of a request that has come."""
+        """Start the span of a request."""
         carried = [name for name in _CARRIED if name in headers]
         carrier = {name.decode(): headers[name].decode("latin-1") for name in carried}
         context = self._propagator.extract(carrier) if carrier else None
@@ -79,7 +79,7 @@ class Telemetry:
         sandbox: str | None,
         request_id: str,
     ) -> None:
-        """End it, with what is known of it by now."""
+        """End the span of a request, with the attributes of its response."""
         span.update_name(f"{method} {route}")
         span.set_attribute("http.request.method", method)
         span.set_attribute("http.route", route)
@@ -93,5 +93,5 @@ class Telemetry:
         span.end()
 
     async def aclose(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining spans."""
         await asyncio.to_thread(self._provider.shutdown)

@@ -5,27 +5,25 @@
     sandbox = get_sandbox("user-42")
     print(sandbox.exec("uname -a").stdout)
 
-Ctrl-C cancels what is waited for, and so kills a command. May be used by several threads, and
-after a fork. Callbacks run on the thread of the loop in the background.
+Ctrl-C cancels the call, which kills its command. Safe to use from several threads and after a
+fork. Callbacks run on the background thread of the event loop.
 """
 
 from __future__ import annotations
 
 from smokebox.client import agent_client as _agent_client
-from smokebox.client import backups as _backups
 from smokebox.client import client as _client
-from smokebox.client import keys as _keys
+from smokebox.client import port_socket as _port_socket
 from smokebox.client import process as _process
 from smokebox.client import sandbox as _sandbox
-from smokebox.client import session as _session
-from smokebox.client import submitted as _submitted
+from smokebox.client import server_resources as _server_resources
+from smokebox.client import shell_session as _shell_session
 from smokebox.client import terminal as _terminal
-from smokebox.client import watching as _watching
-from smokebox.client import websocket as _websocket
+from smokebox.client import watch as _watch
 from smokebox.client.bindings import env
-from smokebox.sandbox import api as _api
+from smokebox.runtime import stream as _stream
 from smokebox.sandbox import code as _code
-from smokebox.sync.facade import Facade, Stream, calling
+from smokebox.sync.facade import Facade, StreamIterator, without_await
 
 __all__ = [
     "AgentClient",
@@ -36,9 +34,9 @@ __all__ = [
     "Keys",
     "Process",
     "Sandbox",
-    "Session",
-    "Stream",
-    "Submitted",
+    "ShellSession",
+    "StreamIterator",
+    "Submission",
     "Terminal",
     "Watch",
     "WebSocket",
@@ -50,30 +48,30 @@ __all__ = [
 
 
 class Sandbox(Facade, of=_sandbox.Sandbox):
-    """`smokebox.Sandbox`, without `await`. A subclass says how its sandboxes are."""
+    """`smokebox.Sandbox`, without `await`. Attributes of a subclass are settings."""
 
 
-class Session(Facade, of=_session.Session):
-    """`smokebox.client.session.Session`, without `await`."""
+class ShellSession(Facade, of=_shell_session.ShellSession):
+    """`smokebox.ShellSession`, without `await`."""
 
 
 class Process(Facade, of=_process.Process):
-    """`smokebox.client.process.Process`, without `await`."""
+    """`smokebox.Process`, without `await`."""
 
 
 class Terminal(Facade, of=_terminal.Terminal):
-    """`smokebox.client.terminal.Terminal`, without `await`."""
+    """`smokebox.Terminal`, without `await`."""
 
 
-class Watch(Facade, of=_watching.Watch):
-    """`smokebox.client.watching.Watch`, without `await`."""
+class Watch(Facade, of=_watch.Watch):
+    """Result of `Sandbox.watch`, without `await`."""
 
 
-class WebSocket(Facade, of=_websocket.WebSocket):
-    """`smokebox.client.websocket.WebSocket`, without `await`."""
+class WebSocket(Facade, of=_port_socket.WebSocket):
+    """Result of `Sandbox.ws_connect`, without `await`."""
 
 
-class ExecStream(Facade, of=_api.ExecStream):
+class ExecStream(Facade, of=_stream.ExecStream):
     """`smokebox.ExecStream`, without `await`."""
 
 
@@ -92,18 +90,18 @@ class AgentClient(Facade, of=_agent_client.AgentClient):
         super().__init__(_agent_client.AgentClient(url, key=key))
 
 
-class Submitted(Facade, of=_submitted.Submitted):
-    """`smokebox.client.submitted.Submitted`, without `await`."""
+class Submission(Facade, of=_agent_client.Submission):
+    """Result of `AgentClient.send`, without `await`."""
 
 
-class Backups(Facade, of=_backups.Backups):
-    """`smokebox.client.backups.Backups`, without `await`."""
+class Backups(Facade, of=_server_resources.Backups):
+    """`Client.backups`, without `await`."""
 
 
-class Keys(Facade, of=_keys.Keys):
-    """`smokebox.client.keys.Keys`, without `await`."""
+class Keys(Facade, of=_server_resources.Keys):
+    """`Client.keys`, without `await`."""
 
 
-connect = calling(_client.connect)
-get_sandbox = calling(_client.get_sandbox)
-list_sandboxes = calling(_client.list_sandboxes)
+connect = without_await(_client.connect)
+get_sandbox = without_await(_client.get_sandbox)
+list_sandboxes = without_await(_client.list_sandboxes)

@@ -1,8 +1,7 @@
-"""Async classes with their names and without `await`, over one loop in the background.
+"""Synchronous facades of async classes, over one event loop in a background thread.
 
-A facade has every public method of the class that it stands for: what that would be awaited
-for is given, what it iterates over by `async for` is iterated over, and `aclose` is `close`.
-What the classes here look like to a type checker is in `__init__.pyi`.
+A facade has every public method of its class: a coroutine's result is returned, an async
+iterator becomes an iterator, and `aclose` becomes `close`. Type checkers see `__init__.pyi`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What a method is called here, where that is not what it is called there.
+# Names of async methods that differ here.
 RENAMED = {
     "aclose": "close",
     "__aenter__": "__enter__",
@@ -35,7 +34,7 @@ loop = BackgroundLoop()
 
 
 class Facade:
-    """Stands for one object of the async SDK."""
+    """Synchronous form of one object of the async SDK."""
 
     _kind: ClassVar[type[Any]]
     _facades: ClassVar[dict[type[Any], type[Facade]]] = {}
@@ -45,7 +44,7 @@ class Facade:
 
     def __init_subclass__(cls, of: type[Any] | None = None) -> None:
         if of is None:
-            # A user's own kind of sandboxes: with the same settings there, its methods here.
+            # A subclass by a user: declare the same settings on an async twin.
             of = type(cls.__name__, (cls._kind,), declared(cls))
         else:
             for name, member in _members(of):
@@ -56,14 +55,14 @@ class Facade:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return wrapped(getattr(self._inner, name))
+        return wrap(getattr(self._inner, name))
 
     def __repr__(self) -> str:
         return repr(self._inner)
 
 
-class Stream(Iterator[T], Generic[T]):
-    """What an async stream gives, as an iterator. Closing it ends what it comes from."""
+class StreamIterator(Iterator[T], Generic[T]):
+    """Iterator over an async stream. Closing it closes the stream."""
 
     def __init__(self, source: AsyncIterator[T]) -> None:
         self._source = source
@@ -72,7 +71,7 @@ class Stream(Iterator[T], Generic[T]):
         return _next(self._source)
 
     def close(self) -> None:
-        """End it before its end."""
+        """Close the stream early."""
         close: Callable[[], Any] | None = getattr(self._source, "aclose", None)
         if close is not None:
             loop.run(close())
@@ -84,22 +83,22 @@ class Stream(Iterator[T], Generic[T]):
         self.close()
 
 
-def wrapped(value: Any) -> Any:
-    """What stands here for a value of the async SDK; what needs nobody is given as it is."""
+def wrap(value: Any) -> Any:
+    """Return the synchronous form of a value of the async SDK; plain values are unchanged."""
     if inspect.iscoroutine(value):
-        return wrapped(loop.run(value))
+        return wrap(loop.run(value))
     if isinstance(value, list):
-        return [wrapped(one) for one in value]
+        return [wrap(one) for one in value]
     if isinstance(value, type):
         return Facade._facades.get(value, value)
     for kind in type(value).__mro__:
         if (facade := Facade._facades.get(kind)) is not None:
             return facade(value)
-    return Stream(value) if isinstance(value, AsyncIterator) else value
+    return StreamIterator(value) if isinstance(value, AsyncIterator) else value
 
 
-def unwrapped(value: Any) -> Any:
-    """What a facade, or a class of them, stands for."""
+def unwrap(value: Any) -> Any:
+    """Return the async object or class behind a facade."""
     if isinstance(value, Facade):
         return value._inner
     if isinstance(value, type) and issubclass(value, Facade):
@@ -107,21 +106,21 @@ def unwrapped(value: Any) -> Any:
     return value
 
 
-def calling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function or method of the async SDK, without `await`."""
-    streamed = _streamed(function)
+def without_await(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or method of the async SDK that needs no `await`."""
+    streamed = _stream_parameters(function)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        given = {
-            name: _asynchronous(value) if name in streamed else unwrapped(value)
+        named_arguments = {
+            name: _as_async(value) if name in streamed else unwrap(value)
             for name, value in named.items()
         }
         positional = [
-            _asynchronous(value) if index in streamed else unwrapped(value)
+            _as_async(value) if index in streamed else unwrap(value)
             for index, value in enumerate(args)
         ]
-        return wrapped(function(*positional, **given))
+        return wrap(function(*positional, **named_arguments))
 
     return call
 
@@ -134,29 +133,31 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, Any]]:
         if name == "__aiter__":
             yield name, lambda self: self
         elif name == "__aenter__":
-            yield name, _entering(member)
+            yield name, _enter(member)
         elif name == "__anext__":
             yield name, lambda self: _next(self._inner)
         elif isinstance(member, classmethod):
-            yield name, classmethod(_of_class(name))
+            method = _class_method(name)
+            method.__doc__ = member.__func__.__doc__
+            yield name, classmethod(method)
         elif isinstance(member, property):
             yield name, property(_property(name), doc=member.__doc__)
         elif inspect.isfunction(member):
-            yield name, calling(member)
+            yield name, without_await(member)
 
 
-def _of_class(name: str) -> Callable[..., Any]:
+def _class_method(name: str) -> Callable[..., Any]:
     def call(cls: type[Facade], *args: Any, **named: Any) -> Any:
-        return calling(getattr(cls._kind, name))(*args, **named)
+        return without_await(getattr(cls._kind, name))(*args, **named)
 
     return call
 
 
 def _property(name: str) -> Callable[[Facade], Any]:
-    return lambda self: wrapped(getattr(self._inner, name))
+    return lambda self: wrap(getattr(self._inner, name))
 
 
-def _entering(enter: Callable[[Any], Any]) -> Callable[[Facade], Facade]:
+def _enter(enter: Callable[[Any], Any]) -> Callable[[Facade], Facade]:
     def entered(self: Facade) -> Facade:
         loop.run(enter(self._inner))
         return self
@@ -164,33 +165,33 @@ def _entering(enter: Callable[[Any], Any]) -> Callable[[Facade], Facade]:
     return entered
 
 
-def _streamed(function: Callable[..., Any]) -> set[str | int]:
-    """The parameters that are streams of bytes, by name and by place."""
-    found: set[str | int] = set()
+def _stream_parameters(function: Callable[..., Any]) -> set[str | int]:
+    """Return the parameters that are streams of bytes, by name and by position."""
+    parameters: set[str | int] = set()
     for index, (name, one) in enumerate(inspect.signature(function).parameters.items()):
         if "AsyncIterable" in str(one.annotation):
-            found |= {name, index}
-    return found
+            parameters |= {name, index}
+    return parameters
 
 
-def _asynchronous(value: Any) -> Any:
-    """An iterable, each of whose steps may block, for the loop."""
+def _as_async(value: Any) -> Any:
+    """Return an async iterator over an iterable whose steps may block."""
     if isinstance(value, bytes) or not isinstance(value, Iterable):
         return value
-    return _stepping(iter(value))
+    return _iterate(iter(value))
 
 
-async def _stepping(source: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _iterate(source: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     while (piece := await asyncio.to_thread(next, source, None)) is not None:
         yield piece
 
 
 def _next(source: AsyncIterator[T]) -> T:
-    item = loop.run(_following(source))
+    item = loop.run(_next_item(source))
     if item is _END:
         raise StopIteration
     return item
 
 
-async def _following(source: AsyncIterator[T]) -> T:
+async def _next_item(source: AsyncIterator[T]) -> T:
     return await anext(source, _END)

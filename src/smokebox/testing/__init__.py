@@ -7,29 +7,29 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.testing.fake.server import FakeModelServer as FakeModelServer
-    from smokebox.testing.project import served as served
-    from smokebox.testing.recording.server import RecordedModels as RecordedModels
+    from smokebox.testing.project import serve_project as serve_project
+    from smokebox.testing.recorded_models import RecordedModels as RecordedModels
     from smokebox.testing.scripted import ScriptedModel as ScriptedModel
     from smokebox.testing.scripted import ScriptExhausted as ScriptExhausted
-    from smokebox.testing.seaweed import Seaweed as Seaweed
-    from smokebox.testing.turns import Turn as Turn
-    from smokebox.testing.turns import call as call
-    from smokebox.testing.turns import last_returns as last_returns
-    from smokebox.testing.turns import last_text as last_text
-    from smokebox.testing.turns import think as think
+    from smokebox.testing.scripted import Turn as Turn
+    from smokebox.testing.scripted import call as call
+    from smokebox.testing.scripted import last_returns as last_returns
+    from smokebox.testing.scripted import last_text as last_text
+    from smokebox.testing.scripted import think as think
+    from smokebox.testing.seaweed import SeaweedServer as SeaweedServer
 
 _HOME = {
     "FakeModelServer": "fake.server",
-    "RecordedModels": "recording.server",
+    "RecordedModels": "recorded_models",
     "ScriptExhausted": "scripted",
     "ScriptedModel": "scripted",
-    "Seaweed": "seaweed",
-    "Turn": "turns",
-    "call": "turns",
-    "last_returns": "turns",
-    "last_text": "turns",
-    "served": "project",
-    "think": "turns",
+    "SeaweedServer": "seaweed",
+    "Turn": "scripted",
+    "call": "scripted",
+    "last_returns": "scripted",
+    "last_text": "scripted",
+    "serve_project": "project",
+    "think": "scripted",
 }
 
 __all__ = sorted(_HOME)

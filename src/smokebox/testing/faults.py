@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from smokebox.testing.turns import Turn
+from smokebox.testing.scripted import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smokebox.testing.fake.dialect import Trouble
-    from smokebox.testing.turns import TurnPart
+    from smokebox.testing.scripted import TurnPart
 
 Ending: TypeAlias = Literal["error", "cut", "garbage", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorResponse:
     """An answer that is an error, in the words of the dialect."""
 
     trouble: Trouble
@@ -30,7 +30,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenStream:
     """An answer that begins well, and does not end so."""
 
     turn: Turn
@@ -39,7 +39,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawBody:
     """A body that is sent as it is."""
 
     body: bytes
@@ -47,42 +47,42 @@ class Raw:
     content_type: str = "application/json"
 
 
-Fault: TypeAlias = Refusal | Broken | Raw
+Fault: TypeAlias = ErrorResponse | BrokenStream | RawBody
 
 
-def rate_limited(retry_after: float | None = None) -> Refusal:
+def rate_limited(retry_after: float | None = None) -> ErrorResponse:
     """429, with Retry-After where a time is given."""
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
-    return Refusal("rate_limited", "Rate limit reached, try again later.", headers=headers)
+    return ErrorResponse("rate_limited", "Rate limit reached, try again later.", headers=headers)
 
 
-def overloaded() -> Refusal:
+def overloaded() -> ErrorResponse:
     """529 from Anthropic, 503 from others."""
-    return Refusal("overloaded", "Overloaded")
+    return ErrorResponse("overloaded", "Overloaded")
 
 
-def server_error(status: int = 500) -> Refusal:
+def server_error(status: int = 500) -> ErrorResponse:
     """The server's own fault."""
-    return Refusal("broken", "Internal server error", status=status)
+    return ErrorResponse("broken", "Internal server error", status=status)
 
 
-def unauthorized() -> Refusal:
+def unauthorized() -> ErrorResponse:
     """401, as for a key that nobody knows."""
-    return Refusal("unauthorized", "Incorrect API key provided.")
+    return ErrorResponse("unauthorized", "Incorrect API key provided.")
 
 
-def context_overflow(tokens: int = 210_000, limit: int = 200_000) -> Refusal:
+def context_overflow(tokens: int = 210_000, limit: int = 200_000) -> ErrorResponse:
     """The conversation is too long, said in the words that clients look for."""
-    return Refusal(
+    return ErrorResponse(
         "too_long",
         f"prompt is too long: {tokens} tokens > {limit} maximum. This model's maximum context "
         f"length is {limit} tokens.",
     )
 
 
-def bad_request(message: str = "temperature: out of range") -> Refusal:
+def bad_request(message: str = "temperature: out of range") -> ErrorResponse:
     """400, for a reason that no retry mends."""
-    return Refusal("invalid", message)
+    return ErrorResponse("invalid", message)
 
 
 def stalled(parts: TurnPart | Sequence[TurnPart] = ()) -> Turn:
@@ -90,28 +90,28 @@ def stalled(parts: TurnPart | Sequence[TurnPart] = ()) -> Turn:
     return Turn(parts, hang=True)
 
 
-def cut_off(parts: TurnPart | Sequence[TurnPart] = "Half an") -> Broken:
+def cut_off(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
     """The parts come, and then the connection is reset."""
-    return Broken(Turn(parts), "cut")
+    return BrokenStream(Turn(parts), "cut")
 
 
-def ended_early(parts: TurnPart | Sequence[TurnPart] = "Half an") -> Broken:
+def ended_early(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
     """The parts come, and then the stream ends as if that were all, with no last event."""
-    return Broken(Turn(parts), "stop")
+    return BrokenStream(Turn(parts), "stop")
 
 
-def garbled(parts: TurnPart | Sequence[TurnPart] = "Half an") -> Broken:
+def garbled(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
     """The parts come, and then an event that is not JSON."""
-    return Broken(Turn(parts), "garbage")
+    return BrokenStream(Turn(parts), "garbage")
 
 
 def failed_midway(
     parts: TurnPart | Sequence[TurnPart] = "Half an", trouble: Trouble = "overloaded"
-) -> Broken:
+) -> BrokenStream:
     """The parts come, and then an event that is an error, after a status of 200."""
-    return Broken(Turn(parts), "error", trouble)
+    return BrokenStream(Turn(parts), "error", trouble)
 
 
-def garbage() -> Raw:
+def garbage() -> RawBody:
     """A status of 200, and a page of a proxy that went mad."""
-    return Raw(b"<html><body>It works!</body></html>", content_type="text/html")
+    return RawBody(b"<html><body>It works!</body></html>", content_type="text/html")

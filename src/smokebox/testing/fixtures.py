@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.testing.fake.server import FakeModelServer
-from smokebox.testing.recording.server import RecordedModels
+from smokebox.testing.recorded_models import RecordedModels
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smokebox.testing.fake.endpoint import Scripted
+    from smokebox.testing.fake.server import ScriptItem
 
 ModelServers = Callable[..., FakeModelServer]
 
@@ -33,7 +33,7 @@ def model_server() -> Iterator[ModelServers]:
     """Starts servers of models, which end with the test: `model_server("An answer.")`."""
     with contextlib.ExitStack() as servers:
 
-        def start(*script: Scripted, then: Scripted | None = None) -> FakeModelServer:
+        def start(*script: ScriptItem, then: ScriptItem | None = None) -> FakeModelServer:
             return servers.enter_context(FakeModelServer(*script, then=then))
 
         yield start

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smokebox.app.app import App
-from smokebox.app.serving import running
+from smokebox.app.server import run_app
 from smokebox.app.settings import STATE
 from smokebox.sandbox.background_loop import BackgroundLoop
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def served(folder: str | Path = ".", *, keys: tuple[str, ...] = ()) -> Iterator[str]:
+def serve_project(folder: str | Path = ".", *, keys: tuple[str, ...] = ()) -> Iterator[str]:
     """Serve a project on a port of its own, with nothing kept afterwards; gives its URL.
 
-        with served(".") as url:
+        with serve_project(".") as url:
             print(AgentClient(url).ask("assistant", "me", "Hello"))
 
     It runs on a thread in the background, and its working directory is the test's.
@@ -32,7 +32,7 @@ def served(folder: str | Path = ".", *, keys: tuple[str, ...] = ()) -> Iterator[
         app = App(Path(folder), keys=keys)
         stack = AsyncExitStack()
         try:
-            yield loop.run(stack.enter_async_context(running(app)))
+            yield loop.run(stack.enter_async_context(run_app(app)))
         finally:
             loop.run(stack.aclose())
             loop.close()

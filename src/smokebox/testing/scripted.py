@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import operator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.agents.messages import (
     AssistantMessage,
+    AssistantPart,
+    NativePart,
+    StopReason,
     Text,
     Thinking,
     ToolCall,
+    ToolReturn,
     ToolReturns,
     Usage,
     UserMessage,
@@ -24,14 +31,12 @@ from smokebox.agents.model import (
     TextDelta,
     ThinkingDelta,
 )
-from smokebox.errors import ModelRefused
-from smokebox.testing.turns import ask, estimate_tokens, last_text, parts_of, stop_of, written
+from smokebox.errors import InvalidOption, ModelRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator
 
-    from smokebox.agents.messages import AssistantPart, Message
-    from smokebox.testing.turns import Answer, TurnFunction
+    from smokebox.agents.messages import Message
 
 
 class ScriptExhausted(ModelRefused, AssertionError):
@@ -43,15 +48,15 @@ class ScriptedModel:
 
         model = ScriptedModel(call("bash", command="ls"), "There is one file.")
 
-    Each turn answers one request, in order; see `smokebox.testing.turns` for what a turn can
+    Each turn answers one request, in order; see `smokebox.testing.scripted` for what a turn can
     be. `then` answers every request after those; without it, one request too many raises
     `ScriptExhausted`. `requests` has what was sent, and `closed` whether it was let go of.
     """
 
     def __init__(
         self,
-        *turns: Answer | TurnFunction,
-        then: Answer | TurnFunction | None = None,
+        *turns: TurnLike | TurnFunction,
+        then: TurnLike | TurnFunction | None = None,
         name: str = "scripted/model",
         info: ModelInfo | None = None,
         chunk: int = 16,
@@ -112,7 +117,7 @@ class ScriptedModel:
     async def aclose(self) -> None:
         self.closed = True
 
-    def _turn(self, number: int, request: ModelRequest) -> Answer | TurnFunction:
+    def _turn(self, number: int, request: ModelRequest) -> TurnLike | TurnFunction:
         if number <= len(self._turns):
             return self._turns[number - 1]
         if self._then is not None:
@@ -164,3 +169,116 @@ def _shown(message: Message) -> str:
     if isinstance(message, ToolReturns):
         return "".join(back.text for back in message.returns)
     return written(message.parts)
+
+
+TurnPart: TypeAlias = str | AssistantPart
+"""A str is `Text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer. `parts` is a str, one part, or a list of them.
+
+    `delay` passes before its first piece, and `pace` between two. With `hang` it never
+    ends: what there is comes, and then nothing. `error` is raised once the parts have come.
+    """
+
+    parts: TurnPart | Sequence[TurnPart] = ()
+    stop: StopReason | None = None
+    usage: Usage | None = None
+    delay: float = 0.0
+    pace: float = 0.0
+    hang: bool = False
+    error: Exception | None = None
+
+
+TurnLike: TypeAlias = Turn | TurnPart | Sequence[TurnPart] | Exception
+TurnFunction: TypeAlias = Callable[[ModelRequest], TurnLike | Awaitable[TurnLike]]
+"""Makes a turn of what the model is sent, in a coroutine if it likes to wait."""
+
+
+def call(tool: str, /, *, call_id: str = "", **arguments: object) -> ToolCall:
+    """A tool call with these arguments. An id is given to it when it is sent, if it has none."""
+    return ToolCall(id=call_id, name=tool, arguments=json.dumps(arguments))
+
+
+def think(text: str, signature: str | None = None) -> Thinking:
+    """A thought."""
+    return Thinking(text=text, signature=signature)
+
+
+async def ask(turn: TurnLike | TurnFunction, request: ModelRequest) -> Turn:
+    """A turn as a `Turn`, made of the request if it is a function."""
+    if not callable(turn):
+        return as_turn(turn)
+    made = turn(request)
+    return as_turn(await made if inspect.isawaitable(made) else made)
+
+
+def as_turn(answer: TurnLike) -> Turn:
+    """Any of the short forms, as a `Turn`."""
+    if isinstance(answer, Turn):
+        return answer
+    if isinstance(answer, Exception):
+        return Turn(error=answer)
+    return Turn(answer)
+
+
+def parts_of(turn: Turn, *, number: int) -> tuple[AssistantPart, ...]:
+    """The parts of a turn, each tool call with an id that only this turn gives."""
+    given = turn.parts
+    listed = (given,) if isinstance(given, str | Text | Thinking | ToolCall | NativePart) else given
+    parts: list[AssistantPart] = []
+    for at, part in enumerate(listed):
+        if isinstance(part, str):
+            parts.append(Text(part))
+        elif isinstance(part, ToolCall) and not part.id:
+            parts.append(ToolCall(f"call_{number}_{at + 1}", part.name, part.arguments))
+        elif isinstance(part, Text | Thinking | ToolCall | NativePart):
+            parts.append(part)
+        else:
+            raise InvalidOption(
+                f"a turn of a model cannot have {part!r} in it.",
+                hint='Use a str, call("tool", argument=...), think("...") or a part.',
+                option="parts",
+                value=part,
+            )
+    return tuple(parts)
+
+
+def stop_of(turn: Turn, parts: Sequence[AssistantPart]) -> StopReason:
+    """Why the turn ends: what it says, or what its parts do."""
+    calls = any(isinstance(part, ToolCall) for part in parts)
+    return turn.stop or ("tool_calls" if calls else "end")
+
+
+def last_text(request: ModelRequest) -> str:
+    """What the model was told last: the words of the last message that is not its own."""
+    for message in reversed(request.messages):
+        if isinstance(message, UserMessage):
+            return "".join(part.text for part in message.parts if isinstance(part, Text))
+        if isinstance(message, ToolReturns):
+            return "\n".join(back.text for back in message.returns)
+    return ""
+
+
+def last_returns(request: ModelRequest) -> tuple[ToolReturn, ...]:
+    """What the tool calls of the turn before came to; empty unless that is the last message."""
+    last = request.messages[-1] if request.messages else None
+    return last.returns if isinstance(last, ToolReturns) else ()
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text is: a test wants numbers that grow, not exact ones."""
+    return -(-len(text) // 4)
+
+
+def written(parts: Sequence[AssistantPart]) -> str:
+    """All that a model wrote in one turn, thoughts and arguments too."""
+    return "".join(_written(part) for part in parts)
+
+
+def _written(part: AssistantPart) -> str:
+    if isinstance(part, ToolCall):
+        return part.name + part.arguments
+    return "" if isinstance(part, NativePart) else part.text

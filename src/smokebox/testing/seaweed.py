@@ -32,7 +32,7 @@ _LAUNCH = (
 )
 
 
-class Seaweed:
+class SeaweedServer:
     """A server with its own folder and free ports, gone at the end of the `with`.
 
     It knows one pair of credentials, `access_key` and `secret_key`, and makes no bucket by

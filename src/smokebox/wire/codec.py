@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: read whole, and from JSON to checked values."""
+"""Reading bodies of requests and responses, and decoding them from JSON to checked values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """JSON as a value of that kind; raises `msgspec.MsgspecError`."""
+    """Decode JSON as a value of type `kind`. Raises `msgspec.MsgspecError`."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -26,7 +26,7 @@ def decode(kind: type[T], data: bytes) -> T:
 
 
 async def whole(pieces: AsyncIterable[bytes], limit: int, *, hint: str) -> bytes:
-    """A body of at most `limit` bytes. Raises `RequestTooLarge` as soon as there are more."""
+    """Read a body of at most `limit` bytes. Raises `RequestTooLarge` as soon as it is longer."""
     read, size = [], 0
     async for piece in pieces:
         size += len(piece)

@@ -1,4 +1,4 @@
-"""Errors on the wire: every class of `smokebox.errors` by its code, and its HTTP status."""
+"""Errors on the wire: the code and the HTTP status of every class in `smokebox.errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from smokebox import errors
 from smokebox.errors import PathError, SmokeboxError
 
-# By class; the nearest ancestor that is named here counts.
+# A class that is not listed has the status of its nearest listed ancestor.
 STATUS: dict[type[SmokeboxError], int] = {
     SmokeboxError: 500,
     errors.InvalidOption: 400,
@@ -51,7 +51,7 @@ STATUS: dict[type[SmokeboxError], int] = {
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """What went wrong, for programs (`code`, `fields`) and for people (`message`, `hint`)."""
+    """An error, for programs (`code`, `fields`) and for people (`message`, `hint`)."""
 
     code: str
     message: str
@@ -63,18 +63,18 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class FailureAnswer(msgspec.Struct):
-    """The body of an answer that is an error."""
+    """The body of an error response."""
 
     error: Failure
 
 
 def status_of(kind: type[SmokeboxError]) -> int:
-    """The HTTP status of a class of errors."""
+    """Return the HTTP status of a class of errors."""
     return next(STATUS[parent] for parent in kind.__mro__ if parent in STATUS)
 
 
 def failure_of(error: SmokeboxError, request_id: str = "") -> Failure:
-    """An error as it goes over the wire; what cannot go there of its fields is left out."""
+    """Encode an error for the wire, without fields that JSON cannot hold."""
     return Failure(
         code=error.code,
         message=error.message,
@@ -87,7 +87,7 @@ def failure_of(error: SmokeboxError, request_id: str = "") -> Failure:
 
 
 def error_of(failure: Failure) -> SmokeboxError:
-    """The error that went over the wire, as the same class; one nobody knows as the root."""
+    """Decode an error to its class; one with an unknown code becomes a `SmokeboxError`."""
     kind = _by_code().get(failure.code, SmokeboxError)
     fields = dict(failure.fields)
     if failure.request_id:

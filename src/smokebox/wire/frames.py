@@ -1,6 +1,6 @@
-"""What goes over the WebSockets of processes and terminals as text; bytes go as they are.
+"""Text frames of the WebSockets of processes, terminals and ports; bytes are binary frames.
 
-Every frame is an object whose `type` says what it is.
+Every text frame is a JSON object whose `type` names its class.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import msgspec
 
 from smokebox.types import Stream
 
-# What one frame may hold.
+# Bytes.
 LARGEST_FRAME = 1 << 20
 
 
 class Frame(msgspec.Struct, kw_only=True, tag_field="type"):
-    """What all frames are."""
+    """Base of all text frames."""
 
 
 class OutputFrame(Frame, tag="output"):
-    """A piece of what a process wrote; `cursor` goes on right after it. See `LogChunk`."""
+    """A piece of a process's output; `cursor` resumes right after it. See `LogChunk`."""
 
     stream: Stream
     data: str
@@ -27,25 +27,25 @@ class OutputFrame(Frame, tag="output"):
 
 
 class ExitFrame(Frame, tag="exit"):
-    """A process has ended, and all that it wrote was given."""
+    """A process has ended, and all of its output was sent."""
 
     exit_code: int
 
 
 class CloseStdinFrame(Frame, tag="close_stdin"):
-    """End of file for a process."""
+    """Close the stdin of a process."""
 
 
 class EndFrame(Frame, tag="end"):
-    """The side of a connection that sends this sends nothing more, and still listens."""
+    """The sender of this has no more data to send, and still reads."""
 
 
 class ReadyFrame(Frame, tag="ready"):
-    """What a terminal had written before was given; what follows is as it is written."""
+    """The recent output of a terminal was replayed; live output follows."""
 
 
 class TerminalExitFrame(Frame, tag="exit"):
-    """The program of a terminal has ended, and all that it wrote was given."""
+    """The program of a terminal has ended, and all of its output was sent."""
 
     code: int
 
@@ -58,7 +58,7 @@ class ResizeFrame(Frame, tag="resize"):
 
 
 class ErrorFrame(Frame, tag="error"):
-    """Something went wrong, as `Failure` tells it. What ends the socket is its last frame."""
+    """An error, as in `Failure`. An error that closes the socket is its last frame."""
 
     message: str
     code: str

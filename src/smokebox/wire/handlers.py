@@ -1,10 +1,10 @@
-"""What goes over the WebSocket by which the handlers of a client are asked.
+"""Frames of the WebSocket over which the server calls the egress handlers of a client.
 
-Text frames are objects whose `type` says what they are. Bodies go as binary frames: the
-number of an exchange and that of a stream in it, four bytes each with the highest first, and
-a piece; without one, the stream has ended. A body is sent as far as `pull` has asked for it,
-so that one which nobody reads costs nothing. A stream has its number from whoever sends it:
-from the server 0 is the body of the request, and N that of the answer to `forward` N.
+Text frames are JSON objects whose `type` names their class. Bodies are binary frames: the id of
+a handled request and the number of a stream in it, each four bytes, big-endian, and then data;
+without data, the stream has ended. A sender sends only as many bytes as `pull` allows, so an
+unread body costs nothing. The sender of a stream numbers it: from the server, 0 is the body of
+the request, and N the body of the response to `forward` N.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ LARGEST_PIECE = 256 * 1024
 
 
 class Content(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The body of a message: that of the request (`keep`), of the answer to a `forward`
-    (`of`), a stream of the client, bytes, or none."""
+    """The body of a message.
+
+    It is the body of the request (`keep`), that of the response to `forward` number `of`, a
+    stream of the client, bytes, or nothing.
+    """
 
     keep: bool = False
     of: int | None = None
@@ -33,20 +36,20 @@ class Content(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ServeFrame(Frame, tag="serve"):
-    """From the client: which slots it has handlers for; answered with the same number."""
+    """From the client: the slots it has handlers for. `serving` confirms it by `number`."""
 
     number: int
     slots: list[str]
 
 
 class ServingFrame(Frame, tag="serving"):
-    """From the server: the slots of that `serve` are served."""
+    """From the server: the slots of the `serve` with this number are served."""
 
     number: int
 
 
 class HandleFrame(Frame, tag="handle"):
-    """From the server: what is to become of a request? `body` says whether it has one."""
+    """From the server: handle a request. `body` is true if it has one."""
 
     id: int
     slot: str
@@ -58,13 +61,13 @@ class HandleFrame(Frame, tag="handle"):
 
 
 class EndFrame(Frame, tag="end"):
-    """From the server: an exchange is over, whatever the client is at."""
+    """From the server: the request is over; stop handling it."""
 
     id: int
 
 
 class SendFrame(Frame, tag="send"):
-    """From the client: send the request so."""
+    """From the client: send this request upstream."""
 
     id: int
     method: str
@@ -74,7 +77,7 @@ class SendFrame(Frame, tag="send"):
 
 
 class RespondFrame(Frame, tag="respond"):
-    """From the client: answer the request so."""
+    """From the client: respond to the request with this."""
 
     id: int
     status: int
@@ -90,14 +93,14 @@ class RefuseFrame(Frame, tag="refuse"):
 
 
 class FailFrame(Frame, tag="fail"):
-    """From the client: the handler failed, with an error of that kind."""
+    """From the client: the handler failed with an error of this class."""
 
     id: int
     kind: str
 
 
 class ForwardFrame(Frame, tag="forward"):
-    """From the client: send this meanwhile, and tell of the answer."""
+    """From the client: send another request while handling this one, and return its response."""
 
     id: int
     number: int
@@ -109,7 +112,7 @@ class ForwardFrame(Frame, tag="forward"):
 
 
 class ForwardedFrame(Frame, tag="forwarded"):
-    """From the server: the answer to a `forward`."""
+    """From the server: the response to a `forward`."""
 
     id: int
     number: int
@@ -118,7 +121,7 @@ class ForwardedFrame(Frame, tag="forwarded"):
 
 
 class UnforwardedFrame(Frame, tag="unforwarded"):
-    """From the server: there is no answer to a `forward`."""
+    """From the server: a `forward` got no response."""
 
     id: int
     number: int
@@ -126,7 +129,7 @@ class UnforwardedFrame(Frame, tag="unforwarded"):
 
 
 class PullFrame(Frame, tag="pull"):
-    """So many more bytes of a stream may be sent."""
+    """Allow `size` more bytes of a stream to be sent."""
 
     id: int
     stream: int
@@ -134,14 +137,14 @@ class PullFrame(Frame, tag="pull"):
 
 
 class StopFrame(Frame, tag="stop"):
-    """No more of a stream is wanted."""
+    """Stop sending a stream."""
 
     id: int
     stream: int
 
 
 class BrokenFrame(Frame, tag="broken"):
-    """A stream has ended before its time."""
+    """A stream broke before its end."""
 
     id: int
     stream: int
@@ -165,12 +168,12 @@ class Piece(msgspec.Struct):
     data: bytes
 
     def pack(self) -> bytes:
-        """As a binary frame."""
+        """Encode it as a binary frame."""
         return _PREFIX.pack(self.id, self.stream) + self.data
 
     @classmethod
     def unpack(cls, frame: bytes) -> Piece:
-        """From a binary frame. Raises ValueError for one that is too short."""
+        """Decode a binary frame. Raises ValueError if it is too short."""
         if len(frame) < _PREFIX.size:
             raise ValueError("a binary frame begins with two numbers")
         id, stream = _PREFIX.unpack_from(frame)
@@ -182,10 +185,10 @@ _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer
 
 
 def from_client(frame: str | bytes) -> FromClient | Piece:
-    """What a client sent. Raises ValueError, of which `msgspec.DecodeError` is one."""
+    """Decode a frame from a client. Raises ValueError, which `msgspec.DecodeError` is."""
     return Piece.unpack(frame) if isinstance(frame, bytes) else _from_client.decode(frame)
 
 
 def from_server(frame: str | bytes) -> FromServer | Piece:
-    """What a server sent. Raises ValueError."""
+    """Decode a frame from a server. Raises ValueError."""
     return Piece.unpack(frame) if isinstance(frame, bytes) else _from_server.decode(frame)

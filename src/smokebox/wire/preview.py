@@ -1,4 +1,4 @@
-"""The names of previews: `{port}-{id}-{token}`, the first label of a host's name."""
+"""Names of previews: `{port}-{id}-{token}`, the first label of a host name."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from dataclasses import dataclass
 
 LONGEST_LABEL = 63
-"""What DNS has room for between two dots."""
+"""Longest label that DNS allows."""
 
 PATH = "/p/"
-"""What the path form of a preview begins with: /p/{id}/{port}/{token}/."""
+"""Start of the path form of a preview: /p/{id}/{port}/{token}/."""
 
-# Only the id may have hyphens.
+# Only the id may contain hyphens.
 _TARGET = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)-([a-z0-9_]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a preview is of, and the token that opens it."""
+    """The port and sandbox that a preview shows, and the token that grants access."""
 
     port: int
     id: str
@@ -25,22 +25,22 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The label that says so."""
+        """The preview as a label of a host name."""
         return f"{self.port}-{self.id}-{self.token}"
 
     @property
     def path(self) -> str:
-        """The path that says so, for hosts that have one name only."""
+        """The preview as a path, for hosts with a single name."""
         return f"{PATH}{self.id}/{self.port}/{self.token}/"
 
 
 def parse_label(label: str) -> Target | None:
-    """What a label says; None where it does not name a preview."""
+    """Parse a label of a host name; None if it does not name a preview."""
     return _target(label.lower()) if len(label) <= LONGEST_LABEL else None
 
 
 def parse_path(path: str) -> Target | None:
-    """What the path of a request says; None where it does not name a preview."""
+    """Parse the path of a request; None if it does not name a preview."""
     parts = path.partition("?")[0].split("/", 5)
     if len(parts) < 6 or parts[:2] != ["", "p"] or "-" in parts[3] + parts[4]:
         return None

@@ -1,4 +1,4 @@
-"""What clients ask for: the bodies and the queries of requests to the API."""
+"""Bodies and queries of requests to the API."""
 
 from __future__ import annotations
 
@@ -10,41 +10,23 @@ from msgspec import UNSET, UnsetType
 Command = str | list[str]
 Limits = str | dict[str, Any]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-# Seconds since the epoch, as far as any filesystem counts.
+# Seconds since the epoch, in the range that filesystems can store.
 Moment = Annotated[float, msgspec.Meta(ge=-(2**40), le=2**40)]
 
 
 class Body(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all bodies are: fields by name, and none that nobody knows."""
+    """Base of all bodies: fields by name; unknown ones are refused."""
 
 
 class Query(Body):
-    """What all queries are."""
+    """Base of all queries."""
 
 
-class Egress(Body):
-    """What a sandbox may reach; what is left out stays, and null is the default again.
+class Settings(Body):
+    """Settings of a sandbox; fields left out keep their value, or get their default.
 
-    Hosts are names, addresses or globs. A handler is `package.module:name` of one that the
-    server imports, for keys of administrators, or `@client` for one that a client runs.
+    `egress` is the body of `PUT /sandboxes/{id}/egress`, or a list of allowed hosts.
     """
-
-    internet: bool | UnsetType | None = UNSET
-    allowed_hosts: list[str] | UnsetType | None = UNSET
-    denied_hosts: list[str] | UnsetType | None = UNSET
-    outbound_by_host: dict[str, str] | UnsetType | None = UNSET
-    outbound: str | UnsetType | None = UNSET
-    tcp: list[str] | UnsetType | None = UNSET
-    pass_through: list[str] | UnsetType | None = UNSET
-    hosts: dict[str, str] | UnsetType | None = UNSET
-    scrub: bool | UnsetType | None = UNSET
-    max_requests: int | UnsetType | None = UNSET
-    max_bytes: int | UnsetType | None = UNSET
-    requests_per_second: float | UnsetType | None = UNSET
-
-
-class Settings(Egress):
-    """How a sandbox is to be; what is left out stays, or has its default."""
 
     image: str | None = None
     tier: str | None = None
@@ -56,16 +38,17 @@ class Settings(Egress):
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None
+    egress: dict[str, Any] | list[str] | None = None
 
 
 class CreateSandbox(Settings):
-    """A sandbox to be made, under a random id unless one is given."""
+    """A sandbox to create. Without `id` it gets a random one."""
 
     id: str | None = None
 
 
 class ListSandboxes(Query):
-    """Which sandboxes to list; `label` is NAME=VALUE, and all that are given must hold."""
+    """Filters of a list of sandboxes; `label` is NAME=VALUE, and every label must match."""
 
     status: Literal["idle", "active"] | None = None
     prefix: str = ""
@@ -73,7 +56,7 @@ class ListSandboxes(Query):
 
 
 class Exec(Body):
-    """A command: text for bash, or words as they are. Of the two stdins one at most."""
+    """A command: text for bash, or a list of arguments. Set at most one of the two stdins."""
 
     command: Command
     cwd: str | None = None
@@ -87,7 +70,7 @@ class Exec(Body):
 
 
 class CreateSession(Body):
-    """A shell that remembers."""
+    """A session to create: a shell that keeps its state between commands."""
 
     id: str | None = None
     cwd: str | None = None
@@ -102,7 +85,7 @@ class SetEnv(Body):
 
 
 class StartProcess(Body):
-    """A command that runs on by itself."""
+    """A process to start in the background."""
 
     command: Command
     id: str | None = None
@@ -115,20 +98,20 @@ class StartProcess(Body):
 
 
 class Kill(Body):
-    """How to end a process: by default SIGTERM, then SIGKILL after `grace` seconds."""
+    """A signal to send. By default SIGTERM, then SIGKILL after `grace` seconds."""
 
     signal: str | int | None = None
     grace: float | None = None
 
 
 class Wait(Query):
-    """How long to wait, in seconds."""
+    """Seconds to wait at most."""
 
     timeout: float | None = None
 
 
 class WaitForLog(Body):
-    """Text, or with `regex` a regular expression with these flags, to wait for in a log."""
+    """Text to wait for in a log; with `regex`, a regular expression with these flags."""
 
     pattern: str
     regex: bool = False
@@ -137,7 +120,7 @@ class WaitForLog(Body):
 
 
 class WaitForPort(Body):
-    """A port that is to answer."""
+    """A port to wait for until it responds."""
 
     port: int
     mode: Literal["http", "tcp"] = "http"
@@ -148,7 +131,7 @@ class WaitForPort(Body):
 
 
 class MountBucket(Body):
-    """A bucket that is to be a directory; without credentials, one that the server offers."""
+    """A bucket to mount as a directory; without credentials, one that the server offers."""
 
     bucket: str
     path: str
@@ -164,14 +147,14 @@ class MountBucket(Body):
 
 
 class Unmount(Query):
-    """A mount that is to end, with `force` although somebody uses it."""
+    """A mount to remove, with `force` even if it is in use."""
 
     path: str
     force: bool = False
 
 
 class FollowLogs(Query):
-    """From where on a log is given; the header Last-Event-ID is a `cursor` too."""
+    """The position at which a log starts; the header Last-Event-ID overrides `cursor`."""
 
     cursor: str | None = None
     replay: bool = True
@@ -185,7 +168,7 @@ class Path(Query):
 
 
 class Stat(Path):
-    """A path, and whether a symlink there is followed."""
+    """A path. With `follow_symlinks`, a symlink there is followed."""
 
     follow_symlinks: bool = True
 
@@ -198,40 +181,40 @@ class ListFiles(Path):
 
 
 class Remove(Path):
-    """What to remove."""
+    """A path to remove."""
 
     recursive: bool = False
     force: bool = False
 
 
 class WriteFile(Path):
-    """Where to write; with `append`, to the end of what is there."""
+    """A file to write; with `append`, at its end."""
 
     append: bool = False
 
 
 class MakeDirectory(Body):
-    """A directory to make."""
+    """A directory to create."""
 
     path: str
     recursive: bool = False
 
 
 class Rename(Body):
-    """From one path to another."""
+    """A path to move to another."""
 
     source: str
     target: str
 
 
 class Transfer(Rename):
-    """As `Rename`, for what may be a directory with `recursive` only."""
+    """A path to copy to another. A directory needs `recursive`."""
 
     recursive: bool = False
 
 
 class Symlink(Body):
-    """A link at `path` that leads to `target`."""
+    """A symlink at `path` that points to `target`."""
 
     target: str
     path: str
@@ -253,7 +236,7 @@ class SetOwner(Body):
 
 
 class Touch(Body):
-    """A time of the last change, by default this moment."""
+    """A file, and its modification time, by default the current time."""
 
     path: str
     mtime: Moment | None = None
@@ -269,7 +252,7 @@ class Glob(Query):
 
 
 class ReadArchive(Path):
-    """A directory to pack; `exclude` may be repeated."""
+    """A path to pack; `exclude` may be repeated."""
 
     compress: bool = False
     exclude: list[str] = []
@@ -282,7 +265,7 @@ class WriteArchive(Path):
 
 
 class Watch(Path):
-    """What to watch; the header Last-Event-ID is a `cursor` too."""
+    """A path to watch; the header Last-Event-ID overrides `cursor`."""
 
     recursive: bool = True
     include: list[str] = []
@@ -291,7 +274,7 @@ class Watch(Path):
 
 
 class GitCheckout(Body):
-    """A repository to clone, by http or https."""
+    """A repository to clone, from an http or https URL."""
 
     url: str
     target: str | None = None
@@ -303,7 +286,7 @@ class GitCheckout(Body):
 
 
 class CreateCodeContext(Body):
-    """A context for code; `timeout` is for each piece of it that names no other."""
+    """A code context to create; `timeout` is the default for each run."""
 
     id: str | None = None
     language: str = "python"
@@ -313,7 +296,7 @@ class CreateCodeContext(Body):
 
 
 class RunCode(Body):
-    """Code, in the context of that id, or in the default one of a language (Python)."""
+    """Code to run in a context, or in the default one of a language (Python)."""
 
     code: str
     context: str | None = None
@@ -323,10 +306,10 @@ class RunCode(Body):
 
 
 class CreateBackup(Body):
-    """A directory to keep; `ttl` is seconds, and `compression` a level of zstd, 1 to 19.
+    """A directory to back up; `ttl` is seconds, and `compression` a zstd level, 1 to 19.
 
-    Without a `ttl` it is kept until it is deleted. With `freeze` the processes of the sandbox
-    stand still meanwhile.
+    Without a `ttl` the backup is kept until it is deleted. With `freeze` the processes of the
+    sandbox are paused while it is made.
     """
 
     path: str = "/workspace"
@@ -340,21 +323,21 @@ class CreateBackup(Body):
 
 
 class RestoreBackup(Body):
-    """Where a backup is to be restored; by default where it was made."""
+    """The path to restore a backup to, by default the one it was made of."""
 
     path: str | None = None
     timeout: float | None = None
 
 
 class ListBackups(Query):
-    """Backups of one sandbox, or of those whose ids begin with a prefix."""
+    """Filters of a list of backups: one sandbox, or a prefix of sandbox ids."""
 
     sandbox: str | None = None
     prefix: str = ""
 
 
 class CreateTerminal(Body):
-    """A terminal, by default with an interactive shell."""
+    """A terminal to open, by default with an interactive shell."""
 
     id: str | None = None
     command: Command | None = None
@@ -367,7 +350,7 @@ class CreateTerminal(Body):
 
 
 class OpenTerminal(Query):
-    """A terminal for one WebSocket; `command` is one word."""
+    """A terminal for one WebSocket; `command` is a program without arguments."""
 
     command: str | None = None
     cols: int = 80
@@ -384,7 +367,7 @@ class ResizeTerminal(Body):
 
 
 class CreateKey(Body):
-    """An API key: for sandboxes whose ids begin with a prefix, or for everything."""
+    """An API key to create, for the sandboxes whose ids begin with `prefix`, or for all."""
 
     name: str
     prefix: str = ""
@@ -393,13 +376,13 @@ class CreateKey(Body):
 
 
 class Shutdown(Body):
-    """What becomes of the sandboxes of a server that ends."""
+    """Put the sandboxes to sleep, or keep them running for the next server."""
 
     sandboxes: Literal["sleep", "keep"] = "sleep"
 
 
 class ExposePort(Body):
-    """A port to be seen from outside; what is left out stays, or has its default."""
+    """A port to expose; fields left out keep their value, or get their default."""
 
     port: int
     name: str | None = None
@@ -408,22 +391,22 @@ class ExposePort(Body):
 
 
 class MakePreviewUrl(Body):
-    """For how many seconds a URL is to be good; None for as long as the port is exposed."""
+    """Seconds until the URL expires; null for as long as the port is exposed."""
 
     expires_in: Positive | None = None
 
 
 class CheckToken(Body):
-    """A token to be tried."""
+    """A token to check."""
 
     token: str
 
 
 class ChangeEgress(Body):
-    """Changes at run time, which go before the settings and are made all at once.
+    """Changes at run time, which override the settings and apply all at once.
 
-    `allow` and `deny` open and close hosts, `remove_allowed` and `remove_denied` end entries
-    of those very names. A handler that is null is taken away, as is what `internet` says.
+    `allow` and `deny` add hosts; `remove_allowed` and `remove_denied` remove the entries of
+    exactly these names. Null removes a handler, and null for `internet` removes its override.
     """
 
     allow: list[str] = []
@@ -436,16 +419,16 @@ class ChangeEgress(Body):
 
 
 class NetworkLog(Query):
-    """Of the audit log what came after a cursor, the oldest first."""
+    """A page of the audit log: the events after a cursor, oldest first."""
 
     after: Annotated[int, msgspec.Meta(ge=0)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
 class FollowNetworkLog(Query):
-    """From where on the audit log is followed; without a cursor, from here on.
+    """The position at which to follow the audit log; without a cursor, only later events.
 
-    The header Last-Event-ID is a `cursor` too.
+    The header Last-Event-ID overrides `cursor`.
     """
 
     cursor: Annotated[int, msgspec.Meta(ge=0)] | None = None

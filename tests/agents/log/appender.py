@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from smokebox.agents.log.opening import open_store
-from smokebox.agents.log.records import UserSaid
+from smokebox.agents.log.persistence import open_store
+from smokebox.agents.log.records import MessageAdded
 from smokebox.agents.log.store import SessionKey
 from smokebox.agents.messages import Text, UserMessage
 from smokebox.errors import SessionBusy
@@ -29,7 +29,7 @@ async def work(place: str, session: str) -> None:
     while True:
         number = writer.head // 3
         words = [f"{number}.{part}" + "x" * (number * 97 % 3000) for part in range(3)]
-        head = await writer.append([UserSaid("w", UserMessage((Text(one),))) for one in words])
+        head = await writer.append([MessageAdded("w", UserMessage((Text(one),))) for one in words])
         sys.stdout.write(f"{head}\n")
         sys.stdout.flush()
 

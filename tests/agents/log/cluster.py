@@ -7,11 +7,12 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from places import short_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def cluster() -> Iterator[str]:
     initdb, pg_ctl = program("initdb"), program("pg_ctl")
     if initdb is None or pg_ctl is None:
         pytest.skip("Postgres is not installed: `apt install postgresql`")
-    folder = tempfile.mkdtemp(prefix="smokebox-pg-", dir="/tmp")
+    folder = short_directory("pg")
     data = f"{folder}/data"
     if os.geteuid() == 0:
         os.chown(folder, _nobody().pw_uid, _nobody().pw_gid)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.agents.log.records import (
-    AbortAsked,
-    ApprovalAsked,
-    ApprovalGiven,
+    AbortRequested,
+    ApprovalDecided,
+    ApprovalRequested,
     Compacted,
+    MessageAdded,
     ReplyDelta,
     ReplyEnded,
     ReplyFailed,
     ReplyStarted,
     SessionCreated,
-    Stored,
+    StoredRecord,
     TaskEnded,
     TaskStarted,
     ToolEnded,
     ToolStarted,
-    UserSaid,
     WorkAccepted,
     WorkEnded,
     WorkStarted,
@@ -64,7 +64,7 @@ def ended(call: str, text: str = "done") -> ToolEnded:
 def fold(conversation: Conversation, records: Iterable[Record]) -> Conversation:
     """Have a conversation take the next records."""
     for record in records:
-        conversation.apply(Stored(conversation.head + 1, 1000.0 + conversation.head, record))
+        conversation.apply(StoredRecord(conversation.head + 1, 1000.0 + conversation.head, record))
     return conversation
 
 
@@ -108,13 +108,13 @@ class Scene:
         work = self._name("work")
         yield WorkAccepted(work, "prompt", user(f"do {work}"), key=self._dice.choice([None, work]))
         yield WorkStarted(work)
-        yield UserSaid(work, user(f"do {work}"))
+        yield MessageAdded(work, user(f"do {work}"))
         for _ in range(self._dice.randint(0, 4)):
             yield from self._turn(work)
         if self._dice.random() < 0.3:
             yield Compacted("All is well.", self._count, work_id=work)
         if self._dice.random() < 0.2:
-            yield AbortAsked(work)
+            yield AbortRequested(work)
             yield WorkEnded(work, "aborted")
             return
         yield from self._reply(work, ())
@@ -127,8 +127,8 @@ class Scene:
         self._dice.shuffle(started)
         for call in started:
             if self._dice.random() < 0.2:
-                yield ApprovalAsked(work, call, "bash", "{}")
-                yield ApprovalGiven(call, self._dice.random() < 0.5, "no")
+                yield ApprovalRequested(work, call, "bash", "{}")
+                yield ApprovalDecided(call, self._dice.random() < 0.5, "no")
             yield ToolStarted(work, call, "bash", durable=self._dice.random() < 0.2)
         self._dice.shuffle(started)
         for call in started:
@@ -137,7 +137,7 @@ class Scene:
                 yield TaskStarted(work, child, call)
                 yield TaskEnded(child, "completed")
             if self._dice.random() < 0.2:
-                yield UserSaid(work, user("and more"))
+                yield MessageAdded(work, user("and more"))
             yield ended(call, f"came of {call}")
 
     def _reply(self, work: str, calls: tuple[str, ...]) -> Iterator[Record]:

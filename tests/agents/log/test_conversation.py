@@ -7,15 +7,15 @@ import random
 import pytest
 
 from agents.log.scenes import Scene, answer, ended, fold, sendable, user
-from smokebox.agents.log.batch import NOT_RUN, UNKNOWN
-from smokebox.agents.log.contract import KEY, fill, near
-from smokebox.agents.log.conversation import Conversation
+from smokebox.agents.log.conformance import KEY, fill, near
+from smokebox.agents.log.conversation import Conversation, interrupted_records
 from smokebox.agents.log.memory import MemoryStore
 from smokebox.agents.log.records import (
-    AbortAsked,
-    ApprovalAsked,
-    ApprovalGiven,
+    AbortRequested,
+    ApprovalDecided,
+    ApprovalRequested,
     Compacted,
+    MessageAdded,
     Record,
     ReplyDelta,
     ReplyEnded,
@@ -25,12 +25,11 @@ from smokebox.agents.log.records import (
     TaskEnded,
     TaskStarted,
     ToolStarted,
-    UserSaid,
     WorkAccepted,
     WorkEnded,
     WorkStarted,
 )
-from smokebox.agents.log.recovery import settle
+from smokebox.agents.log.work_state import NOT_RUN, UNKNOWN
 from smokebox.agents.messages import (
     AssistantMessage,
     Text,
@@ -44,7 +43,7 @@ START: list[Record] = [
     SessionCreated("You are a test."),
     WorkAccepted("w", "prompt", user("go"), options={"a": 1}, key="k"),
     WorkStarted("w"),
-    UserSaid("w", user("go")),
+    MessageAdded("w", user("go")),
 ]
 
 
@@ -65,11 +64,11 @@ def test_any_beginning_of_a_session_can_be_sent_and_gone_on_with(seed: int) -> N
     for end in range(len(records) + 1):
         conversation = fold(Conversation(), records[:end])
         assert sendable(conversation.messages)
-        fold(conversation, settle(conversation))
+        fold(conversation, interrupted_records(conversation))
         assert sendable(conversation.messages)
         assert not conversation.replies
         fold(conversation, [ended(one.call.id) for one in conversation.pending_calls])
-        fold(conversation, [UserSaid("later", user("go on"))])
+        fold(conversation, [MessageAdded("later", user("go on"))])
         assert sendable(conversation.messages)
         assert conversation.messages[-1] == user("go on")
         assert len(conversation.positions) == len(conversation.messages)
@@ -100,7 +99,7 @@ def test_tools_are_shown_once_all_of_an_answer_have_ended() -> None:
 
 def test_what_is_said_while_tools_run_comes_after_them() -> None:
     conversation = fold(Conversation(), START + asked("a"))
-    fold(conversation, [UserSaid("w", user("also")), ended("a")])
+    fold(conversation, [MessageAdded("w", user("also")), ended("a")])
     assert [type(one).__name__ for one in conversation.messages] == [
         "UserMessage",
         "AssistantMessage",
@@ -116,13 +115,13 @@ def test_answers_without_an_end_play_no_part() -> None:
     conversation = fold(Conversation(), START + begun)
     assert conversation.messages == [user("go")]
     assert conversation.replies["r"].text == "half an ans"
-    [failed] = settle(conversation)
+    [failed] = interrupted_records(conversation)
     assert failed == ReplyFailed("r", "the process that read it was killed", "interrupted")
 
 
 def test_blank_text_is_not_shown() -> None:
     thoughts = AssistantMessage(parts=(Thinking("hm"), Text(" ")), model="m")
-    blank: list[Record] = [ReplyEnded("r", thoughts), UserSaid("w", UserMessage((Text("\n"),)))]
+    blank: list[Record] = [ReplyEnded("r", thoughts), MessageAdded("w", UserMessage((Text("\n"),)))]
     conversation = fold(Conversation(), START + blank)
     assert conversation.messages == [user("go")]
 
@@ -136,7 +135,7 @@ def test_tools_that_may_have_run_have_an_unknown_end() -> None:
     ]
     records = START + asked("ran", "durable", "task", "waiting") + started
     conversation = fold(Conversation(), records)
-    [unknown] = settle(conversation)
+    [unknown] = interrupted_records(conversation)
     assert (unknown.call_id, unknown.status) == ("ran", "unknown")  # type: ignore[union-attr]
     fold(conversation, [unknown])
     left = {one.call.id: one for one in conversation.pending_calls}
@@ -158,7 +157,7 @@ def test_work_has_one_outcome() -> None:
     [work] = conversation.unfinished
     assert (work.id, work.kind, work.attempts, work.applied) == ("w", "prompt", 1, True)
     assert (work.message, work.options) == (user("go"), {"a": 1})
-    fold(conversation, [WorkStarted("w", attempt=2), AbortAsked("w")])
+    fold(conversation, [WorkStarted("w", attempt=2), AbortRequested("w")])
     assert (work.attempts, work.aborting) == (2, True)
     fold(conversation, [WorkEnded("w", "aborted"), WorkEnded("w", "completed")])
     assert work.end is not None and work.end.outcome == "aborted"
@@ -180,16 +179,16 @@ def test_work_knows_its_turns_and_what_they_took() -> None:
 
 def test_an_approval_is_remembered() -> None:
     conversation = fold(Conversation(), [*START, *asked("a")])
-    fold(conversation, [ApprovalAsked("w", "a", "bash", "{}")])
+    fold(conversation, [ApprovalRequested("w", "a", "bash", "{}")])
     [call] = conversation.pending_calls
     assert call.consent == "asked"
-    fold(conversation, [ApprovalGiven("a", False, "too dear")])
+    fold(conversation, [ApprovalDecided("a", False, "too dear")])
     assert (call.consent, call.reason) == ("denied", "too dear")
 
 
 def test_a_summary_stands_for_what_came_before() -> None:
     conversation = fold(Conversation(), [*START, *asked("a"), ended("a")])
-    fold(conversation, [UserSaid("w", user("kept")), ReplyEnded("x", answer("kept too"))])
+    fold(conversation, [MessageAdded("w", user("kept")), ReplyEnded("x", answer("kept too"))])
     before = conversation.messages
     keep_from = conversation.positions[-2]
     fold(conversation, [Compacted("They worked.", keep_from, usage=Usage(input_tokens=9))])
@@ -217,9 +216,11 @@ def test_tokens_are_what_the_model_said_and_a_guess_for_the_rest() -> None:
 
 async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way() -> None:
     store = MemoryStore()
-    await fill(store, KEY, *START, ReplyEnded("r", answer("first")), UserSaid("w", user("late")))
+    await fill(
+        store, KEY, *START, ReplyEnded("r", answer("first")), MessageAdded("w", user("late"))
+    )
     fork = SessionCreated("You are a fork.", forked_from="default", forked_at=5)
-    await fill(store, near("fork"), fork, UserSaid("v", user("other")))
+    await fill(store, near("fork"), fork, MessageAdded("v", user("other")))
     conversation = await Conversation.load(store, near("fork"))
     assert conversation.messages == [user("go"), answer("first"), user("other")]
     assert conversation.created == fork

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.agents.log.opening import open_store
-from smokebox.agents.log.records import UserSaid
+from smokebox.agents.log.persistence import open_store
+from smokebox.agents.log.records import MessageAdded
 from smokebox.agents.log.store import SessionKey
 from smokebox.agents.messages import Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.agents.log.records import Stored
-    from smokebox.agents.log.store import Store
+    from smokebox.agents.log.records import StoredRecord
+    from smokebox.agents.log.store import SessionStore
 
 APPENDER = Path(__file__).with_name("appender.py")
 SOURCE = Path(__file__).parents[3] / "src"
@@ -65,20 +65,20 @@ async def heard(process: asyncio.subprocess.Process) -> str:
         return (await process.stdout.readline()).decode().strip()
 
 
-async def everything(store: Store) -> list[Stored]:
-    found: list[Stored] = []
+async def everything(store: SessionStore) -> list[StoredRecord]:
+    found: list[StoredRecord] = []
     while page := await store.read(KEY, after=len(found)):
         found += page
     return found
 
 
-def check_whole(found: list[Stored], acknowledged: int) -> None:
+def check_whole(found: list[StoredRecord], acknowledged: int) -> None:
     """Everything that was acknowledged is there; what was not is there whole, or not at all."""
     assert len(found) >= acknowledged
     assert len(found) % 3 == 0
     for number, stored in enumerate(found):
         assert stored.offset == number + 1
-        assert isinstance(stored.record, UserSaid)
+        assert isinstance(stored.record, MessageAdded)
         [part] = stored.record.message.parts
         assert isinstance(part, Text) and part.text.startswith(f"{number // 3}.{number % 3}")
 
@@ -115,7 +115,7 @@ async def test_of_processes_that_race_one_writes(place: str) -> None:
 
 async def test_another_process_follows_as_it_is_written(place: str) -> None:
     store = open_store(place)
-    found: list[Stored] = []
+    found: list[StoredRecord] = []
     async with (
         appender(place),
         asyncio.timeout(PATIENCE),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.agents.log.contract import KEY, StoreSuite, fill
+from smokebox.agents.log.conformance import KEY, StoreSuite, fill
 from smokebox.agents.log.memory import MemoryStore
-from smokebox.agents.log.records import UserSaid
+from smokebox.agents.log.records import MessageAdded
 from smokebox.agents.messages import Image, UserMessage
 from smokebox.errors import NotFound
 
@@ -28,7 +28,7 @@ class TestMemoryStore(StoreSuite):
 async def test_blobs_go_with_the_last_session_that_shows_them() -> None:
     store = MemoryStore()
     name = await store.put_blob(b"picture")
-    await fill(store, KEY, UserSaid("w", UserMessage((Image("image/png", name, 7),))))
+    await fill(store, KEY, MessageAdded("w", UserMessage((Image("image/png", name, 7),))))
     await store.delete(KEY)
     with pytest.raises(NotFound):
         await store.get_blob(name)

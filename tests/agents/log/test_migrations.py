@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from smokebox.agents.log.migrations import UPGRADES, decode, encode
-from smokebox.agents.log.records import VERSION, Record, ReplyDelta, ToolEnded, UserSaid
+from smokebox.agents.log.records import (
+    UPGRADES,
+    VERSION,
+    MessageAdded,
+    Record,
+    ReplyDelta,
+    ToolEnded,
+    decode,
+    encode,
+)
 from smokebox.agents.messages import Text, ToolReturn, UserMessage
 from smokebox.errors import StoreTooNew
 
@@ -36,11 +44,11 @@ def test_a_record_of_a_later_version_says_what_to_do() -> None:
 @pytest.mark.parametrize("text", ["half \ud83d of a pair", "\0 \u2028 \U0001f600", ""])
 def test_any_text_can_be_written(text: str) -> None:
     records: list[Record] = [
-        UserSaid("w", UserMessage((Text(text),))),
+        MessageAdded("w", UserMessage((Text(text),))),
         ToolEnded("c", ToolReturn("c", "t", text)),
     ]
     clean = text.encode(errors="replace").decode()
     assert [decode(encode(one), VERSION, where="here") for one in records] == [
-        UserSaid("w", UserMessage((Text(clean),))),
+        MessageAdded("w", UserMessage((Text(clean),))),
         ToolEnded("c", ToolReturn("c", "t", clean)),
     ]

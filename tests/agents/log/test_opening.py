@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.agents.log.contract import KEY, fill
+from smokebox.agents.log.conformance import KEY, fill
 from smokebox.agents.log.memory import MemoryStore
-from smokebox.agents.log.opening import open_store
+from smokebox.agents.log.persistence import open_store
 from smokebox.agents.log.postgres import PostgresStore
 from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.errors import InvalidOption

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from smokebox.agents.log.contract import KEY, PATIENCE, StoreSuite, created, fill, said, take
+from smokebox.agents.log.conformance import KEY, PATIENCE, StoreSuite, created, fill, said, take
 from smokebox.agents.log.postgres import PostgresStore
 from smokebox.agents.log.postgres_tables import MIGRATIONS, migrate
 from smokebox.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smokebox.agents.tools.arguments import check_arguments
+from smokebox.agents.schemas import check_arguments
 from smokebox.errors import InvalidOption
 
 SCHEMA: dict[str, object] = {

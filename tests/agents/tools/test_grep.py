@@ -10,7 +10,7 @@ import pytest
 
 from smokebox import local
 from smokebox.agents.tools import grep_tool
-from smokebox.agents.tools.search import Engine, Query, find_engine, search
+from smokebox.agents.tools.grep import SearchProgram, SearchQuery, find_search_program, search
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,21 +180,21 @@ async def test_a_sandbox_without_any_grep_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["pcre", "ere", "plain"])
-async def test_every_grep_finds_the_same(host: Workspace, engine: Engine) -> None:
+async def test_every_grep_finds_the_same(host: Workspace, engine: SearchProgram) -> None:
     await host.put(a__py="one\nhello\nthree\n", b="hello\n")
     await host.sandbox.write_file(".git/c.py", "hello\n")
     root = host.sandbox.resolve_path(".")
-    query = Query(pattern="hel+o", root=root, include="*.py", ignore_case=True, context=1)
+    query = SearchQuery(pattern="hel+o", root=root, include="*.py", ignore_case=True, context=1)
     found = await search(host.sandbox, engine, query)
     assert [(hit.line, hit.text) for hit in found.hits] == [(1, "one"), (2, "hello"), (3, "three")]
 
 
 async def test_the_program_is_looked_for_in_the_sandbox(host: Workspace, tmp_path: Path) -> None:
-    assert await find_engine(host.sandbox) in ("rg", "pcre", "ere")
+    assert await find_search_program(host.sandbox) in ("rg", "pcre", "ere")
     rg = tmp_path / "bin" / "rg"
     rg.parent.mkdir()
     rg.write_text("#!/bin/sh\necho ripgrep\n")
     rg.chmod(0o755)
     path = f"{rg.parent}{os.pathsep}{os.environ['PATH']}"
     async with local(cwd=tmp_path, env={"PATH": path}) as sandbox:
-        assert await find_engine(sandbox) == "rg"
+        assert await find_search_program(sandbox) == "rg"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smokebox.agents.tools.hits import MAX_COUNTED, MAX_MATCHES, Hit, Hits
+from smokebox.agents.tools.grep import MAX_COUNTED, MAX_MATCHES, Hit, Hits
 
 
 def read(*pieces: str, include: str | None = None, plain: bool = False) -> list[Hit]:

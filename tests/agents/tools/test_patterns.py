@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smokebox.agents.tools.patterns import matches
+from smokebox.agents.tools.glob import matches
 
 
 @pytest.mark.parametrize(

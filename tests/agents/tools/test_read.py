@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.agents.tools.files import MAX_FILE_BYTES
-from smokebox.agents.tools.images import MAX_IMAGE_BYTES
+from smokebox.agents.tools.output import MAX_IMAGE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

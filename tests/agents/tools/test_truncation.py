@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smokebox.agents.tools.truncation import (
+from smokebox.agents.tools.output import (
     MAX_BYTES,
     fitting,
     fitting_lines,

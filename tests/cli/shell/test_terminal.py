@@ -84,7 +84,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line(open_terminal: Open) -> None:
     terminal.expect(r"\n0\n")
 
 
-def test_command_goes_on_in_the_next_lines(open_terminal: Open) -> None:
+def test_command_continues_on_the_next_lines(open_terminal: Open) -> None:
     terminal = open_terminal("sh", "--local")
     terminal.expect(PROMPT)
     for line in ("for i in 1 2; do", "cat <<END", "it's $i", "END"):
@@ -111,7 +111,7 @@ def test_history_outlives_the_shell(open_terminal: Open, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("word", "code"), [("exit 5", 5), ("exit", 1), ("\x04", 1)])
-def test_leaving_gives_the_exit_code(open_terminal: Open, word: str, code: int) -> None:
+def test_exit_returns_the_exit_code(open_terminal: Open, word: str, code: int) -> None:
     terminal = open_terminal("sh", "--local")
     terminal.expect(PROMPT)
     terminal.type("false")
@@ -120,7 +120,7 @@ def test_leaving_gives_the_exit_code(open_terminal: Open, word: str, code: int) 
     assert terminal.wait() == code
 
 
-def test_terminal_that_goes_away_takes_the_command_with_it(open_terminal: Open) -> None:
+def test_closed_terminal_kills_the_command(open_terminal: Open) -> None:
     terminal = open_terminal("sh", "--local")
     terminal.expect(PROMPT)
     terminal.type("echo pid=$$; sleep 1000")
@@ -130,7 +130,7 @@ def test_terminal_that_goes_away_takes_the_command_with_it(open_terminal: Open) 
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_directory_that_is_removed_leaves_the_shell_in_its_parent(
+def test_removed_directory_leaves_the_shell_in_its_parent(
     open_terminal: Open, tmp_path: Path
 ) -> None:
     terminal = open_terminal("sh", "--local")

@@ -20,7 +20,7 @@ from smokebox.errors import (
     NotFound,
     ServiceUnavailable,
 )
-from smokebox.testing import Seaweed
+from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,14 +30,14 @@ PREFIX = "some/folder"
 
 
 @pytest.fixture(scope="module")
-def weed() -> Iterator[Seaweed]:
+def weed() -> Iterator[SeaweedServer]:
     """A server for the tests of this file."""
-    with Seaweed() as server:
+    with SeaweedServer() as server:
         yield server
 
 
 @pytest.fixture
-def bucket(weed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+def bucket(weed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A fresh bucket, as the environment of a server names it."""
     name = f"backups-{os.urandom(4).hex()}"
     weed.create_bucket(name)

@@ -14,7 +14,7 @@ import pytest
 from engine.backups.trees import leftovers, listing
 from smokebox.engine import disk
 from smokebox.engine.backups import swap
-from smokebox.engine.files.transfers import relocate
+from smokebox.engine.files.operations import relocate
 from smokebox.engine.host import Host
 from smokebox.errors import (
     AccessDenied,

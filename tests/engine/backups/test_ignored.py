@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.backups import ignored
+from smokebox.engine.backups import ignore_rules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def write(root: Path, name: str, text: str = "x") -> None:
 def seen(root: Path) -> set[str]:
     """The files that are not left out, found as a walk would."""
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    skip, found, folders = ignored.Ignored(top), set[str](), [""]
+    skip, found, folders = ignore_rules.IgnoreRules(top), set[str](), [""]
     while folders:
         folder = folders.pop()
         for name in sorted(os.listdir(root / folder)):
@@ -96,7 +96,7 @@ def test_gitignore_means_what_it_means_to_git(tmp_path: Path, nested: dict[str, 
 
 @pytest.mark.parametrize("line", ["", "#x", "   ", "/", "!", "\0", "x" * 1001, "//"])
 def test_lines_that_say_nothing(line: str) -> None:
-    assert ignored.parse(line) is None
+    assert ignore_rules.parse(line) is None
 
 
 def test_a_gitignore_that_is_none_is_none(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ async def shouting(host: str = "127.0.0.1") -> AsyncIterator[int]:
 
 
 async def noted(sandbox: Sandbox, count: int = 1) -> list[NetworkEvent]:
-    """The last of what the journal has, once there are so many."""
+    """Return the events of the audit log once there are `count`."""
     async with asyncio.timeout(10):
-        while len(events := await sandbox.door.journal.read()) < count:
+        while len(events := await sandbox.egress_proxy.audit_log.read()) < count:
             await asyncio.sleep(0.01)
     return events[-count:]

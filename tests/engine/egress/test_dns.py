@@ -1,4 +1,4 @@
-"""Questions by DNS, as bytes, and what is answered."""
+"""DnsListener by DNS, as bytes, and what is answered."""
 
 from __future__ import annotations
 

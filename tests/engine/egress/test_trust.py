@@ -16,7 +16,7 @@ from smokebox.engine.egress.trust import BUNDLE, OWN, VARIABLES, install
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smokebox.egress.handler import Context
+    from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
     from smokebox.engine.files.rooted import Rooted
     from smokebox.engine.host import Host
@@ -35,7 +35,7 @@ PYTHON = "import urllib.request as r; print(r.urlopen('https://api.test/').read(
 NODE = "fetch('https://api.test/').then(r => r.text()).then(t => process.stdout.write(t))"
 
 
-async def greet(request: Request, env: object, context: Context) -> Response:
+async def greet(request: Request, env: object, context: HandlerContext) -> Response:
     return Response("hello")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.egress.authority import Authority
-from smokebox.engine.egress.truststore import add_certificate, certificates
+from smokebox.engine.egress.trust import add_certificate, certificates
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from smokebox.engine.egress import web
-from smokebox.engine.egress.arrival import Arrival
-from smokebox.engine.egress.handlers import Handlers
-from smokebox.engine.egress.http.pool import Pool
+from smokebox.engine.egress.http.upstream import UpstreamPool
+from smokebox.engine.egress.listener import IncomingConnection
+from smokebox.engine.egress.proxy import HandlerResolver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -93,14 +93,14 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
 
-class Journal:
+class AuditLog:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.notes: list[dict[str, Any]] = []
 
     def note(self, **fields: Any) -> None:
-        """Of `Journal`."""
+        """Of `AuditLog`."""
         self.notes.append(fields)
 
 
@@ -124,18 +124,18 @@ class Meter:
 
 
 @dataclass
-class Door:
+class EgressProxy:
     """A `Doorway`, and the port that it listens on."""
 
     authority: Authority
     policy: Egress
     port: int = 0
     sandbox_id: str = "box"
-    journal: Journal = field(default_factory=Journal)
+    audit_log: AuditLog = field(default_factory=AuditLog)
     meter: Meter = field(default_factory=Meter)
     env: dict[str, str] = field(default_factory=lambda: {"TOKEN": TOKEN})
-    handlers: Handlers = field(default_factory=Handlers)
-    pool: Pool = field(default_factory=Pool)
+    handlers: HandlerResolver = field(default_factory=HandlerResolver)
+    pool: UpstreamPool = field(default_factory=UpstreamPool)
     served: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def ask(self, request: bytes) -> bytes:
@@ -177,9 +177,9 @@ async def open_door(
     sni: str | None = None,
     address: str = "198.18.0.7",
     resolver: Callable[[str, int], Awaitable[list[str]]] | None = None,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[EgressProxy]:
     """A door at which every connection arrives as said."""
-    door = Door(authority, policy, pool=Pool(resolver=resolver))
+    door = EgressProxy(authority, policy, pool=UpstreamPool(resolver=resolver))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     door.port = listener.getsockname()[1]
@@ -187,7 +187,7 @@ async def open_door(
     async def accept() -> None:
         while True:
             sock, _ = await asyncio.get_running_loop().sock_accept(listener)
-            arrival = Arrival(
+            arrival = IncomingConnection(
                 sock=sock, address=address, port=port, host=host, hello=hello, sni=sni
             )
             door.served.append(asyncio.create_task(web.serve(door, arrival)))

@@ -39,7 +39,7 @@ async def test_a_request_is_written_anew_and_its_answer_passed(authority: Author
     assert [value for name, value in seen["headers"] if name == "x-one"] == ["1", "2"]
     assert not {"connection", "x-hop", "keep-alive", "te", "proxy-authorization"} & set(names)
     assert headers["connection"] == "close"
-    note = door.journal.notes[0]
+    note = door.audit_log.notes[0]
     assert (note["verdict"], note["rule"]) == ("forwarded", "allowed_hosts['api.test']")
     assert (note["sent"], note["received"]) == (5, len(body))
 
@@ -55,7 +55,7 @@ async def test_tls_is_opened_with_the_certificate_of_the_name_and_verified_outsi
         writer.write(LAST)
         status, _, _ = parts(await reader.read())
     assert status == 200
-    assert door.journal.notes[0]["protocol"] == "https"
+    assert door.audit_log.notes[0]["protocol"] == "https"
 
 
 async def test_a_server_with_another_name_in_its_certificate_is_not_spoken_to(
@@ -150,7 +150,7 @@ async def test_answers_of_servers_are_passed_or_explained(
     assert found == status
     if body is None:
         assert content.startswith(b"smokebox: api.test")
-        assert door.journal.notes[0]["verdict"] == "failed"
+        assert door.audit_log.notes[0]["verdict"] == "failed"
     else:
         assert content == body
         assert "trailer" not in headers
@@ -175,8 +175,8 @@ async def test_an_answer_that_is_cut_off_is_cut_off_for_the_program(authority: A
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(10)
-    assert door.journal.notes[0]["verdict"] == "failed"
-    assert "cut off" in door.journal.notes[0]["reason"]
+    assert door.audit_log.notes[0]["verdict"] == "failed"
+    assert "cut off" in door.audit_log.notes[0]["reason"]
 
 
 async def test_an_old_client_is_answered_without_chunks(authority: Authority) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from engine.egress_web.doors import (
     HOST,
     TOKEN,
-    Door,
+    EgressProxy,
     answers,
     echo,
     open_door,
@@ -23,15 +23,15 @@ from engine.egress_web.doors import (
     serving,
 )
 from smokebox.egress.handler import Refused
-from smokebox.egress.message import Body, Request, Response
+from smokebox.egress.message import MessageBody, Request, Response
 from smokebox.egress.policy import Egress
-from smokebox.engine.egress.http import handling
+from smokebox.engine.egress.http import handler_call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from engine.egress_web.doors import Authority
-    from smokebox.egress.handler import Context, Handler
+    from smokebox.egress.handler import Handler, HandlerContext
 
 POST = f"POST /p HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -40,12 +40,12 @@ def by(handler: Handler, address: str, **options: Any) -> Egress:
     return Egress(outbound_by_host={HOST: handler}, hosts={HOST: address}, **options)
 
 
-async def inject(request: Request, env: Any, context: Context) -> Request:
+async def inject(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["authorization"] = f"Bearer {env['TOKEN']}"
     return request
 
 
-async def inject_and_forward(request: Request, env: Any, context: Context) -> Response:
+async def inject_and_forward(request: Request, env: Any, context: HandlerContext) -> Response:
     return await context.forward(await inject(request, env, context))
 
 
@@ -73,9 +73,9 @@ async def test_an_injected_header_is_sent_and_its_echo_scrubbed(
     assert TOKEN.encode() not in answer
     assert base64.b64encode(TOKEN.encode()) not in answer
     assert "[redacted]" in dict(json.loads(body)["headers"])["authorization"]
-    assert TOKEN not in str(door.journal.notes)
-    assert door.journal.notes[0]["handler"] == handler.__name__
-    assert door.journal.notes[0]["verdict"] == "forwarded"
+    assert TOKEN not in str(door.audit_log.notes)
+    assert door.audit_log.notes[0]["handler"] == handler.__name__
+    assert door.audit_log.notes[0]["verdict"] == "forwarded"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -135,7 +135,7 @@ async def test_without_scrub_an_echo_comes_back(authority: Authority) -> None:
 
 
 async def test_a_secret_in_the_url_is_scrubbed_too(authority: Authority) -> None:
-    async def sign(request: Request, env: Any, context: Context) -> Request:
+    async def sign(request: Request, env: Any, context: HandlerContext) -> Request:
         request.url += f"?key={env['TOKEN']}"
         return request
 
@@ -146,41 +146,41 @@ async def test_a_secret_in_the_url_is_scrubbed_too(authority: Authority) -> None
         status, headers, _ = parts(await door.get("/start"))
     assert status == 302
     assert headers["location"].startswith("/next?key=[redacted]")
-    assert door.journal.notes[0]["path"] == "/start"
+    assert door.audit_log.notes[0]["path"] == "/start"
 
 
-def refuse(request: Request, env: Any, context: Context) -> Request:
+def refuse(request: Request, env: Any, context: HandlerContext) -> Request:
     raise Refused("not on a Monday")
 
 
-async def fail(request: Request, env: Any, context: Context) -> Request:
+async def fail(request: Request, env: Any, context: HandlerContext) -> Request:
     raise RuntimeError(f"could not use {env['TOKEN']}")
 
 
-async def forget(request: Request, env: Any, context: Context) -> None:
+async def forget(request: Request, env: Any, context: HandlerContext) -> None:
     request.headers["x"] = "y"
 
 
-async def hang(request: Request, env: Any, context: Context) -> Request:
+async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def split(request: Request, env: Any, context: Context) -> Request:
+async def split(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["x"] = f"{env['TOKEN']}\r\nHost: other.test"
     return request
 
 
-async def wander(request: Request, env: Any, context: Context) -> Request:
+async def wander(request: Request, env: Any, context: HandlerContext) -> Request:
     request.url = "http://127.0.0.1:1/"
     return request
 
 
-async def odd_status(request: Request, env: Any, context: Context) -> Response:
+async def odd_status(request: Request, env: Any, context: HandlerContext) -> Response:
     return Response("x", 7)
 
 
-async def half_read(request: Request, env: Any, context: Context) -> Request:
+async def half_read(request: Request, env: Any, context: HandlerContext) -> Request:
     async for _ in request.body:
         break
     return request
@@ -207,7 +207,7 @@ async def test_a_handler_that_does_not_decide_lets_nothing_through(
     status: int,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(handling, "DECIDE_SECONDS", 0.3 if handler is hang else 30.0)
+    monkeypatch.setattr(handler_call, "DECIDE_SECONDS", 0.3 if handler is hang else 30.0)
     reached = []
 
     async def remember(request: web.Request) -> web.Response:
@@ -220,11 +220,11 @@ async def test_a_handler_that_does_not_decide_lets_nothing_through(
     assert (found, reached) == (status, [])
     assert reason in body.decode()
     assert TOKEN.encode() not in answer
-    assert TOKEN not in str(door.journal.notes)
+    assert TOKEN not in str(door.audit_log.notes)
 
 
 async def test_a_handler_may_answer_by_itself(authority: Authority) -> None:
-    async def answer(request: Request, env: Any, context: Context) -> Response:
+    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response.of_json({"box": context.sandbox_id, "rule": context.rule, "u": request.url})
 
     async with open_door(authority, by(answer, "127.0.0.1:1")) as door:
@@ -235,15 +235,15 @@ async def test_a_handler_may_answer_by_itself(authority: Authority) -> None:
         "rule": "outbound_by_host['api.test']",
         "u": "http://api.test/a?b",
     }
-    assert door.journal.notes[0]["verdict"] == "answered"
+    assert door.audit_log.notes[0]["verdict"] == "answered"
 
 
 async def test_a_handler_may_read_and_replace_bodies(authority: Authority) -> None:
-    async def shout(request: Request, env: Any, context: Context) -> Response:
-        request.body = Body((await request.text()).upper())
+    async def shout(request: Request, env: Any, context: HandlerContext) -> Response:
+        request.body = MessageBody((await request.text()).upper())
         answer = await context.forward(request)
         seen = await answer.json()
-        answer.body = Body(pieces(seen["body"]))
+        answer.body = MessageBody(pieces(seen["body"]))
         return answer
 
     async def pieces(text: str) -> AsyncIterator[bytes]:
@@ -259,7 +259,7 @@ async def test_a_handler_may_read_and_replace_bodies(authority: Authority) -> No
 async def test_a_handler_may_send_it_elsewhere(authority: Authority) -> None:
     async with serving(echo) as elsewhere:
 
-        async def redirect(request: Request, env: Any, context: Context) -> Response:
+        async def redirect(request: Request, env: Any, context: HandlerContext) -> Response:
             return await context.forward(request, to=f"http://{elsewhere}/base/")
 
         async with open_door(authority, by(redirect, "127.0.0.1:1")) as door:
@@ -280,7 +280,7 @@ async def test_a_body_that_is_passed_on_keeps_its_length(authority: Authority) -
 async def test_waiting_for_a_server_does_not_count_against_the_handler(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handling, "DECIDE_SECONDS", 0.3)
+    monkeypatch.setattr(handler_call, "DECIDE_SECONDS", 0.3)
 
     async def slow(request: web.Request) -> web.Response:
         await asyncio.sleep(0.6)
@@ -294,7 +294,7 @@ async def test_waiting_for_a_server_does_not_count_against_the_handler(
 
 
 async def test_an_answer_that_a_handler_breaks_off_is_cut_off(authority: Authority) -> None:
-    async def half(request: Request, env: Any, context: Context) -> Response:
+    async def half(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(pieces())
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -305,7 +305,7 @@ async def test_an_answer_that_a_handler_breaks_off_is_cut_off(authority: Authori
         with pytest.raises(ConnectionError):
             await door.get()
         await ended(door)
-    assert "failed with RuntimeError" in door.journal.notes[0]["reason"]
+    assert "failed with RuntimeError" in door.audit_log.notes[0]["reason"]
 
 
 async def test_answers_that_a_handler_does_not_want_are_let_go(authority: Authority) -> None:
@@ -321,7 +321,7 @@ async def test_answers_that_a_handler_does_not_want_are_let_go(authority: Author
         finally:
             gone.set()
 
-    async def instead(request: Request, env: Any, context: Context) -> Response:
+    async def instead(request: Request, env: Any, context: HandlerContext) -> Response:
         await context.forward(request)
         return Response("mine")
 
@@ -330,6 +330,6 @@ async def test_answers_that_a_handler_does_not_want_are_let_go(authority: Author
         await asyncio.wait_for(gone.wait(), 10)
 
 
-async def ended(door: Door) -> None:
+async def ended(door: EgressProxy) -> None:
     """Wait until the door is done with every connection."""
     await asyncio.wait(door.served, timeout=10)

@@ -32,7 +32,7 @@ async def test_a_refusal_names_the_setting_that_would_open_it(authority: Authori
     assert (status, headers["x-smokebox-refused"]) == (403, "internet")
     assert b"allowed_hosts=['api.test'] would open it" in body
     assert json.loads(as_json)["error"]["rule"] == "internet"
-    assert [note["verdict"] for note in door.journal.notes] == ["refused"] * 2
+    assert [note["verdict"] for note in door.audit_log.notes] == ["refused"] * 2
 
 
 async def test_the_policy_is_asked_for_each_request(authority: Authority) -> None:
@@ -80,8 +80,8 @@ async def test_a_request_whose_names_or_form_are_wrong_reaches_no_server(
     async with saying(answers(PAGE)) as address, open_door(authority, to(address)) as door:
         found, headers, _ = parts(await door.ask(request_))
     assert (found, headers["connection"]) == (status, "close")
-    assert door.journal.notes[0]["verdict"] == "refused"
-    assert door.journal.notes[0]["reason"]
+    assert door.audit_log.notes[0]["verdict"] == "refused"
+    assert door.audit_log.notes[0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_what_comes_to_443_is_tls_with_the_name_that_was_asked_for(
     policy = Egress(internet=True)
     async with open_door(authority, policy, port=443, hello=hello, sni=sni) as door:
         assert await door.ask(b"") == b""
-    assert reason in door.journal.notes[0]["reason"]
+    assert reason in door.audit_log.notes[0]["reason"]
 
 
 def trust_nobody(port: int) -> None:
@@ -146,7 +146,7 @@ async def test_a_program_that_does_not_trust_the_door_is_written_down(
         with pytest.raises(ssl.SSLError):
             await asyncio.to_thread(trust_nobody, door.port)
         await asyncio.wait(door.served)
-    assert "does not trust" in door.journal.notes[0]["reason"]
+    assert "does not trust" in door.audit_log.notes[0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ async def test_limits_are_answered_with_429_and_cut_what_is_too_long(authority: 
         assert parts(await door.ask(upload))[0] == 429
         with pytest.raises(ConnectionError):
             await door.get()
-    assert [note["rule"] for note in door.journal.notes] == ["limits"] * 3
+    assert [note["rule"] for note in door.audit_log.notes] == ["limits"] * 3
 
 
 async def test_a_refused_upload_hears_why_though_it_is_large(authority: Authority) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
 
-from engine.egress_web.doors import HOST, TOKEN, Door, open_door, parts, saying, serving
+from engine.egress_web.doors import HOST, TOKEN, EgressProxy, open_door, parts, saying, serving
 from smokebox.egress.policy import Egress
 
 if TYPE_CHECKING:
     from engine.egress_web.doors import Authority
-    from smokebox.egress.handler import Context
+    from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
 
 GET = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
@@ -28,7 +28,7 @@ def to(address: str) -> Egress:
     return Egress(allowed_hosts=[HOST], hosts={HOST: address})
 
 
-async def inject(request: Request, env: Any, context: Context) -> Request:
+async def inject(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["authorization"] = f"Bearer {env['TOKEN']}"
     return request
 
@@ -68,7 +68,7 @@ async def test_large_answers_pass_whole(authority: Authority, policy: Any) -> No
             await reader.readexactly(2)
     assert heard.digest() == told.digest()
     assert grown(before) < LARGE // 2
-    assert door.journal.notes[0]["received"] == LARGE
+    assert door.audit_log.notes[0]["received"] == LARGE
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -98,7 +98,7 @@ async def test_large_uploads_pass_whole(authority: Authority, chunked: bool) -> 
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         assert await reader.readexactly(4) == b"done"
     assert heard.digest() == told.digest()
-    assert door.journal.notes[0]["sent"] == LARGE
+    assert door.audit_log.notes[0]["sent"] == LARGE
 
 
 async def test_a_program_that_does_not_read_holds_the_server_back(authority: Authority) -> None:
@@ -173,13 +173,13 @@ async def test_a_program_that_leaves_ends_the_request(authority: Authority) -> N
         await asyncio.wait_for(gone.wait(), 10)
         await asyncio.wait(door.served, timeout=10)
         assert door.served[0].exception() is None
-    assert door.journal.notes[0]["reason"] == "the program left"
+    assert door.audit_log.notes[0]["reason"] == "the program left"
 
 
 async def test_a_program_that_leaves_ends_its_handler(authority: Authority) -> None:
     begun, gone = asyncio.Event(), asyncio.Event()
 
-    async def wait(request: Request, env: Any, context: Context) -> Request:
+    async def wait(request: Request, env: Any, context: HandlerContext) -> Request:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -195,7 +195,7 @@ async def test_a_program_that_leaves_ends_its_handler(authority: Authority) -> N
         await asyncio.wait_for(gone.wait(), 10)
 
 
-async def expecting(door: Door, size: int = 5) -> bytes:
+async def expecting(door: EgressProxy, size: int = 5) -> bytes:
     """Send a body only when told to; all that was said before and after."""
     head = f"PUT / HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nConnection: close\r\n"
     async with door.connected() as (reader, writer):
@@ -299,8 +299,8 @@ async def test_a_websocket_is_passed_and_scrubbed(authority: Authority) -> None:
     assert said.startswith("hello [redacted]") or "[redacted]" in said
     assert TOKEN not in said
     await asyncio.wait(door.served, timeout=10)
-    assert door.journal.notes[0]["status"] == 101
-    assert door.journal.notes[0]["sent"] > 370_000
+    assert door.audit_log.notes[0]["status"] == 101
+    assert door.audit_log.notes[0]["sent"] > 370_000
 
 
 async def test_a_websocket_that_the_server_refuses_is_an_ordinary_answer(

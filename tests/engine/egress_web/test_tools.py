@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from engine.egress_web.doors import Authority
-    from smokebox.egress.handler import Context
+    from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
@@ -36,7 +37,7 @@ sys.stdin.read()
 """
 
 
-async def add_token(request: Request, env: Any, context: Context) -> Request:
+async def add_token(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["authorization"] = f"Bearer {env.COMPANY_TOKEN}"
     return request
 
@@ -63,12 +64,13 @@ async def registries(
 @pytest_asyncio.fixture
 async def box(host: Host, registries: tuple[Registries, str]) -> Sandbox:
     """A sandbox that reaches them by a handler that adds the token."""
-    _, address = registries
-    policy = Egress(
-        outbound_by_host=dict.fromkeys(HOSTS, add_token),
-        hosts=dict.fromkeys(HOSTS, address),
+    return await host.create("box", egress=policy_for(registries[1]))
+
+
+def policy_for(address: str) -> Egress:
+    return Egress(
+        outbound_by_host=dict.fromkeys(HOSTS, add_token), hosts=dict.fromkeys(HOSTS, address)
     )
-    return await host.create("box", egress=policy)
 
 
 async def run(box: Sandbox, command: str) -> str:
@@ -138,13 +140,15 @@ async def test_nothing_in_the_sandbox_shows_the_token(
     assert os.geteuid() != 0 or None not in looked.values()
     assert not any(token in _text(f"/proc/{pid}/environ") for pid in pids)
     assert not files_with(tmp_path / "home", token.encode())
-    events = await (await box.network.journal()).read()
+    events = await (await box.network.audit_log()).read()
     assert len(events) >= 3
     assert token not in str(events)
 
 
-async def test_the_search_would_have_found_it(box: Sandbox, token: str) -> None:
-    await box.network.configure({"scrub": False})
+async def test_the_search_finds_the_token_without_scrubbing(
+    box: Sandbox, registries: tuple[Registries, str], token: str
+) -> None:
+    await box.network.configure(replace(policy_for(registries[1]), scrub=False))
     found = [memory_shows(pid, token.encode()) for pid in await listening(box)]
     assert True in found or None in found
 

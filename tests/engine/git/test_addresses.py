@@ -1,4 +1,4 @@
-"""Which addresses the engine asks on behalf of whoever calls it."""
+"""Addresses that the engine connects to for a clone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.git import upstream
-from smokebox.engine.git.upstream import PrivateAddress, PublicResolver
+from smokebox.engine.git import remote
+from smokebox.engine.git.repository import parse_repository
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
         "[64:ff9b::7f00:1]",
     ],
 )
-async def test_what_leads_inside_is_refused_by_default(sandbox: Sandbox, place: str) -> None:
+async def test_private_addresses_are_refused_by_default(sandbox: Sandbox, place: str) -> None:
     with pytest.raises(InvalidOption, match="allow_private=True") as caught:
         await sandbox.git_checkout(f"http://{place}/x.git")
     assert caught.value.option == "allow_private"
     assert not await sandbox.exists("x")
 
 
-async def test_nothing_is_asked_of_what_is_refused(sandbox: Sandbox, server: GitServer) -> None:
+async def test_a_refused_server_is_not_contacted(sandbox: Sandbox, server: GitServer) -> None:
     for origin in (server.origin, server.origin.replace("127.0.0.1", "localhost")):
         with pytest.raises(InvalidOption):
             await sandbox.git_checkout(f"{origin}/plain/project.git")
     assert not server.seen
 
 
-async def test_a_redirect_that_leads_inside_is_refused(
+async def test_a_redirect_to_a_private_address_is_refused(
     sandbox: Sandbox, server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if the server were a public one; where it leads is not.
-    monkeypatch.setattr(upstream, "is_public", lambda address: address == "127.0.0.1")
+    # Treat the server as public; the target of its redirect is not.
+    monkeypatch.setattr(remote, "is_public", lambda address: address == "127.0.0.1")
     await sandbox.git_checkout(f"{server.origin}/moved/project.git")
     with pytest.raises(InvalidOption, match=r"169\.254\.169\.254 does not lead"):
         await sandbox.git_checkout(f"{server.origin}/local/project.git", "t")
 
 
-async def test_a_name_with_one_address_inside_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    resolver = PublicResolver()
-    with pytest.raises(PrivateAddress):
-        await resolver.resolve("localhost", 80)
-    monkeypatch.setattr(upstream, "is_public", lambda address: True)
-    found = await resolver.resolve("localhost", 80)
-    assert "127.0.0.1" in [address["host"] for address in found]
+async def test_a_name_with_one_private_address_is_refused() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["93.184.216.34", "10.0.0.1"]
+
+    repository = parse_repository("http://example.org/x.git")
+    server = remote.GitRemote(repository, resolver=resolve)
+    with pytest.raises(InvalidOption, match="does not lead to a public address"):
+        async with server.request("GET", remote.REFS, []):
+            pass

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
         ("status/503/x.git", "network", "HTTP 503"),
         ("status/429/x.git", "network", "HTTP 429"),
         ("status/204/x.git", "failed", "HTTP 204"),
-        ("page/x.git", "failed", "not answer as a git server"),
+        ("page/x.git", "failed", "not respond as a git server"),
         ("loop/x.git", "failed", "redirects more than 5 times"),
         ("login/x.git", "failed", "not to a repository"),
-        ("odd/x.git", "failed", "no http or https URL"),
+        ("odd/x.git", "failed", "not http or https"),
         ("cut/large.git", "network", "broke off"),
     ],
 )

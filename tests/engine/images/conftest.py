@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from engine.images.guest import USERS, Guest, can_unshare
-from smokebox.engine.images.store import Store, open_store
+from places import short_directory
+from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
     uid: int = request.param
     if not can_unshare(uid):
         pytest.skip("this host forbids user namespaces to that user")
-    home = Path(tempfile.mkdtemp(dir="/tmp", prefix="smokebox-images-"))
+    home = Path(short_directory("images"))
     if uid != os.geteuid():
         os.chown(home, uid, uid)
     yield Guest(uid, home)
@@ -36,7 +36,7 @@ def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> ImageStore:
     """An empty store of this host."""
     return open_store(str(tmp_path / "images"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images.store import Store, open_store
+from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ class Guest:
     uid: int
     home: Path
 
-    def get(self, name: str, store: Store | None = None) -> Image:
+    def get(self, name: str, store: ImageStore | None = None) -> Image:
         with acting_as(self.uid):
             return asyncio.run((store or open_store(str(self.home / "images"))).get(name))
 

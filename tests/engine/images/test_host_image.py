@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from smokebox.engine.images.host_files import PRIVATE_KEY
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.public import PRIVATE_KEY
-from smokebox.engine.images.shelf import Shelf
+from smokebox.engine.images.image import LayerStore
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
     from smokebox.engine.images.image import Image
-    from smokebox.engine.images.store import Store
+    from smokebox.engine.images.store import ImageStore
 
 SECRET_NAMES = {
     *("shadow", "shadow-", "gshadow", "sudoers", "sudoers.d", "ssh", "machine-id", "docker"),
@@ -35,8 +35,8 @@ SECRET_NAMES = {
 
 
 async def image_of(host: Path, *, usr_local: bool = True) -> Image:
-    shelf = Shelf(str(host.parent / "images"))
-    return await HostImage(shelf, host=str(host), usr_local=usr_local).get("host")
+    layer_store = LayerStore(str(host.parent / "images"))
+    return await HostImage(layer_store, host=str(host), usr_local=usr_local).get("host")
 
 
 def layers_at(image: Image, target: str) -> list[Path]:
@@ -219,7 +219,9 @@ async def test_modes_do_not_depend_on_the_umask(host: Path) -> None:
         assert (root / "home/user").stat().st_uid == 1000
 
 
-async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(store: Store) -> None:
+async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(
+    store: ImageStore,
+) -> None:
     root = Path((await store.get("host")).layers[0].path)
     for path in files_below(root):
         original = Path("/") / path.relative_to(root)
@@ -249,7 +251,7 @@ async def test_python_is_a_name_for_python3_where_there_is_no_other(
     assert not added or os.readlink(mask / "bin/python") == "python3"
 
 
-async def test_nothing_of_this_host_is_there_by_name_or_content(store: Store) -> None:
+async def test_nothing_of_this_host_is_there_by_name_or_content(store: ImageStore) -> None:
     root = Path((await store.get("host")).layers[0].path)
     names = {path.name for path in (root / "etc").iterdir()}
     assert not names & SECRET_NAMES

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.images.host_image import HostImage
-from smokebox.engine.images.shelf import Shelf
-from smokebox.engine.images.store import Store
+from smokebox.engine.images.image import LayerStore
+from smokebox.engine.images.store import ImageStore
 
 if TYPE_CHECKING:
     from engine.images.guest import Guest
@@ -90,8 +90,8 @@ def test_root_inside_cannot_read_what_is_private_in_usr(guest: Guest) -> None:
         (host / "usr" / name / "token").chmod(0o600)
     (host / "usr/share/vault/public").write_text("public")
     (host / "etc").mkdir()
-    source = HostImage(Shelf(str(guest.home / "images")), host=str(host))
-    image = guest.get("host", Store({"host": source}))
+    source = HostImage(LayerStore(str(guest.home / "images")), host=str(host))
+    image = guest.get("host", ImageStore({"host": source}))
     found = guest.look(image, "/usr", "find", ".", "-type", "f")
     assert found.stdout.split() == ["./share/vault/public"], found.stderr
 

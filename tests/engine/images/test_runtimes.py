@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.images.image import Image, Layer
-from smokebox.engine.images.runtimes import DENO, Runtimes
-from smokebox.engine.images.shelf import Shelf
+from smokebox.engine.images.image import Image, Layer, LayerStore
+from smokebox.engine.images.store import DENO, Runtimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ async def test_a_program_lies_beneath_all_else(
     tmp_path: Path, program: Path, link: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", link)
-    runtimes = Runtimes(Shelf(str(tmp_path / "shelf")), str(program))
+    runtimes = Runtimes(LayerStore(str(tmp_path / "layer_store")), str(program))
     image = await runtimes.beneath(IMAGE)
     assert image.layers[:-1] == IMAGE.layers
     assert (image.layers[-1].target, image.digest != IMAGE.digest) == ("/", True)
@@ -47,7 +46,7 @@ async def test_a_program_lies_beneath_all_else(
 
 
 async def test_another_program_is_another_image(tmp_path: Path, program: Path) -> None:
-    runtimes = Runtimes(Shelf(str(tmp_path / "shelf")), str(program))
+    runtimes = Runtimes(LayerStore(str(tmp_path / "layer_store")), str(program))
     before = await runtimes.beneath(IMAGE)
     program.unlink()
     program.write_text("#!/bin/sh\necho other\n")
@@ -56,4 +55,4 @@ async def test_another_program_is_another_image(tmp_path: Path, program: Path) -
 
 
 async def test_without_a_program_an_image_stays_as_it_is(tmp_path: Path) -> None:
-    assert await Runtimes(Shelf(str(tmp_path)), None).beneath(IMAGE) is IMAGE
+    assert await Runtimes(LayerStore(str(tmp_path)), None).beneath(IMAGE) is IMAGE

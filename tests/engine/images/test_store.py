@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smokebox.engine.images.image import Image, ImageStore
-from smokebox.engine.images.shelf import Shelf
-from smokebox.engine.images.store import Store, open_store
+from smokebox.engine.images.image import Image, LayerStore
+from smokebox.engine.images.store import ImageStore, open_store
 from smokebox.errors import InvalidOption, NotFound, PathError
 
 
@@ -24,7 +23,7 @@ class Registry:
 
 
 async def test_another_source_needs_no_change_elsewhere() -> None:
-    store: ImageStore = Store({"host": Registry(), "oci:": Registry(), "": Registry()})
+    store: ImageStore = ImageStore({"host": Registry(), "oci:": Registry(), "": Registry()})
     for name in ("host", "oci:/srv/layout", "python:3.12", "registry/library/python"):
         assert (await store.get(name)).name == name
 
@@ -39,7 +38,7 @@ async def test_another_source_needs_no_change_elsewhere() -> None:
         ("", "It has"),
     ],
 )
-async def test_an_unknown_name_is_told_the_nearest(store: Store, name: str, hint: str) -> None:
+async def test_an_unknown_name_is_told_the_nearest(store: ImageStore, name: str, hint: str) -> None:
     with pytest.raises(NotFound) as caught:
         await store.get(name)
     assert hint in str(caught.value)
@@ -53,7 +52,7 @@ def root_file_system(path: Path) -> Path:
     return path
 
 
-async def test_a_directory_is_an_image(store: Store, tmp_path: Path) -> None:
+async def test_a_directory_is_an_image(store: ImageStore, tmp_path: Path) -> None:
     root = root_file_system(tmp_path / "rootfs")
     image = await store.get(f"dir:{root}")
     assert str(root) in [layer.path for layer in image.layers]
@@ -62,7 +61,7 @@ async def test_a_directory_is_an_image(store: Store, tmp_path: Path) -> None:
     assert "DEBIAN_FRONTEND" not in image.env
 
 
-async def test_a_directory_gets_what_it_lacks(store: Store, tmp_path: Path) -> None:
+async def test_a_directory_gets_what_it_lacks(store: ImageStore, tmp_path: Path) -> None:
     image = await store.get(f"dir:{root_file_system(tmp_path / 'rootfs')}")
     over, _, under, *_ = (Path(layer.path) for layer in image.layers)
     assert "localhost" in (over / "etc/hosts").read_text()
@@ -70,7 +69,7 @@ async def test_a_directory_gets_what_it_lacks(store: Store, tmp_path: Path) -> N
     assert (under / "tmp").stat().st_mode & 0o7777 == 0o1777
 
 
-async def test_a_changed_directory_has_another_digest(store: Store, tmp_path: Path) -> None:
+async def test_a_changed_directory_has_another_digest(store: ImageStore, tmp_path: Path) -> None:
     root = root_file_system(tmp_path / "rootfs")
     before = await store.get(f"dir:{root}")
     assert (await store.get(f"dir:{root}")).digest == before.digest
@@ -81,13 +80,13 @@ async def test_a_changed_directory_has_another_digest(store: Store, tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["dir:", "dir:relative", "dir:~/x", "dir:/a\0b", "dir:/", "dir:/."]
 )
-async def test_a_bad_directory_is_refused(store: Store, name: str) -> None:
+async def test_a_bad_directory_is_refused(store: ImageStore, name: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         await store.get(name)
     assert caught.value.fields == {"option": "image", "value": name}
 
 
-async def test_a_link_to_the_host_is_the_host(store: Store, tmp_path: Path) -> None:
+async def test_a_link_to_the_host_is_the_host(store: ImageStore, tmp_path: Path) -> None:
     (tmp_path / "innocent").symlink_to("/")
     with pytest.raises(InvalidOption, match="is the host itself"):
         await store.get(f"dir:{tmp_path}/innocent")
@@ -99,7 +98,7 @@ async def test_a_directory_around_the_store_is_refused(tmp_path: Path) -> None:
         await open_store(str(root / "var/smokebox/images")).get(f"dir:{root}")
 
 
-async def test_a_directory_that_is_no_root_is_refused(store: Store, tmp_path: Path) -> None:
+async def test_a_directory_that_is_no_root_is_refused(store: ImageStore, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(InvalidOption, match="none of usr, bin"):
         await store.get(f"dir:{tmp_path}/photos")
@@ -121,14 +120,14 @@ async def test_two_engines_at_once_get_the_same(tmp_path: Path) -> None:
 
 
 def test_the_one_that_was_first_stays(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path))
+    layer_store = LayerStore(str(tmp_path))
     both = threading.Barrier(2)
 
     def make(into: str) -> None:
         (Path(into) / "file").write_text(into)
         both.wait(10)
 
-    threads = [threading.Thread(target=shelf.keep, args=("digest", make)) for _ in range(2)]
+    threads = [threading.Thread(target=layer_store.keep, args=("digest", make)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -143,7 +142,7 @@ def test_what_failed_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        Shelf(str(tmp_path)).keep("digest", make)
+        LayerStore(str(tmp_path)).keep("digest", make)
     assert os.listdir(tmp_path) == []
 
 
@@ -151,11 +150,11 @@ def test_what_a_killed_engine_left_is_swept(tmp_path: Path) -> None:
     for name in (".making-old", ".making-young"):
         (tmp_path / name / "deep").mkdir(parents=True)
     os.utime(tmp_path / ".making-old", (time.time() - 7200,) * 2)
-    Shelf(str(tmp_path)).keep("digest", lambda into: None)
+    LayerStore(str(tmp_path)).keep("digest", lambda into: None)
     assert sorted(os.listdir(tmp_path)) == [".making-young", "digest"]
 
 
 def test_a_store_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathError, match=str(tmp_path / "file")):
-        Shelf(str(tmp_path / "file/images")).keep("digest", lambda into: None)
+        LayerStore(str(tmp_path / "file/images")).keep("digest", lambda into: None)

@@ -1,4 +1,4 @@
-"""The kernel of Python contexts by itself, with the libraries of this virtualenv."""
+"""Kernels without a sandbox, run with the libraries of this virtualenv."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from smokebox.engine.interpreter import kernel
-from smokebox.engine.interpreter.frames import Failed, Frame, Output, Result, parse, result_of
+from smokebox.engine.interpreter.frames import (
+    KernelEnd,
+    KernelError,
+    KernelFrame,
+    KernelOutput,
+    KernelReady,
+    KernelResult,
+    parse,
+    result_of,
+)
 
 SOURCES = Path(kernel.__file__).parent
 BOOT = (
@@ -25,23 +34,25 @@ BOOT = (
 )
 
 
-class Told:
-    """What one piece of code gave."""
+class CodeOutput:
+    """All frames of one code execution, sorted by kind."""
 
-    def __init__(self, frames: list[Frame]) -> None:
+    def __init__(self, frames: list[KernelFrame]) -> None:
         self.frames = frames
-        self.results = [result_of(one) for one in frames if isinstance(one, Result)]
+        self.results = [result_of(one) for one in frames if isinstance(one, KernelResult)]
         self.stdout = self._output("stdout")
         self.stderr = self._output("stderr")
-        self.error = next((one for one in frames if isinstance(one, Failed)), None)
+        self.error = next((one for one in frames if isinstance(one, KernelError)), None)
 
     def _output(self, stream: str) -> str:
-        pieces = [one for one in self.frames if isinstance(one, Output) and one.stream == stream]
+        pieces = [
+            one for one in self.frames if isinstance(one, KernelOutput) and one.stream == stream
+        ]
         return "".join(one.data for one in pieces)
 
 
 class KernelProcess:
-    """A kernel that runs code, as the engine talks to it."""
+    """A running kernel, driven over the same protocol as in the engine."""
 
     def __init__(self, command: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -53,15 +64,20 @@ class KernelProcess:
             start_new_session=True,
         )
         self._count = 0
-        assert self._frame().__class__.__name__ == "Ready"
+        try:
+            first = self._frame()
+            assert isinstance(first, KernelReady), f"the kernel's first frame is {first}"
+        except BaseException:
+            self.close()
+            raise
 
-    def run(self, code: str, **env: str) -> Told:
-        """Run code, and give all that comes of it."""
-        self.ask(code, **env)
-        return self.hear()
+    def run(self, code: str, **env: str) -> CodeOutput:
+        """Run code and return its output."""
+        self.start(code, **env)
+        return self.finish()
 
-    def ask(self, code: str, **env: str) -> None:
-        """Have code run."""
+    def start(self, code: str, **env: str) -> None:
+        """Send code to the kernel."""
         self._count += 1
         request: dict[str, Any] = {
             "id": str(self._count),
@@ -73,26 +89,26 @@ class KernelProcess:
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Told:
-        """All that comes of the code that was asked for."""
+    def finish(self) -> CodeOutput:
+        """Wait until the started code ends, and return its output."""
         frames = [self._frame()]
-        while frames[-1].__class__.__name__ != "End":
+        while not isinstance(frames[-1], KernelEnd):
             frames.append(self._frame())
         assert {frame.id for frame in frames} == {str(self._count)}
-        return Told(frames)
+        return CodeOutput(frames)
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send SIGINT to the kernel's process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def _frame(self) -> Frame:
+    def _frame(self) -> KernelFrame:
         assert self.process.stdout is not None
-        return parse(self.process.stdout.readline().rstrip(b"\n"))
+        line = self.process.stdout.readline()
+        assert line, f"the kernel ended with exit code {self.process.wait(10)}"
+        return parse(line.rstrip(b"\n"))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill the kernel and close its pipes."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.kill()
@@ -100,17 +116,23 @@ class KernelProcess:
         self.process.stdin.close()
         self.process.stdout.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def python_kernel(
     cwd: Path, *, before: str = "", env: dict[str, str] | None = None
 ) -> KernelProcess:
-    """A kernel of Python, which runs `before` first."""
+    """Start a Python kernel that executes `before` ahead of its main module."""
     boot = BOOT.format(path=str(SOURCES / "__init__.py"), folder=str(SOURCES), before=before)
     return KernelProcess([sys.executable, "-c", boot], cwd, env)
 
 
 def script_kernel(cwd: Path, *program: str, language: str = "javascript") -> KernelProcess:
-    """A kernel of JavaScript or TypeScript, by that program."""
+    """Start a JavaScript or TypeScript kernel with a program such as node or deno."""
     move = 'exec 3<&0 4>&1 1>&2 </dev/null; exec "$@"'
     kernel = str(SOURCES / "kernel.mjs")
     return KernelProcess(["sh", "-c", move, "sh", *program, kernel, language], cwd)

@@ -353,7 +353,7 @@ async def test_only_so_many_of_the_ended_are_remembered(
             await box.contexts.run("import os; os._exit(1)", context=name)
 
     async def forgotten() -> bool:
-        rows = await box._shop.record.rows(ContextRow, "box")
+        rows = await box._context.record.rows(ContextRow, "box")
         return [row.context_id for row in rows] == ["b"]
 
     await eventually(forgotten)
@@ -395,7 +395,7 @@ async def test_an_image_without_python_says_what_to_do(host: Host) -> None:
     with pytest.raises(Unsupported, match="no python3") as caught:
         await box.contexts.run("1")
     assert "Python 3.8" in caught.value.hint
-    assert await box._shop.record.rows(ContextRow, "box") == []
+    assert await box._context.record.rows(ContextRow, "box") == []
 
 
 async def test_a_python_that_does_not_run_the_kernel_says_why(host: Host) -> None:

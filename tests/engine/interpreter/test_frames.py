@@ -14,25 +14,25 @@ import pytest
 from smokebox.engine.interpreter import frames
 from smokebox.engine.interpreter.frames import (
     CHART,
-    Dropped,
-    End,
     FrameReader,
-    Output,
-    Result,
+    KernelDropped,
+    KernelEnd,
+    KernelOutput,
+    KernelResult,
     parse,
     result_of,
 )
-from smokebox.engine.jail.logpump import KEEP
+from smokebox.engine.jail.log_pump import KEEP
 from smokebox.types import CodeExecution, CodeResult
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-END_FRAME = End(id="a", count=1, size=33)
+END_FRAME = KernelEnd(id="a", count=1, size=33)
 END = b'{"type":"end","id":"a","count":1}\n'
 
 
-async def read_all(reader: FrameReader) -> list[frames.Frame]:
+async def read_all(reader: FrameReader) -> list[frames.KernelFrame]:
     found = []
     with reader.watched() as ear:
         while more := await reader.read(ear):
@@ -65,7 +65,7 @@ async def read_all(reader: FrameReader) -> list[frames.Frame]:
     ],
 )
 def test_what_is_no_frame_is_counted_and_no_more(line: bytes) -> None:
-    assert parse(line) == Dropped(count=len(line))
+    assert parse(line) == KernelDropped(count=len(line))
 
 
 def test_what_is_a_frame_can_be_sent_on() -> None:
@@ -73,7 +73,7 @@ def test_what_is_a_frame_can_be_sent_on() -> None:
     for value in (*huge, b"1" * 40, b"-" + b"9" * 25, b"1e999", b'{"a":[1' + b"0" * 30 + b"]}"):
         line = b'{"type":"result","id":"a","data":{"text/plain":"t","application/json":%s}}' % value
         frame = parse(line)
-        if isinstance(frame, Result):
+        if isinstance(frame, KernelResult):
             told = CodeExecution(context="c", language="python", results=(result_of(frame),))
             assert msgspec.json.encode([told])
             assert told.text is None
@@ -89,7 +89,7 @@ def test_what_a_frame_says_of_its_size_is_not_believed() -> None:
 
 def test_a_bundle_becomes_a_result_by_its_fields() -> None:
     picture = base64.b64encode(b"\x89PNG").decode()
-    frame = Result(
+    frame = KernelResult(
         data={
             "text/plain": "t",
             "text/html": "<b>",
@@ -128,7 +128,7 @@ def test_a_bundle_becomes_a_result_by_its_fields() -> None:
 
 
 def test_fields_of_the_wrong_kind_are_left_out() -> None:
-    frame = Result(data={"text/plain": 5, "image/png": "!", "image/jpeg": [], CHART: "x"})
+    frame = KernelResult(data={"text/plain": 5, "image/png": "!", "image/jpeg": [], CHART: "x"})
     result = result_of(frame)
     assert (result.text, result.jpeg, result.chart) == (None, None, None)
 
@@ -141,7 +141,7 @@ async def test_frames_are_read_on_from_where_the_last_ended(tmp_path: Path) -> N
     with open(log, "ab") as file:
         file.write(END[10:] + b"junk\n" + END)
     end = END_FRAME
-    assert await read_all(reader) == [end, Dropped(count=4), end]
+    assert await read_all(reader) == [end, KernelDropped(count=4), end]
 
 
 async def test_a_line_without_end_takes_no_memory(
@@ -151,7 +151,7 @@ async def test_a_line_without_end_takes_no_memory(
     log = tmp_path / "log"
     log.write_bytes(b"x" * 1_000_000 + b"\n" + END)
     reader = FrameReader(str(log))
-    assert await read_all(reader) == [Dropped(count=1_000_000), END_FRAME]
+    assert await read_all(reader) == [KernelDropped(count=1_000_000), END_FRAME]
 
 
 async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(END)
     found = await read_all(FrameReader(str(log)))
-    assert isinstance(found[0], Dropped)
+    assert isinstance(found[0], KernelDropped)
     assert found[-1] == END_FRAME
 
 
@@ -177,6 +177,6 @@ async def test_the_bell_rings_for_what_is_written(tmp_path: Path) -> None:
             await heard.wait()
         with open(log, "ab") as file:
             file.write(b"\n")
-        assert await reader.read(ear) == [Output(stream="stdout", data="x", size=51)]
+        assert await reader.read(ear) == [KernelOutput(stream="stdout", data="x", size=51)]
         log.unlink()
         assert await reader.read(ear) == []

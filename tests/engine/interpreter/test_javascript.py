@@ -1,4 +1,4 @@
-"""The kernel of JavaScript and TypeScript: on the real Deno, and on Node."""
+"""The JavaScript and TypeScript kernel, run by the real Deno and Node."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from deno import find_deno_bin  # type: ignore[import-untyped]
 
 from engine.interpreter.kernel_process import KernelProcess, script_kernel
+from smokebox.engine.interpreter.frames import KernelOutput, KernelResult
 from smokebox.types import CodeResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from engine.interpreter.kernel_process import Told
+    from engine.interpreter.kernel_process import CodeOutput
 
 DENO = (os.fspath(find_deno_bin()), "run", "-A", "-q", "--no-prompt")
 NODE = ("node", "--no-warnings")
@@ -26,7 +27,7 @@ NODE = ("node", "--no-warnings")
 @pytest.fixture(params=["deno", "node"])
 def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KernelProcess]:
     if request.param == "node" and shutil.which("node") is None:
-        pytest.skip("no Node on this machine")
+        pytest.skip("Node is not installed")
     with script_kernel(tmp_path, *(DENO if request.param == "deno" else NODE)) as kernel:
         yield kernel
 
@@ -37,13 +38,13 @@ def typed(tmp_path: Path) -> Iterator[KernelProcess]:
         yield kernel
 
 
-def value(told: Told) -> str | None:
-    assert told.error is None
-    assert len(told.results) == 1
-    return told.results[0].text
+def value(output: CodeOutput) -> str | None:
+    assert output.error is None
+    assert len(output.results) == 1
+    return output.results[0].text
 
 
-def test_names_stay_and_may_be_declared_again(kernel: KernelProcess) -> None:
+def test_names_persist_and_can_be_redeclared(kernel: KernelProcess) -> None:
     assert value(kernel.run("const x = 1; x + 1")) == "2"
     assert value(kernel.run("const x = 5; let y = 1; x + y;")) == "6"
     assert kernel.run("function f() { return x * 2 }; class Q {}").results == []
@@ -51,7 +52,7 @@ def test_names_stay_and_may_be_declared_again(kernel: KernelProcess) -> None:
     assert value(kernel.run("new Q()")) == "Q {}"
 
 
-def test_values_are_shown_as_what_they_are(kernel: KernelProcess) -> None:
+def test_values_are_shown_as_text_and_json(kernel: KernelProcess) -> None:
     cases: list[tuple[str, str | None, Any]] = [
         ("'s'", "'s'", None),
         ("5n", "5n", None),
@@ -65,42 +66,42 @@ def test_values_are_shown_as_what_they_are(kernel: KernelProcess) -> None:
         ("const o = {}; o.self = o; Object.keys(o)", "[ 'self' ]", ["self"]),
     ]
     for code, text, json in cases:
-        told = kernel.run(code)
-        assert told.results == [CodeResult(text=text, json=json, main=True)], code
+        output = kernel.run(code)
+        assert output.results == [CodeResult(text=text, json=json, main=True)], code
     assert kernel.run("undefined").results == []
     assert kernel.run("// nothing").results == []
     assert kernel.run("o").results[0].json is None
 
 
-def test_output_comes_in_order_with_what_is_shown(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_output_and_results_keep_their_order(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "console.log('a', {b: 1}); display('shown'); console.error('e');"
         "console.info('%s-%d', 'i', 5);"
         "process.stdout.write('raw'); process.stdout.write(new Uint8Array([0xe2, 0x82, 0xac]));"
     )
-    assert (told.stdout, told.stderr) == ("a { b: 1 }\ni-5\nraw€", "e\n")
-    kinds = [type(frame).__name__ for frame in told.frames]
-    assert kinds[:3] == ["Output", "Result", "Output"]
+    assert (output.stdout, output.stderr) == ("a { b: 1 }\ni-5\nraw€", "e\n")
+    kinds = [type(frame) for frame in output.frames]
+    assert kinds[:3] == [KernelOutput, KernelResult, KernelOutput]
     grouped = kernel.run("console.group('g'); console.log('in\\nside'); console.groupEnd()")
     assert grouped.stdout == "g\n  in\n  side\n"
 
 
-def test_bundles_are_shown_by_their_types(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_display_accepts_mime_bundles(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "display({'text/html': '<b>'}, {raw: true});"
         "const shown = Symbol.for('Jupyter.display');"
         "const later = {async [shown]() { return {'text/markdown': '*m*'} }};"
         "display(later);"
         "({[Symbol.for('Jupyter.display')]: () => ({'image/png': new Uint8Array([137, 80])})})"
     )
-    assert told.results == [
+    assert output.results == [
         CodeResult(html="<b>"),
         CodeResult(markdown="*m*"),
         CodeResult(png=b"\x89P", main=True),
     ]
 
 
-def test_errors_are_told_with_their_line_and_without_the_kernel(kernel: KernelProcess) -> None:
+def test_errors_have_a_line_and_no_kernel_frames(kernel: KernelProcess) -> None:
     error = kernel.run("function g() {\n  throw new TypeError('no')\n}\ng()").error
     assert error is not None
     assert (error.name, error.message, error.line) == ("TypeError", "no", 2)
@@ -118,7 +119,7 @@ def test_errors_are_told_with_their_line_and_without_the_kernel(kernel: KernelPr
     assert value(kernel.run("'on'")) == "'on'"
 
 
-def test_modules_are_imported_as_in_a_module(kernel: KernelProcess, tmp_path: Path) -> None:
+def test_import_and_export_work_as_in_a_module(kernel: KernelProcess, tmp_path: Path) -> None:
     (tmp_path / "own.mjs").write_text("export const a = 3; export default 4;\n")
     code = (
         "import os, { type as kind } from 'node:os'\nimport * as path from \"node:path\";\n"
@@ -133,32 +134,32 @@ def test_modules_are_imported_as_in_a_module(kernel: KernelProcess, tmp_path: Pa
     assert missing is not None
 
 
-def test_what_fails_in_the_background_ends_nothing(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_background_errors_go_to_stderr_only(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "setTimeout(() => { throw new Error('late') }, 1); Promise.reject('lost');"
         "await new Promise(done => setTimeout(done, 100)); 'well'"
     )
-    assert value(told) == "'well'"
-    assert told.stderr.count("(in the background)") == 2
-    assert "late" in told.stderr
-    assert "lost" in told.stderr
+    assert value(output) == "'well'"
+    assert output.stderr.count("(in the background)") == 2
+    assert "late" in output.stderr
+    assert "lost" in output.stderr
 
 
-def test_exit_ends_the_code_and_not_the_context(kernel: KernelProcess) -> None:
+def test_exit_ends_the_code_but_not_the_context(kernel: KernelProcess) -> None:
     error = kernel.run("const kept = 1; process.exit(3)").error
     assert error is not None
     assert (error.name, error.message) == ("Exit", "3")
     assert value(kernel.run("kept")) == "1"
 
 
-def test_variables_of_one_call_end_with_it(kernel: KernelProcess) -> None:
+def test_env_of_one_call_does_not_reach_the_next(kernel: KernelProcess) -> None:
     assert value(kernel.run("process.env.A", A="x y")) == "'x y'"
     assert kernel.run("process.env.A").results == []
 
 
-def test_an_interrupt_ends_what_waits(kernel: KernelProcess, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_pending_await(kernel: KernelProcess, tmp_path: Path) -> None:
     kernel.interrupt()
-    kernel.ask(
+    kernel.start(
         "require('node:fs').writeFileSync('begun', ''); await new Promise(() => {}); 'never'"
     )
     deadline = time.monotonic() + 15
@@ -166,25 +167,25 @@ def test_an_interrupt_ends_what_waits(kernel: KernelProcess, tmp_path: Path) -> 
         assert time.monotonic() < deadline
         time.sleep(0.005)
     kernel.interrupt()
-    error = kernel.hear().error
+    error = kernel.finish().error
     assert error is not None
     assert error.name == "Interrupted"
     assert value(kernel.run("'next'")) == "'next'"
 
 
-def test_long_texts_and_large_formats_are_left_out_with_a_word(kernel: KernelProcess) -> None:
+def test_long_texts_and_large_formats_are_replaced_by_a_note(kernel: KernelProcess) -> None:
     [long] = kernel.run("'x'.repeat(3_000_000)").results
     assert len(long.text or "") < 1_200_000
     [big] = kernel.run("display({'text/html': 'x'.repeat(20_000_000)}, {raw: true})").results
     assert (big.html, "text/html is too large" in (big.text or "")) == (None, True)
 
 
-def test_half_of_a_pair_is_no_end_of_a_frame(kernel: KernelProcess) -> None:
-    told = kernel.run("console.log('\\ud800'); '\\udc00'")
-    assert told.stdout == "\ufffd\n"
+def test_lone_surrogates_do_not_break_a_frame(kernel: KernelProcess) -> None:
+    output = kernel.run("console.log('\\ud800'); '\\udc00'")
+    assert output.stdout == "\ufffd\n"
 
 
-def test_types_are_taken_off(typed: KernelProcess) -> None:
+def test_types_are_stripped(typed: KernelProcess) -> None:
     assert value(typed.run("interface A { a: number }\nconst v: A = {a: 1}\nv.a as number")) == "1"
     assert value(typed.run("function f<T>(x: T): T { return x }\nf<string>('g')")) == "'g'"
     assert value(typed.run("enum E { X = 2, Y }\nE.Y")) == "3"

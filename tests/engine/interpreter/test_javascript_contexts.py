@@ -1,4 +1,4 @@
-"""JavaScript and TypeScript in real sandboxes, by what they find there to run it."""
+"""JavaScript and TypeScript contexts in real sandboxes, by the runtime each one has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.engine.images.runtimes import DENO, find_deno
+from smokebox.engine.images.store import DENO, find_deno
 from smokebox.engine.interpreter import context as context_module
 from smokebox.errors import ProcessEnded, Unsupported
 from smokebox.types import CodeResult, OutputChunk
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
-# A loop in here takes a core until it is ended, beside whatever else runs.
+# Endless loops in these tests occupy a core until they are killed, which slows the rest.
 pytestmark = pytest.mark.timeout(60)
 
-# What is to be found when neither the image nor Smokebox has anything.
+# Hides the runtimes of both the image and Smokebox.
 NOWHERE = {"PATH": "/nowhere"}
 
 
@@ -30,23 +30,23 @@ async def box(host: Host) -> Sandbox:
     return await host.create("box")
 
 
-async def test_each_language_has_a_default_context_of_its_own(box: Sandbox) -> None:
+async def test_each_language_has_a_separate_default_context(box: Sandbox) -> None:
     assert (await box.contexts.run("const x = 1; x", language="javascript")).text == "1"
     assert (await box.contexts.run("const x: string = 'a'; x", language="ts")).text == "'a'"
     assert (await box.contexts.run("x = 2; x")).text == "2"
-    told = await box.contexts.run("x", language="node")
-    assert (told.text, told.count, told.language) == ("1", 2, "javascript")
+    result = await box.contexts.run("x", language="node")
+    assert (result.text, result.count, result.language) == ("1", 2, "javascript")
     assert len(await box.contexts.list()) == 3
 
 
-async def test_a_context_begins_in_its_directory_with_its_variables(box: Sandbox) -> None:
+async def test_a_context_starts_with_its_cwd_and_env(box: Sandbox) -> None:
     context = await box.contexts.create(language="js", cwd="/tmp", env={"A": "x"})
     code = "[process.cwd(), process.env.A, process.env.B]"
-    told = await box.contexts.run(code, context=context, env={"B": "y"})
-    assert told.results[0].json == ["/tmp", "x", "y"]
+    result = await box.contexts.run(code, context=context, env={"B": "y"})
+    assert result.results[0].json == ["/tmp", "x", "y"]
 
 
-async def test_events_come_as_they_happen(box: Sandbox) -> None:
+async def test_events_are_streamed_as_they_happen(box: Sandbox) -> None:
     code = (
         "import fs from 'node:fs'; console.log('first');"
         "while (!fs.existsSync('go')) await new Promise(done => setTimeout(done, 10)); 'end'"
@@ -60,7 +60,7 @@ async def test_events_come_as_they_happen(box: Sandbox) -> None:
     assert events == [OutputChunk("stdout", "first\n"), CodeResult(text="'end'", main=True)]
 
 
-async def test_a_timeout_interrupts_what_waits_and_what_loops(box: Sandbox) -> None:
+async def test_a_timeout_interrupts_awaits_and_loops(box: Sandbox) -> None:
     await box.contexts.run("const kept = 1", language="js")
     for code in ("await new Promise(() => {})", "console.log('on'); while (true);"):
         late = await box.contexts.run(code, language="js", timeout=0.3)
@@ -71,7 +71,7 @@ async def test_a_timeout_interrupts_what_waits_and_what_loops(box: Sandbox) -> N
     assert late.stdout == "on\n"
 
 
-async def test_a_loop_that_nobody_can_interrupt_ends_with_its_context(
+async def test_an_uninterruptible_loop_ends_its_context(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_module, "INTERRUPT_SECONDS", 1.0)
@@ -84,24 +84,24 @@ async def test_a_loop_that_nobody_can_interrupt_ends_with_its_context(
     assert (await box.contexts.run("typeof kept", language="js")).text == "'undefined'"
 
 
-async def test_a_context_that_dies_is_an_error(box: Sandbox) -> None:
+async def test_running_code_in_a_killed_context_raises(box: Sandbox) -> None:
     context = await box.contexts.create(language="js")
     for code in ("process.kill(process.pid, 'SIGKILL'); await new Promise(() => {})", "1"):
         with pytest.raises(ProcessEnded, match="killed"):
             await box.contexts.run(code, context=context)
 
 
-async def test_what_child_processes_write_breaks_nothing(box: Sandbox) -> None:
+async def test_output_of_child_processes_does_not_corrupt_frames(box: Sandbox) -> None:
     code = (
         "import child from 'node:child_process';"
         "child.spawnSync('echo', ['loud'], {stdio: 'inherit'});"
         "child.execFileSync('echo', ['heard']).toString()"
     )
-    told = await box.contexts.run(code, language="js")
-    assert (told.text, told.truncated) == ("'heard\\n'", False)
+    result = await box.contexts.run(code, language="js")
+    assert (result.text, result.truncated) == ("'heard\\n'", False)
 
 
-async def test_without_anything_to_run_it_the_error_says_what_to_do(host: Host) -> None:
+async def test_a_missing_runtime_raises_with_a_hint(host: Host) -> None:
     box = await host.create("box", env=NOWHERE)
     await box.exec("/bin/rm -r /opt/smokebox")
     for language in ("javascript", "typescript"):
@@ -111,21 +111,21 @@ async def test_without_anything_to_run_it_the_error_says_what_to_do(host: Host) 
     assert await box.contexts.list() == []
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/bin/node"), reason="no Node on this machine")
-async def test_node_of_the_image_is_taken_where_there_is_no_deno(box: Sandbox) -> None:
+@pytest.mark.skipif(not os.path.exists("/usr/bin/node"), reason="Node is not installed")
+async def test_node_of_the_image_is_used_without_deno(box: Sandbox) -> None:
     await box.exec("rm -r /opt/smokebox; rm -f $(command -v deno)")
-    told = await box.contexts.run("[typeof Deno, process.argv0]", language="javascript")
-    assert told.results[0].json == ["undefined", "node"]
+    result = await box.contexts.run("[typeof Deno, process.argv0]", language="javascript")
+    assert result.results[0].json == ["undefined", "node"]
 
 
-async def test_deno_of_the_image_goes_first(host: Host) -> None:
+async def test_deno_of_the_image_takes_precedence(host: Host) -> None:
     box = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
     await box.write_file("bin/deno", f'#!/bin/sh\nexport OWN=1\nexec {DENO} "$@"\n')
     await box.exec("chmod +x bin/deno")
     assert (await box.contexts.run("process.env.OWN", language="ts")).text == "'1'"
 
 
-async def test_a_program_that_cannot_take_types_says_so(host: Host) -> None:
+async def test_a_runtime_without_typescript_raises_its_message(host: Host) -> None:
     box = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
     await box.write_file("bin/deno", '#!/bin/sh\necho "cannot run TypeScript" >&2; exit 1\n')
     await box.exec("chmod +x bin/deno")
@@ -133,11 +133,11 @@ async def test_a_program_that_cannot_take_types_says_so(host: Host) -> None:
         await box.contexts.create(language="typescript")
 
 
-async def test_a_sandbox_has_deno_and_cannot_change_that_of_others(host: Host) -> None:
+async def test_a_sandbox_cannot_modify_the_deno_of_others(host: Host) -> None:
     box, other = await host.create("box"), await host.create("other")
-    told = await box.exec(f"{DENO} --version; echo harm > {DENO}; rm -r /opt/smokebox; ls /opt")
-    assert told.stdout.startswith("deno ")
-    assert "smokebox" not in told.stdout
+    result = await box.exec(f"{DENO} --version; echo harm > {DENO}; rm -r /opt/smokebox; ls /opt")
+    assert result.stdout.startswith("deno ")
+    assert "smokebox" not in result.stdout
     assert (await other.exec(f"{DENO} --version")).stdout.startswith("deno ")
     program = find_deno()
     assert program is not None

@@ -1,4 +1,4 @@
-"""The kernel of Python contexts: what values are shown as, figures, IPython, interrupts."""
+"""The Python kernel: display formats, figures, IPython and interrupts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.interpreter.kernel_process import KernelProcess, python_kernel
+from smokebox.engine.interpreter.frames import KernelEnd, KernelOutput, KernelResult
 from smokebox.types import CodeResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# What an image without the libraries is to the kernel.
+# Simulates an image in which these libraries are not installed.
 WITHOUT = "sys.modules.update(dict.fromkeys(['IPython', 'matplotlib', 'numpy']))"
 
 
@@ -43,7 +44,7 @@ def bare(tmp_path: Path) -> Iterator[KernelProcess]:
         ("if True:\n    5", None),
         ("None", None),
         ("5;", None),
-        ("5  # not hushed;", CodeResult(text="5", main=True)),
+        ("5  # not silenced;", CodeResult(text="5", main=True)),
         ("'é';", None),
         ("", None),
         ("# nothing", None),
@@ -57,8 +58,8 @@ def test_the_last_expression_is_the_result(
     assert bare.run(code).results == ([] if expected is None else [expected])
 
 
-def test_values_are_shown_in_all_their_formats(bare: KernelProcess) -> None:
-    told = bare.run(
+def test_a_value_is_shown_in_every_format_it_offers(bare: KernelProcess) -> None:
+    output = bare.run(
         "class Rich:\n"
         "    def __repr__(self): return 'plain'\n"
         "    def _repr_html_(self): return '<b>'\n"
@@ -72,7 +73,7 @@ def test_values_are_shown_in_all_their_formats(bare: KernelProcess) -> None:
         "    def _repr_pdf_(self): raise NotImplementedError\n"
         "Rich()"
     )
-    assert told.results == [
+    assert output.results == [
         CodeResult(
             text="plain",
             html="<b>",
@@ -88,159 +89,161 @@ def test_values_are_shown_in_all_their_formats(bare: KernelProcess) -> None:
     ]
 
 
-def test_a_bundle_of_mime_types_is_taken_as_it_is(bare: KernelProcess) -> None:
-    told = bare.run(
+def test_repr_mimebundle_is_passed_through(bare: KernelProcess) -> None:
+    output = bare.run(
         "class Bundle:\n"
         "    def _repr_mimebundle_(self, include=None, exclude=None):\n"
         "        return {'text/plain': 'p', 'application/vnd.x+json': {'y': 1}}, {}\n"
         "display(Bundle(), 2)"
     )
-    first, second = told.results
+    first, second = output.results
     assert (first.text, first.data) == ("p", {"application/vnd.x+json": {"y": 1}})
     assert (second.text, second.main) == ("2", False)
 
 
-def test_a_value_that_cannot_be_shown_is_an_error(bare: KernelProcess) -> None:
-    told = bare.run("class Bad:\n    def __repr__(self): raise ValueError('mute')\nBad()")
-    assert told.error is not None
-    assert (told.error.name, told.error.message) == ("ValueError", "mute")
+def test_a_failing_repr_is_an_error(bare: KernelProcess) -> None:
+    output = bare.run("class Bad:\n    def __repr__(self): raise ValueError('mute')\nBad()")
+    assert output.error is not None
+    assert (output.error.name, output.error.message) == ("ValueError", "mute")
     assert bare.run("1").results[0].text == "1"
 
 
-def test_objects_that_answer_to_every_name_are_shown_plainly(bare: KernelProcess) -> None:
-    told = bare.run("from unittest.mock import MagicMock\nMagicMock(name='m')")
-    assert told.error is None
-    assert (told.results[0].text or "").startswith("<MagicMock name='m'")
-    assert told.results[0].formats() == ("text",)
+def test_mocks_are_shown_as_text_only(bare: KernelProcess) -> None:
+    output = bare.run("from unittest.mock import MagicMock\nMagicMock(name='m')")
+    assert output.error is None
+    assert (output.results[0].text or "").startswith("<MagicMock name='m'")
+    assert output.results[0].formats() == ("text",)
 
 
-def test_a_long_text_and_a_large_format_are_left_out_with_a_word(bare: KernelProcess) -> None:
+def test_long_texts_and_large_formats_are_replaced_by_a_note(bare: KernelProcess) -> None:
     [long] = bare.run("'x' * 3_000_000").results
     assert "characters left out here" in (long.text or "")
     assert len(long.text or "") < 1_100_000
-    told = bare.run("class Big:\n    def _repr_png_(self): return bytes(20_000_000)\nBig()")
-    assert told.results[0].png is None
-    assert "image/png is too large" in (told.results[0].text or "")
+    output = bare.run("class Big:\n    def _repr_png_(self): return bytes(20_000_000)\nBig()")
+    assert output.results[0].png is None
+    assert "image/png is too large" in (output.results[0].text or "")
 
 
-def test_top_level_await_shares_one_loop(bare: KernelProcess) -> None:
+def test_top_level_await_shares_one_event_loop(bare: KernelProcess) -> None:
     code = "import asyncio\ntask = asyncio.ensure_future(asyncio.sleep(0, 'heard'))\nawait {}"
     assert bare.run(code.format("asyncio.sleep(0)")).error is None
     assert bare.run("await task").results[0].text == "'heard'"
 
 
-def test_an_interrupt_is_for_code_that_runs(bare: KernelProcess, tmp_path: Path) -> None:
+def test_an_interrupt_reaches_only_running_code(bare: KernelProcess, tmp_path: Path) -> None:
     bare.interrupt()
     assert bare.run("1").results[0].text == "1"
-    bare.ask("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1000)")
+    bare.start("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1000)")
     _wait_for(tmp_path / "begun")
     bare.interrupt()
-    told = bare.hear()
-    assert told.error is not None
-    assert (told.error.name, told.error.line) == ("KeyboardInterrupt", 3)
-    assert "smokebox" not in told.error.traceback
+    output = bare.finish()
+    assert output.error is not None
+    assert (output.error.name, output.error.line) == ("KeyboardInterrupt", 3)
+    assert "smokebox" not in output.error.traceback
     assert bare.run("2").results[0].text == "2"
 
 
-def test_interrupts_at_any_moment_break_no_frame(bare: KernelProcess, tmp_path: Path) -> None:
+def test_interrupts_at_any_moment_do_not_corrupt_frames(
+    bare: KernelProcess, tmp_path: Path
+) -> None:
     code = "open('begun', 'w').close()\nwhile True: print('x' * 500)\n"
     for _ in range(20):
-        bare.ask(code)
+        bare.start(code)
         _wait_for(tmp_path / "begun")
         (tmp_path / "begun").unlink()
         bare.interrupt()
-        told = bare.hear()
-        assert told.error is not None
-        assert told.error.name == "KeyboardInterrupt"
-        assert set(told.stdout) <= {"x", "\n"}
+        output = bare.finish()
+        assert output.error is not None
+        assert output.error.name == "KeyboardInterrupt"
+        assert set(output.stdout) <= {"x", "\n"}
     assert bare.run("'well'").results[0].text == "'well'"
 
 
-def test_what_code_does_to_its_streams_ends_with_it(bare: KernelProcess) -> None:
+def test_replaced_streams_are_restored_for_the_next_code(bare: KernelProcess) -> None:
     bare.run("import sys, io, os\nsys.stdout = io.StringIO()\nsys.stderr.close()\nprint('lost')")
     assert bare.run("print('back')").stdout == "back\n"
     bare.run("import sys; sys.stdin.read(); del sys.stdout")
     assert bare.run("print('again')").stdout == "again\n"
-    told = bare.run("input()")
-    assert told.error is not None
-    assert told.error.name == "EOFError"
+    output = bare.run("input()")
+    assert output.error is not None
+    assert output.error.name == "EOFError"
 
 
-def test_forked_children_write_too(bare: KernelProcess) -> None:
+def test_output_of_forked_children_is_captured(bare: KernelProcess) -> None:
     code = (
         "import multiprocessing as m\n"
         "p = m.get_context('fork').Process(target=print, args=('from a child',))\n"
         "p.start(); p.join(); p.exitcode"
     )
-    told = bare.run(code)
-    assert (told.stdout, told.results[0].text) == ("from a child\n", "0")
+    output = bare.run(code)
+    assert (output.stdout, output.results[0].text) == ("from a child\n", "0")
 
 
-def test_a_forked_child_is_no_second_kernel(bare: KernelProcess) -> None:
+def test_a_forked_child_does_not_become_a_second_kernel(bare: KernelProcess) -> None:
     for code, status in (("5", 0), ("sys.exit(3)", 3), ("1 / 0", 1)):
-        told = bare.run(
+        output = bare.run(
             "import os, sys\nif os.fork():\n    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
             f"else:\n    print('child')\n    display(1)\n    {code}"
         )
-        assert (told.error, told.results) == (None, [])
-        assert told.stdout == f"child\n{status}\n"
+        assert (output.error, output.results) == (None, [])
+        assert output.stdout == f"child\n{status}\n"
     assert bare.run("'one'").results[0].text == "'one'"
 
 
-def test_lines_that_are_not_whole_come_when_they_must(bare: KernelProcess) -> None:
-    told = bare.run(
+def test_partial_lines_are_sent_on_display_flush_and_end(bare: KernelProcess) -> None:
+    output = bare.run(
         "print('.', end='')\ndisplay(1)\nprint(',', end='', flush=True)\nprint('!', end='')"
     )
-    assert [type(one).__name__ for one in told.frames] == [
-        "Output",
-        "Result",
-        "Output",
-        "Output",
-        "End",
+    assert [type(one) for one in output.frames] == [
+        KernelOutput,
+        KernelResult,
+        KernelOutput,
+        KernelOutput,
+        KernelEnd,
     ]
-    assert told.stdout == ".,!"
+    assert output.stdout == ".,!"
 
 
 def test_shell_commands_and_pip_work_without_ipython(bare: KernelProcess) -> None:
     assert bare.run("for n in range(2):\n    !echo $((n + 1)); true").stdout == "1\n1\n"
-    told = bare.run("!exit 3")
-    assert told.stderr == "exit code 3\n"
+    output = bare.run("!exit 3")
+    assert output.stderr == "exit code 3\n"
     assert bare.run("%pip --version").stdout.startswith("pip ")
     broken = bare.run("%matplotlib inline")
     assert broken.error is not None
     assert broken.error.name == "SyntaxError"
 
 
-def test_magics_are_ipythons_where_it_is(kernel: KernelProcess) -> None:
+def test_magics_use_ipython_when_installed(kernel: KernelProcess) -> None:
     assert kernel.run("x = 2\n%who_ls").error is None
     assert kernel.run("!echo hi").stdout == "hi\n"
     assert kernel.run("y = !echo there\ny[0]").results[0].text == "'there'"
-    told = kernel.run("%%timeit -n1 -r1\nx + 1")
-    assert "per loop" in told.stdout
+    output = kernel.run("%%timeit -n1 -r1\nx + 1")
+    assert "per loop" in output.stdout
     assert kernel.run("%%capture out\nprint('held')").stdout == ""
     assert kernel.run("out.stdout").results[0].text == "'held\\n'"
     assert kernel.run("get_ipython().__class__.__name__").results[0].text == "'InteractiveShell'"
 
 
 def test_display_of_ipython_shows_results(kernel: KernelProcess) -> None:
-    told = kernel.run(
+    output = kernel.run(
         "from IPython.display import HTML, JSON, Markdown, Image, display\n"
         "display(HTML('<i>'))\ndisplay(JSON({'a': 1}), Markdown('*m*'))\nHTML('<b>')"
     )
-    assert told.error is None
-    assert [one.html for one in told.results] == ["<i>", None, None, "<b>"]
-    assert told.results[1].json == {"a": 1}
-    assert told.results[2].markdown == "*m*"
-    assert told.results[3].main
+    assert output.error is None
+    assert [one.html for one in output.results] == ["<i>", None, None, "<b>"]
+    assert output.results[1].json == {"a": 1}
+    assert output.results[2].markdown == "*m*"
+    assert output.results[3].main
 
 
-def test_figures_are_shown_without_being_asked_for(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_open_figures_are_shown_when_the_code_ends(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "import matplotlib.pyplot as plt\n"
         "plt.plot([1, 2, 3], [4, 5, 6], label='a')\nplt.title('T')\nplt.xlabel('X');"
     )
-    assert told.error is None
-    [figure] = told.results
+    assert output.error is None
+    [figure] = output.results
     assert figure.png is not None
     assert figure.png.startswith(b"\x89PNG")
     assert struct.unpack(">II", figure.png[16:24])[0] > 100
@@ -254,41 +257,41 @@ def test_figures_are_shown_without_being_asked_for(kernel: KernelProcess) -> Non
     assert kernel.run("plt.get_fignums()").results[0].text == "[]"
 
 
-def test_show_shows_at_once_and_warns_of_nothing(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_show_displays_at_once_without_a_warning(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "import matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [1, 2])\nplt.show()\nprint('after')"
     )
-    kinds = [type(one).__name__ for one in told.frames]
-    assert kinds == ["Result", "Output", "End"]
-    assert told.stderr == ""
-    chart = told.results[0].chart or {}
+    kinds = [type(one) for one in output.frames]
+    assert kinds == [KernelResult, KernelOutput, KernelEnd]
+    assert output.stderr == ""
+    chart = output.results[0].chart or {}
     assert chart["type"] == "bar"
     assert [(one["label"], one["value"]) for one in chart["elements"]] == [("a", 1.0), ("b", 2.0)]
 
 
-def test_charts_of_several_kinds_are_told_apart(kernel: KernelProcess) -> None:
-    told = kernel.run(
+def test_chart_types_are_recognized(kernel: KernelProcess) -> None:
+    output = kernel.run(
         "import matplotlib.pyplot as plt\n"
         "figure, (a, b) = plt.subplots(1, 2)\nfigure.suptitle('both')\n"
         "a.scatter([1, 2], [3, float('nan')])\nb.pie([1, 3], labels=['x', 'y'])\nfigure"
     )
-    assert told.error is None
-    chart = told.results[0].chart or {}
+    assert output.error is None
+    chart = output.results[0].chart or {}
     assert (chart["type"], chart["title"]) == ("superchart", "both")
     scatter, pie = chart["elements"]
     assert (scatter["type"], pie["type"]) == ("scatter", "pie")
     assert [one["label"] for one in pie["elements"]] == ["x", "y"]
 
 
-def test_a_backend_of_the_users_stays(tmp_path: Path) -> None:
+def test_mplbackend_of_the_user_is_kept(tmp_path: Path) -> None:
     with python_kernel(tmp_path, env={"MPLBACKEND": "agg"}) as kernel:
-        told = kernel.run("import matplotlib; matplotlib.get_backend()")
-    assert (told.results[0].text or "").lower() == "'agg'"
+        output = kernel.run("import matplotlib; matplotlib.get_backend()")
+    assert (output.results[0].text or "").lower() == "'agg'"
 
 
-def test_nothing_of_ours_is_among_the_users_names(bare: KernelProcess) -> None:
-    told = bare.run("sorted(name for name in globals() if not name.startswith('__'))")
-    assert told.results[0].text == "[]"
+def test_the_kernel_adds_no_names_to_user_globals(bare: KernelProcess) -> None:
+    output = bare.run("sorted(name for name in globals() if not name.startswith('__'))")
+    assert output.results[0].text == "[]"
     assert bare.run("__name__, __import__('sys').argv").results[0].text == "('__main__', [''])"
     assert bare.run("import sys; sys.path[0]").results[0].text == "''"
 
@@ -296,5 +299,5 @@ def test_nothing_of_ours_is_among_the_users_names(bare: KernelProcess) -> None:
 def _wait_for(path: Path) -> None:
     deadline = time.monotonic() + 15
     while not path.exists():
-        assert time.monotonic() < deadline, "it never began"
+        assert time.monotonic() < deadline, "the code never started"
         time.sleep(0.005)

@@ -24,10 +24,10 @@ import pytest
 
 import smokebox
 from smokebox.engine.jail import linux
-from smokebox.engine.jail.cgroups import Cgroup, Hierarchy, detect
-from smokebox.engine.jail.placement import Placement
-from smokebox.engine.limits import Limits
+from smokebox.engine.jail.cgroup import Cgroup
+from smokebox.engine.jail.cgroup_hierarchy import CgroupPlacement, Hierarchy, detect
 from smokebox.errors import Conflict, DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def places() -> list[object]:
     return [renamed(kind) for kind in kinds]
 
 
-def renamed(place: Placement) -> Placement:
+def renamed(place: CgroupPlacement) -> CgroupPlacement:
     tail = f"-test-{os.getpid()}"
     return dataclasses.replace(
         place,
@@ -61,7 +61,7 @@ def renamed(place: Placement) -> Placement:
 
 
 def named(place: object) -> str:
-    assert isinstance(place, Placement)
+    assert isinstance(place, CgroupPlacement)
     return f"{place.enforcement}{'-with-core' if place.core else ''}"
 
 
@@ -79,7 +79,7 @@ def core() -> Iterator[Hierarchy]:
     where = detect().placement.core
     if where is None:
         pytest.skip("no cgroup2 that is ours to write")
-    found = Hierarchy(Placement(enforcement="cgroup-v2", core=f"{where}-core-{os.getpid()}"))
+    found = Hierarchy(CgroupPlacement(enforcement="cgroup-v2", core=f"{where}-core-{os.getpid()}"))
     os.mkdir(str(found.placement.core))
     yield found
     found.sweep([], prefix="")
@@ -338,7 +338,7 @@ def test_the_engine_steps_aside_in_its_own_cgroup(
     engine = start("time.sleep(60)")
     scope.attach(engine.pid)
     (where,) = directories(scope)
-    Placement(enforcement="cgroup-v2", core=f"{where}/smokebox", crowded=where).prepare()
+    CgroupPlacement(enforcement="cgroup-v2", core=f"{where}/smokebox", crowded=where).prepare()
     assert scope.pids() == []
     moved = Path(where, "smokebox-engine", "cgroup.procs").read_text().split()
     assert moved == [str(engine.pid)]
@@ -351,7 +351,7 @@ def test_the_engine_steps_aside_in_its_own_cgroup(
 @pytest.mark.parametrize("key", ["", "..", ".", "../x", "a/b", ".hidden"])
 def test_a_key_cannot_leave_its_directory(key: str) -> None:
     with pytest.raises(InvalidOption, match="cgroup"):
-        Cgroup(key, Placement(enforcement="cgroup-v2", core="/nowhere"))
+        Cgroup(key, CgroupPlacement(enforcement="cgroup-v2", core="/nowhere"))
 
 
 def freezes(cgroup: Cgroup, count: Callable[[], int]) -> None:
@@ -444,9 +444,9 @@ def test_removing_what_lives_fails_and_says_who(
 
 ENGINE = """
 import json, subprocess, sys
-from smokebox.engine.jail.cgroups import Hierarchy
-from smokebox.engine.jail.placement import Placement
-from smokebox.engine.limits import Limits
+from smokebox.engine.jail.cgroup_hierarchy import Hierarchy
+from smokebox.engine.jail.cgroup_hierarchy import Placement
+from smokebox.limits import Limits
 
 cgroup = Hierarchy(Placement(**json.loads(sys.argv[1]))).create("mine-1", Limits())
 process = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
@@ -494,7 +494,7 @@ def plain(tmp_path: Path, *files: str) -> Cgroup:
         (where / name).write_text("")
     parent = str(where.parent)
     parents = dict.fromkeys(("memory", "pids", "cpu"), parent)
-    return Cgroup("key", Placement(enforcement="cgroup-v2", parents=parents, core=parent))
+    return Cgroup("key", CgroupPlacement(enforcement="cgroup-v2", parents=parents, core=parent))
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_version_2_tells_what_is_used(tmp_path: Path) -> None:
 
 
 def test_one_that_its_engine_removes_meanwhile_is_looked_at_without_harm(tmp_path: Path) -> None:
-    cgroup = Cgroup("mine-1", Placement(enforcement="cgroup-v2", core=str(tmp_path)))
+    cgroup = Cgroup("mine-1", CgroupPlacement(enforcement="cgroup-v2", core=str(tmp_path)))
     place, stop = tmp_path / "mine-1", threading.Event()
 
     def come_and_go() -> None:

@@ -21,27 +21,24 @@ import pytest_asyncio
 import smokebox
 from engine.lasting_box import Box, lay_skeleton
 from ordinary import NOBODY, as_nobody
-from smokebox.engine import commands
-from smokebox.engine.jail import errands, kernfs
+from places import PREFIX
+from smokebox.engine.jail import guest_requests, kernfs
 from smokebox.engine.jail.api import JailState
-from smokebox.engine.jail.cgroups import detect
-from smokebox.engine.jail.cloned import start_time
+from smokebox.engine.jail.cgroup_hierarchy import detect
+from smokebox.engine.jail.guest_interpreter import GuestInterpreter, provide
 from smokebox.engine.jail.gvisor import RUNSC, GvisorJailer
-from smokebox.engine.jail.interpreter import Interpreter, provide
-from smokebox.engine.limits import Limits
+from smokebox.engine.jail.zygote_jail import start_time
 from smokebox.engine.sessions.sessions import Sessions
 from smokebox.errors import IsolationUnavailable, PathNotFound, SandboxGone, Unsupported
-from smokebox.sandbox.keeper import descendants
+from smokebox.limits import Limits
+from smokebox.runtime.supervisor import descendants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from smokebox.types import ExecResult
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which(os.environ.get(RUNSC, "runsc")),
-    reason="gVisor is not installed: apt-get install -y runsc",
-)
+pytestmark = pytest.mark.gvisor
 
 # What is another matter where there is one id, and there are no cgroups.
 AGAIN = (
@@ -68,10 +65,8 @@ class GvisorBox(Box):
         timeout: float | None = 15.0,
     ) -> ExecResult:
         run = self.run
-        return await commands.execute(
-            run,
+        return await run.execute(
             await run.program(command, user=user),
-            spills=run.spills,
             max_output=1 << 20,
             stdin=stdin,
             timeout=timeout,
@@ -135,9 +130,7 @@ async def test_exit_codes_output_and_stdin(box: GvisorBox) -> None:
     assert (await box.exec(["no-such-program"])).exit_code == 127
     assert len((await box.exec("head -c 1000000 /dev/zero | tr '\\0' x")).stdout) == 1000000
     with pytest.raises(PathNotFound):
-        await commands.execute(
-            box.run, await box.run.program("true", cwd="/no"), spills=box.run.spills, max_output=9
-        )
+        await box.run.execute(await box.run.program("true", cwd="/no"), max_output=9)
 
 
 async def test_a_timeout_kills_daemons_and_who_ignores_it(box: GvisorBox) -> None:
@@ -216,7 +209,7 @@ async def test_a_socket_of_its_network(box: GvisorBox) -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(10):
         while True:
-            with await errands.open_socket(box.jail) as sock:
+            with await guest_requests.open_socket(box.jail) as sock:
                 try:
                     await loop.sock_connect(sock, ("127.0.0.1", 80))
                 except ConnectionRefusedError:
@@ -326,7 +319,7 @@ async def test_killing_it_leaves_nothing(bare: GvisorBox, tmp_path: Path) -> Non
     assert [pid for pid in pids if kernfs.state(pid) not in "ZX"] == []
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     assert not any(Path(place, bare.key).exists() for place in detect().placement.directories)
-    assert sorted(os.listdir(tmp_path / "box/run")) == ["agent.sock", "io"]
+    assert sorted(os.listdir(tmp_path / "box/run")) == ["init.sock", "io"]
     assert os.listdir(tmp_path / "box/root") == []
     with pytest.raises(SandboxGone):
         await jail.connect()
@@ -439,7 +432,7 @@ async def test_the_copy_of_the_interpreter_is_made_once_and_old_ones_go(tmp_path
         path.mkdir()
         (path / "argv.json").write_text("[]")
     broken.mkdir()
-    holding = Interpreter(path=str(used), argv=()).hold()
+    holding = GuestInterpreter(path=str(used), argv=()).hold()
     made = await asyncio.to_thread(provide, str(tmp_path))
     assert set(os.listdir(tmp_path)) == {os.path.basename(made.path), "used", "lock"}
     before = os.stat(made.path).st_ctime_ns
@@ -479,7 +472,7 @@ def test_the_same_as_an_ordinary_user() -> None:
     variables = {"PYTHONPATH": f"{source}:{site}", "PYTHONDONTWRITEBYTECODE": "1"}
     environ = {name: os.environ[name] for name in ("PATH", RUNSC) if name in os.environ}
     # Where pytest keeps its folders, others cannot go.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX) as folder:
         os.chown(folder, NOBODY, NOBODY)
         options = ["-p", "no:cacheprovider", f"--basetemp={folder}/again", "-k", AGAIN, "-x"]
         done = subprocess.run(

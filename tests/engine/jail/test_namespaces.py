@@ -21,13 +21,13 @@ import pytest_asyncio
 import smokebox
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.store import open_store
-from smokebox.engine.jail import agent, errands
+from smokebox.engine.jail import guest_init, guest_requests
 from smokebox.engine.jail.api import JailSpec, JailState
-from smokebox.engine.jail.cloned import ClonedJail, start_time
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.limits import Limits
+from smokebox.engine.jail.zygote_jail import ZygoteJail, start_time
 from smokebox.errors import IsolationUnavailable, SandboxGone, SmokeboxError, StorageFull
-from smokebox.sandbox.process import Process
+from smokebox.limits import Limits
+from smokebox.runtime.process import Process
 
 MakeSpec: TypeAlias = Callable[[str], JailSpec]
 
@@ -56,17 +56,17 @@ async def spec(tmp_path: Path, layers: Path) -> MakeSpec:
 
 
 @pytest_asyncio.fixture
-async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[ClonedJail]:
+async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[ZygoteJail]:
     jail = await jailer.make(spec("a"))
     await jail.enter("box-a", Limits())
     yield jail
     await jail.kill()
 
 
-async def run(jail: ClonedJail, *words: str) -> str:
+async def run(jail: ZygoteJail, *words: str) -> str:
     """What a program in the jail writes."""
-    body = agent.pack_program(
-        verb=agent.RUN,
+    body = guest_init.pack_program(
+        verb=guest_init.RUN,
         argv=[word.encode() for word in words],
         env=[b"PATH=/usr/bin:/bin"],
         cwd=b"/",
@@ -81,7 +81,7 @@ async def run(jail: ClonedJail, *words: str) -> str:
     return told.decode()
 
 
-async def test_what_is_inside(jail: ClonedJail) -> None:
+async def test_what_is_inside(jail: ZygoteJail) -> None:
     assert await run(jail, "hostname") == "box-a\n"
     assert await run(jail, "id", "-u") == "0\n"
     assert await run(jail, "cat", "/etc/hostname") == "box-a\n"
@@ -89,12 +89,12 @@ async def test_what_is_inside(jail: ClonedJail) -> None:
     assert await run(jail, "sh", "-c", "ls /sys; ls /proc/sys/kernel/hostname") != ""
 
 
-async def test_what_only_building_needed_is_given_up(jail: ClonedJail) -> None:
+async def test_what_only_building_needed_is_given_up(jail: ZygoteJail) -> None:
     status = await run(jail, "grep", "-E", "NoNewPrivs|^Seccomp:|CapEff", "/proc/self/status")
     assert status.split() == ["CapEff:", "00000000000404fb", "NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: ClonedJail) -> None:
+async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: ZygoteJail) -> None:
     exe = f"/proc/{jail.state.pid}/exe"
     if os.geteuid() == 0:
         assert os.readlink(exe).startswith("/memfd:smokebox")
@@ -103,7 +103,7 @@ async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: Clone
     assert await run(jail, "sh", "-c", "readlink /proc/1/exe; true") == ""
 
 
-async def test_files_are_reached_from_outside(jail: ClonedJail) -> None:
+async def test_files_are_reached_from_outside(jail: ZygoteJail) -> None:
     await run(jail, "sh", "-c", "echo written inside > /workspace/file")
     fd = os.open("workspace/file", os.O_RDONLY, dir_fd=jail.root)
     with open(fd) as file:
@@ -127,7 +127,7 @@ async def test_on_disk_files_have_the_ids_they_have_inside(
     assert kept.read_text() == "first\nsecond\n"
 
 
-async def test_a_socket_of_its_network(jail: ClonedJail) -> None:
+async def test_a_socket_of_its_network(jail: ZygoteJail) -> None:
     async with asyncio.timeout(10):
         server = asyncio.create_task(
             run(
@@ -139,7 +139,7 @@ async def test_a_socket_of_its_network(jail: ClonedJail) -> None:
             )
         )
         while True:
-            with await errands.open_socket(jail) as sock:
+            with await guest_requests.open_socket(jail) as sock:
                 try:
                     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", 80))
                 except ConnectionRefusedError:
@@ -150,7 +150,7 @@ async def test_a_socket_of_its_network(jail: ClonedJail) -> None:
         await server
 
 
-async def test_freezing_stops_all_and_thawing_goes_on(jail: ClonedJail) -> None:
+async def test_freezing_stops_all_and_thawing_goes_on(jail: ZygoteJail) -> None:
     counting = asyncio.create_task(
         run(jail, "sh", "-c", "for i in 1 2 3 4 5 6; do echo $i >> /workspace/n; sleep 0.2; done")
     )
@@ -172,7 +172,7 @@ async def test_a_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSp
     assert start_time(jail.state.pid) != jail.state.started
 
 
-async def test_stats_count_what_it_uses(jail: ClonedJail) -> None:
+async def test_stats_count_what_it_uses(jail: ZygoteJail) -> None:
     stats = await jail.stats()
     assert stats.pids is not None
     assert stats.pids >= 1
@@ -221,7 +221,7 @@ async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec)
 
 
 async def test_a_pid_that_is_somebody_elses_is_not_adopted(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
 ) -> None:
     # One that started at the same hundredth of a second has the same time of start.
     time.sleep(0.03)
@@ -240,7 +240,7 @@ async def test_a_jail_that_was_not_entered_dies_with_its_engine(
         from smokebox.engine.images.store import open_store
         from smokebox.engine.jail.api import JailSpec, JailState
         from smokebox.engine.jail.namespaces import NamespaceJailer
-        from smokebox.engine.limits import Limits
+        from smokebox.limits import Limits
         async def main():
             image = await open_store({str(layers)!r}).get("host")
             spec = JailSpec(key="{spec("d").key}", directory={str(tmp_path / "d")!r},
@@ -275,7 +275,7 @@ async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
 
 
 async def test_a_jail_that_cannot_be_written_down_leaves_nothing(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
 ) -> None:
     before = descriptors()
     told: list[JailState] = []
@@ -307,7 +307,7 @@ async def test_a_jail_is_known_by_what_finds_it_again(
 
 
 async def test_a_jail_that_dies_while_it_is_built_is_noticed_at_once(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
 ) -> None:
     process = jailer._zygote._process
     assert process is not None
@@ -353,7 +353,7 @@ async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="ranges of ids need root")
 async def test_two_jails_have_no_id_in_common(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
 ) -> None:
     other = await jailer.make(spec("other"))
     try:
@@ -369,7 +369,7 @@ async def test_two_jails_have_no_id_in_common(
 
 
 async def test_a_zygote_that_was_killed_is_replaced(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ClonedJail
+    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
 ) -> None:
     process = jailer._zygote._process
     assert process is not None

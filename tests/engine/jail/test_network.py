@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -21,12 +20,12 @@ import pytest_asyncio
 import smokebox
 from ordinary import passes_for_nobody
 from smokebox.engine.host import Host
-from smokebox.engine.jail import errands, network
+from smokebox.engine.jail import guest_requests, network
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.engine.jail.network import Doors
+    from smokebox.engine.jail.network import EgressSockets
     from smokebox.engine.sandbox import Sandbox
 
 CONNECT = """
@@ -46,23 +45,21 @@ with socket.socket(family, kind) as sock:
 """
 
 
-@pytest_asyncio.fixture(params=["namespaces", "gvisor"])
+@pytest_asyncio.fixture(params=["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)])
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, layers: Path
 ) -> AsyncIterator[Sandbox]:
-    if request.param == "gvisor" and shutil.which("runsc") is None:
-        pytest.skip("gVisor is not on this machine: apt-get install -y runsc")
     async with await Host.open(
         tmp_path / "home", tier=request.param, pool=0, images=layers
     ) as host:
         yield await host.create("box")
 
 
-async def doors_of(sandbox: Sandbox) -> Doors:
+async def doors_of(sandbox: Sandbox) -> EgressSockets:
     """The doors of a sandbox, which its engine does not serve from here on."""
     assert sandbox.life.run is not None
-    await sandbox.door.leave()
-    return await errands.ways_out(sandbox.life.run.jail)
+    await sandbox.egress_proxy.leave()
+    return await guest_requests.egress_sockets(sandbox.life.run.jail)
 
 
 async def connect(sandbox: Sandbox, *words: object) -> str:
@@ -137,7 +134,7 @@ with socket.create_server(("::", 80), family=socket.AF_INET6, dualstack_ipv6=Tru
 
 async def test_another_engine_gets_the_doors_from_the_agent(sandbox: Sandbox) -> None:
     assert sandbox.life.run is not None
-    found = [await errands.ways_out(sandbox.life.run.jail) for _ in range(2)]
+    found = [await guest_requests.egress_sockets(sandbox.life.run.jail) for _ in range(2)]
     once, again = ([os.fstat(sock.fileno()).st_ino for sock in one.sockets] for one in found)
     assert once == again
     assert len(once) >= 2
@@ -177,9 +174,9 @@ open('/proc/self/gid_map', 'w').write(f'0 {gid} 1')
 
 def test_without_nf_tables_there_is_a_loopback_and_a_reason() -> None:
     code = """
-        from smokebox.engine.jail import network, nft
+        from smokebox.engine.jail import network
         def refuse(**_): raise OSError(95, "Operation not supported")
-        nft.redirect = refuse
+        network.redirect = refuse
         doors = network.furnish()
         with socket.create_server(("127.0.0.1", 8080)) as server:
             socket.create_connection(server.getsockname()).close()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.jail.cgroups import detect
+from smokebox.engine.jail.cgroup_hierarchy import detect, survey
 from smokebox.engine.jail.kernfs import ancestors
-from smokebox.engine.jail.placement import survey
 
 if TYPE_CHECKING:
     from pathlib import Path

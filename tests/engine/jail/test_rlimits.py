@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import smokebox
-from smokebox.engine.jail.cgroups import Hierarchy, Uncontained, detect, rlimits_for
+from smokebox.engine.jail.cgroup import ProcessTree, rlimits_for
+from smokebox.engine.jail.cgroup_hierarchy import CgroupPlacement, Hierarchy, detect
 from smokebox.engine.jail.kernfs import state
-from smokebox.engine.jail.placement import Placement
-from smokebox.engine.limits import Limits
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,9 @@ SOURCE = Path(smokebox.__file__).parent.parent
 
 
 @pytest.fixture
-def uncontained() -> Uncontained:
-    found = Hierarchy(Placement(enforcement="rlimits")).create("bare", Limits())
-    assert isinstance(found, Uncontained)
+def uncontained() -> ProcessTree:
+    found = Hierarchy(CgroupPlacement(enforcement="rlimits")).create("bare", Limits())
+    assert isinstance(found, ProcessTree)
     return found
 
 
@@ -55,7 +55,7 @@ while True: pass
         process.kill()
 
 
-def test_without_cgroups_a_tree_is_counted(uncontained: Uncontained, tree: int) -> None:
+def test_without_cgroups_a_tree_is_counted(uncontained: ProcessTree, tree: int) -> None:
     uncontained.attach(tree)
     stats = uncontained.stats()
     assert stats.pids == 2
@@ -65,7 +65,7 @@ def test_without_cgroups_a_tree_is_counted(uncontained: Uncontained, tree: int) 
     uncontained.kill()
 
 
-def test_without_cgroups_a_tree_is_frozen_and_thawed(uncontained: Uncontained, tree: int) -> None:
+def test_without_cgroups_a_tree_is_frozen_and_thawed(uncontained: ProcessTree, tree: int) -> None:
     uncontained.attach(tree)
     uncontained.freeze()
     assert [state(pid) for pid in uncontained.pids()] == ["T", "T"]
@@ -77,7 +77,7 @@ def test_without_cgroups_a_tree_is_frozen_and_thawed(uncontained: Uncontained, t
     uncontained.kill()
 
 
-def test_without_cgroups_a_tree_is_killed_whole(uncontained: Uncontained, tree: int) -> None:
+def test_without_cgroups_a_tree_is_killed_whole(uncontained: ProcessTree, tree: int) -> None:
     uncontained.attach(tree)
     uncontained.freeze()
     uncontained.kill()
@@ -87,18 +87,18 @@ def test_without_cgroups_a_tree_is_killed_whole(uncontained: Uncontained, tree: 
 
 
 def test_what_another_engine_started_is_found_by_its_first_process(tree: int) -> None:
-    found = Hierarchy(Placement(enforcement="rlimits")).adopt("bare", tree)
+    found = Hierarchy(CgroupPlacement(enforcement="rlimits")).adopt("bare", tree)
     assert len(found.pids()) == 2
     found.kill()
 
 
 def test_the_processes_can_be_listed_by_somebody_who_knows_better(tree: int) -> None:
-    found = Uncontained("bare", Placement(enforcement="rlimits"), lambda: [tree])
+    found = ProcessTree("bare", CgroupPlacement(enforcement="rlimits"), lambda: [tree])
     assert found.pids() == [tree]
     Hierarchy(found.placement).adopt("bare", tree).kill()
 
 
-def test_without_cgroups_nothing_is_open_and_nothing_is_swept(uncontained: Uncontained) -> None:
+def test_without_cgroups_nothing_is_open_and_nothing_is_swept(uncontained: ProcessTree) -> None:
     assert uncontained.open() is None
     assert uncontained.last_death() is None
     assert Hierarchy(uncontained.placement).sweep([], prefix="") == []
@@ -202,8 +202,8 @@ def test_an_ordinary_user_opens_no_more_files_than_allowed(tmp_path: Path) -> No
 OURS = f"""
 import sys
 sys.path.insert(0, {str(SOURCE)!r})
-from smokebox.engine.jail.cgroups import detect
-from smokebox.engine.limits import Limits
+from smokebox.engine.jail.cgroup_hierarchy import detect
+from smokebox.limits import Limits
 """
 
 

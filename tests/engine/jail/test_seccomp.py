@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from smokebox.engine.jail.seccomp import allowed, install, profile
-from smokebox.engine.jail.syscalls import numbers
+from smokebox.engine.jail.seccomp import allowed, install, numbers, profile
 from smokebox.errors import IsolationUnavailable
 
 MACHINES = ("x86_64", "aarch64")
@@ -45,7 +44,7 @@ FORBIDDEN = set(_FORBIDDEN.split())
 PRELUDE = """
 import ctypes, errno, json, os, sys
 from smokebox.engine.jail.seccomp import install, profile
-from smokebox.engine.jail.syscalls import numbers
+from smokebox.engine.jail.seccomp import numbers
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 number = numbers(os.uname().machine)

@@ -9,13 +9,13 @@ import pytest
 import pytest_asyncio
 
 from engine.mounts.store import Store
-from smokebox.engine.mounts.request import Request, parse_request
+from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.sandbox.access import Access
 
 if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Bucket:
     name: str
     access: Access
 
-    def at(self, path: str = "/data", *, prefix: str = "", read_only: bool = False) -> Request:
+    def at(self, path: str = "/data", *, prefix: str = "", read_only: bool = False) -> MountRequest:
         """The request to mount it."""
         return parse_request(
             self.name,
@@ -39,7 +39,7 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(seaweed: Seaweed, bucket_name: str) -> Bucket:
+def bucket(seaweed: SeaweedServer, bucket_name: str) -> Bucket:
     """An empty bucket."""
     return Bucket(
         bucket_name,

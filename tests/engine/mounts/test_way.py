@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 # As the process that serves a mount does, with all that it asks of a store. What counts as
 # public is told: a store that really is, no test could ask.
 PROGRAM = """
 import sys
-from smokebox.engine.mounts.way import lead_outside
+from smokebox.engine.mounts.daemon import lead_outside
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 from smokebox.sandbox.stores import open_target
@@ -47,7 +47,7 @@ assert asked, "something went another way"
 """
 
 
-def told(seaweed: Seaweed, name: str, opened: str, endpoint: str | None = None) -> str:
+def told(seaweed: SeaweedServer, name: str, opened: str, endpoint: str | None = None) -> str:
     """What the program prints."""
     keys = (endpoint or seaweed.endpoint, seaweed.access_key, seaweed.secret_key)
     done = subprocess.run(
@@ -62,11 +62,11 @@ def told(seaweed: Seaweed, name: str, opened: str, endpoint: str | None = None) 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_all_that_is_asked_of_a_store_goes_this_way(
-    seaweed: Seaweed, bucket_name: str, host: str
+    seaweed: SeaweedServer, bucket_name: str, host: str
 ) -> None:
     endpoint = seaweed.endpoint.replace("127.0.0.1", host)
     assert told(seaweed, bucket_name, "open", endpoint) == "['large', 'y']\n{}\n"
 
 
-def test_what_is_not_public_is_refused(seaweed: Seaweed, bucket_name: str) -> None:
+def test_what_is_not_public_is_refused(seaweed: SeaweedServer, bucket_name: str) -> None:
     assert told(seaweed, bucket_name, "closed") == "AccessDenied\n"

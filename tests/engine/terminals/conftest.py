@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
+TIERS = ["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)]
 ALL_OF_GVISOR = "SMOKEBOX_SOAK" in os.environ
 
 
@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sandbox" in metafunc.fixturenames:
         both = ALL_OF_GVISOR and "kernel_of_the_host" not in metafunc.fixturenames
         both = both or "gvisor_too" in metafunc.fixturenames
-        metafunc.parametrize("sandbox", ["namespaces", "gvisor"][: 1 + both], indirect=True)
+        metafunc.parametrize("sandbox", TIERS[: 1 + both], indirect=True)
 
 
 @pytest.fixture
@@ -36,6 +36,4 @@ def kernel_of_the_host() -> None:
 
 @pytest_asyncio.fixture
 async def sandbox(request: pytest.FixtureRequest, host: Host) -> Sandbox:
-    if request.param == "gvisor" and shutil.which("runsc") is None:
-        pytest.skip("gVisor is not on this machine: apt-get install -y runsc")
     return await host.create("box", tier=request.param)

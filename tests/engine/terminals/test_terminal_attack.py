@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.terminals.screen import looking, output_of
-from smokebox.engine.jail.ptys import open_pty
+from smokebox.engine.terminals.line import open_pty
 from smokebox.errors import SmokeboxError, Unsupported
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import pytest
 from engine.terminals.screen import looking, output_of
 from engine.traces import processes, settled
 from ordinary import LIBRARIES, NOBODY, as_nobody, passes_for_nobody
+from places import short_directory
 from smokebox.engine.host import Host
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone
 
@@ -261,7 +261,7 @@ def test_nothing_of_them_outlives_an_engine_that_is_killed(ordinary: bool) -> No
         pytest.skip("only root can be another")
     python = [*as_nobody(), "/usr/bin/python3", "-c"] if ordinary else [sys.executable, "-c"]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": LIBRARIES, "PYTHONDONTWRITEBYTECODE": "1"}
-    home = tempfile.mkdtemp(dir="/tmp", prefix="smokebox-tty-")
+    home = short_directory("tty")
     try:
         if ordinary:
             os.chown(home, NOBODY, NOBODY)

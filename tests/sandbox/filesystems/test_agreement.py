@@ -1,4 +1,6 @@
-"""Random changes leave all filesystems alike: the kernel, behind the host folder, is the judge."""
+"""Random operations leave all filesystems equal; the kernel, behind the host folder, is the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def any_change(source: random.Random) -> Change:
 
 
 def outcome(files: Filesystem, change: Change) -> str:
-    """Make a change; how it went, as the name of an error."""
+    """Apply a change and return its outcome as the name of an error."""
     call, path, other, number = change
     calls: dict[str, Callable[[], None]] = {
         "write": lambda: files.write(path, bytes([number]) * 3),
@@ -66,7 +68,7 @@ def outcome(files: Filesystem, change: Change) -> str:
 
 
 def everything(files: Filesystem) -> dict[str, object]:
-    """All that a filesystem holds, but for what the native one comes with."""
+    """Return all entries of a filesystem, except those the native one starts with."""
     found: dict[str, object] = {}
     pending = ["/a", "/b", "/c"]
     for path in pending:
@@ -85,14 +87,14 @@ def everything(files: Filesystem) -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def usual_permissions() -> Iterator[None]:
-    """Those that memory gives, for the host to give them, too."""
+    """Make the host create files with the permissions that memory gives."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_changes_go_alike_everywhere(seed: int, tmp_path: Path) -> None:
+def test_random_operations_agree_across_filesystems(seed: int, tmp_path: Path) -> None:
     for name in ("host", "lower"):
         (tmp_path / name).mkdir()
     source = random.Random(seed)

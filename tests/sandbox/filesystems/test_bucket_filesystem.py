@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 
-def s3(seaweed: Seaweed, name: str) -> S3Store:
+def s3(seaweed: SeaweedServer, name: str) -> S3Store:
     return S3Store(
         name,
         endpoint=seaweed.endpoint,
@@ -44,7 +44,7 @@ def s3(seaweed: Seaweed, name: str) -> S3Store:
 
 
 @pytest.fixture(params=["memory", "folder", "s3"])
-def store(request: pytest.FixtureRequest, seaweed: Seaweed, tmp_path: Path) -> ObjectStore:
+def store(request: pytest.FixtureRequest, seaweed: SeaweedServer, tmp_path: Path) -> ObjectStore:
     if request.param == "memory":
         return MemoryStore()
     if request.param == "folder":
@@ -122,14 +122,14 @@ def test_mkdir_persists_and_its_marker_is_hidden(fs: BucketFilesystem, store: Ob
     assert other.lstat("/d/e").kind == "directory"
 
 
-def test_a_directory_outlives_the_last_file_in_it(fs: BucketFilesystem) -> None:
+def test_a_directory_survives_its_last_file(fs: BucketFilesystem) -> None:
     fs.mkdir("/d")
     fs.write("/d/f", b"x")
     fs.remove("/d/f")
     assert names(fs, "/d") == []
 
 
-def test_mkdir_refuses_what_is_there_and_what_has_no_parent(fs: BucketFilesystem) -> None:
+def test_mkdir_refuses_existing_paths_and_missing_parents(fs: BucketFilesystem) -> None:
     fs.mkdir("/d")
     fs.write("/f", b"x")
     for path in ("/d", "/f"):
@@ -150,7 +150,9 @@ def test_write_refuses_a_directory_and_a_missing_parent(fs: BucketFilesystem) ->
     assert names(fs) == ["d"]
 
 
-def test_read_tells_a_directory_from_nothing(fs: BucketFilesystem, store: ObjectStore) -> None:
+def test_read_distinguishes_a_directory_from_a_missing_file(
+    fs: BucketFilesystem, store: ObjectStore
+) -> None:
     obstore.put(store, "d/f", b"x")
     with pytest.raises(PathIsDirectory):
         fs.read("/d")
@@ -258,7 +260,7 @@ def test_read_only_refuses_before_anything_changes(store: ObjectStore) -> None:
     assert (fs.read("/d/f"), keys(store)) == (b"x", {"d/f"})
 
 
-def test_symlinks_are_not_to_be_had(fs: BucketFilesystem) -> None:
+def test_symlinks_are_unsupported(fs: BucketFilesystem) -> None:
     with pytest.raises(Unsupported):
         fs.symlink("/a", "/b")
 
@@ -285,7 +287,7 @@ def test_an_unusual_name_round_trips(fs: BucketFilesystem, name: str) -> None:
     assert fs.read(f"/plain/{name}") == b"x"
 
 
-def test_threads_may_work_at_once(fs: BucketFilesystem) -> None:
+def test_threads_work_concurrently(fs: BucketFilesystem) -> None:
     fs.mkdir("/d")
 
     def work(number: int) -> bytes:
@@ -334,7 +336,7 @@ def test_a_folder_hides_its_symlinks(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_folder_that_went_is_no_bucket(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     fs = BucketFilesystem(LocalStore(tmp_path / "b"))
     (tmp_path / "b").rmdir()

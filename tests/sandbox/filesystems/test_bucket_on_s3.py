@@ -1,4 +1,4 @@
-"""`BucketFilesystem` on a real S3 server: what it asks for, and keys that are no paths."""
+"""`BucketFilesystem` on a real S3 server: the requests it sends, and keys that are not paths."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from smokebox.testing import Seaweed
+    from smokebox.testing import SeaweedServer
 
 
-def connect(seaweed: Seaweed, name: str, endpoint: str = "", secret: str = "") -> S3Store:
+def connect(seaweed: SeaweedServer, name: str, endpoint: str = "", secret: str = "") -> S3Store:
     return S3Store(
         name,
         endpoint=endpoint or seaweed.endpoint,
@@ -33,18 +33,18 @@ def connect(seaweed: Seaweed, name: str, endpoint: str = "", secret: str = "") -
 
 
 @pytest.fixture
-def store(seaweed: Seaweed, bucket_name: str) -> S3Store:
+def store(seaweed: SeaweedServer, bucket_name: str) -> S3Store:
     return connect(seaweed, bucket_name)
 
 
 @pytest.fixture
-def tap(seaweed: Seaweed, bucket_name: str) -> Iterator[Wiretap]:
+def tap(seaweed: SeaweedServer, bucket_name: str) -> Iterator[Wiretap]:
     with Wiretap(seaweed.endpoint) as wiretap:
         yield wiretap
 
 
 @pytest.fixture
-def fs(seaweed: Seaweed, bucket_name: str, tap: Wiretap) -> Iterator[BucketFilesystem]:
+def fs(seaweed: SeaweedServer, bucket_name: str, tap: Wiretap) -> Iterator[BucketFilesystem]:
     filesystem = BucketFilesystem(connect(seaweed, bucket_name, tap.endpoint))
     yield filesystem
     filesystem.close()
@@ -56,7 +56,7 @@ def fill(store: S3Store, keys: Iterable[str]) -> None:
 
 
 def scan(fs: BucketFilesystem, path: str = "/") -> int:
-    """What `grep -r` does: list, stat and read, one after the other."""
+    """List, stat and read every file in sequence, as `grep -r` does."""
     read = 0
     for name, entry in sorted(fs.listdir(path).items()):
         below = f"{path.rstrip('/')}/{name}"
@@ -68,7 +68,7 @@ def scan(fs: BucketFilesystem, path: str = "/") -> int:
     return read
 
 
-def test_a_listing_answers_for_the_files_in_it(
+def test_listing_serves_stat_of_its_files(
     fs: BucketFilesystem, store: S3Store, tap: Wiretap
 ) -> None:
     fill(store, (f"d/{number}" for number in range(50)))
@@ -103,7 +103,7 @@ def test_a_scan_fetches_each_object_once(
     assert tap.bodies() == 200
 
 
-def test_nothing_is_downloaded_that_is_not_read(
+def test_files_that_are_not_read_are_not_downloaded(
     fs: BucketFilesystem, store: S3Store, tap: Wiretap
 ) -> None:
     fill(store, (f"d/{number:02}" for number in range(50)))
@@ -125,8 +125,8 @@ def test_a_scan_of_one_kind_of_file_downloads_no_other(
     assert not [line for line in tap.requests if ".png " in line]
 
 
-def test_without_prefetch_only_what_is_read_is_downloaded(
-    seaweed: Seaweed, bucket_name: str, store: S3Store, tap: Wiretap
+def test_without_prefetch_only_read_files_are_downloaded(
+    seaweed: SeaweedServer, bucket_name: str, store: S3Store, tap: Wiretap
 ) -> None:
     fill(store, (f"d/{number:02}" for number in range(50)))
     fs = BucketFilesystem(connect(seaweed, bucket_name, tap.endpoint), prefetch=0)
@@ -135,7 +135,7 @@ def test_without_prefetch_only_what_is_read_is_downloaded(
     assert tap.bodies() == 20
 
 
-def test_what_did_not_change_is_not_downloaded_again(
+def test_unchanged_object_is_not_downloaded_again(
     fs: BucketFilesystem, store: S3Store, tap: Wiretap
 ) -> None:
     fill(store, ["d/a", "d/b"])
@@ -146,9 +146,7 @@ def test_what_did_not_change_is_not_downloaded_again(
     assert tap.bodies() == 2
 
 
-def test_a_new_object_shows_within_one_command_to_who_looks_again(
-    fs: BucketFilesystem, store: S3Store
-) -> None:
+def test_a_new_object_is_visible_within_one_command(fs: BucketFilesystem, store: S3Store) -> None:
     assert fs.listdir("/") == {}
     with pytest.raises(PathNotFound):
         fs.lstat("/done")
@@ -170,7 +168,7 @@ def test_a_directory_is_kept_as_an_empty_object_that_ends_in_a_slash(
 
 
 def test_keys_that_obstore_cannot_name_are_not_shown(
-    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+    seaweed: SeaweedServer, fs: BucketFilesystem, store: S3Store, bucket_name: str
 ) -> None:
     fill(store, ["d/good", "d/e/f", "top", *(f"d/long/{n:04}" for n in range(1100))])
     for name in ("tab\tx", "new\nline", "long/\t"):
@@ -179,8 +177,8 @@ def test_keys_that_obstore_cannot_name_are_not_shown(
     assert scan(fs) == 1103
 
 
-def test_a_directory_with_such_keys_is_not_removed_by_half(
-    seaweed: Seaweed, fs: BucketFilesystem, store: S3Store, bucket_name: str
+def test_directory_with_odd_keys_is_not_partly_removed(
+    seaweed: SeaweedServer, fs: BucketFilesystem, store: S3Store, bucket_name: str
 ) -> None:
     fill(store, ["d/good"])
     put_through_filer(seaweed, bucket_name, "d/new\nline")
@@ -205,7 +203,7 @@ def test_a_large_object(fs: BucketFilesystem, store: S3Store) -> None:
     assert fs.read("/large") == data
 
 
-def test_a_prefix_inside_the_store_counts(seaweed: Seaweed, store: S3Store) -> None:
+def test_prefix_inside_the_store_is_respected(seaweed: SeaweedServer, store: S3Store) -> None:
     fill(store, ["in/side/a", "out"])
     inner = S3Store(
         store.config["bucket"],
@@ -221,9 +219,7 @@ def test_a_prefix_inside_the_store_counts(seaweed: Seaweed, store: S3Store) -> N
     assert BucketFilesystem(store).lstat("/in/side/made").kind == "directory"
 
 
-def test_without_anybody_who_refreshes_little_is_believed(
-    fs: BucketFilesystem, store: S3Store
-) -> None:
+def test_without_refresh_the_cache_expires(fs: BucketFilesystem, store: S3Store) -> None:
     fill(store, ["d/f"])
     assert (fs.listdir("/d")["f"].size, fs.read("/d/f")) == (3, b"d/f")
     obstore.put(store, "d/f", b"longer")
@@ -234,14 +230,14 @@ def test_without_anybody_who_refreshes_little_is_believed(
     assert fs.read("/d/f") == b"longer"
 
 
-def test_a_missing_bucket(seaweed: Seaweed) -> None:
+def test_a_missing_bucket(seaweed: SeaweedServer) -> None:
     fs = BucketFilesystem(connect(seaweed, "no-such-bucket"))
     for attempt in (fs.refresh, lambda: fs.listdir("/"), lambda: fs.read("/x")):
         with pytest.raises(BucketNotFound):
             attempt()
 
 
-def test_wrong_credentials(seaweed: Seaweed, bucket_name: str) -> None:
+def test_wrong_credentials(seaweed: SeaweedServer, bucket_name: str) -> None:
     fs = BucketFilesystem(connect(seaweed, bucket_name, secret="wrong"))
     for attempt in (fs.refresh, lambda: fs.listdir("/"), lambda: fs.write("/x", b"")):
         with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY") as caught:
@@ -249,8 +245,8 @@ def test_wrong_credentials(seaweed: Seaweed, bucket_name: str) -> None:
         assert "wrong" not in str(caught.value)
 
 
-def put_through_filer(seaweed: Seaweed, bucket: str, key: str) -> None:
-    """What a client with other rules can put: obstore refuses such keys."""
+def put_through_filer(seaweed: SeaweedServer, bucket: str, key: str) -> None:
+    """Put a key that obstore refuses, as a client with other rules can."""
     port = seaweed._ports["filer"]
     url = f"http://127.0.0.1:{port}/buckets/{bucket}/{quote(key)}"
     with urlopen(Request(url, data=b"x", method="PUT"), timeout=10):

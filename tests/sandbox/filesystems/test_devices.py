@@ -1,27 +1,27 @@
-"""What a shell expects of /dev."""
+"""The devices that a shell expects in /dev."""
 
 from __future__ import annotations
 
 import pytest
 
 from smokebox.errors import AccessDenied, PathIsDirectory, PathNotDirectory, PathNotFound
-from smokebox.sandbox.filesystems.devices import DeviceFilesystem
+from smokebox.sandbox.filesystems.memory import DeviceFilesystem
 
 
-def test_null_takes_everything_and_gives_nothing() -> None:
+def test_null_discards_writes_and_reads_empty() -> None:
     files = DeviceFilesystem()
     files.write("/null", b"gone")
     files.append("/null", b"gone")
     assert files.read("/null") == b""
 
 
-def test_zero_and_random_give_bytes() -> None:
+def test_zero_and_random_return_bytes() -> None:
     files = DeviceFilesystem()
     assert set(files.read("/zero")) == {0}
     assert files.read("/urandom") != files.read("/random")
 
 
-def test_there_is_nothing_else() -> None:
+def test_there_are_no_other_devices() -> None:
     files = DeviceFilesystem()
     assert sorted(files.listdir("/")) == ["null", "random", "urandom", "zero"]
     with pytest.raises(PathNotFound):
@@ -34,7 +34,7 @@ def test_there_is_nothing_else() -> None:
         files.listdir("/null")
 
 
-def test_devices_stay() -> None:
+def test_devices_cannot_be_removed() -> None:
     files = DeviceFilesystem()
     with pytest.raises(AccessDenied):
         files.remove("/null")

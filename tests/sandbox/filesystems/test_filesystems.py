@@ -1,4 +1,4 @@
-"""What every filesystem does alike, over all of ours that can be written to."""
+"""Behaviour shared by all writable filesystems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class LeastFilesystem(Filesystem):
-    """Only the methods that must be written, and those for symlinks and permissions."""
+    """Filesystem with only the required methods, and those for symlinks and permissions."""
 
     def __init__(self) -> None:
         self._inner = MemoryFilesystem()
@@ -78,14 +78,14 @@ MAKERS: dict[str, Callable[[Path], Filesystem]] = {
 
 @pytest.fixture(params=MAKERS)
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filesystem]:
-    """An empty filesystem of each kind."""
+    """Return an empty filesystem of each kind."""
     filesystem = MAKERS[request.param](tmp_path)
     yield filesystem
     filesystem.close()
 
 
 class TestFiles:
-    def test_what_was_written_is_read(self, files: Filesystem) -> None:
+    def test_written_files_are_read_back(self, files: Filesystem) -> None:
         files.write("/a", b"\x00\xff\n")
         assert files.read("/a") == b"\x00\xff\n"
 
@@ -121,19 +121,19 @@ class TestFiles:
         assert files.read(f"/{name}") == b"x"
         assert name in files.listdir("/")
 
-    def test_the_time_of_the_last_change_is_told(self, files: Filesystem) -> None:
+    def test_stat_reports_the_modification_time(self, files: Filesystem) -> None:
         before = time.time() - 2
         files.write("/a", b"")
         assert before < files.lstat("/a").mtime < time.time() + 2
 
-    def test_what_is_missing_is_not_found(self, files: Filesystem) -> None:
+    def test_missing_paths_raise_not_found(self, files: Filesystem) -> None:
         for call in (files.read, files.lstat, files.listdir, files.remove, files.readlink):
             with pytest.raises(PathNotFound) as caught:
                 call("/nothing")
             assert caught.value.path == "/nothing"
         assert files.peek("/nothing") is None
 
-    def test_a_missing_parent_is_not_made(self, files: Filesystem) -> None:
+    def test_a_missing_parent_is_not_created(self, files: Filesystem) -> None:
         with pytest.raises(PathNotFound):
             files.write("/no/a", b"")
         with pytest.raises(PathNotFound):
@@ -144,7 +144,7 @@ class TestFiles:
             files.symlink("x", "/no/a")
         assert "no" not in files.listdir("/")
 
-    def test_a_file_is_no_directory(self, files: Filesystem) -> None:
+    def test_a_file_is_not_a_directory(self, files: Filesystem) -> None:
         files.write("/a", b"x")
         for call in (
             files.listdir,
@@ -156,7 +156,7 @@ class TestFiles:
         with pytest.raises(PathNotDirectory):
             files.lstat("/a/b")
 
-    def test_a_directory_is_no_file(self, files: Filesystem) -> None:
+    def test_a_directory_is_not_a_file(self, files: Filesystem) -> None:
         files.mkdir("/d")
         for path in ("/d", "/"):
             with pytest.raises(PathIsDirectory):
@@ -182,7 +182,7 @@ class TestFiles:
 
 
 class TestDirectories:
-    def test_listing_tells_each_kind(self, files: Filesystem) -> None:
+    def test_listing_reports_each_kind(self, files: Filesystem) -> None:
         files.mkdir("/d")
         files.mkdir("/d/inner")
         files.write("/d/.hidden", b"abc")
@@ -201,7 +201,7 @@ class TestDirectories:
             files.rename("/", "/x")
         assert files.lstat("/").kind == "directory"
 
-    def test_what_is_there_is_not_made_again(self, files: Filesystem) -> None:
+    def test_creating_an_existing_path_is_refused(self, files: Filesystem) -> None:
         files.mkdir("/d")
         files.write("/a", b"x")
         for path in ("/d", "/a"):
@@ -211,7 +211,7 @@ class TestDirectories:
                 files.symlink("t", path)
         assert files.read("/a") == b"x"
 
-    def test_makedirs_makes_what_is_missing(self, files: Filesystem) -> None:
+    def test_makedirs_creates_missing_parents(self, files: Filesystem) -> None:
         files.makedirs("/x/y/z")
         files.makedirs("/x/y/z")
         assert files.lstat("/x/y/z").kind == "directory"
@@ -250,12 +250,12 @@ class TestDirectories:
 
 
 class TestSymlinks:
-    def test_a_symlink_is_told_as_it_was_made(self, files: Filesystem) -> None:
+    def test_readlink_returns_the_target_unchanged(self, files: Filesystem) -> None:
         files.symlink("../up/there", "/link")
         assert files.lstat("/link").kind == "symlink"
         assert files.readlink("/link") == "../up/there"
 
-    def test_only_symlinks_lead_somewhere(self, files: Filesystem) -> None:
+    def test_readlink_refuses_other_kinds(self, files: Filesystem) -> None:
         files.write("/a", b"")
         with pytest.raises(PathError, match="not a symlink"):
             files.readlink("/a")
@@ -278,7 +278,7 @@ class TestSymlinks:
         with pytest.raises(PathNotDirectory):
             files.listdir("/link")
 
-    def test_removing_a_symlink_leaves_what_it_leads_to(self, files: Filesystem) -> None:
+    def test_removing_a_symlink_keeps_its_target(self, files: Filesystem) -> None:
         files.mkdir("/d")
         files.write("/d/a", b"kept")
         files.symlink("d", "/link")
@@ -293,7 +293,7 @@ class TestRenameAndCopy:
         files.rename("/a", "/b")
         assert (files.read("/b"), files.peek("/a")) == (b"new", None)
 
-    def test_a_directory_moves_with_all_in_it(self, files: Filesystem) -> None:
+    def test_a_directory_moves_with_its_content(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/e/f", b"1")
         files.chmod("/d/e/f", 0o755)
@@ -308,7 +308,7 @@ class TestRenameAndCopy:
         files.rename("/d", "/x")
         assert list(files.listdir("/x")) == ["e"]
 
-    def test_a_symlink_moves_as_it_is(self, files: Filesystem) -> None:
+    def test_a_symlink_moves_unchanged(self, files: Filesystem) -> None:
         files.symlink("there", "/a")
         files.write("/b", b"")
         files.rename("/a", "/b")
@@ -320,7 +320,7 @@ class TestRenameAndCopy:
         files.rename("/a", "/b")
         assert files.read("/b") == b"1"
 
-    def test_what_cannot_move_stays(self, files: Filesystem) -> None:
+    def test_a_refused_move_changes_nothing(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/f", b"")
         files.write("/a", b"x")
@@ -343,7 +343,7 @@ class TestRenameAndCopy:
         files.rename("/a", "/a")
         assert files.read("/a") == b"x"
 
-    def test_a_directory_is_copied_with_all_in_it(self, files: Filesystem) -> None:
+    def test_a_directory_is_copied_with_its_content(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/e/f", b"1")
         files.chmod("/d/e/f", 0o755)
@@ -352,13 +352,13 @@ class TestRenameAndCopy:
         assert (files.read("/x/e/f"), files.readlink("/x/e/l")) == (b"1", "f")
         assert (files.lstat("/x/e/f").mode, files.read("/d/e/f")) == (0o755, b"1")
 
-    def test_a_symlink_is_not_copied_as_what_it_leads_to(self, files: Filesystem) -> None:
+    def test_copying_a_symlink_does_not_follow_it(self, files: Filesystem) -> None:
         files.symlink("x", "/l")
         with pytest.raises(SymlinkLoop):
             files.copy("/l", "/m")
 
 
-def test_many_threads_at_once_lose_nothing(files: Filesystem) -> None:
+def test_concurrent_threads_lose_nothing(files: Filesystem) -> None:
     files.mkdir("/d")
 
     def work(thread: int) -> None:

@@ -1,4 +1,4 @@
-"""Attempts to get out of a host folder, and what a folder has that memory has not."""
+"""Attempts to escape from a host folder, and features that memory lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder to mount, beside a file that nobody may reach."""
+    """Return a folder to mount, beside a file that must stay unreachable."""
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder"
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(folder: Path) -> Iterator[HostFilesystem]:
-    """The folder, writable."""
+    """Return the folder as a writable filesystem."""
     filesystem = HostFilesystem(folder, read_only=False)
     yield filesystem
     filesystem.close()
@@ -79,7 +79,7 @@ def test_a_symlink_to_a_file_outside_is_never_opened(files: HostFilesystem, fold
 
 
 @pytest.mark.parametrize("path", ["/../secret", "/d/../../secret", "/..", "/d/.."])
-def test_dots_lead_nowhere(files: HostFilesystem, folder: Path, path: str) -> None:
+def test_dot_dot_does_not_escape(files: HostFilesystem, folder: Path, path: str) -> None:
     (folder / "d").mkdir()
     for call in every_call(path):
         with pytest.raises(InvalidPath):
@@ -87,19 +87,17 @@ def test_dots_lead_nowhere(files: HostFilesystem, folder: Path, path: str) -> No
     assert (folder.parent / "secret").read_text() == "secret"
 
 
-def test_removing_a_folder_spares_what_its_symlinks_lead_to(
-    files: HostFilesystem, folder: Path
-) -> None:
+def test_removing_a_folder_keeps_symlink_targets(files: HostFilesystem, folder: Path) -> None:
     (folder / "d").mkdir()
     (folder / "d" / "out").symlink_to(folder.parent)
     files.remove("/d", recursive=True)
     assert (folder.parent / "secret").exists()
 
 
-def test_a_directory_swapped_for_a_symlink_lets_nobody_out(
+def test_a_directory_swapped_for_a_symlink_does_not_escape(
     files: HostFilesystem, folder: Path
 ) -> None:
-    """A thread keeps renaming a directory, then a link to the outside, to the name in use."""
+    """A thread keeps replacing the directory in use with a link to the outside."""
     (folder / "inside").mkdir()
     (folder / "inside" / "secret").write_text("public")
     (folder / "outside").symlink_to(folder.parent)
@@ -125,7 +123,7 @@ def test_a_directory_swapped_for_a_symlink_lets_nobody_out(
     assert not (folder.parent / "written").exists()
 
 
-def test_it_is_read_only_unless_asked(folder: Path) -> None:
+def test_host_folders_are_read_only_by_default(folder: Path) -> None:
     (folder / "a").write_text("kept")
     files = HostFilesystem(folder)
     assert files.read("/a") == b"kept"
@@ -137,7 +135,7 @@ def test_it_is_read_only_unless_asked(folder: Path) -> None:
         files.write("/b", b"")
 
 
-def test_errors_do_not_tell_where_the_folder_is(files: HostFilesystem, folder: Path) -> None:
+def test_errors_do_not_reveal_the_host_path(files: HostFilesystem, folder: Path) -> None:
     for path in ("/nothing", "/" + "n" * 300, "/nothing/below"):
         with pytest.raises(PathError) as caught:
             files.read(path)
@@ -145,7 +143,7 @@ def test_errors_do_not_tell_where_the_folder_is(files: HostFilesystem, folder: P
         assert caught.value.__suppress_context__
 
 
-def test_a_missing_folder_is_told_at_once(tmp_path: Path) -> None:
+def test_a_missing_folder_fails_at_creation(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         HostFilesystem(tmp_path / "missing")
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""The limits of the memory filesystem, and that what they refuse changes nothing."""
+"""Limits of the memory filesystem: a refused call changes nothing."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_a_name_has_at_most_255_bytes() -> None:
         files.rename("/" + "n" * 255, "/" + "n" * 256)
 
 
-def test_no_limit_is_none() -> None:
+def test_none_means_no_limit() -> None:
     files = MemoryFilesystem(quota=None, max_file_size=None, max_files=None)
     files.write("/a", b"x")
     assert files.read("/a") == b"x"
 
 
 @pytest.mark.parametrize("value", [-1, True, "5", 1.5])
-def test_a_limit_is_a_number(value: object) -> None:
+def test_limit_must_be_a_number(value: object) -> None:
     with pytest.raises(InvalidOption, match="quota"):
         MemoryFilesystem(quota=value)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def test_what_was_read_does_not_change_with_the_file() -> None:
     assert (read, files.read("/a")) == (b"12", b"123")
 
 
-def test_what_was_written_does_not_change_with_its_buffer() -> None:
+def test_written_content_is_independent_of_the_buffer() -> None:
     files = MemoryFilesystem()
     buffer = bytearray(b"abc")
     files.write("/a", bytes(buffer))
@@ -103,7 +103,7 @@ def test_what_was_written_does_not_change_with_its_buffer() -> None:
     assert files.read("/a") == b"abc"
 
 
-def test_a_directory_tells_when_it_was_changed() -> None:
+def test_a_directory_records_its_modification_time() -> None:
     files = MemoryFilesystem()
     files.mkdir("/d")
     files.touch("/d", 1.0)
@@ -111,7 +111,7 @@ def test_a_directory_tells_when_it_was_changed() -> None:
     assert files.lstat("/d").mtime > 1.0
 
 
-def test_very_deep_directories_are_no_trouble() -> None:
+def test_very_deep_directories_work() -> None:
     files = MemoryFilesystem()
     path = ""
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""The limits of the shell's own filesystem, as errors of ours."""
+"""Limits of the shell's own filesystem, as Smokebox errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_names_the_shell_cannot_hold_are_invalid(name: str) -> None:
             call(f"/{name}")
 
 
-def test_a_symlink_does_not_replace_what_is_there() -> None:
+def test_a_symlink_does_not_replace_an_existing_entry() -> None:
     files = NativeFilesystem()
     files.write("/a", b"kept")
     with pytest.raises(PathExists):

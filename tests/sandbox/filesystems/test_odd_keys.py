@@ -1,4 +1,6 @@
-"""Keys that S3 holds and no path can be. SeaweedFS mends them, so a server of ours answers."""
+"""Keys that S3 stores but that are not paths. SeaweedFS corrects them, so a small server answers
+here.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def fs() -> Iterator[BucketFilesystem]:
     server.server_close()
 
 
-def test_they_are_not_shown_and_hide_nothing_else(fs: BucketFilesystem) -> None:
+def test_odd_keys_are_hidden_and_hide_nothing_else(fs: BucketFilesystem) -> None:
     fs.refresh()
     assert sorted(fs.listdir("/")) == ["a", "d", "ok"]
     assert sorted(fs.listdir("/a")) == ["fine"]
@@ -98,12 +100,12 @@ def test_they_are_not_shown_and_hide_nothing_else(fs: BucketFilesystem) -> None:
     }
 
 
-def test_what_is_beside_them_is_read(fs: BucketFilesystem) -> None:
+def test_files_beside_odd_keys_are_readable(fs: BucketFilesystem) -> None:
     assert (fs.lstat("/a").kind, fs.lstat("/d/sub").kind) == ("directory", "directory")
     assert (fs.read("/a/fine"), fs.lstat("/d/good").size) == (b"x", 1)
 
 
-def test_a_directory_with_them_is_neither_removed_nor_moved(fs: BucketFilesystem) -> None:
+def test_a_directory_with_odd_keys_is_neither_removed_nor_moved(fs: BucketFilesystem) -> None:
     with pytest.raises(PathError, match="cannot be paths"):
         fs.remove("/a", recursive=True)
     with pytest.raises(PathError, match="cannot be paths"):

@@ -1,4 +1,4 @@
-"""Changes over a lower filesystem, which never sees them."""
+"""Changes over a lower filesystem that never receives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lower(tmp_path: Path) -> Path:
-    """A folder with a few things in it."""
+    """Return a folder with a few entries."""
     (tmp_path / "d" / "e").mkdir(parents=True)
     (tmp_path / "d" / "a").write_text("lower")
     (tmp_path / "d" / "e" / "deep").write_text("deep")
@@ -29,14 +29,14 @@ def lower(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(lower: Path) -> OverlayFilesystem:
-    """An overlay over them."""
-    # Writable on purpose: a test would tell if anything came through.
+    """Return an overlay over that folder."""
+    # Writable on purpose: a test would notice a change that reached it.
     return OverlayFilesystem(HostFilesystem(lower, read_only=False))
 
 
 @pytest.fixture(autouse=True)
 def unchanged(lower: Path) -> Iterator[None]:
-    """The lower folder is the same after each test."""
+    """Check that the lower folder is the same after each test."""
     before = snapshot(lower)
     yield
     assert snapshot(lower) == before
@@ -49,7 +49,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_both_are_seen_together(files: OverlayFilesystem) -> None:
+def test_both_layers_are_visible(files: OverlayFilesystem) -> None:
     files.write("/d/b", b"upper")
     assert sorted(files.listdir("/d")) == ["a", "b", "e"]
     assert (files.read("/d/a"), files.read("/d/b")) == (b"lower", b"upper")

@@ -1,4 +1,4 @@
-"""One tree over several filesystems: mounts, symlinks across them, and what is refused."""
+"""One tree over several filesystems: mounts, symlinks across them, and refusals."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def data() -> MemoryFilesystem:
-    """What is mounted at /mnt/data."""
+    """Return the filesystem mounted at /mnt/data."""
     return MemoryFilesystem()
 
 
 @pytest.fixture
 def tree(data: MemoryFilesystem) -> Tree:
-    """Two filesystems, one mounted where the other has no directory."""
+    """Return a tree of two filesystems, one mounted where the other has no directory."""
     return Tree(MemoryFilesystem(), {"/mnt/data": data})
 
 
@@ -47,20 +47,20 @@ class TestFiles:
         tree.append("/a/log", b"2")
         assert tree.read("/a/log") == b"12"
 
-    def test_a_write_that_fails_unmakes_the_parents(self) -> None:
+    def test_a_failed_write_removes_the_parents_it_created(self) -> None:
         tree = Tree(MemoryFilesystem(max_file_size=1))
         tree.mkdir("/a")
         with pytest.raises(FileTooLarge) as caught:
             tree.write("/a/b/c/d", b"12")
         assert (caught.value.path, tree.readdir("/a")) == ("/a/b/c/d", [])
 
-    def test_parents_that_do_not_fit_are_unmade(self) -> None:
+    def test_parents_over_the_limit_are_removed_again(self) -> None:
         tree = Tree(MemoryFilesystem(max_files=2))
         with pytest.raises(StorageFull) as caught:
             tree.mkdir("/a/b/c", recursive=True)
         assert (caught.value.path, tree.readdir("/")) == ("/a/b/c", [])
 
-    def test_a_file_in_the_middle_is_no_directory(self, tree: Tree) -> None:
+    def test_a_file_in_the_middle_of_a_path_is_not_a_directory(self, tree: Tree) -> None:
         tree.write("/a", b"x")
         for call in (tree.read, tree.stat, tree.readdir, tree.remove, lambda p: tree.write(p, b"")):
             for path in ("/a/b", "/a/b/c"):
@@ -70,13 +70,13 @@ class TestFiles:
         with pytest.raises(PathNotDirectory):
             tree.mkdir("/a/b/c", recursive=True)
 
-    def test_what_is_missing_is_not_found(self, tree: Tree) -> None:
+    def test_missing_paths_raise_not_found(self, tree: Tree) -> None:
         for call in (tree.read, tree.stat, tree.readdir, tree.readlink, tree.remove, tree.mkdir):
             with pytest.raises(PathNotFound):
                 call("/no/such")
         assert not tree.exists("/no/such")
 
-    def test_a_directory_is_no_file(self, tree: Tree) -> None:
+    def test_a_directory_is_not_a_file(self, tree: Tree) -> None:
         tree.mkdir("/d")
         for path in ("/d", "/", "/mnt", "/mnt/data"):
             with pytest.raises(PathIsDirectory):
@@ -84,7 +84,7 @@ class TestFiles:
             with pytest.raises(PathIsDirectory):
                 tree.write(path, b"")
 
-    def test_stat_tells_what_is_there(self, tree: Tree) -> None:
+    def test_stat_reports_kind_and_size(self, tree: Tree) -> None:
         tree.write("/a", b"123")
         tree.chmod("/a", 0o600)
         info = tree.stat("/a")
@@ -100,7 +100,7 @@ class TestFiles:
         with pytest.raises(PathNotFound):
             tree.touch("/no/a", 5.0)
 
-    def test_mkdir_accepts_what_is_there_only_when_recursive(self, tree: Tree) -> None:
+    def test_mkdir_accepts_an_existing_directory_only_when_recursive(self, tree: Tree) -> None:
         tree.mkdir("/d")
         tree.mkdir("/d", recursive=True)
         tree.write("/f", b"")
@@ -130,7 +130,7 @@ class TestRemove:
             tree.remove("/a/b", force=True)
 
     @pytest.mark.parametrize("path", ["/", "/mnt", "/mnt/data", "/link/data"])
-    def test_roots_and_what_holds_them_stay(
+    def test_roots_and_their_parents_cannot_be_removed(
         self, tree: Tree, data: MemoryFilesystem, path: str
     ) -> None:
         data.write("/a", b"kept")
@@ -141,7 +141,7 @@ class TestRemove:
             tree.rename(path, "/elsewhere")
         assert tree.read("/mnt/data/a") == b"kept"
 
-    def test_the_symlink_goes_and_not_what_it_leads_to(self, tree: Tree) -> None:
+    def test_removing_a_symlink_leaves_its_target(self, tree: Tree) -> None:
         tree.write("/d/a", b"kept")
         tree.symlink("/d", "/l")
         tree.remove("/l", recursive=True)
@@ -161,16 +161,14 @@ class TestSymlinks:
         tree.append("/l", b"3")
         assert (tree.read("/d/a"), tree.readlink("/l")) == (b"23", target)
 
-    def test_they_are_followed_in_the_middle(self, tree: Tree) -> None:
+    def test_symlinks_are_followed_in_the_middle(self, tree: Tree) -> None:
         tree.write("/d/e/a", b"1")
         tree.symlink("d/e", "/l")
         tree.write("/l/new/b", b"2")
         assert (tree.read("/l/a"), tree.read("/d/e/new/b")) == (b"1", b"2")
         assert tree.readdir("/l") == ["a", "new"]
 
-    def test_they_lead_from_one_filesystem_to_another(
-        self, tree: Tree, data: MemoryFilesystem
-    ) -> None:
+    def test_symlinks_cross_filesystems(self, tree: Tree, data: MemoryFilesystem) -> None:
         tree.write("/home/a", b"root")
         data.symlink("/home/a", "/absolute")
         data.symlink("../../home", "/relative")
@@ -186,7 +184,7 @@ class TestSymlinks:
         assert (followed.type, followed.size, followed.is_symlink) == ("file", 3, True)
         assert (itself.type, itself.is_symlink, itself.path) == ("symlink", True, "/l")
 
-    def test_one_that_leads_nowhere(self, tree: Tree) -> None:
+    def test_a_dangling_symlink_raises_not_found(self, tree: Tree) -> None:
         tree.symlink("nowhere", "/l")
         assert not tree.exists("/l")
         assert tree.stat("/l", follow_symlinks=False).type == "symlink"
@@ -200,7 +198,7 @@ class TestSymlinks:
         assert tree.read("/nowhere") == b"x"
 
     @pytest.mark.parametrize("path", ["/self", "/one", "/one/below", "/grow"])
-    def test_loops_are_told(self, tree: Tree, path: str) -> None:
+    def test_symlink_loops_raise(self, tree: Tree, path: str) -> None:
         tree.symlink("self", "/self")
         tree.symlink("two", "/one")
         tree.symlink("one", "/two")
@@ -211,7 +209,7 @@ class TestSymlinks:
             assert caught.value.path == path
         assert not tree.exists(path)
 
-    def test_forty_in_a_row_are_followed(self, tree: Tree) -> None:
+    def test_forty_symlinks_in_a_row_are_followed(self, tree: Tree) -> None:
         tree.write("/0", b"end")
         for number in range(41):
             tree.symlink(str(number), f"/{number + 1}")
@@ -219,7 +217,7 @@ class TestSymlinks:
         with pytest.raises(SymlinkLoop):
             tree.read("/41")
 
-    def test_what_is_there_is_not_replaced_by_one(self, tree: Tree) -> None:
+    def test_a_symlink_does_not_replace_a_file(self, tree: Tree) -> None:
         tree.write("/a", b"x")
         for path in ("/a", "/mnt", "/"):
             with pytest.raises(PathExists):
@@ -241,7 +239,7 @@ class TestMounts:
         assert tree.readdir("/mnt") == ["data", "other"]
         assert tree.read("/mnt/other/a") == b"x"
 
-    def test_the_innermost_mount_counts(self) -> None:
+    def test_innermost_mount_wins(self) -> None:
         outer, inner = MemoryFilesystem(), MemoryFilesystem()
         tree = Tree(MemoryFilesystem(), {"/m": outer, "/m/in": inner})
         tree.write("/m/in/a", b"")
@@ -260,7 +258,7 @@ class TestMounts:
             tree.write("/data/a", b"1234")
         assert caught.value.path == "/data/a"
 
-    def test_a_read_only_mount_is_left_alone(self) -> None:
+    def test_read_only_mount_is_not_changed(self) -> None:
         inner = MemoryFilesystem()
         inner.write("/a", b"x")
         tree = Tree(MemoryFilesystem(), {"/ro": ReadOnlyFilesystem(inner)})
@@ -303,7 +301,7 @@ class TestMoves:
         assert (data.read("/b"), data.lstat("/b").mode) == (b"x", 0o700)
         assert (data.readlink("/d/e/l"), tree.exists("/d")) == ("a", False)
 
-    def test_what_cannot_move_stays(self, tree: Tree) -> None:
+    def test_a_refused_move_changes_nothing(self, tree: Tree) -> None:
         tree.write("/d/a", b"x")
         tree.write("/mnt/data/f", b"y")
         for source, target, error in (
@@ -316,7 +314,7 @@ class TestMoves:
                 tree.rename(source, target)
         assert (tree.read("/d/a"), tree.read("/mnt/data/f")) == (b"x", b"y")
 
-    def test_errors_name_the_end_that_is_wrong(self, tree: Tree) -> None:
+    def test_errors_name_the_offending_path(self, tree: Tree) -> None:
         tree.write("/mnt/data/f", b"")
         tree.mkdir("/mnt/data/d")
         with pytest.raises(PathIsDirectory) as caught:

@@ -1,4 +1,4 @@
-"""A relay before a server, which notes the requests that pass."""
+"""A relay in front of a server that records the requests passing through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REQUEST = re.compile(rb"^(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r$", re.MUL
 
 
 class Wiretap:
-    """Listens on a port of its own; `requests` has the method and target of each, in order."""
+    """Listens on its own port; `requests` holds the method and target of each, in order."""
 
     def __init__(self, endpoint: str) -> None:
         address = urlsplit(endpoint)
@@ -42,7 +42,7 @@ class Wiretap:
             side.close()
 
     def bodies(self) -> int:
-        """How many objects were downloaded: answers to GET that are no listings."""
+        """Return the number of objects downloaded: responses to GET that are not listings."""
         return sum(line.startswith("GET ") and "list-type" not in line for line in self.requests)
 
     def _accept(self) -> None:

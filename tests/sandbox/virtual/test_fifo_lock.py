@@ -1,4 +1,4 @@
-"""First come, first served, also over several event loops."""
+"""The lock is first come, first served, also across event loops."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from smokebox.sandbox.virtual.fifo_lock import FifoLock
+from smokebox.sandbox.virtual.threads import FifoLock
 
 
-async def test_one_at_a_time_in_order() -> None:
+async def test_holders_take_turns_in_order() -> None:
     lock, inside, order = FifoLock(), 0, []
 
     async def visit(n: int) -> None:
@@ -28,7 +28,7 @@ async def test_one_at_a_time_in_order() -> None:
     assert order == list(range(20))
 
 
-async def test_an_error_inside_frees_it() -> None:
+async def test_an_error_while_held_releases_the_lock() -> None:
     lock = FifoLock()
     with pytest.raises(LookupError):
         async with lock:
@@ -37,7 +37,7 @@ async def test_an_error_inside_frees_it() -> None:
         pass
 
 
-async def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
+async def test_a_cancelled_waiter_leaves_the_queue() -> None:
     lock = FifoLock()
 
     async def visit() -> str:
@@ -51,7 +51,7 @@ async def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
     assert await asyncio.wait_for(second, 5) == "been"
 
 
-async def test_who_is_cancelled_when_called_hands_it_on() -> None:
+async def test_a_waiter_cancelled_on_its_turn_passes_the_lock_on() -> None:
     lock = FifoLock()
 
     async def visit() -> str:
@@ -61,12 +61,12 @@ async def test_who_is_cancelled_when_called_hands_it_on() -> None:
     async with lock:
         first, second = asyncio.create_task(visit()), asyncio.create_task(visit())
         await asyncio.sleep(0)
-    # The first has been called, and has not run yet.
+    # The first waiter has been woken and has not run yet.
     first.cancel()
     assert await asyncio.wait_for(second, 5) == "been"
 
 
-def test_it_serves_several_loops() -> None:
+def test_one_lock_works_in_several_event_loops() -> None:
     lock, count = FifoLock(), 0
 
     async def visit() -> None:
@@ -85,7 +85,7 @@ def test_it_serves_several_loops() -> None:
     assert count == 200
 
 
-def test_a_loop_that_ended_with_someone_waiting_holds_nobody_up() -> None:
+def test_a_waiter_of_a_closed_loop_does_not_block_others() -> None:
     lock = FifoLock()
 
     async def wait_in_vain() -> None:

@@ -1,15 +1,15 @@
-"""What the process has grown by."""
+"""Growth of the process's memory since a script started."""
 
 from __future__ import annotations
 
-from smokebox.sandbox.virtual.growth import Growth, resident_bytes
+from smokebox.sandbox.virtual.thread_sandbox import Growth, resident_bytes
 
 
-def test_it_counts_from_the_start() -> None:
+def test_growth_counts_from_the_start() -> None:
     growth = Growth(800 << 20)
     assert not growth.is_too_much
     small = Growth(20 << 20)
-    # Much more than what the kernel may take back from this process at the same moment.
+    # Much more than the kernel may reclaim from this process at the same moment.
     held = bytearray(b"x") * (400 << 20)
     assert small.is_too_much
     assert not growth.is_too_much

@@ -1,4 +1,4 @@
-"""Scripts that mean harm: each ends by a limit or harmlessly, and the sandbox goes on."""
+"""Hostile scripts end by a limit or harmlessly, and the sandbox stays usable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox import virtual
-from smokebox.sandbox.virtual import Limits
+from smokebox.sandbox.virtual import VirtualLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIMITS = Limits(commands=20_000, loop_iterations=20_000, memory=8 << 20, wall_time=1.5)
+LIMITS = VirtualLimits(commands=20_000, loop_iterations=20_000, memory=8 << 20, wall_time=1.5)
 TEXT = "a" * 40 + "b"
 
 STOPPED = {
@@ -84,7 +84,7 @@ REFUSED_OR_HARMLESS = {
 
 
 async def _goes_on(script: str) -> int:
-    """Run it; then the same sandbox must still work."""
+    """Run the script and check that the sandbox still works."""
     async with virtual(limits=LIMITS, python=True) as sandbox:
         result = await sandbox.exec(script)
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"
@@ -92,12 +92,12 @@ async def _goes_on(script: str) -> int:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-async def test_it_is_stopped(name: str) -> None:
+async def test_hostile_scripts_hit_a_limit(name: str) -> None:
     assert await _goes_on(STOPPED[name]) in (2, 124, 126)
 
 
 @pytest.mark.parametrize("name", REFUSED_OR_HARMLESS)
-async def test_it_ends(name: str) -> None:
+async def test_hostile_scripts_terminate(name: str) -> None:
     await _goes_on(REFUSED_OR_HARMLESS[name])
 
 
@@ -181,9 +181,9 @@ HOARDERS = [
 
 
 @pytest.mark.parametrize("script", HOARDERS)
-async def test_output_that_piles_up_unseen_is_stopped(script: str) -> None:
-    limits = Limits(process_growth=100 << 20)
+async def test_discarded_output_counts_against_the_limit(script: str) -> None:
+    limits = VirtualLimits(process_growth=100 << 20)
     async with virtual(files={"big": "x" * 1_000_000}, limits=limits) as sandbox:
         result = await sandbox.exec(script, timeout=15)
-        assert (result.exit_code, "Limits.process_growth" in result.stderr) == (126, True)
+        assert (result.exit_code, "VirtualLimits.process_growth" in result.stderr) == (126, True)
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"

@@ -1,4 +1,4 @@
-"""Limits: their values, and that each one ends a script with its own message."""
+"""Values of limits, and the message with which each one ends a script."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from smokebox import virtual
 from smokebox.errors import FileTooLarge, InvalidOption, StorageFull
-from smokebox.sandbox.virtual import Limits
+from smokebox.sandbox.virtual import VirtualLimits
 
 
 def test_an_unknown_limit_names_the_nearest() -> None:
     with pytest.raises(InvalidOption) as caught:
-        Limits(comands=5)  # type: ignore[call-arg]
+        VirtualLimits(comands=5)  # type: ignore[call-arg]
     assert caught.value.nearest == "commands"
     with pytest.raises(InvalidOption):
         virtual(limits={"wall": 3})
@@ -22,37 +22,37 @@ def test_an_unknown_limit_names_the_nearest() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "5", None, float("nan")])
 def test_a_limit_is_a_positive_whole_number(value: object) -> None:
     with pytest.raises(InvalidOption):
-        Limits(commands=value)  # type: ignore[arg-type]
+        VirtualLimits(commands=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True])
 def test_wall_time_is_a_positive_number_of_seconds(value: float) -> None:
     with pytest.raises(InvalidOption):
-        Limits(wall_time=value)
+        VirtualLimits(wall_time=value)
 
 
 def test_more_output_than_the_shell_keeps_is_refused() -> None:
     with pytest.raises(InvalidOption, match="10485760"):
-        Limits(output=11 << 20)
+        VirtualLimits(output=11 << 20)
 
 
 def test_limits_can_be_pickled_and_compared() -> None:
-    limits = Limits(commands=5, wall_time=0.5)
+    limits = VirtualLimits(commands=5, wall_time=0.5)
     assert pickle.loads(pickle.dumps(limits)) == limits
 
 
 @pytest.mark.parametrize(
     ("limits", "script", "word"),
     [
-        (Limits(commands=100), "while :; do :; done", "Limits.commands"),
-        (Limits(loop_iterations=50), "while :; do :; done", "Limits.loop_iterations"),
-        (Limits(memory=1 << 20), "x=a; while :; do x=$x$x; done", "Limits.memory"),
-        (Limits(), "f() { f; }; f", "fixed limit"),
-        (Limits(), "echo '. ./s' > s; . ./s", "fixed limit"),
+        (VirtualLimits(commands=100), "while :; do :; done", "VirtualLimits.commands"),
+        (VirtualLimits(loop_iterations=50), "while :; do :; done", "VirtualLimits.loop_iterations"),
+        (VirtualLimits(memory=1 << 20), "x=a; while :; do x=$x$x; done", "VirtualLimits.memory"),
+        (VirtualLimits(), "f() { f; }; f", "fixed limit"),
+        (VirtualLimits(), "echo '. ./s' > s; . ./s", "fixed limit"),
     ],
 )
 async def test_a_limit_is_126_and_names_what_to_raise(
-    limits: Limits, script: str, word: str
+    limits: VirtualLimits, script: str, word: str
 ) -> None:
     sandbox = virtual(limits=limits)
     result = await sandbox.exec(f"echo before; {script}")
@@ -62,11 +62,11 @@ async def test_a_limit_is_126_and_names_what_to_raise(
 
 
 async def test_wall_time_is_124_and_keeps_the_output() -> None:
-    sandbox = virtual(limits=Limits(wall_time=0.3))
+    sandbox = virtual(limits=VirtualLimits(wall_time=0.3))
     for script in ("echo hi; sleep 30", "echo hi; while :; do :; done"):
         result = await sandbox.exec(script)
         assert (result.exit_code, result.stdout) == (124, "hi\n")
-        assert "timed out after 0.3 s (raise Limits.wall_time" in result.stderr
+        assert "timed out after 0.3 s (raise VirtualLimits.wall_time" in result.stderr
 
 
 async def test_a_timeout_longer_than_wall_time_does_not_lengthen_it() -> None:
@@ -75,7 +75,7 @@ async def test_a_timeout_longer_than_wall_time_does_not_lengthen_it() -> None:
 
 
 async def test_counts_start_again_with_each_script() -> None:
-    sandbox = virtual(limits=Limits(commands=100, loop_iterations=50))
+    sandbox = virtual(limits=VirtualLimits(commands=100, loop_iterations=50))
     for _ in range(10):
         assert (await sandbox.exec("for i in {1..40}; do :; done; echo $i")).stdout == "40\n"
 
@@ -89,7 +89,7 @@ async def test_a_shell_lasts_for_thousands_of_scripts() -> None:
 
 
 async def test_files_have_limits_in_the_shell_and_outside() -> None:
-    sandbox = virtual(limits=Limits(file_size=1_000, storage=5_000, files=100))
+    sandbox = virtual(limits=VirtualLimits(file_size=1_000, storage=5_000, files=100))
     with pytest.raises(FileTooLarge):
         await sandbox.write_file("f", b"x" * 1_001)
     for n in range(4):
@@ -100,7 +100,7 @@ async def test_files_have_limits_in_the_shell_and_outside() -> None:
 
 
 async def test_files_may_be_larger_than_the_shells_own() -> None:
-    limits = Limits(file_size=20_000_000, storage=50_000_000)
+    limits = VirtualLimits(file_size=20_000_000, storage=50_000_000)
     sandbox = virtual(limits=limits)
     await sandbox.write_file("big", b"x" * 15_000_000)
     assert (await sandbox.exec("cat big | wc -c")).stdout.strip() == "15000000"
@@ -108,7 +108,7 @@ async def test_files_may_be_larger_than_the_shells_own() -> None:
 
 
 async def test_the_number_of_files_is_limited() -> None:
-    sandbox = virtual(limits=Limits(files=60))
+    sandbox = virtual(limits=VirtualLimits(files=60))
     result = await sandbox.exec("for i in {1..100}; do echo x > f$i; done")
     assert "f100" in result.stderr
     assert len(await sandbox.readdir(".")) < 60

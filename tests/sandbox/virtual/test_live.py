@@ -1,4 +1,4 @@
-"""Streaming commands while they run: live, side by side, and stopped half-way."""
+"""Streaming commands while they run: live, concurrent, and stopped midway."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ async def test_output_arrives_while_the_command_runs(sandbox: VirtualSandbox) ->
         assert (await anext(stream)).data == "before\n"
 
 
-async def test_two_of_them_meet_in_a_pipeline(sandbox: VirtualSandbox) -> None:
+async def test_two_streaming_commands_run_in_a_pipeline(sandbox: VirtualSandbox) -> None:
     result = await sandbox.exec("count | sed s/^/a/ | upper | upper")
     assert (result.exit_code, result.stdout) == (0, "A0\nA1\nA2\n")
 
 
-async def test_a_timeout_keeps_what_was_written(sandbox: VirtualSandbox) -> None:
+async def test_timeout_keeps_partial_output(sandbox: VirtualSandbox) -> None:
     result = await sandbox.exec("hang", timeout=0.5)
     assert (result.exit_code, result.stdout, result.timed_out) == (124, "before\n", True)
 
@@ -75,14 +75,14 @@ async def test_the_shell_keeps_its_state(sandbox: VirtualSandbox) -> None:
     assert (await sandbox.exec('echo "$kept $PWD"')).stdout == "yes /tmp\n"
 
 
-async def test_bytes_exit_codes_and_mistakes_are_as_ever(sandbox: VirtualSandbox) -> None:
+async def test_bytes_exit_codes_and_errors_pass_through(sandbox: VirtualSandbox) -> None:
     result = await sandbox.exec("cat | upper; nope; exit 3", stdin=b"\xffx\n")
     assert (result.exit_code, result.stdout) == (3, "\ufffdX\n")
     assert "nope" in result.stderr
     assert (await sandbox.exec("upper 'open")).exit_code == 2
 
 
-async def test_output_past_the_limit_is_cut_and_says_so(sandbox: VirtualSandbox) -> None:
+async def test_output_past_the_limit_is_cut_and_reported(sandbox: VirtualSandbox) -> None:
     await sandbox.write_file("megabyte", b"0123456789abcde\n" * 62500)
     result = await sandbox.exec("for i in {1..12}; do cat megabyte; done | upper")
     assert (result.exit_code, result.truncated) == (0, True)
@@ -106,8 +106,8 @@ asyncio.run(main())
 """
 
 
-def test_a_deep_script_ends_and_the_process_lives() -> None:
-    """In a process of its own, where nobody has started a thread of the engine before."""
+def test_deep_recursion_ends_and_the_process_survives() -> None:
+    """Runs in a new process, where no thread of the shell has started yet."""
     env = {name: value for name, value in os.environ.items() if name != "RUST_MIN_STACK"}
     done = subprocess.run(
         [sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=20, env=env

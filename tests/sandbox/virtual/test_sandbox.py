@@ -1,4 +1,4 @@
-"""What `virtual()` takes, what its sandbox does beyond the conformance suite, and how it ends."""
+"""Options of `virtual()`, behaviour beyond the conformance suite, and closing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandCall
 
 
-async def test_it_keeps_the_contract() -> None:
+async def test_virtual_sandbox_passes_the_conformance_suite() -> None:
     assert isinstance(virtual(), SandboxApi)
 
 
@@ -149,7 +149,7 @@ async def test_any_filesystem_can_be_mounted_and_shared() -> None:
     assert (await two.exec("cat /shared/note")).stdout == "hello\n"
 
 
-def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused_at_creation(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         virtual(mounts={"/data": tmp_path / "nope"})
     (tmp_path / "file").write_text("")
@@ -162,7 +162,7 @@ def test_a_file_hidden_by_a_mount_is_refused(tmp_path: Path) -> None:
         virtual(files={"/data/a": "x"}, mounts={"/data": tmp_path})
 
 
-async def test_a_cwd_that_a_mount_lacks_is_refused(tmp_path: Path) -> None:
+async def test_a_cwd_missing_from_its_mount_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         await virtual(cwd="/data/nope", mounts={"/data": tmp_path}).exec("true")
 
@@ -174,21 +174,21 @@ async def test_cwd_env_and_user() -> None:
     assert "BASHKIT" not in result.stdout
 
 
-async def test_the_host_is_nowhere_to_be_seen() -> None:
+async def test_the_host_is_invisible() -> None:
     sandbox = virtual()
     result = await sandbox.exec("cat /etc/passwd; cat /proc/self/environ; echo $PYTHONPATH $SHLVL")
     assert result.stdout.startswith("root:x:0:0")
     assert len(result.stdout.splitlines()) == 3
 
 
-async def test_python_is_there_when_asked_for() -> None:
+async def test_python_is_available_when_enabled() -> None:
     assert (await virtual().exec("python3 -c 'print(1)'")).exit_code == 127
     sandbox = virtual(python=True)
     assert (await sandbox.exec("python3 -c 'print(6 * 7)'")).stdout == "42\n"
     assert "python3" in ((await sandbox.capabilities()).commands or ())
 
 
-async def test_sqlite_is_there() -> None:
+async def test_sqlite_is_available() -> None:
     assert (await virtual().exec("sqlite3 :memory: 'select 6 * 7'")).stdout == "42\n"
 
 
@@ -235,7 +235,7 @@ async def test_files_can_be_used_while_a_script_runs() -> None:
     assert (await running).stdout == "went\n"
 
 
-async def test_the_event_loop_goes_on_while_a_script_runs() -> None:
+async def test_the_event_loop_runs_while_a_script_runs() -> None:
     sandbox = virtual()
     running = asyncio.create_task(sandbox.exec("for i in $(seq 50000); do :; done; echo done"))
     ticks = 0
@@ -262,7 +262,7 @@ async def test_scripts_of_one_sandbox_run_in_order() -> None:
     assert (await sandbox.read_file("order")).split() == [str(n) for n in range(20)]
 
 
-async def test_one_who_leaves_the_queue_does_not_hold_it_up() -> None:
+async def test_a_cancelled_call_does_not_block_the_queue() -> None:
     sandbox = virtual()
     first = asyncio.create_task(sandbox.exec("sleep 0.3; echo first"))
     await asyncio.sleep(0.05)
@@ -301,7 +301,7 @@ def test_a_sandbox_can_be_used_from_two_loops_at_once() -> None:
     assert [int(line) for line in seen.split()] == list(range(1, 41))
 
 
-async def test_a_closed_sandbox_says_so() -> None:
+async def test_a_closed_sandbox_raises() -> None:
     sandbox = virtual()
     await sandbox.exec("true")
     await sandbox.aclose()
@@ -310,7 +310,7 @@ async def test_a_closed_sandbox_says_so() -> None:
             await call
 
 
-async def test_closing_ends_what_runs() -> None:
+async def test_closing_stops_the_running_script() -> None:
     sandbox = virtual()
     running = asyncio.create_task(sandbox.exec("while :; do sleep 0.01; done"))
     await asyncio.sleep(0.1)
@@ -330,7 +330,7 @@ async def test_closing_does_not_wait_for_a_command_that_does_not_stop() -> None:
     await running
 
 
-async def test_a_command_that_cannot_be_interrupted_is_left_behind() -> None:
+async def test_a_command_that_cannot_be_interrupted_is_abandoned() -> None:
     let_go = threading.Event()
 
     def stuck(call: CommandCall) -> str:
@@ -346,7 +346,7 @@ async def test_a_command_that_cannot_be_interrupted_is_left_behind() -> None:
     let_go.set()
 
 
-def test_the_interpreter_ends_cleanly_under_a_running_script() -> None:
+def test_the_interpreter_exits_cleanly_while_a_script_runs() -> None:
     program = (
         "import asyncio, threading, time, smokebox\n"
         "s = smokebox.virtual()\n"

@@ -1,4 +1,4 @@
-"""What holds for one script only, and the ways in which a script can end."""
+"""Settings of a single script, and the ways in which a script can end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_syntax_error_with_stdin_is_2_too(sandbox: VirtualSandbox) -> No
     assert "syntax error" in result.stderr
 
 
-async def test_env_is_put_back_as_it_was(sandbox: VirtualSandbox) -> None:
+async def test_env_is_restored(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("export A=exported; B=private")
     given = {"A": "1", "B": "2", "C": "3"}
     assert (await sandbox.exec('echo "$A$B$C"; B=changed', env=given)).stdout == "123\n"
@@ -50,7 +50,7 @@ async def test_env_is_put_back_as_it_was(sandbox: VirtualSandbox) -> None:
     assert after.stdout == "exported private []\n1\n"
 
 
-async def test_cwd_is_put_back_as_it_was(sandbox: VirtualSandbox) -> None:
+async def test_cwd_is_restored(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("mkdir a b; cd a; cd ../b")
     await sandbox.exec("cd /; cd /tmp", cwd="/workspace/a")
     assert (await sandbox.exec("pwd; cd -")).stdout == "/workspace/b\n/workspace/a\n"
@@ -87,7 +87,7 @@ async def test_too_much_stdin_is_refused(sandbox: VirtualSandbox) -> None:
 
 
 @pytest.mark.parametrize("command", ["a\ud800", "a\0b", b"echo", None])
-async def test_what_is_no_command_is_refused(sandbox: VirtualSandbox, command: object) -> None:
+async def test_invalid_commands_are_refused(sandbox: VirtualSandbox, command: object) -> None:
     with pytest.raises(InvalidOption):
         await sandbox.exec(command)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption):
@@ -99,7 +99,7 @@ async def test_an_env_value_that_utf8_cannot_hold_is_refused(sandbox: VirtualSan
         await sandbox.exec("true", env={"A": "\ud800"})
 
 
-async def test_output_past_the_cap_is_cut_and_says_so(sandbox: VirtualSandbox) -> None:
+async def test_output_over_the_cap_is_truncated_with_a_notice(sandbox: VirtualSandbox) -> None:
     await sandbox.write_file("mb", b"x" * 1_000_000)
     result = await sandbox.exec("for i in {1..11}; do cat mb; done; echo end >&2")
     assert (len(result.stdout), result.stderr) == (MAX_OUTPUT, "end\n")
@@ -115,14 +115,14 @@ async def test_a_smaller_output_limit_holds_for_both_ways_of_reading() -> None:
     assert stream.result.truncated
 
 
-async def test_a_stream_goes_on_after_an_undecodable_byte(sandbox: VirtualSandbox) -> None:
+async def test_a_stream_continues_after_an_undecodable_byte(sandbox: VirtualSandbox) -> None:
     script = r"echo a; printf '\xe2\x82'; printf '\xac'; echo b; printf '\xff'; echo err >&2"
     chunks = [chunk async for chunk in sandbox.exec_stream(script)]
     assert "".join(c.data for c in chunks if c.stream == "stdout") == "a\n€b\n\ufffd"
     assert chunks[0].data == "a\n"
 
 
-async def test_what_was_held_back_is_not_lost_by_a_timeout(sandbox: VirtualSandbox) -> None:
+async def test_a_timeout_does_not_lose_delayed_bytes(sandbox: VirtualSandbox) -> None:
     stream = sandbox.exec_stream(r"echo a; printf '\xff'; sleep 20", timeout=0.3)
     text = "".join([chunk.data async for chunk in stream if chunk.stream == "stdout"])
     assert (text, stream.exit_code) == ("a\n\ufffd", 124)

@@ -1,4 +1,4 @@
-"""Snapshots, forks, and bytes that are no snapshot."""
+"""Snapshots, forks, and invalid snapshot bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 from smokebox import virtual
 from smokebox.errors import BadSnapshot, FileTooLarge, SmokeboxError
 from smokebox.sandbox.filesystems.memory import MemoryFilesystem
-from smokebox.sandbox.virtual import Limits
-from smokebox.sandbox.virtual.image import Node
-from smokebox.sandbox.virtual.snapshot import Snapshot
+from smokebox.sandbox.virtual import VirtualLimits
+from smokebox.sandbox.virtual.snapshot import FileNode, Snapshot
 
 SCRIPT = r"""
 mkdir -p d/e; printf '\xff' > d/bin; echo text > 'a b'; : > empty
@@ -18,7 +17,7 @@ x='a b'; export Y=2; f() { echo "f $x $Y"; }; arr=(1 2 3); alias q=echo; cd d
 """
 
 
-async def test_a_snapshot_brings_everything_back() -> None:
+async def test_a_snapshot_restores_files_and_shell_state() -> None:
     sandbox = virtual()
     await sandbox.exec(SCRIPT)
     taken = await sandbox.snapshot()
@@ -32,7 +31,7 @@ async def test_a_snapshot_brings_everything_back() -> None:
     assert await sandbox.read_file("link") == "text\n"
 
 
-async def test_a_snapshot_stands_by_itself() -> None:
+async def test_a_snapshot_is_independent_of_its_sandbox() -> None:
     first = virtual(files={"a": "x"})
     await first.exec("n=5")
     taken = await first.snapshot()
@@ -42,7 +41,7 @@ async def test_a_snapshot_stands_by_itself() -> None:
     assert (await other.exec("cat a; echo $n")).stdout == "x5\n"
 
 
-async def test_a_sandbox_that_never_ran_can_be_taken_and_restored() -> None:
+async def test_a_sandbox_that_never_ran_can_be_snapshotted() -> None:
     sandbox = virtual(files={"a": "x"})
     taken = await sandbox.snapshot()
     await sandbox.rm("a")
@@ -50,7 +49,7 @@ async def test_a_sandbox_that_never_ran_can_be_taken_and_restored() -> None:
     assert await sandbox.readdir(".") == ["a"]
 
 
-async def test_a_fork_goes_its_own_way() -> None:
+async def test_a_fork_is_independent() -> None:
     sandbox = virtual()
     await sandbox.exec("n=1; echo one > f; g() { cat f; }")
     fork = await sandbox.fork()
@@ -85,7 +84,7 @@ async def test_a_fork_keeps_lazy_files_lazy_and_a_snapshot_loads_them() -> None:
     assert len(loads) == 2
 
 
-async def test_mounts_are_no_part_of_it() -> None:
+async def test_snapshots_exclude_mounts() -> None:
     shared = MemoryFilesystem()
     shared.write("/secret", b"not for snapshots")
     sandbox = virtual(mounts={"/m": shared})
@@ -110,7 +109,7 @@ async def test_restoring_keeps_the_options() -> None:
     assert (await sandbox.exec("hi; while :; do :; done")).exit_code == 126
 
 
-async def test_a_snapshot_waits_for_the_script_that_runs() -> None:
+async def test_a_snapshot_waits_for_the_running_script() -> None:
     sandbox = virtual()
     stream = sandbox.exec_stream("echo on; sleep 0.2; echo done > f")
     assert (await anext(stream)).data == "on\n"
@@ -133,7 +132,7 @@ def _damaged(data: bytes) -> dict[str, bytes]:
     }
 
 
-async def test_what_is_no_snapshot_is_refused_and_changes_nothing() -> None:
+async def test_invalid_snapshot_bytes_are_refused_and_change_nothing() -> None:
     sandbox = virtual(files={"a": "x"})
     await sandbox.exec("n=1")
     for name, data in _damaged(await sandbox.snapshot()).items():
@@ -148,21 +147,21 @@ async def test_what_is_no_snapshot_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "image",
     [
-        {"/a/b": Node("file", 0o644, 0.0, b"no parent")},
-        {"/a": Node("file", 0o644, 0.0), "/a/b": Node("file", 0o644, 0.0)},
-        {"/a/../b": Node("file", 0o644, 0.0)},
-        {"relative": Node("file", 0o644, 0.0)},
-        {"/a": Node("device", 0o644, 0.0)},  # type: ignore[arg-type]
+        {"/a/b": FileNode("file", 0o644, 0.0, b"no parent")},
+        {"/a": FileNode("file", 0o644, 0.0), "/a/b": FileNode("file", 0o644, 0.0)},
+        {"/a/../b": FileNode("file", 0o644, 0.0)},
+        {"relative": FileNode("file", 0o644, 0.0)},
+        {"/a": FileNode("device", 0o644, 0.0)},  # type: ignore[arg-type]
     ],
 )
-async def test_a_snapshot_that_makes_no_sense_is_refused(image: dict[str, Node]) -> None:
+async def test_a_snapshot_with_invalid_values_is_refused(image: dict[str, FileNode]) -> None:
     sandbox = virtual(files={"a": "x"})
     with pytest.raises(BadSnapshot):
         await sandbox.restore(Snapshot(image=image).encode())
     assert await sandbox.read_file("a") == "x"
 
 
-async def test_a_shell_state_that_is_none_is_refused() -> None:
+async def test_an_invalid_shell_state_is_refused() -> None:
     sandbox = virtual(files={"a": "x"})
     with pytest.raises(BadSnapshot):
         await sandbox.restore(Snapshot(image={}, shell=b"garbage").encode())
@@ -171,13 +170,13 @@ async def test_a_shell_state_that_is_none_is_refused() -> None:
 
 async def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     taken = await virtual(files={"big": b"x" * 5_000}).snapshot()
-    small = virtual(limits=Limits(file_size=1_000), files={"a": "x"})
+    small = virtual(limits=VirtualLimits(file_size=1_000), files={"a": "x"})
     with pytest.raises(FileTooLarge):
         await small.restore(taken)
     assert await small.read_file("a") == "x"
 
 
-async def test_every_error_is_ours() -> None:
+async def test_every_error_of_restore_is_typed() -> None:
     taken = bytearray(await virtual().snapshot())
     for at in range(0, len(taken), 97):
         broken = bytearray(taken)

@@ -1,4 +1,4 @@
-"""The deep-stack threads: work goes in, results come out, and they go when idle."""
+"""Threads with deep stacks run work, return results, and exit when idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_work_runs_on_another_thread_and_returns() -> None:
     assert await threads.run(threading.get_ident) != here
 
 
-async def test_what_work_raises_is_raised() -> None:
+async def test_exceptions_of_work_propagate() -> None:
     def fail() -> None:
         raise LookupError("no")
 
@@ -28,7 +28,7 @@ async def test_what_work_raises_is_raised() -> None:
         await threads.run(fail)
 
 
-async def test_slow_work_lets_the_loop_go_on() -> None:
+async def test_slow_work_does_not_block_the_loop() -> None:
     slow = asyncio.create_task(threads.run(lambda: time.sleep(0.2)))
     ticks = 0
     while not slow.done():
@@ -37,9 +37,9 @@ async def test_slow_work_lets_the_loop_go_on() -> None:
     assert ticks > 3
 
 
-async def test_wait_gives_up_in_time_and_can_be_repeated() -> None:
+async def test_wait_times_out_and_can_be_repeated() -> None:
     let_go = threading.Event()
-    job = threads.Job(lambda: let_go.wait(15))
+    job = threads.ThreadJob(lambda: let_go.wait(15))
     threads.start(job)
     assert not job.join(0.01)
     assert not await job.wait(0.01)
@@ -48,7 +48,7 @@ async def test_wait_gives_up_in_time_and_can_be_repeated() -> None:
     assert job.result() is True
 
 
-async def test_threads_are_used_again() -> None:
+async def test_threads_are_reused() -> None:
     seen = {await threads.run(threading.get_ident) for _ in range(50)}
     assert len(seen) <= 3
 
@@ -74,7 +74,7 @@ def test_other_threads_keep_their_stack() -> None:
 
 async def test_the_loop_may_close_before_the_work_is_done() -> None:
     let_go = threading.Event()
-    job = threads.Job(lambda: let_go.wait(15))
+    job = threads.ThreadJob(lambda: let_go.wait(15))
 
     def lose_patience() -> None:
         async def wait() -> None:
@@ -88,7 +88,7 @@ async def test_the_loop_may_close_before_the_work_is_done() -> None:
     assert await asyncio.to_thread(job.join, 15)
 
 
-def test_idle_threads_leave() -> None:
+def test_idle_threads_exit() -> None:
     program = (
         "import asyncio, threading, time\n"
         "from smokebox.sandbox.virtual import threads\n"
@@ -115,7 +115,7 @@ def test_a_small_address_space_gets_a_smaller_stack() -> None:
     assert (done.stdout.strip(), done.stderr) == (b"fine", b"")
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_threads() -> None:
     program = (
         "import asyncio, os\n"
         "from smokebox import virtual\n"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest_asyncio
 
-from server.compat.asking import Bridge
+from server.compat.bridge_client import Bridge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.server.serving import Running
+    from smokebox.server.server import RunningServer
 
 
 @pytest_asyncio.fixture
-async def bridge(server: Running) -> AsyncIterator[Bridge]:
+async def bridge(server: RunningServer) -> AsyncIterator[Bridge]:
     """A sandbox that nobody has used yet, asked for by TCP."""
     assert server.url is not None
     async with aiohttp.ClientSession(server.url) as http:

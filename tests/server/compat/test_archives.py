@@ -6,12 +6,12 @@ import io
 import tarfile
 from typing import TYPE_CHECKING
 
-from smokebox.server.compat.files import MAX_UPLOAD
+from smokebox.server.compat.bridge.files import MAX_UPLOAD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.compat.asking import Bridge
+    from server.compat.bridge_client import Bridge
 
 LONG = "/".join("n" * 100 for _ in range(4))
 FILL = f"""

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from starlette.routing import Route
 
-from server.compat.asking import Bridge
-from smokebox.server.compat import bridge as protocol
-from smokebox.server.serving import Running, running
-from smokebox.server.settings import Settings
+from server.compat.bridge_client import Bridge
+from smokebox.server.compat.bridge import app as protocol
+from smokebox.server.server import RunningServer, run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def test_what_is_not_there_says_so(bridge: Bridge) -> None:
     assert (await bridge.refused("PATCH", "/exec"))[:2] == (405, "method_not_allowed")
 
 
-async def test_a_tunnel_is_a_preview(bridge: Bridge, server: Running) -> None:
+async def test_a_tunnel_is_a_preview(bridge: Bridge, server: RunningServer) -> None:
     for body in ({"name": "site"}, None):
         async with bridge.ask("POST", "/tunnel/3000", json=body) as answer:
             assert answer.status == 200
@@ -62,7 +62,7 @@ async def test_a_tunnel_is_a_preview(bridge: Bridge, server: Running) -> None:
 
 
 async def test_running_makes_nothing_and_is_true_while_state_is_kept(
-    bridge: Bridge, server: Running
+    bridge: Bridge, server: RunningServer
 ) -> None:
     assert not await bridge.running()
     assert await server.state.host.list() == []
@@ -76,7 +76,7 @@ async def test_running_makes_nothing_and_is_true_while_state_is_kept(
 
 
 async def test_an_ephemeral_sandbox_that_sleeps_has_no_state(
-    bridge: Bridge, server: Running
+    bridge: Bridge, server: RunningServer
 ) -> None:
     sandbox = await server.state.host.create("box", ephemeral=True)
     assert await bridge.running()
@@ -84,7 +84,9 @@ async def test_an_ephemeral_sandbox_that_sleeps_has_no_state(
     assert not await bridge.running()
 
 
-async def test_first_requests_at_once_make_one_sandbox(bridge: Bridge, server: Running) -> None:
+async def test_first_requests_at_once_make_one_sandbox(
+    bridge: Bridge, server: RunningServer
+) -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(6):
             group.create_task(bridge.put(f"workspace/{number}", b""))
@@ -113,10 +115,10 @@ async def test_an_id_that_cannot_be_is_refused(bridge: Bridge) -> None:
 
 
 @asynccontextmanager
-async def keyed(tmp_path: Path, **key: Any) -> AsyncIterator[tuple[Running, str]]:
+async def keyed(tmp_path: Path, **key: Any) -> AsyncIterator[tuple[RunningServer, str]]:
     """A server that wants a key, and a key."""
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
-    async with running(settings) as server:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
+    async with run_server(settings) as server:
         made = await server.state.keys.create(CreateKey(name="test", **key))
         yield server, made.key
 
@@ -184,10 +186,10 @@ async def test_another_name_of_the_server_is_refused_in_the_words_of_the_protoco
     assert answer[:2] == (403, "forbidden")
 
 
-async def test_a_server_that_ends_says_so(bridge: Bridge, server: Running) -> None:
+async def test_a_server_that_ends_says_so(bridge: Bridge, server: RunningServer) -> None:
     async with bridge.http.get("/health") as answer:
         assert (answer.status, await answer.json()) == (200, {"ok": True})
-    server.state.drain.ask(keep=False)
+    server.state.drain.begin(keep=False)
     async with bridge.http.get("/health") as answer:
         told = await answer.json()
         assert (answer.status, told["ok"], len(told["errors"])) == (503, False, 1)
@@ -195,8 +197,8 @@ async def test_a_server_that_ends_says_so(bridge: Bridge, server: Running) -> No
 
 
 async def test_the_pool_is_primed_told_of_and_emptied(tmp_path: Path) -> None:
-    settings = Settings(home=str(tmp_path / "home"), host="127.0.0.1", pool=2)
-    async with running(settings) as server, _http(server) as http:
+    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=2)
+    async with run_server(settings) as server, _http(server) as http:
         assert await _stats(http) == (0, 0, 0, 2)
         async with http.post("/v1/pool/prime") as answer:
             assert (answer.status, await answer.json()) == (200, {"ok": True})
@@ -239,7 +241,7 @@ async def test_the_description_is_a_page_too(bridge: Bridge) -> None:
             assert (await answer.text()).startswith("<!doctype html")
 
 
-def _http(server: Running, **headers: str) -> aiohttp.ClientSession:
+def _http(server: RunningServer, **headers: str) -> aiohttp.ClientSession:
     assert server.url is not None
     return aiohttp.ClientSession(server.url, headers=headers)
 

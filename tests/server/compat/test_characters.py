@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smokebox.server.compat.characters import WholeCharacters
+from smokebox.server.compat.bridge.exec import WholeCharacters
 
 TEXT = "aä€😀\N{COMBINING ACUTE ACCENT}z"
 

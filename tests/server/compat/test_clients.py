@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.server.serving import running
-from smokebox.server.settings import Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import ServerSettings
 from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from smokebox.server.serving import Running
-    from smokebox.testing import Seaweed
+    from smokebox.server.server import RunningServer
+    from smokebox.testing import SeaweedServer
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -48,24 +48,24 @@ async def run(key: str, bucket: dict[str, str], *command: str | Path) -> None:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     """A server that wants a key."""
-    settings = Settings(
+    settings = ServerSettings(
         home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0, bucket_private=True
     )
-    async with running(settings) as server:
+    async with run_server(settings) as server:
         yield server
         assert await server.state.host.list() == [], "a client left a sandbox"
 
 
 @pytest_asyncio.fixture
-async def key(server: Running) -> str:
+async def key(server: RunningServer) -> str:
     """A key that opens it."""
     return (await server.state.keys.create(CreateKey(name="agents", prefix="team-"))).key
 
 
 @pytest.fixture
-def bucket(seaweed: Seaweed, bucket_name: str) -> dict[str, str]:
+def bucket(seaweed: SeaweedServer, bucket_name: str) -> dict[str, str]:
     """What opens a bucket."""
     return {
         "bucket": bucket_name,

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.compat.asking import Bridge
-    from smokebox.server.serving import Running
+    from server.compat.bridge_client import Bridge
+    from smokebox.server.server import RunningServer
 
 
 async def test_output_and_exit_code_come_as_events(bridge: Bridge) -> None:
@@ -115,7 +115,7 @@ async def test_a_session_without_a_name_gets_one(bridge: Bridge) -> None:
 async def test_a_bad_body_is_refused(bridge: Bridge) -> None:
     for body, status, said in (
         (b"not json", 400, "Invalid JSON body"),
-        (b"", 400, "Invalid JSON body"),
+        (b"", 400, "argv must be a non-empty array"),
         (b"{}", 400, "argv must be a non-empty array"),
         (b'{"argv": []}', 400, "argv must be a non-empty array"),
         (b'{"argv": "ls"}', 400, "argv"),
@@ -162,7 +162,7 @@ async def test_a_bad_session_is_refused(bridge: Bridge) -> None:
 
 
 async def test_a_sandbox_that_goes_ends_the_stream_with_an_error(
-    bridge: Bridge, server: Running
+    bridge: Bridge, server: RunningServer
 ) -> None:
     running = asyncio.create_task(bridge.run("bash", "-c", "echo on; sleep 1616"))
     sandbox = server.state.host.sandbox("box")

@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from smokebox.server.compat.files import MAX_UPLOAD
+from smokebox.server.compat.bridge.files import MAX_UPLOAD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.compat.asking import Bridge
-    from smokebox.server.serving import Running
+    from server.compat.bridge_client import Bridge
+    from smokebox.server.server import RunningServer
 
 DATA = bytes(range(256)) * 3000
 LINKS = "mkdir d; ln -s d l; ln -s /workspace/d/f f; ln -s .././workspace w"
@@ -143,7 +143,9 @@ async def test_32_mebibytes_are_the_most(bridge: Bridge) -> None:
     assert await bridge.out("ls") == "most\n"
 
 
-async def test_a_body_that_is_cut_short_writes_nothing(bridge: Bridge, server: Running) -> None:
+async def test_a_body_that_is_cut_short_writes_nothing(
+    bridge: Bridge, server: RunningServer
+) -> None:
     await bridge.put("workspace/file", b"before")
     assert server.url is not None
     port = URL(server.url).port

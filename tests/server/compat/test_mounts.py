@@ -9,24 +9,24 @@ import pytest
 import pytest_asyncio
 
 from engine.mounts.store import Store
-from server.compat.asking import Bridge
+from server.compat.bridge_client import Bridge
 from smokebox.sandbox.access import Access
-from smokebox.server.serving import running
-from smokebox.server.settings import Bucket, Settings
+from smokebox.server.server import run_server
+from smokebox.server.settings import OfferedBucket, ServerSettings
 from smokebox.wire.requests import CreateKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from smokebox.server.serving import Running
-    from smokebox.testing import Seaweed
+    from smokebox.server.server import RunningServer
+    from smokebox.testing import SeaweedServer
 
 Body = dict[str, Any]
 
 
 @pytest.fixture
-def access(seaweed: Seaweed) -> Access:
+def access(seaweed: SeaweedServer) -> Access:
     return Access(
         endpoint=seaweed.endpoint,
         region=seaweed.region,
@@ -41,7 +41,7 @@ def store(bucket_name: str, access: Access) -> Store:
 
 
 @pytest.fixture
-def body(seaweed: Seaweed, bucket_name: str) -> Body:
+def body(seaweed: SeaweedServer, bucket_name: str) -> Body:
     """As the clients send it."""
     return {
         "bucket": bucket_name,
@@ -78,7 +78,7 @@ async def test_a_bucket_is_mounted_used_and_unmounted(
 
 
 async def test_a_new_sandbox_has_its_mounts_or_is_not_made(
-    bridge: Bridge, body: Body, server: Running
+    bridge: Bridge, body: Body, server: RunningServer
 ) -> None:
     async with bridge.http.post("/v1/sandbox", json={"mounts": [body]}) as answer:
         assert answer.status == 200
@@ -105,9 +105,9 @@ async def test_what_is_in_use_is_not_unmounted(bridge: Bridge, body: Body) -> No
     ("change", "says"),
     [
         ({"mountPath": "/"}, "the system's"),
-        ({"bucket": "No Bucket"}, "not a bucket"),
-        ({"bucket": None}, "one of bucket and binding"),
-        ({"binding": "OTHER"}, "one of bucket and binding"),
+        ({"bucket": "No OfferedBucket"}, "not a bucket"),
+        ({"bucket": None}, "either bucket or binding"),
+        ({"binding": "OTHER"}, "either bucket or binding"),
         ({"options": {}}, "no credentials"),
         ({"options": {"s3fsOptions": ["use_cache=/tmp"]}}, "s3fs"),
         ({"options": {"credentials": {"accessKeyId": "x"}}}, "secretAccessKey"),
@@ -122,7 +122,7 @@ async def test_what_makes_no_sense_is_said_before_anything_is_done(
     assert says in text
 
 
-async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: Seaweed) -> None:
+async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: SeaweedServer) -> None:
     body["options"]["credentials"]["secretAccessKey"] = "wrong"
     status, code, text = await bridge.refused("POST", "/mount", json=body)
     assert (status, code) == (502, "mount_error")
@@ -133,17 +133,17 @@ async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: Seaweed)
 @pytest_asyncio.fixture
 async def offering(
     tmp_path: Path, bucket_name: str, access: Access
-) -> AsyncIterator[tuple[Bridge, Running]]:
+) -> AsyncIterator[tuple[Bridge, RunningServer]]:
     """A server of many that offers a folder of a bucket, asked with a key."""
-    offered = Bucket(bucket=bucket_name, prefix="shared", read_only=True, access=access)
-    settings = Settings(
+    offered = OfferedBucket(bucket=bucket_name, prefix="shared", read_only=True, access=access)
+    settings = ServerSettings(
         home=str(tmp_path / "home"),
         host="127.0.0.1",
         keys=True,
         pool=0,
         buckets={"SHARED": offered},
     )
-    async with running(settings) as server:
+    async with run_server(settings) as server:
         key = (await server.state.keys.create(CreateKey(name="team", prefix="team-"))).key
         headers = {"authorization": f"Bearer {key}"}
         assert server.url is not None
@@ -152,7 +152,7 @@ async def offering(
 
 
 async def test_what_a_server_offers_is_mounted_by_name(
-    offering: tuple[Bridge, Running], store: Store
+    offering: tuple[Bridge, RunningServer], store: Store
 ) -> None:
     bridge, server = offering
     store["shared/f"], store["secret"] = b"shared", b"secret"
@@ -169,7 +169,7 @@ async def test_what_a_server_offers_is_mounted_by_name(
 
 
 async def test_a_server_of_many_asks_public_addresses_only(
-    offering: tuple[Bridge, Running], body: Body
+    offering: tuple[Bridge, RunningServer], body: Body
 ) -> None:
     bridge, _ = offering
     status, code, text = await bridge.refused("POST", "/mount", json=body)

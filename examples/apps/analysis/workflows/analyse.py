@@ -10,7 +10,7 @@ from smokebox import Sandbox
 from smokebox.testing import ScriptedModel, call, last_text
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
+    from smokebox.app import WorkflowContext
 
 PROGRAM = """\
 import collections, csv, json
@@ -30,7 +30,7 @@ class Finding:
     amount: int
 
 
-async def run(ctx: Context) -> Finding:
+async def run(ctx: WorkflowContext) -> Finding:
     """`{"table": "...", "question": "..."}` becomes a `Finding`."""
     model = ScriptedModel(
         call("write", path="analyse.py", content=PROGRAM),

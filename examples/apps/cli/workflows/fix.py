@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from smokebox import get_sandbox
+from smokebox import Egress, get_sandbox
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
-    from smokebox.egress import Context as Door
-    from smokebox.egress import Request, Response
+    from smokebox.app import WorkflowContext
+    from smokebox.egress import HandlerContext, Request, Response
 
 # What `npm install -g` of a real one would leave behind: it asks its model, and does what it says.
 CLI = """\
@@ -26,16 +25,18 @@ sys.exit(subprocess.call(command, shell=True))
 """
 
 
-async def add_key(request: Request, env: Any, door: Door) -> Response:
+async def add_key(request: Request, env: Any, context: HandlerContext) -> Response:
     """The key of the models' server is added here, outside of the sandbox."""
     request.headers["x-api-key"] = env.CODER_KEY
-    return await door.forward(request, to=os.environ["CODER_SERVER"])
+    return await context.forward(request, to=os.environ["CODER_SERVER"])
 
 
-async def run(ctx: Context) -> dict[str, Any]:
+async def run(ctx: WorkflowContext) -> dict[str, Any]:
     """`{"task": "...", "files": {...}}` becomes what the CLI said, and the files after it."""
     box = get_sandbox(
-        ctx.env.CodingBox, f"fix-{ctx.id[:8]}", outbound_by_host={"models.internal": add_key}
+        ctx.env.CodingBox,
+        f"fix-{ctx.id[:8]}",
+        egress=Egress(outbound_by_host={"models.internal": add_key}),
     )
     try:
         await box.write_file("/usr/local/bin/coder", CLI)

@@ -9,7 +9,7 @@ from smokebox import get_sandbox
 from smokebox.testing import ScriptedModel, call, last_text
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
+    from smokebox.app import WorkflowContext
 
 PROGRAMS = {
     "PyBox": "echo \"$LANGUAGE: $(python3 -c 'print(6 * 7)')\"",
@@ -17,7 +17,7 @@ PROGRAMS = {
 }
 
 
-async def run(ctx: Context) -> dict[str, str]:
+async def run(ctx: WorkflowContext) -> dict[str, str]:
     """What each of them said."""
 
     async def work(name: str) -> str:

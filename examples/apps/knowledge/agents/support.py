@@ -8,12 +8,12 @@ from smokebox import get_virtual_sandbox
 from smokebox.testing import ScriptedModel, call, last_text
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
+    from smokebox.app import WorkflowContext
 
 triggers = {"webhook": True}
 
 
-async def handler(ctx: Context) -> str:
+async def handler(ctx: WorkflowContext) -> str:
     """`{"message": "..."}` is a question."""
     sandbox = await get_virtual_sandbox(ctx.env.KNOWLEDGE_BASE)
     model = ScriptedModel(call("bash", command="grep -rih refund ."), last_text)

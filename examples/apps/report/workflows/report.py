@@ -8,7 +8,7 @@ from smokebox import create_agent
 from smokebox.testing import ScriptedModel, call
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
+    from smokebox.app import WorkflowContext
 
 schedule = "0 9 * * 1-5"
 timezone = "Europe/Lisbon"
@@ -19,7 +19,7 @@ attempts = 2
 ORDERS = "city,amount\nLisbon,40\nOslo,120\n"
 
 
-async def run(ctx: Context) -> str:
+async def run(ctx: WorkflowContext) -> str:
     """The report; one that somebody asks for says so."""
     model = ScriptedModel(
         call("bash", command="tail -n +2 orders.csv | wc -l"),

@@ -8,7 +8,7 @@ from smokebox import create_agent
 from smokebox.testing import ScriptedModel, call
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
+    from smokebox.app import WorkflowContext
 
 # In place of "anthropic/claude-sonnet-4-6", so that it runs without a key.
 model = ScriptedModel(
@@ -19,7 +19,7 @@ model = ScriptedModel(
 reviewer = create_agent(name="reviewer", model=model, cwd="/workspace")
 
 
-async def run(ctx: Context) -> dict[str, str]:
+async def run(ctx: WorkflowContext) -> dict[str, str]:
     """`{"document": "..."}` becomes `{"review": "..."}`."""
     harness = await ctx.init(reviewer)
     await harness.fs.write_file("document.md", ctx.payload["document"])

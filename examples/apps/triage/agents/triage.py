@@ -1,7 +1,7 @@
 """Triages issues: GitHub sends a signed webhook, an agent answers with a label.
 
 The agent works in a Linux sandbox that reaches one host. The token of GitHub is added to its
-requests at the door, and is nowhere inside.
+requests outside the sandbox, and is nowhere inside.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from smokebox import Sandbox, get_sandbox
 from smokebox.testing import ScriptedModel, call
 
 if TYPE_CHECKING:
-    from smokebox.app import Context
-    from smokebox.egress import Context as Door
-    from smokebox.egress import Request, Response
+    from smokebox.app import WorkflowContext
+    from smokebox.egress import HandlerContext, Request, Response
 
 triggers = {"webhook": {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}}
 
 
-async def add_github_token(request: Request, env: Any, door: Door) -> Response:
+async def add_github_token(request: Request, env: Any, context: HandlerContext) -> Response:
     """For GitHub itself it ends with `return request`; here a stand-in answers."""
     request.headers["authorization"] = f"Bearer {env.GITHUB_TOKEN}"
-    return await door.forward(request, to=os.environ["GITHUB_STAND_IN"])
+    return await context.forward(request, to=os.environ["GITHUB_STAND_IN"])
 
 
 class GitHubSandbox(Sandbox):
@@ -32,7 +31,7 @@ class GitHubSandbox(Sandbox):
     outbound_by_host = {"api.github.com": add_github_token}  # noqa: RUF012
 
 
-async def handler(ctx: Context) -> str:
+async def handler(ctx: WorkflowContext) -> str:
     """An issue was opened."""
     number = ctx.payload["issue"]["number"]
     api = f"https://api.github.com/repos/acme/shop/issues/{number}"

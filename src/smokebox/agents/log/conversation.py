@@ -6,16 +6,16 @@ provider takes: tool calls are followed by what all of them came to, and nothing
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from smokebox.agents.log.batch import Batch
-from smokebox.agents.log.blanks import without_blanks
 from smokebox.agents.log.records import (
-    AbortAsked,
-    ApprovalAsked,
-    ApprovalGiven,
+    AbortRequested,
+    ApprovalDecided,
+    ApprovalRequested,
     Compacted,
+    MessageAdded,
     ReplyDelta,
     ReplyEnded,
     ReplyFailed,
@@ -26,21 +26,95 @@ from smokebox.agents.log.records import (
     TaskStarted,
     ToolEnded,
     ToolStarted,
-    UserSaid,
     WorkAccepted,
     WorkEnded,
     WorkStarted,
 )
-from smokebox.agents.log.sizes import estimate, estimate_prefix
 from smokebox.agents.log.store import SessionKey
-from smokebox.agents.log.work import OpenReply, Task, Work
-from smokebox.agents.messages import Text, Usage, UserMessage
+from smokebox.agents.log.work_state import UNKNOWN, CallBatch, OpenReply, Task, WorkState
+from smokebox.agents.messages import (
+    AssistantMessage,
+    NativePart,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    Usage,
+    UserMessage,
+)
 
 if TYPE_CHECKING:
-    from smokebox.agents.log.records import Record, Stored
-    from smokebox.agents.log.store import Store
-    from smokebox.agents.log.work import PendingCall
-    from smokebox.agents.messages import AssistantMessage, Message
+    from smokebox.agents.log.records import Record, StoredRecord
+    from smokebox.agents.log.store import SessionStore
+    from smokebox.agents.log.work_state import PendingCall
+    from smokebox.agents.messages import AssistantPart, Message, UserPart
+
+
+LETTERS_PER_TOKEN = 4
+IMAGE_TOKENS = 1200
+# What a message costs besides its words.
+_MESSAGE_TOKENS = 4
+
+
+def estimate(message: Message) -> int:
+    """About how many tokens a message is."""
+    match message:
+        case UserMessage() | AssistantMessage():
+            size = sum(_part(part) for part in message.parts)
+        case ToolReturns():
+            size = sum(_words(one.text) + IMAGE_TOKENS * len(one.images) for one in message.returns)
+    return size + _MESSAGE_TOKENS
+
+
+def estimate_prefix(created: SessionCreated) -> int:
+    """About how many tokens precede each conversation: the system prompt and the tools."""
+    return _words(created.system) + sum(_words(json.dumps(tool)) for tool in created.tools)
+
+
+def _part(part: UserPart | AssistantPart) -> int:
+    match part:
+        case Text() | Thinking():
+            return _words(part.text)
+        case ToolCall():
+            return _words(part.name) + _words(part.arguments)
+        case NativePart():
+            return _words(json.dumps(part.data))
+        case _:
+            return IMAGE_TOKENS
+
+
+def _words(text: str) -> int:
+    return len(text) // LETTERS_PER_TOKEN + 1
+
+
+def without_blank_text(message: Message) -> Message | None:
+    """The message as it may be shown, the same object where it may; None if nothing is left.
+
+    An answer of thoughts alone is nothing: most providers cannot be sent one.
+    """
+    match message:
+        case UserMessage():
+            parts = tuple(part for part in message.parts if not _blank(part))
+            if len(parts) == len(message.parts) and parts:
+                return message
+            return UserMessage(parts, signal=message.signal) if parts else None
+        case AssistantMessage():
+            said = tuple(part for part in message.parts if not _blank(part))
+            if all(isinstance(part, Thinking) for part in said):
+                return None
+            if len(said) == len(message.parts):
+                return message
+            return AssistantMessage(
+                parts=said, model=message.model, stop=message.stop, usage=message.usage
+            )
+        case _:
+            return message
+
+
+def _blank(part: UserPart | AssistantPart) -> bool:
+    return isinstance(part, Text) and not part.text.strip()
+
 
 SUMMARY = "summary"
 """The signal of the message that stands for what was compacted."""
@@ -67,7 +141,7 @@ class Conversation:
     head: int = 0
     created: SessionCreated | None = None
     resources: SessionCreated | ResourcesChanged | None = None
-    work: dict[str, Work] = field(default_factory=dict)
+    work: dict[str, WorkState] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
     replies: dict[str, OpenReply] = field(default_factory=dict)
@@ -75,12 +149,12 @@ class Conversation:
     summary: str | None = None
     tokens: int = 0
     call_ids: set[str] = field(default_factory=set)
-    _batch: Batch | None = None
+    _batch: CallBatch | None = None
     # What was said while tools ran: it comes after what they came to.
     _held: list[UserMessage] = field(default_factory=list)
 
     @classmethod
-    async def load(cls, store: Store, key: SessionKey, *, until: int | None = None) -> Self:
+    async def load(cls, store: SessionStore, key: SessionKey, *, until: int | None = None) -> Self:
         """Fold what a store has of a session, all of it or up to an offset."""
         conversation = cls()
         while page := await store.read(key, after=conversation.head, limit=_PAGE):
@@ -95,7 +169,7 @@ class Conversation:
         return conversation
 
     @property
-    def unfinished(self) -> list[Work]:
+    def unfinished(self) -> list[WorkState]:
         """Work whose outcome is still to come, in the order in which it was accepted."""
         return [work for work in self.work.values() if work.unfinished]
 
@@ -109,7 +183,7 @@ class Conversation:
         """That of the last record."""
         return self.base + self.head
 
-    def apply(self, stored: Stored) -> None:
+    def apply(self, stored: StoredRecord) -> None:
         """Take the next record."""
         self.head = stored.offset
         self._apply(stored.record, stored.at)
@@ -122,13 +196,13 @@ class Conversation:
             case ResourcesChanged():
                 self.resources = record
                 self._tell(record.message)
-            case UserSaid():
+            case MessageAdded():
                 self._say(record)
             case Compacted():
                 self._compact(record)
             case ReplyStarted() | ReplyDelta() | ReplyEnded() | ReplyFailed():
                 self._apply_reply(record)
-            case ToolStarted() | ToolEnded() | ApprovalAsked() | ApprovalGiven():
+            case ToolStarted() | ToolEnded() | ApprovalRequested() | ApprovalDecided():
                 self._apply_tool(record)
             case TaskStarted() | TaskEnded():
                 self._apply_task(record)
@@ -136,12 +210,12 @@ class Conversation:
                 self._apply_work(record, at)
 
     def _apply_work(
-        self, record: WorkAccepted | WorkStarted | AbortAsked | WorkEnded, at: float
+        self, record: WorkAccepted | WorkStarted | AbortRequested | WorkEnded, at: float
     ) -> None:
         if isinstance(record, WorkAccepted):
             self.work.setdefault(
                 record.work_id,
-                Work(
+                WorkState(
                     id=record.work_id,
                     kind=record.kind,
                     accepted_at=at,
@@ -159,7 +233,7 @@ class Conversation:
         match record:
             case WorkStarted():
                 work.attempts = max(work.attempts + 1, record.attempt)
-            case AbortAsked():
+            case AbortRequested():
                 work.aborting = True
             case WorkEnded():
                 work.end = record
@@ -184,7 +258,9 @@ class Conversation:
                 reply = self.replies.pop(reply_id, None)
                 self._answer(record.message, "" if reply is None else reply.work_id)
 
-    def _apply_tool(self, record: ToolStarted | ToolEnded | ApprovalAsked | ApprovalGiven) -> None:
+    def _apply_tool(
+        self, record: ToolStarted | ToolEnded | ApprovalRequested | ApprovalDecided
+    ) -> None:
         batch = self._batch
         if batch is None or record.call_id not in batch.calls:
             return
@@ -192,9 +268,9 @@ class Conversation:
         match record:
             case ToolStarted():
                 call.started, call.durable = True, record.durable
-            case ApprovalAsked():
+            case ApprovalRequested():
                 call.consent = "asked"
-            case ApprovalGiven():
+            case ApprovalDecided():
                 call.consent = "allowed" if record.allowed else "denied"
                 call.reason = record.reason
             case ToolEnded():
@@ -217,7 +293,7 @@ class Conversation:
         if task := self.tasks.get(record.session):
             task.outcome = record.outcome
 
-    def _say(self, record: UserSaid) -> None:
+    def _say(self, record: MessageAdded) -> None:
         if work := self.work.get(record.work_id):
             work.applied = True
         self._tell(record.message)
@@ -237,7 +313,7 @@ class Conversation:
             work.reply = message
         if calls := message.calls:
             self.call_ids.update(call.id for call in calls)
-            self._batch = Batch.of(message, work_id)
+            self._batch = CallBatch.of(message, work_id)
         else:
             self._add(message)
         if message.usage.total_tokens:
@@ -258,7 +334,7 @@ class Conversation:
             self._add(message)
 
     def _add(self, message: Message) -> None:
-        if (shown := without_blanks(message)) is not None:
+        if (shown := without_blank_text(message)) is not None:
             self.messages.append(shown)
             self.positions.append(self.position)
             self.tokens += estimate(shown)
@@ -290,3 +366,29 @@ class Conversation:
         self.messages, self.positions = origin.messages, origin.positions
         self.summary, self.call_ids = origin.summary, origin.call_ids
         self.tokens = sum(map(estimate, self.messages))
+
+
+def interrupted_records(conversation: Conversation) -> list[Record]:
+    """The ends of what was under way and cannot go on.
+
+    Answers that were cut off failed, and are asked for again. Tools that may have run have an
+    unknown end, which the model is told, and are never run again. What is left pending after
+    that is safe to run: calls that had not started, durable ones, and those whose child
+    session can be gone on with.
+    """
+    failed: list[Record] = [
+        ReplyFailed(reply.id, "the process that read it was killed", code="interrupted")
+        for reply in conversation.replies.values()
+    ]
+    return failed + [
+        unknown(pending)
+        for pending in conversation.pending_calls
+        if pending.started and not pending.durable and pending.task is None
+    ]
+
+
+def unknown(pending: PendingCall) -> ToolEnded:
+    """The end of a call that may have had its effect."""
+    call = pending.call
+    result = ToolReturn(call.id, call.name, UNKNOWN, is_error=True)
+    return ToolEnded(call.id, result, status="unknown")

@@ -8,11 +8,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.agents.log.effects import effect
-from smokebox.agents.log.records import Stored
-from smokebox.agents.log.refusals import busy, closed, fenced, has_forks, no_blob
-from smokebox.agents.log.store import SessionKey, SessionSummary
-from smokebox.agents.log.wakes import Wakes
+from smokebox.agents.log.records import StoredRecord
+from smokebox.agents.log.store import (
+    SessionKey,
+    SessionSummary,
+    Wakeups,
+    busy,
+    change_of,
+    closed,
+    fenced,
+    has_forks,
+    no_blob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -26,7 +33,7 @@ _PAGE = 500
 @dataclass(slots=True)
 class _Session:
     created_at: float
-    records: list[Stored] = field(default_factory=list)
+    records: list[StoredRecord] = field(default_factory=list)
     unfinished: int = 0
     parent: str | None = None
     forked_from: str | None = None
@@ -57,8 +64,10 @@ class MemoryWriter:
         session, now = self._session, time.time()
         if session.writer is not self:
             raise fenced(self._key)
-        change = effect(records)
-        session.records += [Stored(self.head + n, now, one) for n, one in enumerate(records, 1)]
+        change = change_of(records)
+        session.records += [
+            StoredRecord(self.head + n, now, one) for n, one in enumerate(records, 1)
+        ]
         session.unfinished += change.unfinished
         session.parent = change.parent or session.parent
         session.forked_from = change.forked_from or session.forked_from
@@ -80,7 +89,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, _Session] = {}
         self._blobs: dict[str, bytes] = {}
-        self._wakes = Wakes()
+        self._wakes = Wakeups()
         self._closed = False
 
     async def open(self, key: SessionKey, *, wait: float = 0.0) -> MemoryWriter:
@@ -96,13 +105,17 @@ class MemoryStore:
                 raise busy(key, "this process")
             await asyncio.sleep(_RETRY)
 
-    async def read(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[Stored]:
+    async def read(
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000
+    ) -> list[StoredRecord]:
         """Records behind an offset, in order; none for a session that is not there."""
         self._check_open()
         session = self._sessions.get(key)
         return [] if session is None else session.records[after : after + limit]
 
-    async def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[Stored, None]:
+    async def follow(
+        self, key: SessionKey, *, after: int = 0
+    ) -> AsyncGenerator[StoredRecord, None]:
         """Records behind an offset, then those that are added."""
         followed: _Session | None = None
         with self._wakes.listen(key) as more:

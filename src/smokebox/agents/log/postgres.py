@@ -15,20 +15,25 @@ import time
 from typing import TYPE_CHECKING
 
 from smokebox.agents.log import postgres_tables as sql
-from smokebox.agents.log.effects import effect
-from smokebox.agents.log.migrations import decode, encode
 from smokebox.agents.log.postgres_pool import PostgresPool
-from smokebox.agents.log.records import VERSION, Stored
-from smokebox.agents.log.refusals import busy, fenced, has_forks, no_blob
-from smokebox.agents.log.statements import summary
-from smokebox.agents.log.store import SessionKey, SessionSummary
+from smokebox.agents.log.records import VERSION, StoredRecord, decode, encode
+from smokebox.agents.log.sqlite_tables import summary
+from smokebox.agents.log.store import (
+    SessionKey,
+    SessionSummary,
+    busy,
+    change_of,
+    fenced,
+    has_forks,
+    no_blob,
+)
 from smokebox.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from smokebox.agents.log.effects import Effect
     from smokebox.agents.log.records import Record
+    from smokebox.agents.log.store import LogChange
 
 # How often a follower looks although it was told of nothing.
 _POLL = 5.0
@@ -69,7 +74,7 @@ class PostgresWriter:
         if self._released:
             raise fenced(self._key)
         rows = [encode(record).decode() for record in records]
-        return await asyncio.shield(asyncio.ensure_future(self._append(rows, effect(records))))
+        return await asyncio.shield(asyncio.ensure_future(self._append(rows, change_of(records))))
 
     async def release(self) -> None:
         """Give the right back. Safe to repeat."""
@@ -82,7 +87,7 @@ class PostgresWriter:
                 await self._pool.fetch(sql.FORGET_EMPTY, self._number, self._epoch)
                 await self._pool.unlock(self._number)
 
-    async def _append(self, rows: list[str], change: Effect) -> int:
+    async def _append(self, rows: list[str], change: LogChange) -> int:
         async with self._turn:
             for wait in (*_AWAY, None):
                 try:
@@ -93,7 +98,7 @@ class PostgresWriter:
                     await asyncio.sleep(wait)
             raise AssertionError("the last attempt returns or raises")
 
-    async def _append_once(self, rows: list[str], change: Effect) -> int:
+    async def _append_once(self, rows: list[str], change: LogChange) -> int:
         await self._pool.hold()
         added = await self._pool.fetch(
             sql.APPEND,
@@ -153,16 +158,20 @@ class PostgresStore:
             else:
                 await asyncio.sleep(_RETRY)
 
-    async def read(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[Stored]:
+    async def read(
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000
+    ) -> list[StoredRecord]:
         """Records behind an offset, in order; none for a session that is not there."""
         rows = await self._pool.fetch(sql.READ, key.agent, key.id, key.session, after, limit)
         where = f"session {key}"
         return [
-            Stored(place, at, decode(data.encode(), version, where=where))
+            StoredRecord(place, at, decode(data.encode(), version, where=where))
             for place, at, version, data in rows
         ]
 
-    async def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[Stored, None]:
+    async def follow(
+        self, key: SessionKey, *, after: int = 0
+    ) -> AsyncGenerator[StoredRecord, None]:
         """Records behind an offset, then those that are added."""
         followed: int | None = None
         with self._pool.wakes.listen(token(key)) as more:

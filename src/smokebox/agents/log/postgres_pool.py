@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from smokebox.agents.log.postgres_tables import CHANNEL, LOCK, UNLOCK, migrate
-from smokebox.agents.log.refusals import closed
-from smokebox.agents.log.wakes import Wakes
+from smokebox.agents.log.store import Wakeups, closed
 from smokebox.errors import (
     InvalidOption,
     MissingDependency,
@@ -34,7 +33,7 @@ class PostgresPool:
     """A database by its URL, connected to when it is first used."""
 
     def __init__(self, url: str) -> None:
-        self.wakes = Wakes()
+        self.wakes = Wakeups()
         self.closed = False
         self._url = url
         self._place = _without_password(url)

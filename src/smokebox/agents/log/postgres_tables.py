@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.log.migrations import too_new
+from smokebox.agents.log.records import too_new
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,12 +6,19 @@ default, or a new record, and `VERSION` goes up with a migration in `migrations.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import json
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from smokebox.agents.events import Outcome, ToolStatus
 from smokebox.agents.messages import AssistantMessage, ToolReturn, Usage, UserMessage
+from smokebox.errors import SmokeboxError, StoreTooNew
+from smokebox.wire.failure import Failure, error_of, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 
 VERSION = 1
 
@@ -65,7 +72,7 @@ class WorkStarted(msgspec.Struct, frozen=True, tag="work_started", omit_defaults
     attempt: int = 1
 
 
-class UserSaid(msgspec.Struct, frozen=True, tag="user_said"):
+class MessageAdded(msgspec.Struct, frozen=True, tag="message_added"):
     """The model will be shown this from its next turn on."""
 
     work_id: str
@@ -121,7 +128,7 @@ class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=Tru
     seconds: float = 0.0
 
 
-class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval_asked"):
+class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
     """A tool call waits for somebody to allow it."""
 
     work_id: str
@@ -130,7 +137,7 @@ class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval_asked"):
     arguments: str
 
 
-class ApprovalGiven(msgspec.Struct, frozen=True, tag="approval_given", omit_defaults=True):
+class ApprovalDecided(msgspec.Struct, frozen=True, tag="approval_decided", omit_defaults=True):
     """Somebody did, or did not."""
 
     call_id: str
@@ -169,7 +176,7 @@ class TaskEnded(msgspec.Struct, frozen=True, tag="task_ended", omit_defaults=Tru
     usage: Usage = Usage()
 
 
-class AbortAsked(msgspec.Struct, frozen=True, tag="abort_asked"):
+class AbortRequested(msgspec.Struct, frozen=True, tag="abort_requested"):
     """Work is to end as soon as it can."""
 
     work_id: str
@@ -191,26 +198,89 @@ Record: TypeAlias = (
     | ResourcesChanged
     | WorkAccepted
     | WorkStarted
-    | UserSaid
+    | MessageAdded
     | ReplyStarted
     | ReplyDelta
     | ReplyEnded
     | ReplyFailed
     | ToolStarted
     | ToolEnded
-    | ApprovalAsked
-    | ApprovalGiven
+    | ApprovalRequested
+    | ApprovalDecided
     | Compacted
     | TaskStarted
     | TaskEnded
-    | AbortAsked
+    | AbortRequested
     | WorkEnded
 )
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredRecord(msgspec.Struct, frozen=True):
     """A record where it lies: offsets of a session begin at 1, and have no gaps."""
 
     offset: int
     at: float
     record: Record
+
+
+# Version -> what makes a record of the next version from the JSON of one of this. Those that
+# were released never change.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """A record as JSON, of the version that this code writes.
+
+    What no encoding has, such as half of a surrogate pair that a model wrote, becomes `?`.
+    """
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
+        return text.encode(errors="replace")
+
+
+def decode(
+    data: bytes,
+    version: int,
+    *,
+    where: str,
+    latest: int = VERSION,
+    upgrades: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = UPGRADES,
+) -> Record:
+    """The record that was written so by some version up to this. Raises `StoreTooNew`."""
+    if version > latest:
+        raise too_new(f"a record of {where}", version, latest)
+    if version == latest:
+        return _decoder.decode(data)
+    value = msgspec.json.decode(data)
+    for older in range(version, latest):
+        value = upgrades[older](value)
+    return _decoder.decode(_encoder.encode(value))
+
+
+def too_new(what: str, version: int, latest: int) -> StoreTooNew:
+    """What to say of something that a later version wrote."""
+    return StoreTooNew(
+        f"{what} is of version {version}, from a later Smokebox: this one knows versions up to "
+        f"{latest}.",
+        hint="Upgrade Smokebox, or give persist= another place.",
+        version=version,
+        latest=latest,
+    )
+
+
+def dump_error(error: BaseException) -> dict[str, Any]:
+    """What the record has of an error."""
+    if not isinstance(error, SmokeboxError):
+        error = SmokeboxError(f"{type(error).__name__}: {error}")
+    made: dict[str, Any] = msgspec.to_builtins(failure_of(error))
+    return {name: value for name, value in made.items() if value not in ("", None, {}, False)}
+
+
+def load_error(kept: dict[str, Any] | None) -> SmokeboxError:
+    """The error that the record has, as the class that it was."""
+    return error_of(msgspec.convert(kept or {"code": "error", "message": ""}, Failure))

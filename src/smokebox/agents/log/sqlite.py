@@ -13,16 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from smokebox.agents.log import statements
-from smokebox.agents.log.effects import effect
-from smokebox.agents.log.migrations import decode, encode
-from smokebox.agents.log.owners import Owners, tell_after_fork
-from smokebox.agents.log.records import VERSION, Stored
-from smokebox.agents.log.refusals import busy, closed, fenced, has_forks, no_blob
-from smokebox.agents.log.store import SessionKey, SessionSummary
-from smokebox.agents.log.tables import connect, fault, open_tables
-from smokebox.agents.log.wakes import Wakes
-from smokebox.wire.commits import Commits
+from smokebox.agents.log import sqlite_tables as sql
+from smokebox.agents.log.records import VERSION, StoredRecord, decode, encode
+from smokebox.agents.log.sqlite_tables import SESSION_STORE
+from smokebox.agents.log.store import (
+    SessionKey,
+    SessionSummary,
+    Wakeups,
+    busy,
+    change_of,
+    closed,
+    fenced,
+    has_forks,
+    no_blob,
+)
+from smokebox.agents.log.writer_locks import WriterLocks, notify_after_fork
+from smokebox.foundation.storage import DatabaseWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -43,10 +49,10 @@ _UNUSED_SECONDS = 3600.0
 class _Open:
     """The file, open: one thread writes, another reads."""
 
-    commits: Commits
+    commits: DatabaseWriter
     reader: sqlite3.Connection
     reads: ThreadPoolExecutor
-    owners: Owners
+    owners: WriterLocks
 
     def close(self) -> None:
         self.commits.close()
@@ -84,19 +90,19 @@ class SqliteWriter:
             raise fenced(self._key)
         now = time.time()
         rows = [(now, VERSION, encode(record)) for record in records]
-        change = effect(records)
+        change = change_of(records)
 
         def add(connection: sqlite3.Connection) -> int:
-            found = connection.execute(statements.HEAD, (self._number, self._epoch)).fetchone()
+            found = connection.execute(sql.HEAD, (self._number, self._epoch)).fetchone()
             if found is None:
                 raise fenced(self._key)
             head = int(found[0])
             connection.executemany(
-                statements.ADD, [(self._number, head + n, *row) for n, row in enumerate(rows, 1)]
+                sql.ADD, [(self._number, head + n, *row) for n, row in enumerate(rows, 1)]
             )
-            connection.executemany(statements.USE, [(self._number, one) for one in change.blobs])
+            connection.executemany(sql.USE, [(self._number, one) for one in change.blobs])
             connection.execute(
-                statements.ADVANCE,
+                sql.ADVANCE,
                 (
                     head + len(rows),
                     now,
@@ -132,10 +138,10 @@ class SqliteStore:
         self.path = os.path.abspath(os.path.expanduser(path))
         self._opening = threading.Lock()
         self._file: _Open | None = None
-        self._wakes = Wakes()
+        self._wakes = Wakeups()
         self._users = 1
         self._abandoned: list[_Open] = []
-        tell_after_fork(self)
+        notify_after_fork(self)
 
     async def open(self, key: SessionKey, *, wait: float = 0.0) -> SqliteWriter:
         """Become the writer of a session, which need not be there yet."""
@@ -157,19 +163,23 @@ class SqliteStore:
             else:
                 await asyncio.sleep(_RETRY)
 
-    async def read(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[Stored]:
+    async def read(
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000
+    ) -> list[StoredRecord]:
         """Records behind an offset, in order; none for a session that is not there."""
-        rows = await self._select(statements.READ, (key.agent, key.id, key.session, after, limit))
+        rows = await self._select(sql.READ, (key.agent, key.id, key.session, after, limit))
         return [_stored(key, row) for row in rows]
 
-    async def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[Stored, None]:
+    async def follow(
+        self, key: SessionKey, *, after: int = 0
+    ) -> AsyncGenerator[StoredRecord, None]:
         """Records behind an offset, then those that are added."""
         followed: int | None = None
         await self._ready()
         with self._wakes.listen(key) as more:
             while self._users:
                 more.clear()
-                found = await self._select(statements.FIND, (key.agent, key.id, key.session))
+                found = await self._select(sql.FIND, (key.agent, key.id, key.session))
                 number, head = found[0] if found else (None, 0)
                 if followed is not None and number != followed:
                     return
@@ -192,10 +202,10 @@ class SqliteStore:
         """Sessions that have records, those that changed last first."""
         if agent is not None and id is not None:
             # By the index, however many other sessions there are.
-            rows = await self._select(statements.LIST_OF, (agent, id, limit))
+            rows = await self._select(sql.LIST_OF, (agent, id, limit))
         else:
-            rows = await self._select(statements.LIST, (agent, agent, id, id, limit))
-        return [statements.summary(row) for row in rows]
+            rows = await self._select(sql.LIST, (agent, agent, id, id, limit))
+        return [sql.summary(row) for row in rows]
 
     async def delete(self, key: SessionKey) -> bool:
         """Remove a session with its records and children; False where there is none."""
@@ -208,12 +218,12 @@ class SqliteStore:
         """Keep bytes beside the records; gives their name, the same for the same bytes."""
         name = hashlib.sha256(data).hexdigest()
         row = (name, time.time(), data)
-        await self._submit_ready(lambda connection: connection.execute(statements.PUT_BLOB, row))
+        await self._submit_ready(lambda connection: connection.execute(sql.PUT_BLOB, row))
         return name
 
     async def get_blob(self, name: str) -> bytes:
         """The bytes of that name. Raises `NotFound`."""
-        rows = await self._select(statements.GET_BLOB, (name,))
+        rows = await self._select(sql.GET_BLOB, (name,))
         if not rows:
             raise no_blob(name)
         return bytes(rows[0][0])
@@ -256,14 +266,16 @@ class SqliteStore:
 
     def _open_now(self) -> _Open:
         with contextlib.ExitStack() as undo:
-            writer = open_tables(self.path)
+            writer = SESSION_STORE.open(self.path)
             undo.callback(writer.close)
-            reader = connect(self.path)
+            reader = SESSION_STORE.connect(self.path)
             undo.callback(reader.close)
-            owners = Owners(f"{self.path}-owners")
+            owners = WriterLocks(f"{self.path}-owners")
             undo.pop_all()
-        commits = Commits(
-            writer, name="smokebox-sessions", fault=lambda error: fault(error, self.path)
+        commits = DatabaseWriter(
+            writer,
+            name="smokebox-sessions",
+            translate=lambda error: SESSION_STORE.translate(error, self.path),
         )
         reads = ThreadPoolExecutor(1, thread_name_prefix="smokebox-sessions-read")
         return _Open(commits, reader, reads, owners)
@@ -273,7 +285,7 @@ class SqliteStore:
         owner = f"process {os.getpid()}"
 
         def take(connection: sqlite3.Connection) -> tuple[int, int] | None:
-            rows = connection.execute(statements.TAKE, (owner, number)).fetchall()
+            rows = connection.execute(sql.TAKE, (owner, number)).fetchall()
             return rows[0] if rows else None
 
         try:
@@ -291,7 +303,7 @@ class SqliteStore:
             return
 
         def release(connection: sqlite3.Connection) -> None:
-            connection.execute(statements.FORGET_EMPTY, (number, epoch))
+            connection.execute(sql.FORGET_EMPTY, (number, epoch))
 
         try:
             await asyncio.shield(file.commits.submit(release))
@@ -315,33 +327,33 @@ class SqliteStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(file.reads, read)
         except sqlite3.Error as error:
-            raise fault(error, self.path) from error
+            raise SESSION_STORE.translate(error, self.path) from error
 
 
 def _find_or_make(connection: sqlite3.Connection, key: SessionKey) -> tuple[int, str]:
     now = time.time()
-    connection.execute(statements.MAKE, (key.agent, key.id, key.session, now, now))
+    connection.execute(sql.MAKE, (key.agent, key.id, key.session, now, now))
     values = (key.agent, key.id, key.session)
-    [(number, owner)] = connection.execute(statements.OWNER, values)
+    [(number, owner)] = connection.execute(sql.OWNER, values)
     return int(number), str(owner)
 
 
 def _delete(connection: sqlite3.Connection, key: SessionKey) -> list[str]:
-    family = connection.execute(statements.FAMILY, (key.agent, key.id, key.session)).fetchall()
+    family = connection.execute(sql.FAMILY, (key.agent, key.id, key.session)).fetchall()
     numbers = {number for number, _ in family}
     names = {name for _, name in family}
-    beside = connection.execute(statements.FORKS, (key.agent, key.id)).fetchall()
+    beside = connection.execute(sql.FORKS, (key.agent, key.id)).fetchall()
     if forks := [
         str(SessionKey(key.agent, key.id, name))
         for number, name, origin in beside
         if origin in names and number not in numbers
     ]:
         raise has_forks(key, forks)
-    connection.executemany(statements.DELETE, [(number,) for number in numbers])
-    connection.execute(statements.SWEEP, (time.time() - _UNUSED_SECONDS,))
+    connection.executemany(sql.DELETE, [(number,) for number in numbers])
+    connection.execute(sql.SWEEP, (time.time() - _UNUSED_SECONDS,))
     return sorted(names)
 
 
-def _stored(key: SessionKey, row: tuple[Any, ...]) -> Stored:
+def _stored(key: SessionKey, row: tuple[Any, ...]) -> StoredRecord:
     place, at, version, data = row
-    return Stored(place, at, decode(data, version, where=f"session {key}"))
+    return StoredRecord(place, at, decode(data, version, where=f"session {key}"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from smokebox.agents.skills.discovery import discover, skill_folder, skill_package
-from smokebox.agents.skills.skill import Skill, find_skill, merge
-from smokebox.agents.skills.tool import skill_tool
+from smokebox.agents.skills.skill import Skill, find_skill, merge, skill_tool
 
 __all__ = [
     "Skill",

@@ -7,9 +7,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.agents.skills.frontmatter import parse_document
 from smokebox.agents.skills.skill import Skill, merge
-from smokebox.agents.skills.sources import MANIFEST, InFolder, InSandbox, SkillSource
+from smokebox.agents.skills.sources import (
+    MANIFEST,
+    FolderSource,
+    SandboxSource,
+    SkillSource,
+    parse_document,
+)
 from smokebox.agents.workspace import directories
 from smokebox.errors import InvalidOption, NotFound, SmokeboxError
 
@@ -78,14 +83,14 @@ async def _in_sandbox(sandbox: SandboxApi, path: str) -> Skill:
     if info.size is not None and info.size > MAX_MANIFEST_BYTES:
         raise ValueError(f"it has {info.size} bytes, more than {MAX_MANIFEST_BYTES}")
     text = await sandbox.read_file(path)
-    return _skill(text, InSandbox(sandbox, path.removesuffix(f"/{MANIFEST}")))
+    return _skill(text, SandboxSource(sandbox, path.removesuffix(f"/{MANIFEST}")))
 
 
 def _in_folder(folder: Traversable, called: str) -> list[Skill]:
     found: list[Skill] = []
     for item in _manifests(folder):
         try:
-            found.append(_skill(item.joinpath(MANIFEST).read_text("utf-8"), InFolder(item)))
+            found.append(_skill(item.joinpath(MANIFEST).read_text("utf-8"), FolderSource(item)))
         except ValueError as error:
             raise InvalidOption(
                 f"{item.name}/{MANIFEST} in {called} is not a skill: {error}.",

@@ -8,11 +8,15 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.agents.skills.sources import InCode, SkillSource
+from smokebox.agents.skills.sources import CodeSource, SkillSource
+from smokebox.agents.tools.output import MAX_LINES
+from smokebox.agents.tools.read import show
+from smokebox.agents.tools.tool import Tool, ToolResult
 from smokebox.errors import Conflict, InvalidOption, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
 
 MAX_NAME = 64
 MAX_DESCRIPTION = 1024
@@ -91,7 +95,7 @@ class Skill:
 
     @property
     def _source(self) -> SkillSource:
-        return self.source or InCode(self.instructions, self.resources)
+        return self.source or CodeSource(self.instructions, self.resources)
 
 
 def check_name(name: str) -> None:
@@ -148,3 +152,35 @@ def _nearest(name: str, known: Sequence[str], words: str) -> str:
     if near:
         return f"Did you mean {near[0]!r}?"
     return f"{words}: {', '.join(known[:50])}." if known else f"{words} none."
+
+
+DESCRIPTION = """\
+Load a skill: how to do a certain kind of task well. Load it before you begin such a task, and \
+follow it. With file, read one of the files that belong to it."""
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "description": "Which skill, by its name."},
+        "file": {"type": "string", "description": "Which of its files to read, if one."},
+        "offset": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Line to start at, counted from 1. Default 1.",
+        },
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def skill_tool(skills: Sequence[Skill]) -> Tool:
+    """`skill`, over these. Which ones there are is said in the system prompt."""
+
+    async def skill(name: str, file: str | None = None, offset: int = 1) -> ToolResult:
+        found = find_skill(skills, name)
+        if file is None:
+            return show("SKILL.md", (await found.load()).encode(), offset, MAX_LINES)
+        return show(file, await found.read(file), offset, MAX_LINES)
+
+    return Tool(name="skill", description=DESCRIPTION, parameters=PARAMETERS, function=skill)

@@ -2,17 +2,103 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from smokebox.agents.skills.frontmatter import parse_document
 from smokebox.errors import NotFound, SmokeboxError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.resources.abc import Traversable
 
+    import yaml
+
     from smokebox.sandbox.api import SandboxApi
+
+
+Value: TypeAlias = "str | list[Value] | dict[str, Value]"
+
+_COLON = re.compile(r"([A-Za-z_][\w-]*): +([^\s\"'\[{|>&*!@`%#].*: .*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A Markdown file: its YAML front matter, and the text after it."""
+
+    head: dict[str, Value] = field(default_factory=dict)
+    body: str = ""
+
+
+def parse_document(text: str) -> Document:
+    """Split a file into front matter and text. Scalars of the front matter stay strings.
+
+    Raises:
+        ValueError: There is no front matter, or it is not valid YAML; names the line.
+    """
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    if lines[0].rstrip() != "---":
+        raise ValueError("line 1: the file does not start with front matter between `---` lines")
+    ends = (n for n, line in enumerate(lines) if n and line.rstrip() in ("---", "..."))
+    end = next(ends, None)
+    if end is None:
+        raise ValueError("line 1: the front matter that starts with `---` has no end")
+    # The first line is left empty, so that YAML counts lines as the file does.
+    head = _parse_head("\n".join(["", *(_quote(line) for line in lines[1:end])]))
+    return Document(head, "\n".join(lines[end + 1 :]).strip("\n"))
+
+
+def _quote(line: str) -> str:
+    """Quote `key: a value: with a colon`, which is not YAML but common in skills."""
+    match = _COLON.fullmatch(line)
+    return line if match is None else f"{match[1]}: {json.dumps(match[2].strip())}"
+
+
+def _parse_head(text: str) -> dict[str, Value]:
+    # Imported here: it takes 20 ms, and most programs have no skills.
+    import yaml
+
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if getattr(event, "anchor", None) or getattr(event, "tag", None):
+                kind = "an anchor or alias" if getattr(event, "anchor", None) else "a tag"
+                raise _head_error(event.start_mark, f"{kind} is not allowed; quote the value")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        reason = error.problem or error.context or "it is not YAML"
+        raise _head_error(error.problem_mark, f"{reason}; quote values with `: `") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"line 1: the front matter is not YAML: {error}") from error
+    if node is None:
+        return {}
+    value = _plain(node)
+    if not isinstance(value, dict):
+        raise _head_error(node.start_mark, "the front matter is not `key: value`")
+    return value
+
+
+def _plain(node: yaml.Node) -> Value:
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if not isinstance(node, yaml.MappingNode):
+        return str(node.value)
+    mapping: dict[str, Value] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _head_error(key.start_mark, "a key is not a string")
+        if key.value in mapping:
+            raise _head_error(key.start_mark, f"the key {key.value!r} is there twice")
+        mapping[key.value] = _plain(value)
+    return mapping
+
+
+def _head_error(mark: Any, problem: str) -> ValueError:
+    return ValueError(f"line {1 if mark is None else mark.line + 1}: {problem}")
+
 
 MANIFEST = "SKILL.md"
 _LEFT_BY_PYTHON = ("__pycache__", "__init__.py")
@@ -39,7 +125,7 @@ class SkillSource(Protocol):
         ...
 
 
-class InCode:
+class CodeSource:
     """Given as values."""
 
     directory = None
@@ -59,7 +145,7 @@ class InCode:
         return data.encode() if isinstance(data, str) else data
 
 
-class InFolder:
+class FolderSource:
     """In a folder of this host, or of a package, perhaps in a zip file."""
 
     directory = None
@@ -92,7 +178,7 @@ class InFolder:
         return not item.resolve().is_relative_to(self._folder.resolve())
 
 
-class InSandbox:
+class SandboxSource:
     """In the workspace, where the model's own tools reach it too."""
 
     def __init__(self, sandbox: SandboxApi, directory: str) -> None:
@@ -104,9 +190,7 @@ class InSandbox:
         try:
             return parse_document(await self._sandbox.read_file(path)).body
         except ValueError as error:
-            raise SmokeboxError(
-                f"{path} cannot be read: {error}.", hint="Mend the file."
-            ) from error
+            raise SmokeboxError(f"{path} cannot be read: {error}.", hint="Fix the file.") from error
         except FileNotFoundError as error:
             raise NotFound(f"{path} is not there any more.", kind="skill", name=path) from error
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.abort import AbortSignal
 from smokebox.agents.tools.bash import DEFAULT_TIMEOUT, MAX_TIMEOUT, OUTPUT_DIRECTORY, bash_tool
 from smokebox.agents.tools.edit import edit_tool
 from smokebox.agents.tools.function import FunctionTool, as_tool, as_tools, tool
 from smokebox.agents.tools.glob import glob_tool
 from smokebox.agents.tools.grep import grep_tool
+from smokebox.agents.tools.output import ToolFile
 from smokebox.agents.tools.read import read_tool
-from smokebox.agents.tools.returned import ToolFile
-from smokebox.agents.tools.tool import OnOutput, Tool, ToolImage, ToolResult, failure
-from smokebox.agents.tools.toolcontext import ToolContext
+from smokebox.agents.tools.tool import (
+    AbortSignal,
+    OnOutput,
+    Tool,
+    ToolContext,
+    ToolImage,
+    ToolResult,
+    failure,
+)
 from smokebox.agents.tools.write import write_tool
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.output import Output, OutputFiles
+from smokebox.agents.tools.output import MAX_BYTES, MAX_LINES, CommandOutput, OutputFiles
 from smokebox.agents.tools.tool import OnOutput, Tool, ToolResult, failure
-from smokebox.agents.tools.truncation import MAX_BYTES, MAX_LINES
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def bash_tool(
         if "\0" in command:
             return failure("command holds a NUL character, which no shell can take. Remove it.")
         allowed = min(timeout, max_timeout)
-        output = Output()
+        output = CommandOutput()
         async with sandbox.exec_stream(command, timeout=allowed) as stream:
             async for chunk in stream:
                 output.add(chunk.data)

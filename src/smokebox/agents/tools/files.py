@@ -8,7 +8,7 @@ import posixpath
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from smokebox.agents.tools.truncation import one_line
+from smokebox.agents.tools.output import one_line
 from smokebox.errors import FileTooLarge, PathError, PathIsDirectory, PathNotFound
 
 if TYPE_CHECKING:

@@ -1,24 +1,64 @@
-"""Functions as tools: the hints of a function are the schema, its docstring the description."""
+"""Tools made from Python functions."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import inspect
 import logging
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from smokebox.agents.tools.docstring import parse_docstring
-from smokebox.agents.tools.parameters import Parameters
-from smokebox.agents.tools.returned import as_result
-from smokebox.agents.tools.threads import in_thread
-from smokebox.agents.tools.tool import Tool, ToolResult, failure
-from smokebox.agents.tools.toolcontext import ToolContext
+from smokebox.agents.tools.output import as_result
+from smokebox.agents.tools.parameters import Parameters, parse_docstring
+from smokebox.agents.tools.tool import Tool, ToolContext, ToolResult, failure
 from smokebox.errors import Conflict, InvalidOption, SmokeboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What `function` returns or raises.
+
+    The thread is a daemon outside of any pool: one that never ends takes no room from
+    others and does not keep the program from ending.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)  # type: ignore[arg-type]
+
+    def work() -> None:
+        value: T | None = None
+        failed: BaseException | None = None
+        try:
+            value = context.run(function)
+        except StopIteration as error:
+            # A future refuses this one, which would end whatever iterates outside.
+            failed = RuntimeError(f"the function raised {error!r}")
+            failed.__cause__ = error
+        except BaseException as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            loop.call_soon_threadsafe(settle, value, failed)
+
+    threading.Thread(target=work, name="smokebox-tool", daemon=True).start()
+    return await answer
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,24 +1,110 @@
-"""Collects a command's output within bounds, and shows a model its end."""
+"""The output of tools as a model sees it: bounded, with the rest kept in a file."""
 
 from __future__ import annotations
 
-import secrets
+import dataclasses
+import json
+import mimetypes
+import posixpath
+import re
+import shlex
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.truncation import MAX_BYTES, MAX_LINES, fitting, tail
+import msgspec
+
+from smokebox.agents.tools.tool import ToolImage, ToolResult, failure
 from smokebox.errors import SmokeboxError
+from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import ExecResult
+
+
+MAX_LINES = 2000
+MAX_BYTES = 50 * 1024
+MAX_LINE_BYTES = 500
+
+
+def head(data: bytes, limit: int) -> bytes:
+    """The first `limit` bytes, fewer where that would cut a character."""
+    if len(data) <= limit:
+        return data
+    end = limit
+    # A character has at most three continuation bytes; more of them is not UTF-8.
+    while end > max(0, limit - 3) and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end]
+
+
+def tail(data: bytes, limit: int) -> bytes:
+    """The last `limit` bytes, fewer where that would cut a character."""
+    start = max(0, len(data) - limit)
+    last = min(len(data), start + 3)
+    while 0 < start < last and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]
+
+
+def fitting(sizes: Iterable[int], limit: int) -> int:
+    """How many lines of these sizes fit in `limit` and `MAX_BYTES`, with the breaks between."""
+    count, room = 0, MAX_BYTES + 1
+    for size in sizes:
+        room -= size + 1
+        if count == limit or room < 0:
+            break
+        count += 1
+    return count
+
+
+def fitting_lines(lines: Iterable[str], limit: int) -> int:
+    """How many of `lines` fit in `limit` and `MAX_BYTES`."""
+    return fitting((len(line.encode()) for line in lines), limit)
+
+
+def shorten_line(line: str, limit: int = MAX_LINE_BYTES) -> str:
+    """`line`, or its first `limit` bytes and an ellipsis."""
+    data = line.encode()
+    return line if len(data) <= limit else head(data, limit).decode() + "..."
+
+
+def one_line(path: str) -> str:
+    """`path` as it is, or as a JSON string where it would not stay on one line."""
+    return path if path.isprintable() else json.dumps(path, ensure_ascii=False)
+
+
+def shell_word(path: str) -> str:
+    """`path` as a word for a command that a marker proposes."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+# 5 MiB once in base64, the smallest limit among the providers.
+MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
+
+_MAGIC = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+
+
+def image_type(data: bytes) -> str | None:
+    """The media type of a PNG, JPEG, GIF or WebP image, by its first bytes; else None."""
+    return next((kind for kind, magic in _MAGIC.items() if magic.match(data)), None)
+
 
 # Both ends together stay below the 10 MB that a file in the virtual sandbox may have.
 KEPT_BYTES_PER_END = 4 * 1024 * 1024
 KEPT_FILES = 16
 
 
-class Output:
+class CommandOutput:
     """The beginning and the end of an output of any length, in bounded memory."""
 
     def __init__(self) -> None:
@@ -67,7 +153,7 @@ class OutputFiles:
 
     async def keep(self, data: bytes) -> str:
         """Write `data` to a file, and say where it is or why it is not."""
-        path = f"{self._directory}/smokebox-output-{secrets.token_hex(8)}.txt"
+        path = f"{self._directory}/{new_id('smokebox-output')}.txt"
         try:
             await self._sandbox.write_file(path, data)
             self._paths.append(path)
@@ -99,3 +185,124 @@ def _end(data: bytes) -> bytes:
 
 def _lines(data: bytes) -> int:
     return data.count(b"\n") + (not data.endswith(b"\n"))
+
+
+OUTPUT_DIRECTORY = "/tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFile:
+    """A file for the model: written to `path` in the workspace, or shown where there is none.
+
+    `path` is relative to the workspace's directory, unless it is absolute.
+    """
+
+    path: str
+    data: str | bytes
+    media_type: str | None = None
+
+
+async def as_result(tool: str, value: object, sandbox: SandboxApi | None) -> ToolResult:
+    """The result that stands for what a function returned: text, a value that JSON can hold,
+    an image, a file, or a list that holds images or files."""
+    if isinstance(value, ToolResult):
+        return value
+    if not isinstance(value, (list, tuple)) or not any(_is_part(item) for item in value):
+        value = [value]
+    parts = [await _part(tool, item, sandbox) for item in value]
+    text = "\n\n".join(part.text for part in parts if part.text)
+    return ToolResult(
+        text=await _bounded(text, sandbox),
+        is_error=any(part.is_error for part in parts),
+        images=tuple(image for part in parts for image in part.images),
+    )
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, (ToolImage, ToolFile, ToolResult, bytes))
+
+
+async def _part(tool: str, value: object, sandbox: SandboxApi | None) -> ToolResult:
+    if isinstance(value, ToolResult):
+        return value
+    if isinstance(value, str):
+        return ToolResult(text=value or "(no output)")
+    if value is None:
+        return ToolResult(text="Done.")
+    if isinstance(value, ToolImage):
+        return _image(tool, value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _bytes(tool, bytes(value))
+    if isinstance(value, ToolFile):
+        return await _file(tool, value, sandbox)
+    try:
+        return ToolResult(text=_json(value))
+    except (TypeError, ValueError) as error:
+        return failure(
+            f"{tool} ran, but what it returned cannot be shown: {error}. It is a fault of the "
+            "tool: calling it again does not help."
+        )
+
+
+def _image(tool: str, image: ToolImage) -> ToolResult:
+    size = len(image.data)
+    if size > MAX_IMAGE_BYTES:
+        return failure(
+            f"{tool} gave an image of {size} bytes, more than the {MAX_IMAGE_BYTES} that can be "
+            "shown. Ask it for a smaller one, if it can give one."
+        )
+    return ToolResult(text=f"An image: {image.media_type}, {size} bytes.", images=(image,))
+
+
+def _bytes(tool: str, data: bytes) -> ToolResult:
+    media_type = image_type(data)
+    if media_type is not None:
+        return _image(tool, ToolImage(media_type=media_type, data=data))
+    return failure(
+        f"{tool} ran, but gave {len(data)} bytes that are not a PNG, JPEG, GIF or WebP image. It "
+        "is a fault of the tool, which should return text or a ToolFile."
+    )
+
+
+async def _file(tool: str, file: ToolFile, sandbox: SandboxApi | None) -> ToolResult:
+    data = file.data.encode() if isinstance(file.data, str) else file.data
+    kind = image_type(data) or file.media_type or mimetypes.guess_type(file.path)[0] or ""
+    about = ", ".join(filter(None, [kind, f"{len(data)} bytes"]))
+    if sandbox is not None:
+        await sandbox.write_file(file.path, data)
+        return ToolResult(text=f"Wrote {sandbox.resolve_path(file.path)} ({about}).")
+    name = posixpath.basename(file.path)
+    if image_type(data) is not None:
+        return _image(tool, ToolImage(media_type=kind, data=data))
+    try:
+        return ToolResult(text=f"{name} ({about}):\n{data.decode()}")
+    except UnicodeDecodeError:
+        return failure(f"{tool} gave the file {name} ({about}), and there is no place to put it.")
+
+
+async def _bounded(text: str, sandbox: SandboxApi | None) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= MAX_BYTES:
+        return text
+    shown = head(data, MAX_BYTES)
+    where = "The rest was not kept."
+    if sandbox is not None:
+        where = await OutputFiles(sandbox, OUTPUT_DIRECTORY).keep(data)
+    said = f"[Showing the first {len(shown)} of {len(data)} bytes. {where}]"
+    return f"{shown.decode(errors='replace')}\n\n{said}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=_builtins).decode()
+
+
+def _builtins(value: object) -> object:
+    """What JSON can hold of a value that msgspec does not know: a pydantic model, mostly."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} is neither text, JSON, an image nor a file")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.files import load
-from smokebox.agents.tools.images import MAX_IMAGE_BYTES, image_type
-from smokebox.agents.tools.tool import Tool, ToolImage, ToolResult, failure
-from smokebox.agents.tools.truncation import (
+from smokebox.agents.tools.output import (
     MAX_BYTES,
+    MAX_IMAGE_BYTES,
     MAX_LINES,
     fitting,
     fitting_lines,
     head,
+    image_type,
     one_line,
     shell_word,
 )
+from smokebox.agents.tools.tool import Tool, ToolImage, ToolResult, failure
 from smokebox.errors import PathIsDirectory
 
 if TYPE_CHECKING:

@@ -1,17 +1,126 @@
-"""What a tool is: a name and a schema for the model, a function for us, a result for both."""
+"""Tools: a name and a schema for the model, a function for the harness, a context for calls."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import re
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.tools.arguments import check_arguments
-from smokebox.agents.tools.toolcontext import ToolContext
-from smokebox.errors import InvalidOption, MissingDependency, SandboxGone, SmokeboxError
+from smokebox.agents.schemas import check_arguments
+from smokebox.errors import (
+    Aborted,
+    InvalidOption,
+    MissingDependency,
+    SandboxGone,
+    SmokeboxError,
+    Unsupported,
+)
 from smokebox.types import OutputChunk
+
+if TYPE_CHECKING:
+    from smokebox.agents.harness import Harness
+    from smokebox.sandbox.api import SandboxApi
+
+
+class AbortSignal:
+    """Set once, for good. A coroutine is cancelled besides; a thread has to look here."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._children: weakref.WeakSet[AbortSignal] = weakref.WeakSet()
+        self._reason = ""
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    @property
+    def reason(self) -> str:
+        """Why, as far as somebody said."""
+        return self._reason
+
+    def set(self, reason: str = "") -> None:
+        """Call the work off, and what belongs to it. A second time changes nothing."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self._reason = reason
+            self._event.set()
+            children = list(self._children)
+        for child in children:
+            child.set(reason)
+
+    def child(self) -> AbortSignal:
+        """A sign of its own that is set with this one too."""
+        child = AbortSignal()
+        with self._lock:
+            self._children.add(child)
+            already = self._event.is_set()
+        if already:
+            child.set(self._reason)
+        return child
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """In a thread: sleep that ends early when the work is called off, and says whether."""
+        return self._event.wait(timeout)
+
+    def check(self) -> None:
+        """Raise `Aborted` when the work was called off."""
+        if self:
+            raise Aborted("the work was called off.", hint=self._reason, reason=self._reason)
+
+
+_log = logging.getLogger("smokebox.tools")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """One call of a tool. A function that has a parameter `ctx` gets it; the model does not.
+
+    `key` is the same when a durable tool runs again after a crash, and belongs to no other
+    call: what it names was perhaps already done. `attempt` counts those runs from 1.
+    `harness` is what the agent runs in, and `env` what it was initialized with.
+    """
+
+    session: str = ""
+    call_id: str = ""
+    tool: str = ""
+    key: str = ""
+    attempt: int = 1
+    sandbox: SandboxApi | None = None
+    env: Any = None
+    harness: Harness | None = None
+    aborted: AbortSignal = field(default_factory=AbortSignal)
+    on_output: Callable[[OutputChunk], object] | None = field(default=None, repr=False)
+
+    @property
+    def fs(self) -> SandboxApi:
+        """The files of the agent's workspace. Raises `Unsupported` where it has none."""
+        if self.sandbox is None:
+            raise Unsupported(
+                f"the tool {self.tool!r} wants a workspace, and this agent has none.",
+                hint="Leave sandbox=None out of the agent, or leave this tool out.",
+                operation="fs",
+            )
+        return self.sandbox
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records say which session and which call they are about."""
+        about = {"session": self.session, "tool": self.tool, "call_id": self.call_id}
+        return logging.LoggerAdapter(_log, about)
+
+    def output(self, text: str) -> None:
+        """Show whoever watches how far the tool is; the model does not see it."""
+        if self.on_output is not None:
+            self.on_output(OutputChunk("stdout", text))
+
 
 OnOutput = Callable[[OutputChunk], object]
 """Is called with each piece of output as it is written; what it raises stops the command."""

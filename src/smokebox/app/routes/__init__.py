@@ -1,1 +1,1 @@
-"""The routes of an app, resource by resource."""
+"""Routes of an app, one module per resource."""

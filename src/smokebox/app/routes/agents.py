@@ -1,4 +1,4 @@
-"""Agents: messages to them, and what comes of these."""
+"""Routes of agents: messages, conversations and approvals."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from smokebox.agents.harness import DEFAULT
 from smokebox.agents.log.conversation import Conversation
 from smokebox.agents.log.store import SessionKey
-from smokebox.app.admission import admit
-from smokebox.app.call import answer
-from smokebox.app.routes.submissions import aborting, accepted
-from smokebox.app.sse import events_response, last_offset, wants_events
-from smokebox.app.streams import Records
-from smokebox.app.submission import Decision, Target
+from smokebox.agents.session_context import DEFAULT
+from smokebox.app.events import events_response, last_offset, wants_events
+from smokebox.app.inbox import ApprovalDecision, WorkTarget
+from smokebox.app.request import answer
+from smokebox.app.routes.submissions import aborting, accept_request, accepted
+from smokebox.app.streams import ConversationEvents
 from smokebox.errors import InvalidOption, NotFound
-from smokebox.wire import work
+from smokebox.wire import submissions
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from smokebox.app.call import Call
+    from smokebox.app.request import AppCall
 
 _MOST_EVENTS = 1000
 
 
-async def post(call: Call) -> Response:
-    """Take a message on. `?wait=result` waits for what comes of it."""
-    return await accepted(call, await admit(call, "agent"))
+async def post(call: AppCall) -> Response:
+    """Accept a message. `?wait=result` waits for its outcome."""
+    return await accepted(call, await accept_request(call, "agent"))
 
 
-async def get(call: Call) -> Response:
-    """What was said and done in a conversation, behind an offset; `?wait=20` waits for more."""
+async def get(call: AppCall) -> Response:
+    """Return the records of a conversation after an offset; `?wait=20` waits for more."""
     name, id = _name(call), call.id
     after = last_offset(call.request)
-    source = Records(call.app.store, SessionKey(name, id, DEFAULT))
+    source = ConversationEvents(call.app.store, SessionKey(name, id, DEFAULT))
     if wants_events(call.request):
         return events_response(call.app.streams.events(source, after))
     wait = call.seconds("wait")
@@ -48,43 +47,43 @@ async def get(call: Call) -> Response:
         except TimeoutError:
             lines = []
     events = [msgspec.Raw(line.data) for line in lines]
-    return answer(work.Events(events, lines[-1].offset if lines else after))
+    return answer(submissions.Events(events, lines[-1].offset if lines else after))
 
 
-async def abort(call: Call) -> Response:
-    """Call off one submission of a conversation, or all that have no outcome."""
-    body = await call.decoded(work.AbortBody, optional=True)
-    target = Target(kind="agent", name=_name(call), id=call.id)
+async def abort(call: AppCall) -> Response:
+    """Abort one submission of a conversation, or all that have no outcome."""
+    body = await call.decoded(submissions.AbortBody, optional=True)
+    target = WorkTarget(kind="agent", name=_name(call), id=call.id)
     return await aborting(call, target, body.submission_id)
 
 
-async def decide(call: Call) -> Response:
-    """Let a tool call run that waits for it, or not."""
-    body = await call.decoded(work.ApprovalBody)
+async def decide(call: AppCall) -> Response:
+    """Approve or deny a tool call that waits for approval."""
+    body = await call.decoded(submissions.ApprovalBody)
     name, id, call_id = _name(call), call.id, call.part("call_id")
     conversation = await Conversation.load(call.app.store, SessionKey(name, id, DEFAULT))
     asked = {one.call.id for one in conversation.pending_calls if one.consent == "asked"}
     if call_id not in asked:
         raise NotFound(
-            f"no tool call {call_id!r:.100} waits to be allowed.",
-            hint="The event approval_asked has the ids of those that do.",
+            f"no tool call {call_id!r:.100} waits for approval.",
+            hint="The approval_requested events have the ids of those that do.",
             kind="approval",
             name=call_id,
         )
-    # By way of the inbox: it may wait in another process, or in one that is yet to come.
+    # Sent through the inbox: the call may wait in another process, or in one that starts later.
     await call.app.inbox.decide(
-        Decision(name=name, id=id, call_id=call_id, allowed=body.allow, reason=body.reason)
+        ApprovalDecision(name=name, id=id, call_id=call_id, allowed=body.allow, reason=body.reason)
     )
     return answer({})
 
 
-async def conversations(call: Call) -> Response:
-    """The conversations with an agent."""
+async def conversations(call: AppCall) -> Response:
+    """List the conversations with an agent."""
     found = await call.app.store.sessions(agent=_name(call), limit=_most(call))
     return answer(
-        work.Conversations(
+        submissions.Conversations(
             [
-                work.ConversationInfo(
+                submissions.ConversationInfo(
                     id=one.key.id,
                     created_at=one.created_at,
                     updated_at=one.updated_at,
@@ -98,10 +97,10 @@ async def conversations(call: Call) -> Response:
     )
 
 
-async def delete(call: Call) -> Response:
-    """Remove a conversation with everything that was recorded of it."""
+async def delete(call: AppCall) -> Response:
+    """Delete a conversation and its records."""
     app, name, id = call.app, _name(call), call.id
-    target = Target(kind="agent", name=name, id=id)
+    target = WorkTarget(kind="agent", name=name, id=id)
     known = await app.inbox.forget(target)
     await app.conversations.let_go(name, id)
     gone = [await app.store.delete(one.key) for one in await app.store.sessions(agent=name, id=id)]
@@ -115,17 +114,17 @@ async def delete(call: Call) -> Response:
     return answer({})
 
 
-def _name(call: Call) -> str:
+def _name(call: AppCall) -> str:
     return call.app.project.find("agent", call.part("name")).name
 
 
-def _most(call: Call) -> int:
+def _most(call: AppCall) -> int:
     text = call.request.query_params.get("limit", str(_MOST_EVENTS))
     if text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= _MOST_EVENTS:
         return int(text)
     raise InvalidOption(
-        f"limit is a whole number from 1 to {_MOST_EVENTS}, not {text!r:.80}.",
-        hint="Ask for more behind the offset of the last.",
+        f"limit must be an integer from 1 to {_MOST_EVENTS}, not {text!r:.80}.",
+        hint="Request more with the offset of the last event.",
         option="limit",
         value=text,
     )

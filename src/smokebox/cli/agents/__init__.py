@@ -1,1 +1,1 @@
-"""What the verbs that have an agent work share."""
+"""Commands that run agents, and the views of their work."""

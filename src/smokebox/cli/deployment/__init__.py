@@ -1,1 +1,1 @@
-"""What puts a project on another machine: a wheel, an image, and the files of each platform."""
+"""Packages of a project, and the files of platforms that run it."""

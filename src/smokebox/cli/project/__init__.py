@@ -1,1 +1,1 @@
-"""What the verbs of a project have in common."""
+"""Commands that create and serve a project."""

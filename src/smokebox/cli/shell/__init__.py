@@ -1,1 +1,1 @@
-"""The interactive shell behind `smokebox sh`."""
+"""Interactive shells: `smokebox sh` and `smokebox demo`."""

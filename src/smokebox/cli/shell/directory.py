@@ -1,9 +1,9 @@
-"""Where a shell stands between two commands.
+"""Working directory of an interactive shell between two commands.
 
-A sandbox whose shell is persistent remembers that by itself and is asked. The host has a
-fresh bash for each command, so there the bash is asked as it leaves: a file that bash reads
-first (`BASH_ENV`) sets an EXIT trap that writes the directory into a file beside it, and
-sets `$?` to what it was. The command itself is passed on untouched.
+A sandbox with a persistent shell is asked for it. On the host each command is a new bash,
+which reports its directory as it exits: a file that bash reads first (`BASH_ENV`) sets an
+EXIT trap that writes the directory into a file beside it, and sets `$?` to its last value.
+The command itself is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
 
 _TRAP = r"""
-trap "builtin printf '%%s\0%%s\0' \"\$PWD\" \"\${OLDPWD-}\" >| ${BASH_ENV@Q}.left" EXIT
+trap "builtin printf '%%s\0%%s\0' \"\$PWD\" \"\${OLDPWD-}\" >| ${BASH_ENV@Q}.report" EXIT
 unset BASH_ENV
 (exit %d)
 """
 
 
 class Directory(Protocol):
-    """The directory in the prompt, and how the next command gets there."""
+    """Directory shown in the prompt, and how the next command gets there."""
 
     place: str
     path: str
 
     def cwd(self) -> str | None:
-        """The `cwd` for the next command, or None where the sandbox knows."""
+        """Return the `cwd` of the next command, or None if the sandbox knows it."""
         ...
 
     def env(self) -> Mapping[str, str]:
-        """What the next command needs in its environment so that it can be followed."""
+        """Return variables that the next command needs to report its directory."""
         ...
 
     async def follow(self, code: int) -> None:
-        """Learn where the last command went; `code` is how it ended."""
+        """Read the directory after the last command, which exited with `code`."""
         ...
 
     def close(self) -> None:
-        """Remove what following needed."""
+        """Remove temporary files."""
         ...
 
 
 class PersistentDirectory:
-    """The directory of a sandbox whose one shell keeps its state."""
+    """Directory of a sandbox whose shell keeps its state."""
 
     def __init__(self, place: str, sandbox: SandboxApi) -> None:
         self.place = place
@@ -72,16 +72,18 @@ class PersistentDirectory:
 
 
 class HostDirectory:
-    """The directory on the host, carried from one bash to the next, with `cd -`."""
+    """Directory on the host, carried from one bash to the next, with `cd -`."""
 
     place = "local"
 
     def __init__(self, start: str) -> None:
         self.path = start
         self._previous = ""
-        self._room = tempfile.TemporaryDirectory(prefix="smokebox-sh-", ignore_cleanup_errors=True)
-        self._trap = Path(self._room.name, "trap")
-        self._left = Path(self._room.name, "trap.left")
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="smokebox-sh-", ignore_cleanup_errors=True
+        )
+        self._trap = Path(self._folder.name, "trap")
+        self._report = Path(self._folder.name, "trap.report")
         self._trap.write_text(_TRAP % 0)
 
     def cwd(self) -> str | None:
@@ -90,18 +92,18 @@ class HostDirectory:
         return self.path
 
     def env(self) -> Mapping[str, str]:
-        went = {"PWD": self.path, "BASH_ENV": str(self._trap)}
-        return went | {"OLDPWD": self._previous} if self._previous else went
+        variables = {"PWD": self.path, "BASH_ENV": str(self._trap)}
+        return variables | {"OLDPWD": self._previous} if self._previous else variables
 
     async def follow(self, code: int) -> None:
         try:
-            path, previous, _ = self._left.read_bytes().split(b"\0")
+            path, previous, _ = self._report.read_bytes().split(b"\0")
             self.path, self._previous = path.decode(), previous.decode()
         except (OSError, ValueError):
-            # Killed, replaced by `exec`, or in a directory no contract can name: stay.
+            # Killed, replaced by `exec`, or in a directory that is not UTF-8: keep the last.
             pass
-        self._left.unlink(missing_ok=True)
+        self._report.unlink(missing_ok=True)
         self._trap.write_text(_TRAP % code)
 
     def close(self) -> None:
-        self._room.cleanup()
+        self._folder.cleanup()

@@ -12,13 +12,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.engine.backups.ignored import Ignored
+from smokebox.engine.backups.ignore_rules import IgnoreRules
 from smokebox.engine.disk import room
-from smokebox.engine.files.archive import Unpacking
-from smokebox.engine.files.opening import LIST, closing, naming
-from smokebox.engine.files.packing import Packing, packed
+from smokebox.engine.files.archive_reader import ArchiveReader
+from smokebox.engine.files.archive_writer import ArchiveWriter, packed
+from smokebox.engine.files.descriptors import LIST, closing, naming
 from smokebox.engine.files.patterns import Patterns
-from smokebox.engine.files.replacing import TEMPORARY, write_all
+from smokebox.engine.files.replacement import TEMPORARY, write_all
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import BadSnapshot, PathError, PathNotDirectory, StorageFull
 from smokebox.types import Extracted
@@ -38,7 +38,7 @@ _JOB = 1 << 20
 
 
 @dataclass(slots=True)
-class Tally:
+class Progress:
     """How far something is, for whoever asks meanwhile."""
 
     total: int | None = None
@@ -47,7 +47,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ArchiveOptions:
     """What of a directory is packed, and how hard it is compressed."""
 
     excludes: tuple[str, ...]
@@ -56,7 +56,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ArchiveSummary:
     """An archive that is whole."""
 
     size: int
@@ -66,13 +66,15 @@ class Written:
     checksum: str
 
 
-def write(files: Rooted, path: str, target: int, choice: Choice, tally: Tally) -> Written:
+def write(
+    files: Rooted, path: str, target: int, choice: ArchiveOptions, tally: Progress
+) -> ArchiveSummary:
     """Pack a directory into an open file, which is on the disk when this returns."""
     # Here, as most engines never make a backup.
     import zstandard
 
     out = _Out(target)
-    packing = Packing(files, path, exact=True)
+    packing = ArchiveWriter(files, path, exact=True)
     parameters = zstandard.ZstdCompressionParameters.from_level(
         choice.compression, write_checksum=True, threads=_THREADS, job_size=_JOB
     )
@@ -84,7 +86,7 @@ def write(files: Rooted, path: str, target: int, choice: Choice, tally: Tally) -
             tally.bytes = packing.bytes
     out.write(compressor.flush())
     out.finish()
-    return Written(
+    return ArchiveSummary(
         size=out.size,
         bytes=packing.bytes,
         files=packing.files,
@@ -93,9 +95,9 @@ def write(files: Rooted, path: str, target: int, choice: Choice, tally: Tally) -
     )
 
 
-def _skip(top: int, choice: Choice) -> Callable[[str], bool]:
+def _skip(top: int, choice: ArchiveOptions) -> Callable[[str], bool]:
     patterns = Patterns("excludes", choice.excludes)
-    ignored = Ignored(top) if choice.gitignore else None
+    ignored = IgnoreRules(top) if choice.gitignore else None
 
     def skip(path: str) -> bool:
         # What is in the making, such as another restore, is not of the user.
@@ -141,7 +143,7 @@ class _Out:
         self._pending.clear()
 
 
-def unpack(files: Rooted, top: int, path: str, source: int, tally: Tally) -> Extracted:
+def unpack(files: Rooted, top: int, path: str, source: int, tally: Progress) -> Extracted:
     """Unpack the archive in an open file into an empty open directory, as it was packed.
 
     Owners are kept where the sandbox has users of its own. `path` is for errors.
@@ -149,7 +151,7 @@ def unpack(files: Rooted, top: int, path: str, source: int, tally: Tally) -> Ext
     import zstandard
 
     result = Extracted()
-    unpacking = Unpacking(files, top, path, result, files.owner.count > 1, None, exact=True)
+    unpacking = ArchiveReader(files, top, path, result, files.owner.count > 1, None, exact=True)
     with contextlib.closing(unpacking.run()) as run, open(source, "rb", closefd=False) as file:
         next(run)
         try:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.backups.shelf import FolderShelf, open_bucket
+from smokebox.engine.backups.archive_store import FolderArchiveStore, open_bucket
 from smokebox.engine.record.rows import BackupRow, RestoreRow, SandboxRow, delete, put, update
 from smokebox.engine.workers import Workers
 from smokebox.errors import Conflict, NotFound, ServiceUnavailable, SmokeboxError
+from smokebox.foundation.ids import new_global_id
 from smokebox.types import Backup
 
 if TYPE_CHECKING:
-    from smokebox.engine.backups.shelf import Shelf
+    from smokebox.engine.backups.archive_store import ArchiveStore
     from smokebox.engine.record.record import Record
 
 # So many are made or restored at a time: each keeps a processor busy.
@@ -30,7 +30,7 @@ _log = logging.getLogger("smokebox.engine")
 
 def random_backup_id() -> str:
     """An id that no backup has, and that nobody guesses."""
-    return f"b-{secrets.token_hex(16)}"
+    return new_global_id("b")
 
 
 def backup_of(row: BackupRow) -> Backup:
@@ -58,8 +58,8 @@ class Backups:
     """
 
     def __init__(self, record: Record, folder: str, url: str | None = None) -> None:
-        self.folder = FolderShelf(folder)
-        self.shelf: Shelf = self.folder if url is None else open_bucket(url, self.folder)
+        self.folder = FolderArchiveStore(folder)
+        self.shelf: ArchiveStore = self.folder if url is None else open_bucket(url, self.folder)
         self.workers = Workers(AT_ONCE)
         self.unfinished: dict[str, list[RestoreRow]] = {}
         self.interrupted: set[str] = set()
@@ -138,7 +138,7 @@ class Backups:
             )
         await self._remove(row)
 
-    def shelf_of(self, row: BackupRow) -> Shelf:
+    def shelf_of(self, row: BackupRow) -> ArchiveStore:
         """Where a backup is kept. Raises `ServiceUnavailable` where this server has not that."""
         for shelf in (self.folder, self.shelf):
             if shelf.place == row.place:

@@ -18,10 +18,10 @@ import re
 import stat as stat_bits
 from typing import TYPE_CHECKING
 
-from smokebox.engine.files.opening import LIST, closing, naming, open_child
-from smokebox.engine.files.places import refuse_mount
-from smokebox.engine.files.replacing import keep_owner, temporary_name
-from smokebox.engine.files.transfers import relocate
+from smokebox.engine.files.descriptors import LIST, closing, naming, open_child
+from smokebox.engine.files.operations import relocate
+from smokebox.engine.files.replacement import keep_owner, temporary_name
+from smokebox.engine.files.rooted import refuse_mount
 from smokebox.engine.files.trees import existing, names_in, remove_tree
 from smokebox.errors import PathError, PathNotDirectory
 

@@ -1,1 +1,1 @@
-"""The door by which requests leave a sandbox: there is no other way out."""
+"""The egress proxy of Linux sandboxes: policy enforcement, TLS, DNS, tunnels and the audit log."""

@@ -5,13 +5,18 @@ Nothing that is asked goes anywhere else, so that no message can leave in a ques
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import socket
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 NO_ERROR, FORMAT_ERROR, NO_SUCH_NAME, NOT_IMPLEMENTED = 0, 1, 3, 4
 ADDRESS, ADDRESS_V6, ANY = 1, 28, 255
@@ -84,3 +89,90 @@ def read_question(message: bytes) -> Question | None:
     if any(b"." in label for label in labels) or not name.isprintable() or " " in name:
         return None
     return Question(name=name, kind=kind, end=place + 4)
+
+
+# For tests of network devices (RFC 2544): no program wants these for themselves.
+NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
+MOST_NAMES = 16384
+
+_FIRST, _LAST = int(NETWORK[1]), int(NETWORK[-2])
+
+
+class HostAddresses:
+    """The latest names that were asked for. An address is given to another name only after
+    all others were, so that what a program still remembers seldom leads elsewhere.
+
+    The table is kept in a file too: programs remember addresses when the engine does not.
+    """
+
+    def __init__(self, most: int = MOST_NAMES) -> None:
+        self._most = most
+        self._addresses: OrderedDict[str, str] = OrderedDict()
+        self._names: dict[str, str] = {}
+        self._next = _FIRST
+        self._path = ""
+        self._written = 0
+
+    def address_of(self, name: str) -> str:
+        """The address that stands for a name."""
+        found = self._addresses.get(name)
+        if found is not None:
+            self._addresses.move_to_end(name)
+            return found
+        while (address := str(ipaddress.IPv4Address(self._next))) in self._names:
+            self._advance()
+        self._advance()
+        self._put(name, address)
+        self._append(f"{address} {name}\n")
+        return address
+
+    def name_of(self, address: str) -> str | None:
+        """The name that an address stands for."""
+        return self._names.get(address)
+
+    def begin(self, path: str) -> None:
+        """Know of none, and keep those that come in a file."""
+        self._addresses.clear()
+        self._names.clear()
+        self._next, self._path, self._written = _FIRST, path, 0
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def resume(self, path: str) -> None:
+        """Know again what an engine before this one has told."""
+        self._path = path
+        with contextlib.suppress(OSError), open(path) as file:
+            for line in file:
+                address, _, name = line.strip().partition(" ")
+                with contextlib.suppress(ValueError):
+                    if name and ipaddress.IPv4Address(address) in NETWORK:
+                        self._put(name, address)
+                        self._next = int(ipaddress.IPv4Address(address))
+                        self._advance()
+        self._written = len(self._addresses)
+
+    def _put(self, name: str, address: str) -> None:
+        self._addresses[name] = address
+        self._names[address] = name
+        if len(self._addresses) > self._most:
+            _, old = self._addresses.popitem(last=False)
+            del self._names[old]
+
+    def _advance(self) -> None:
+        self._next = _FIRST if self._next >= _LAST else self._next + 1
+
+    def _append(self, line: str) -> None:
+        if not self._path:
+            return
+        self._written += 1
+        lines, flags = line, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        if self._written > 2 * self._most:
+            lines = "".join(f"{address} {name}\n" for name, address in self._addresses.items())
+            flags, self._written = flags | os.O_TRUNC, len(self._addresses)
+        # On a full disk a name is forgotten with the engine, and no sooner.
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, flags, 0o600)
+            try:
+                os.write(fd, lines.encode())
+            finally:
+                os.close(fd)

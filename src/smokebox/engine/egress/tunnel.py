@@ -1,4 +1,4 @@
-"""Bytes that pass a door unread, both ways, no faster than they are taken."""
+"""Tunnels: bytes copied between a sandbox and a server, unread, with back-pressure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP side of the door: opens TLS in the name of the server, and serves what comes."""
+"""HTTP connections of a sandbox: end TLS in the server's name, then serve requests."""
 
 from __future__ import annotations
 
@@ -7,74 +7,76 @@ import ssl
 from typing import TYPE_CHECKING
 
 from smokebox.egress.pattern import normal_host
-from smokebox.engine.egress.http.conversation import Conversation
+from smokebox.engine.egress.http.proxy_connection import ProxyConnection
 from smokebox.engine.egress.http.target import Origin
-from smokebox.engine.egress.http.wire import Cut, Wire
+from smokebox.foundation.http1.connection import Connection, ConnectionLost
 
 if TYPE_CHECKING:
-    from smokebox.engine.egress.arrival import Arrival
-    from smokebox.engine.egress.http.doorway import Doorway
+    from smokebox.engine.egress.http.context import ProxyContext
+    from smokebox.engine.egress.listener import IncomingConnection
 
 _HANDSHAKE_SECONDS = 10.0
 # How long a program may keep a connection open without a word.
-_PATIENCE = 300.0
+_SILENCE_SECONDS = 300.0
 
 
-async def serve(door: Doorway, arrival: Arrival) -> None:
+async def serve(proxy: ProxyContext, incoming: IncomingConnection) -> None:
     """Serve one connection until it ends, and close it."""
-    host = arrival.host or arrival.sni or arrival.address
-    origin = Origin(normal_host(host), arrival.port, arrival.hello)
-    if refusal := _refusal(arrival):
-        _note(door, origin, refusal)
-        arrival.sock.close()
+    host = incoming.host or incoming.sni or incoming.address
+    origin = Origin(normal_host(host), incoming.port, incoming.hello)
+    if refusal := _refusal(incoming):
+        _note(proxy, origin, refusal)
+        incoming.sock.close()
         return
     task = asyncio.current_task()
     assert task is not None
-    wire = Wire(patience=_PATIENCE)
+    connection = Connection(timeout=_SILENCE_SECONDS)
     try:
-        if not await _open(door, arrival, origin, wire):
+        if not await _open(proxy, incoming, origin, connection):
             return
         # What is done for a program that left is not done to its end.
-        await Conversation(door, wire, origin, task.cancel).run()
-        if isinstance(wire.error, ssl.SSLError):
-            _note(door, origin, _why(wire.error))
-    except (Cut, TimeoutError):
-        wire.abort()
+        await ProxyConnection(proxy, connection, origin, task.cancel).run()
+        if isinstance(connection.error, ssl.SSLError):
+            _note(proxy, origin, _why(connection.error))
+    except (ConnectionLost, TimeoutError):
+        connection.abort()
     except asyncio.CancelledError:
-        wire.abort()
-        if not wire.left or task.uncancel() > 0:
+        connection.abort()
+        if not connection.lost or task.uncancel() > 0:
             raise
     except BaseException:
-        wire.abort()
+        connection.abort()
         raise
     else:
-        wire.close()
+        connection.close()
 
 
-def _refusal(arrival: Arrival) -> str:
+def _refusal(incoming: IncomingConnection) -> str:
     """Why a connection is not even opened."""
-    if not arrival.hello:
-        return "" if arrival.port != 443 else "what came to port 443 is not TLS"
-    if arrival.sni is None:
+    if not incoming.hello:
+        return "" if incoming.port != 443 else "what came to port 443 is not TLS"
+    if incoming.sni is None:
         return "TLS without a server name (SNI) cannot be judged"
-    if arrival.host is not None and normal_host(arrival.sni) != normal_host(arrival.host):
-        return f"TLS names {arrival.sni!r:.100}, and the connection goes to {arrival.host}"
+    if incoming.host is not None and normal_host(incoming.sni) != normal_host(incoming.host):
+        return f"TLS names {incoming.sni!r:.100}, and the connection goes to {incoming.host}"
     return ""
 
 
-async def _open(door: Doorway, arrival: Arrival, origin: Origin, wire: Wire) -> bool:
+async def _open(
+    proxy: ProxyContext, incoming: IncomingConnection, origin: Origin, connection: Connection
+) -> bool:
     loop = asyncio.get_running_loop()
-    context = door.authority.context_for(origin.host) if origin.tls else None
+    context = proxy.authority.context_for(origin.host) if origin.tls else None
     try:
         await loop.connect_accepted_socket(
-            lambda: wire,
-            arrival.sock,
+            lambda: connection,
+            incoming.sock,
             ssl=context,
             ssl_handshake_timeout=_HANDSHAKE_SECONDS if context else None,
         )
     except (OSError, TimeoutError) as error:
-        arrival.sock.close()
-        _note(door, origin, _why(error))
+        incoming.sock.close()
+        _note(proxy, origin, _why(error))
         return False
     return True
 
@@ -82,12 +84,12 @@ async def _open(door: Doorway, arrival: Arrival, origin: Origin, wire: Wire) -> 
 def _why(error: Exception) -> str:
     # In TLS 1.3 a program says so when all is said and done here.
     if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        return "the program does not trust the door's certificate; pass_through= would pass it"
-    return "the program broke off TLS with the door; it may not trust its certificate"
+        return "the program does not trust the proxy's certificate; pass_through= would pass it"
+    return "the program broke off TLS with the proxy; it may not trust its certificate"
 
 
-def _note(door: Doorway, origin: Origin, reason: str) -> None:
-    door.journal.note(
+def _note(proxy: ProxyContext, origin: Origin, reason: str) -> None:
+    proxy.audit_log.note(
         verdict="refused",
         host=origin.host,
         port=origin.port,

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.engine.files import listing, transfers
-from smokebox.engine.files.archive import extract
-from smokebox.engine.files.packing import pack
+from smokebox.engine.files import operations
+from smokebox.engine.files.archive_reader import extract
+from smokebox.engine.files.archive_writer import pack
+from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted import MAX_READ, Rooted
-from smokebox.engine.files.steps import Desk
 from smokebox.engine.files.watches import EXCLUDED, LINGER, Watches
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.paths import check_path, resolve
-from smokebox.sandbox.text import decode_file, encode_option
+from smokebox.foundation.paths import check_path, resolve
+from smokebox.foundation.text import decode_file, encode_option
 from smokebox.types import DiskUsage, Extracted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Files:
         self._cwd = cwd
         self._cwd_known = False
         self._max_read = max_read
-        self._desk = Desk(root, workers)
+        self._desk = RootExecutor(root, workers)
         self._watches = Watches(self._desk, linger=linger)
 
     @property
@@ -135,7 +135,9 @@ class Files:
     ) -> list[FileInfo]:
         """What is in a directory, or below it, sorted by path; symlinks as themselves."""
         where = await self._resolved(path)
-        return await self._desk.run(listing.list_files, where, recursive=recursive, hidden=hidden)
+        return await self._desk.run(
+            operations.list_files, where, recursive=recursive, hidden=hidden
+        )
 
     async def exists(self, path: str) -> bool:
         """Whether `path` leads to something."""
@@ -154,17 +156,17 @@ class Files:
     async def rename(self, source: str, target: str) -> None:
         """Give a file or directory another path, replacing a file or an empty directory."""
         old, new = await self._resolved(source), await self._resolved(target)
-        await self._desk.run(transfers.rename, old, new)
+        await self._desk.run(operations.rename, old, new)
 
     async def move(self, source: str, target: str) -> str:
         """As `rename`, but into a directory that is there, as mv does. Returns where it is."""
         old, new = await self._resolved(source), await self._resolved(target)
-        return await self._desk.run(transfers.move, old, new)
+        return await self._desk.run(operations.move, old, new)
 
     async def copy(self, source: str, target: str, *, recursive: bool = False) -> None:
         """Copy a file, or with `recursive` a directory, with modes; links in it stay links."""
         old, new = await self._resolved(source), await self._resolved(target)
-        await self._desk.run(transfers.copy, old, new, recursive=recursive)
+        await self._desk.run(operations.copy, old, new, recursive=recursive)
 
     async def symlink(self, target: str, path: str) -> None:
         """Make a symlink at `path` that leads to `target`, which is kept as it is written."""
@@ -213,12 +215,12 @@ class Files:
         """Absolute paths that match, sorted. See `SandboxApi.glob`."""
         start = await self._resolved(cwd or ".")
         return await self._desk.run(
-            listing.glob, pattern, start, hidden=hidden, files_only=files_only
+            operations.glob, pattern, start, hidden=hidden, files_only=files_only
         )
 
     async def disk_usage(self, path: str = "/") -> DiskUsage:
         """What a file, or a directory with all that is below it, takes of the disk."""
-        return await self._desk.run(listing.disk_usage, await self._resolved(path))
+        return await self._desk.run(operations.disk_usage, await self._resolved(path))
 
     async def upload_tar(
         self,

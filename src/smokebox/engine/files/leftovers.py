@@ -14,9 +14,9 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.files.opening import LIST, SEARCH, closing, open_beneath, open_child
-from smokebox.engine.files.replacing import TEMPORARY
-from smokebox.engine.files.steps import Held
+from smokebox.engine.files.descriptors import LIST, SEARCH, closing, open_beneath, open_child
+from smokebox.engine.files.executor import HeldRoot
+from smokebox.engine.files.replacement import TEMPORARY
 from smokebox.engine.workers import Job, checkpoint
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def sweep_running(run: Run, workers: Workers) -> None:
     """
     targets = sorted({layer.target for layer in run.image.layers})
     work = functools.partial(_sweep_running, uppers=_uppers(run.directory), targets=targets)
-    held = Held(run.jail.root, run.jail.owner)
+    held = HeldRoot(run.jail.root, run.jail.owner)
     try:
         await workers.run(Job(), held.once, work)
     finally:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.errors import InvalidOption
+from smokebox.foundation.paths import check_path
 from smokebox.sandbox.globbing import expand_braces
-from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import os
 import stat as stat_bits
 from typing import TYPE_CHECKING, NamedTuple
 
-from smokebox.engine.files.opening import (
+from smokebox.engine.files.descriptors import (
     LIST,
     READ,
     SEARCH,
@@ -25,7 +25,7 @@ from smokebox.engine.files.opening import (
     open_child,
     refuse_kernel,
 )
-from smokebox.engine.files.replacing import Replacement, copy_content, keep_owner, temporary_name
+from smokebox.engine.files.replacement import Replacement, copy_content, keep_owner, temporary_name
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import AccessDenied, DirectoryNotEmpty, LimitReached
 
@@ -41,7 +41,7 @@ _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
-class Seen(NamedTuple):
+class TreeEntry(NamedTuple):
     """One thing met on a walk: its relative path, and its name in an open directory."""
 
     path: str
@@ -71,7 +71,7 @@ def walk(
     stay: bool = False,
     avoid: os.stat_result | None = None,
     skip: Callable[[str], bool] | None = None,
-) -> Iterator[Seen]:
+) -> Iterator[TreeEntry]:
     """Everything in a directory and, if `recursive`, below it, each before what is in it.
 
     What the kernel makes up is not entered, nor is the directory `avoid`, and with `stay` no
@@ -102,12 +102,12 @@ def walk(
                 pending.extend(reversed(folders))
 
 
-def _entries(fd: int, folder: str) -> Iterator[Seen]:
+def _entries(fd: int, folder: str) -> Iterator[TreeEntry]:
     for name in names_in(fd):
         checkpoint()
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            yield Seen(f"{folder}/{name}" if folder else name, fd, name, found)
+            yield TreeEntry(f"{folder}/{name}" if folder else name, fd, name, found)
 
 
 def same(one: os.stat_result, other: os.stat_result | None) -> bool:
@@ -267,7 +267,7 @@ def copy_tree(source: int, target: int, path: str, *, preserve: bool = False) ->
             _settle(fd, found, preserve)
 
 
-def _copy_entry(seen: Seen, into: int, path: str, preserve: bool) -> None:
+def _copy_entry(seen: TreeEntry, into: int, path: str, preserve: bool) -> None:
     mode = seen.stat.st_mode
     if stat_bits.S_ISREG(mode):
         copy_file(seen.folder, seen.name, into, seen.name, path, preserve=preserve)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from smokebox.engine.files.watch import MAX_CHANGES, Change, Observer
+from smokebox.engine.files.observer import MAX_CHANGES, FileChange, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
+from smokebox.foundation.ids import new_id
+from smokebox.runtime.pipes import readable
 from smokebox.sandbox.hostfiles import shown
-from smokebox.sandbox.pipes import readable
 from smokebox.types import WatchEvent
 
 if TYPE_CHECKING:
-    from smokebox.engine.files.steps import Desk, Steps
+    from smokebox.engine.files.executor import RootExecutor, SteppedWork
 
 EXCLUDED = (".git", "node_modules", ".DS_Store")
 LINGER = 60.0
@@ -25,7 +25,7 @@ MAX_WATCHES = 8
 PAUSE = 0.01
 
 
-class Options(NamedTuple):
+class WatchOptions(NamedTuple):
     """What a watch looks at."""
 
     path: str
@@ -60,7 +60,9 @@ class WatchStream(AsyncIterator[WatchEvent]):
             if self._lost or self._position < self._watch.first:
                 self._lost = False
                 self._position = self._watch.end
-                return self._event(Change("resync", self._watch.options.path, True), time.time())
+                return self._event(
+                    FileChange("resync", self._watch.options.path, True), time.time()
+                )
             if self._position < self._watch.end:
                 noted = self._watch.journal[self._position - self._watch.first]
                 self._position += 1
@@ -72,7 +74,7 @@ class WatchStream(AsyncIterator[WatchEvent]):
             await news.wait()
         raise StopAsyncIteration
 
-    def _event(self, change: Change, moment: float) -> WatchEvent:
+    def _event(self, change: FileChange, moment: float) -> WatchEvent:
         return WatchEvent(
             kind=change.kind,
             path=shown(change.path),
@@ -95,15 +97,15 @@ class WatchStream(AsyncIterator[WatchEvent]):
 
 
 class _Noted(NamedTuple):
-    change: Change
+    change: FileChange
     time: float
 
 
 class _Watch:
     """An observer, the task that asks it, and a journal of the last that it told."""
 
-    def __init__(self, watches: Watches, options: Options) -> None:
-        self.name = secrets.token_hex(8)
+    def __init__(self, watches: Watches, options: WatchOptions) -> None:
+        self.name = new_id()
         self.options = options
         self.journal: deque[_Noted] = deque(maxlen=MAX_CHANGES)
         self.end = 0
@@ -126,7 +128,7 @@ class _Watch:
         """The position of the oldest event in the journal."""
         return self.end - len(self.journal)
 
-    async def start(self, desk: Desk) -> None:
+    async def start(self, desk: RootExecutor) -> None:
         """Begin to watch; what happens from here on is told."""
         steps = await desk.open(self.observer.run)
         try:
@@ -136,7 +138,7 @@ class _Watch:
             raise
         self._task = asyncio.create_task(self._pump(steps))
 
-    async def _pump(self, steps: Steps[list[Change], None]) -> None:
+    async def _pump(self, steps: SteppedWork[list[FileChange], None]) -> None:
         try:
             while not self.observer.ended:
                 await readable(self.observer.fileno)
@@ -150,7 +152,7 @@ class _Watch:
             await steps.aclose()
             self._finish()
 
-    def _note(self, changes: list[Change]) -> None:
+    def _note(self, changes: list[FileChange]) -> None:
         moment = time.time()
         for change in changes:
             self.journal.append(_Noted(change, moment))
@@ -193,7 +195,7 @@ class _Watch:
 class Watches:
     """The watches on one sandbox's files, each with a journal that outlives its readers."""
 
-    def __init__(self, desk: Desk, *, linger: float = LINGER) -> None:
+    def __init__(self, desk: RootExecutor, *, linger: float = LINGER) -> None:
         self.linger = linger
         self._desk = desk
         self._by_name: dict[str, _Watch] = {}
@@ -220,7 +222,7 @@ class Watches:
         cursor: str | None,
     ) -> WatchStream:
         """A stream of what happens from here on, or since `cursor` where that is known."""
-        options = Options(path, recursive, include, exclude)
+        options = WatchOptions(path, recursive, include, exclude)
         name, position = _parse(cursor)
         known = self._by_name.get(name)
         if known is not None and known.options == options and position <= known.end:

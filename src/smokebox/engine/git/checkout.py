@@ -1,23 +1,26 @@
-"""A clone from its beginning to its end: all of it, or nothing in its target."""
+"""Clones by the git of a sandbox: the whole repository, or nothing in the target."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.finishing import to_its_end
-from smokebox.engine.git.clone import Clone
-from smokebox.engine.git.forwarding import Door
-from smokebox.engine.git.upstream import Upstream
+from smokebox.engine.git.proxy import GitProxy
+from smokebox.engine.git.remote import GitRemote
 from smokebox.errors import (
     Conflict,
     DeadlineExceeded,
+    GitError,
     PathExists,
     PathNotFound,
     SmokeboxError,
+    StorageFull,
+    Unsupported,
 )
+from smokebox.foundation.tasks import run_to_completion
 from smokebox.types import GitCheckout
 
 if TYPE_CHECKING:
@@ -27,14 +30,44 @@ if TYPE_CHECKING:
     from smokebox.engine.git.repository import Repository
     from smokebox.engine.lifecycle import Lifecycle
     from smokebox.engine.run import Run
+    from smokebox.types import ExecResult
 
-# What removing half a clone may take.
+# Time to remove half a clone.
 CLEAR_SECONDS = 60.0
+
+# The sandbox's own configuration of git does not apply to a clone: a proxy, a credential
+# helper, a hook or another place for the same URL would lead it elsewhere.
+_SETTINGS = (
+    "protocol.allow=never",
+    "protocol.http.allow=always",
+    "http.followRedirects=false",
+    "http.proxy=",
+    "credential.helper=",
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "submodule.recurse=false",
+    "gc.auto=0",
+    "safe.directory=*",
+    "advice.detachedHead=false",
+)
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "",
+    "LC_ALL": "C",
+    "LANGUAGE": "",
+}
+_REPLACED_VARIABLES = re.compile(r"GIT_.*|LC_.*|(https?|all|no)_proxy", re.IGNORECASE)
+_MAX_OUTPUT = 1 << 16
+_MAX_REASON = 400
+_FULL = ("No space left on device", "Disk quota exceeded")
+_NO_PROGRAM = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkout:
-    """What is asked for, checked, and the sandbox that it is for."""
+class CheckoutJob:
+    """One call of `git_checkout`, its options checked."""
 
     life: Lifecycle
     files: Files
@@ -52,7 +85,7 @@ class Checkout:
                 async with self.life.use() as run:
                     target = self.files.resolve_path(self.target)
                     with self._claim(target):
-                        return await self._whole(run, target, await self._is_free(target))
+                        return await self._clone_or_clear(run, target, await self._is_free(target))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -67,7 +100,7 @@ class Checkout:
 
     @contextlib.contextmanager
     def _claim(self, target: str) -> Iterator[None]:
-        """Keep others from cloning to the same place: who fails would take it from who does not."""
+        """Refuse other clones to the same target: the one that fails would remove it."""
         if target in self.targets:
             raise Conflict(
                 f"another checkout to {target} is under way.",
@@ -82,51 +115,52 @@ class Checkout:
             self.targets.discard(target)
 
     async def _is_free(self, target: str) -> bool:
-        """Whether an empty directory is there; raises for anything else that is."""
+        """Tell whether an empty directory exists. Raises `PathExists` for anything else."""
         try:
-            found = await self.files.stat(target, follow_symlinks=False)
+            entry = await self.files.stat(target, follow_symlinks=False)
         except PathNotFound:
             return False
-        leads_on = found.is_symlink and not await self.files.exists(target)
-        if not leads_on and (await self.files.stat(target)).is_directory:
+        dangling = entry.is_symlink and not await self.files.exists(target)
+        if not dangling and (await self.files.stat(target)).is_directory:
             if not await self.files.readdir(target):
                 return True
             raise PathExists(
                 target,
-                f"{target} is a directory with something in it.",
+                f"{target} is a directory that is not empty.",
                 hint="Pass another target=, or remove what is there.",
             )
         raise PathExists(target, hint="Pass another target=, or remove what is there.")
 
-    async def _whole(self, run: Run, target: str, was_there: bool) -> GitCheckout:
+    async def _clone_or_clear(self, run: Run, target: str, existed: bool) -> GitCheckout:
         try:
             return await self._clone(run, target)
         except PathExists:
-            # Of somebody who was quicker: it is theirs.
+            # Another call created it first.
             raise
         except BaseException:
-            await to_its_end(self._clear(target, was_there))
+            await run_to_completion(self._clear(target, existed))
             raise
 
     async def _clone(self, run: Run, target: str) -> GitCheckout:
-        upstream = Upstream(self.repository, allow_private=self.allow_private)
-        door = Door(upstream)
-        async with upstream, door.open(run.jail):
-            clone = Clone(
-                run=run,
-                repository=self.repository,
-                target=target,
-                branch=self.branch,
-                depth=self.depth,
-                door=door.url,
-            )
-            try:
-                await clone.make()
-            except SmokeboxError as error:
-                # Git knows only that it was not answered.
-                if door.failure is not None:
-                    raise door.failure from error
-                raise
+        remote = GitRemote(self.repository, allow_private=self.allow_private)
+        proxy = GitProxy(remote)
+        with contextlib.closing(remote):
+            async with proxy.open(run.jail):
+                clone = GitClone(
+                    run=run,
+                    repository=self.repository,
+                    target=target,
+                    branch=self.branch,
+                    depth=self.depth,
+                    proxy_url=proxy.url,
+                )
+                try:
+                    await clone.make()
+                except SmokeboxError as error:
+                    # Git knows only that it got no response.
+                    if proxy.failure is not None:
+                        raise proxy.failure from error
+                    raise
         return GitCheckout(
             url=str(self.repository.url),
             target=target,
@@ -134,14 +168,103 @@ class Checkout:
             commit=await clone.commit(),
         )
 
-    async def _clear(self, target: str, was_there: bool) -> None:
-        """Remove what a clone has left; of a sandbox that was destroyed there is nothing."""
+    async def _clear(self, target: str, existed: bool) -> None:
+        """Remove what a clone left behind, unless the sandbox was destroyed meanwhile."""
         with contextlib.suppress(SmokeboxError, TimeoutError):
             async with asyncio.timeout(CLEAR_SECONDS):
                 if await self.life.row() is None:
                     return
-                left = [target]
-                if was_there:
-                    left = [f"{target}/{name}" for name in await self.files.readdir(target)]
-                for path in left:
+                paths = [target]
+                if existed:
+                    paths = [f"{target}/{name}" for name in await self.files.readdir(target)]
+                for path in paths:
                     await self.files.rm(path, recursive=True, force=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitClone:
+    """One run of `git clone` in a sandbox, through the proxy at `proxy_url`."""
+
+    run: Run
+    repository: Repository
+    target: str
+    branch: str | None
+    depth: int | None
+    proxy_url: str
+
+    async def make(self) -> None:
+        """Clone. The sandbox keeps the URL of the repository, not that of the proxy."""
+        url = str(self.repository.url)
+        words = [
+            "-c",
+            f"url.{self.proxy_url}.insteadOf={url}",
+            "clone",
+            "--quiet",
+            "--origin=origin",
+        ]
+        if self.branch is not None:
+            words.append(f"--branch={self.branch}")
+        if self.depth is not None:
+            words.append(f"--depth={self.depth}")
+        result = await self._git(*words, "--", url, self.target)
+        if not result.success:
+            raise self._explain(result)
+
+    async def commit(self) -> str | None:
+        """Return the commit that is checked out; None in an empty repository."""
+        return await self._read("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
+
+    async def head(self) -> str | None:
+        """Return the branch that is checked out, if it is one."""
+        name = await self._read("symbolic-ref", "--quiet", "HEAD")
+        return name.removeprefix("refs/heads/") if name is not None else None
+
+    async def _read(self, *words: str) -> str | None:
+        result = await self._git("-C", self.target, *words)
+        return result.stdout.strip() or None if result.success else None
+
+    async def _git(self, *words: str) -> ExecResult:
+        settings = [word for setting in _SETTINGS for word in ("-c", setting)]
+        program = await self.run.program(["git", *settings, *words], cwd="/")
+        variables = {
+            name: text
+            for name, text in program.env.items()
+            if not _REPLACED_VARIABLES.fullmatch(name)
+        }
+        program = replace(program, env=variables | _ENVIRONMENT)
+        return await self.run.execute(program, max_output=_MAX_OUTPUT)
+
+    def _explain(self, result: ExecResult) -> SmokeboxError:
+        url = str(self.repository.url)
+        text = self.repository.redact(result.stderr.replace(self.proxy_url, url)).strip()
+        if result.exit_code == _NO_PROGRAM or "'remote-http' is not a git command" in text:
+            return Unsupported(
+                f"the image of sandbox {self.run.id} has no git that can clone over HTTP.",
+                hint="Use an image that has git 2.32 or later.",
+                operation="git_checkout",
+                sandbox=self.run.id,
+            )
+        if self.branch is not None and f"Remote branch {self.branch} not found" in text:
+            return GitError(
+                f"{url} has no branch or tag {self.branch!r}.",
+                hint="Omit branch= for the default branch.",
+                reason="branch_not_found",
+                url=url,
+                branch=self.branch,
+            )
+        if any(words in text for words in _FULL):
+            return StorageFull(
+                self.target,
+                f"there is no room for {url} in {self.target}.",
+                hint="Raise the disk limit, or pass depth=1.",
+            )
+        if "already exists and is not an empty directory" in text:
+            return PathExists(self.target, hint="Pass another target=.")
+        why = text[-_MAX_REASON:] or f"exit code {result.exit_code}"
+        return GitError(
+            f"git could not clone {url}: {why}",
+            hint="Read the output of git, and try again.",
+            reason="failed",
+            url=url,
+            exit_code=result.exit_code,
+        )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import unquote
 
+from smokebox.egress.urls import Url, parse_url
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.urls import Url, parse_url
 
 # What hosts take as the name that goes with a token.
 TOKEN_USER = "x-access-token"

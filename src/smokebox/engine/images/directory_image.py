@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import os
 
-from smokebox.engine.images import etc_files, shelf
-from smokebox.engine.images.host_image import default_env
-from smokebox.engine.images.image import Image, Layer
-from smokebox.engine.images.skeleton import MOUNT_POINTS, make_directories
+from smokebox.engine.images import etc_files
+from smokebox.engine.images.host_image import MOUNT_POINTS, default_env, make_directories
+from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
 from smokebox.errors import InvalidOption, NotFound
 
 PREFIX = "dir:"
@@ -33,16 +32,16 @@ class DirectoryImages:
     laid beneath it.
     """
 
-    def __init__(self, kept: shelf.Shelf) -> None:
-        self._shelf = kept
+    def __init__(self, kept: LayerStore) -> None:
+        self._layer_store = kept
 
     async def get(self, name: str) -> Image:
         """The image of a name such as `dir:/srv/bookworm`."""
         path = self._checked(name)
         frame = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
-        kept = self._shelf.find(frame)
+        kept = self._layer_store.find(frame)
         if kept is None:
-            kept = await asyncio.to_thread(self._shelf.keep, frame, _make_frame)
+            kept = await asyncio.to_thread(self._layer_store.keep, frame, _make_frame)
         layers = (
             Layer(path=os.path.join(kept, "over")),
             Layer(path=path),
@@ -64,7 +63,7 @@ class DirectoryImages:
         real = os.path.realpath(path)
         if os.path.samefile(real, "/"):
             raise _invalid(name, "is the host itself, secrets and all", "Use the image 'host'.")
-        if os.path.commonpath([real, os.path.realpath(self._shelf.directory)]) == real:
+        if os.path.commonpath([real, os.path.realpath(self._layer_store.directory)]) == real:
             raise _invalid(name, "holds Smokebox's own state", "Move the directory elsewhere.")
         if not any(os.path.isdir(os.path.join(real, sign)) for sign in _SIGNS):
             raise _invalid(
@@ -77,11 +76,11 @@ class DirectoryImages:
 
 def _make_frame(into: str) -> None:
     over, under = os.path.join(into, "over"), os.path.join(into, "under")
-    shelf.directory(over)
-    shelf.directory(under)
-    shelf.directory(os.path.join(over, "etc"))
+    make_directory(over)
+    make_directory(under)
+    make_directory(os.path.join(over, "etc"))
     for name, text in _OVERLAID.items():
-        shelf.file(os.path.join(over, name), text.encode())
+        make_file(os.path.join(over, name), text.encode())
     make_directories(under, MOUNT_POINTS)
 
 

@@ -1,28 +1,69 @@
-"""`host`: the programs of this host with a made-up root around them, ready at once."""
+"""The image `host`: the programs of this host in a generated root, ready at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import stat
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images import public, usr_mask
-from smokebox.engine.images.image import Image, Layer
-from smokebox.engine.images.shelf import Shelf, directory
-from smokebox.engine.images.skeleton import (
-    BESIDE_USR,
-    make_directories,
-    make_skeleton,
-    own_directories,
-)
+from smokebox.engine.images import etc_files
+from smokebox.engine.images.host_files import copy_configuration, drop_dead_links, listed, make_mask
+from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Links into /usr on most distributions, directories of their own on the others.
+BESIDE_USR = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
+
+# What the set-up of a sandbox mounts upon or writes to.
+MOUNT_POINTS = {
+    "dev": 0o755,
+    "proc": 0o755,
+    "run": 0o755,
+    "run/smokebox": 0o755,
+    "sys": 0o755,
+    "tmp": 0o1777,
+    "workspace": 0o755,
+}
+_DIRECTORIES = {
+    **MOUNT_POINTS,
+    "etc": 0o755,
+    "etc/opt": 0o755,
+    "etc/pam.d": 0o755,
+    "etc/profile.d": 0o755,
+    "etc/skel": 0o755,
+    "etc/ssl": 0o755,
+    "home": 0o755,
+    "home/user": 0o755,
+    "media": 0o755,
+    "mnt": 0o755,
+    "opt": 0o755,
+    "root": 0o700,
+    "run/lock": 0o1777,
+    "srv": 0o755,
+    "usr": 0o755,
+    "usr/local": 0o755,
+    "var": 0o755,
+    "var/cache": 0o755,
+    "var/lib": 0o755,
+    "var/log": 0o755,
+    "var/mail": 0o755,
+    "var/spool": 0o755,
+    "var/tmp": 0o1777,
+}
+_LINKS = {
+    "etc/localtime": "/usr/share/zoneinfo/Etc/UTC",
+    "etc/mtab": "../proc/self/mounts",
+    "var/lock": "/run/lock",
+    "var/run": "/run",
+}
+_USER = 1000
 # Another one makes every host's skeleton afresh.
 VERSION = 3
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,6 +86,57 @@ _WATCHED = (
 LOOK_SECONDS = 1.0
 
 
+def make_skeleton(host: str, root: str, *, hidden: tuple[str, ...] = ()) -> None:
+    """Fill the empty directory `root`; `host` is the root directory of the host.
+
+    Links into the prefixes `hidden` are left out.
+    """
+    make_directories(root, _DIRECTORIES)
+    for name in BESIDE_USR:
+        _make_beside_usr(host, root, name)
+    _make_etc(host, root)
+    drop_dead_links(host, root, hidden)
+    for path, target in _LINKS.items():
+        os.symlink(target, os.path.join(root, path))
+    # Only root may, and root of a container may not have that id to give.
+    with contextlib.suppress(OSError):
+        os.chown(os.path.join(root, "home/user"), _USER, _USER)
+
+
+def make_directories(root: str, modes: dict[str, int]) -> None:
+    """Make directories below `root`, parents first."""
+    for path in sorted(modes):
+        make_directory(os.path.join(root, path), modes[path])
+
+
+def own_directories(host: str) -> list[str]:
+    """Those of /bin, /lib and so on that are not links on this host."""
+    return [name for name in BESIDE_USR if _is_directory(os.path.join(host, name))]
+
+
+def _make_beside_usr(host: str, root: str, name: str) -> None:
+    path = os.path.join(host, name)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), os.path.join(root, name))
+    elif os.path.isdir(path):
+        make_directory(os.path.join(root, name))
+
+
+def _make_etc(host: str, root: str) -> None:
+    etc = os.path.join(root, "etc")
+    for name, text in etc_files.MADE_UP.items():
+        make_file(os.path.join(etc, name), text.encode())
+    copy_configuration(host, root)
+    with contextlib.suppress(FileNotFoundError):
+        make_file(os.path.join(etc, "pki/tls/openssl.cnf"), etc_files.OPENSSL.encode())
+
+
+def _is_directory(path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    return False
+
+
 class HostImage:
     """The host's /usr below a skeleton: no home, configuration or secret of the host is in it.
 
@@ -57,8 +149,8 @@ class HostImage:
     not noticed until a package is installed or a directory near the top changes.
     """
 
-    def __init__(self, shelf: Shelf, *, host: str = "/", usr_local: bool = True) -> None:
-        self._shelf = shelf
+    def __init__(self, layer_store: LayerStore, *, host: str = "/", usr_local: bool = True) -> None:
+        self._layer_store = layer_store
         self._host = host
         self._usr_local = usr_local
         self._looked: tuple[float, Image] | None = None
@@ -67,12 +159,12 @@ class HostImage:
         """The image of this host as it is at this moment, give or take a second."""
         if self._looked is not None:
             at, image = self._looked
-            if time.monotonic() - at <= LOOK_SECONDS and self._shelf.find(image.digest):
+            if time.monotonic() - at <= LOOK_SECONDS and self._layer_store.find(image.digest):
                 return image
         at, digest = time.monotonic(), self._digest()
-        kept = self._shelf.find(digest)
+        kept = self._layer_store.find(digest)
         if kept is None:
-            kept = await asyncio.to_thread(self._shelf.keep, digest, self._make)
+            kept = await asyncio.to_thread(self._layer_store.keep, digest, self._make)
         image = Image(
             name=name, digest=digest, layers=self._layers(kept), env=default_env(self._host)
         )
@@ -89,11 +181,11 @@ class HostImage:
             )
         hidden = () if self._usr_local else ("/usr/local/",)
         for name in ("root", "usr"):
-            directory(os.path.join(into, name))
+            make_directory(os.path.join(into, name))
         make_skeleton(self._host, os.path.join(into, "root"), hidden=hidden)
-        usr_mask.make_mask(usr, os.path.join(into, "usr"), local=self._usr_local)
+        make_mask(usr, os.path.join(into, "usr"), local=self._usr_local)
         if not self._usr_local:
-            directory(os.path.join(into, "local"))
+            make_directory(os.path.join(into, "local"))
             make_directories(os.path.join(into, "local"), _LOCAL)
 
     def _layers(self, kept: str) -> tuple[Layer, ...]:
@@ -126,7 +218,7 @@ class HostImage:
 
     def _inputs(self) -> Iterator[str]:
         yield from BESIDE_USR
-        yield from public.listed(self._host)
+        yield from listed(self._host)
         yield from _WATCHED
         local = os.path.join(self._host, "usr/local")
         if os.path.isdir(local):

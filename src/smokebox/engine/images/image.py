@@ -1,9 +1,23 @@
-"""An image: read-only layers and how to start in them."""
+"""An image: read-only layers with a configuration, and the store that keeps layers by digest."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+from smokebox.errors import from_os_error
+from smokebox.foundation.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_UNFINISHED = ".making-"
+_ABANDONED_AFTER = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +44,62 @@ class Image:
     user: str = "root"
 
 
-class ImageStore(Protocol):
-    """Where images come from. The layers of one that was given stay until it is released."""
+class LayerStore:
+    """Directories by digest. What lies there is never changed, only added to or removed."""
 
-    async def get(self, name: str) -> Image:
-        """The image of that name; raises `NotFound` with `kind="image"`."""
-        ...
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+
+    def find(self, digest: str) -> str | None:
+        """The directory of that digest, if it was made before."""
+        path = os.path.join(self.directory, digest)
+        return path if os.path.isdir(path) else None
+
+    def keep(self, digest: str, make: Callable[[str], None]) -> str:
+        """The directory of that digest, filled by `make` if it is not there.
+
+        Two engines that make the same at once both get the one that was done first.
+        """
+        try:
+            return self.find(digest) or self._add(digest, make)
+        except OSError as error:
+            raise from_os_error(error, str(error.filename or self.directory)) from error
+
+    def _add(self, digest: str, make: Callable[[str], None]) -> str:
+        os.makedirs(self.directory, exist_ok=True)
+        self._sweep()
+        unfinished = os.path.join(self.directory, _UNFINISHED + new_id())
+        path = os.path.join(self.directory, digest)
+        make_directory(unfinished)
+        try:
+            make(unfinished)
+            os.rename(unfinished, path)
+        except OSError:
+            # Another engine was faster, or there is a real reason.
+            if not os.path.isdir(path):
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return path
+
+    def _sweep(self) -> None:
+        """Remove what an engine that was killed left half made."""
+        with os.scandir(self.directory) as entries:
+            left = [entry.path for entry in entries if entry.name.startswith(_UNFINISHED)]
+        for path in left:
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def make_directory(path: str, mode: int = 0o755) -> None:
+    """Make a directory of exactly that mode, whatever the umask is."""
+    os.mkdir(path)
+    os.chmod(path, mode)
+
+
+def make_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Make a file of exactly that mode, whatever the umask is."""
+    with open(path, "xb") as made:
+        made.write(data)
+        os.fchmod(made.fileno(), mode)

@@ -6,26 +6,24 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.interpreter.frames import (
-    Dropped,
-    End,
-    Failed,
     FrameReader,
-    Output,
-    Ready,
-    Result,
+    KernelDropped,
+    KernelEnd,
+    KernelError,
+    KernelOutput,
+    KernelReady,
+    KernelResult,
     error_of,
     result_of,
 )
-from smokebox.engine.processes import faults
-from smokebox.engine.processes.lasting import LastingProcess
-from smokebox.engine.processes.launching import STDIN
-from smokebox.engine.processes.logs import SUFFIXES
+from smokebox.engine.processes.background_process import BackgroundProcess
+from smokebox.engine.processes.launch import STDIN
+from smokebox.engine.processes.logs import SUFFIXES, last_lines
 from smokebox.engine.record.rows import ProcessRow
 from smokebox.errors import (
     DeadlineExceeded,
@@ -35,13 +33,14 @@ from smokebox.errors import (
     SandboxRestarted,
     SmokeboxError,
 )
+from smokebox.foundation.ids import new_id
 from smokebox.types import CodeContextInfo, CodeError, CodeExecution, OutputChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.interpreter.frames import Ear, Frame
+    from smokebox.engine.interpreter.frames import KernelFrame, KernelListener
     from smokebox.engine.record.rows import ContextRow
     from smokebox.engine.run import Run
     from smokebox.sandbox.code import CodeEvent
@@ -76,7 +75,7 @@ class CodeContext:
     ) -> None:
         self.row = row
         self.used_at = row.created_at
-        self.process = LastingProcess(
+        self.process = BackgroundProcess(
             _process_row(row),
             stem=stem,
             use=use,
@@ -130,7 +129,7 @@ class CodeContext:
         try:
             async with asyncio.timeout(START_SECONDS):
                 with self._reader.watched() as ear:
-                    while not any(isinstance(one, Ready) for one in await self._hear(ear)):
+                    while not any(isinstance(one, KernelReady) for one in await self._hear(ear)):
                         pass
         except TimeoutError:
             raise DeadlineExceeded(
@@ -214,7 +213,7 @@ class CodeContext:
         except ProcessEnded as error:
             raise self._gone() from error
 
-    async def _hear(self, ear: Ear, deadline: float | None = None) -> list[Frame]:
+    async def _hear(self, ear: KernelListener, deadline: float | None = None) -> list[KernelFrame]:
         """What the kernel tells next. Raises what became of it, or TimeoutError when late."""
         over = self.process.lifetime.over
         while True:
@@ -227,7 +226,7 @@ class CodeContext:
                 raise self._gone()
             await _either(heard, over, deadline)
 
-    async def _wind_up(self, piece: _Piece, ear: Ear) -> AsyncGenerator[CodeEvent, None]:
+    async def _wind_up(self, piece: _Piece, ear: KernelListener) -> AsyncGenerator[CodeEvent, None]:
         """End code whose time is up: by an interrupt, and with its context if it must be."""
         piece.timed_out = True
         deadline = time.monotonic() + INTERRUPT_SECONDS
@@ -254,7 +253,7 @@ class CodeContext:
             except TimeoutError:
                 await self._give_up()
 
-    async def _hear_interrupted(self, ear: Ear, deadline: float) -> list[Frame]:
+    async def _hear_interrupted(self, ear: KernelListener, deadline: float) -> list[KernelFrame]:
         """As `_hear`, with another interrupt after a silence: the first may have come too early.
 
         Code that has not begun heeds none.
@@ -276,7 +275,7 @@ class CodeContext:
             await asyncio.wait({self._settling})
             self._settling = None
 
-    def _ended(self, _: LastingProcess) -> None:
+    def _ended(self, _: BackgroundProcess) -> None:
         lifetime = self.process.lifetime
         self.row = replace(
             self.row,
@@ -303,7 +302,7 @@ class CodeContext:
                 sandbox_id=self.row.sandbox_id,
             )
         code = self.row.exit_code
-        said = faults.last_lines(self.process.log.path("stderr"))
+        said = last_lines(self.process.log.path("stderr"))
         return ProcessEnded(
             f"code context {self.id} has ended with exit code {code}{self._fate or _meaning(code)}."
             + (f" Its last words: {said}" if said else ""),
@@ -317,7 +316,7 @@ class _Piece:
     """One piece of code: what came of it so far."""
 
     def __init__(self, row: ContextRow, timeout: float | None) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = new_id()
         self.over = False
         self.timed_out = False
         self.context_ended = False
@@ -340,29 +339,29 @@ class _Piece:
         """Raise TimeoutError when its time is up, also where it writes all the time."""
         _check(self.deadline, over=self.over)
 
-    def take(self, frames: list[Frame]) -> list[CodeEvent]:
+    def take(self, frames: list[KernelFrame]) -> list[CodeEvent]:
         """What frames are to whoever asked for the code. Nothing comes after the end."""
         events = [self._event(frame) for frame in frames if not self.over]
         return [event for event in events if event is not None]
 
-    def _event(self, frame: Frame) -> CodeEvent | None:
-        if isinstance(frame, Dropped):
+    def _event(self, frame: KernelFrame) -> CodeEvent | None:
+        if isinstance(frame, KernelDropped):
             self._truncated = True
             return None
         if frame.id != self.id:
             return None
-        if isinstance(frame, Output):
+        if isinstance(frame, KernelOutput):
             return OutputChunk(frame.stream, frame.data) if frame.data else None
-        if isinstance(frame, Result):
+        if isinstance(frame, KernelResult):
             return result_of(frame) if self._may_show(frame) else None
-        if isinstance(frame, Failed):
+        if isinstance(frame, KernelError):
             # A kernel may have noticed before us, on a machine with much else to do.
             self.timed_out |= frame.name == INTERRUPTED and self.left == 0
             if self.timed_out:
                 return self.too_late(frame.traceback)
             self._error = error_of(frame)
             return self._error
-        if isinstance(frame, End):
+        if isinstance(frame, KernelEnd):
             self.over, self._count = True, frame.count
         return None
 
@@ -387,7 +386,7 @@ class _Piece:
             context_ended=self.context_ended,
         )
 
-    def _may_show(self, frame: Result) -> bool:
+    def _may_show(self, frame: KernelResult) -> bool:
         self._results += 1
         self._shown += frame.size
         fits = self._results <= MOST_RESULTS and self._shown <= LARGEST_RESULTS
@@ -413,8 +412,8 @@ def _check(deadline: float | None, *, over: bool = False) -> None:
         raise TimeoutError
 
 
-def _ends(id: str, frames: list[Frame]) -> bool:
-    return any(isinstance(one, End) and one.id == id for one in frames)
+def _ends(id: str, frames: list[KernelFrame]) -> bool:
+    return any(isinstance(one, KernelEnd) and one.id == id for one in frames)
 
 
 def _meaning(code: int | None) -> str:

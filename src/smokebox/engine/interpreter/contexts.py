@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from smokebox.engine.interpreter import kernels
 from smokebox.engine.interpreter.context import CodeContext
 from smokebox.engine.names import check_context_id
-from smokebox.engine.processes import endings, faults, launching
+from smokebox.engine.processes.launch import EXIT, abandon, launch, remove_files
+from smokebox.engine.processes.lifetime import is_held
+from smokebox.engine.processes.logs import last_lines
 from smokebox.engine.record.rows import ContextRow, delete, put, update
 from smokebox.errors import (
     Conflict,
@@ -29,16 +30,17 @@ from smokebox.errors import (
     SandboxGone,
     StorageFull,
 )
+from smokebox.foundation.ids import new_id
 from smokebox.options import check_env, check_timeout
+from smokebox.runtime.output import MAX_OUTPUT, Collector
 from smokebox.sandbox.code import CodeStream, check_language
-from smokebox.sandbox.output import MAX_OUTPUT, Collector
 from smokebox.types import CodeExecution, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.interpreter.kernels import Kernel
+    from smokebox.engine.interpreter.kernels import KernelSpec
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Program, Run
     from smokebox.sandbox.code import CodeEvent
@@ -97,7 +99,7 @@ class Contexts:
         image has nothing that runs the language, `LimitReached` for one context too many, and
         `Conflict` for an id that is taken.
         """
-        name = check_context_id(id) if id is not None else f"c-{secrets.token_hex(6)}"
+        name = check_context_id(id) if id is not None else new_id("c")
         kernel = kernels.kernel_for(check_language(language))
         env, timeout = check_env(env), check_timeout(timeout)
         async with self._use() as run:
@@ -205,7 +207,7 @@ class Contexts:
             if process.generation != run.generation:
                 if process.running:
                     process.lifetime.cut_off(self._id, "the engine stopped")
-            elif process.running or endings.is_held(process.stem + launching.EXIT):
+            elif process.running or is_held(process.stem + EXIT):
                 process.lifetime.attach(run)
                 if process.running:
                     self._spawn(context.recover())
@@ -306,7 +308,7 @@ class Contexts:
         self,
         run: Run,
         name: str,
-        kernel: Kernel,
+        kernel: KernelSpec,
         cwd: str | None,
         env: dict[str, str],
         timeout: float | None,
@@ -336,19 +338,19 @@ class Contexts:
             self._starting.discard(name)
 
     async def _begin(
-        self, run: Run, program: Program, context: CodeContext, kernel: Kernel
+        self, run: Run, program: Program, context: CodeContext, kernel: KernelSpec
     ) -> CodeContext:
         process = context.process
         try:
             await self._record.write(put(context.row))
-            told = await launching.launch(run, program, process.stem, stdin=True, timeout=None)
+            told = await launch(run, program, process.stem, stdin=True, timeout=None)
             process.lifetime.begin(told)
             process.lifetime.attach(run)
             await context.ready()
         except BaseException as error:
-            said = faults.last_lines(process.log.path("stderr"))
+            said = last_lines(process.log.path("stderr"))
             context.close()
-            await launching.abandon(run, process.stem)
+            await abandon(run, process.stem)
             with contextlib.suppress(SandboxGone):
                 await self._record.write(delete(ContextRow, self._id, context.id))
             if isinstance(error, ProcessEnded):
@@ -390,7 +392,7 @@ class Contexts:
     async def _forget(self, contexts: Sequence[CodeContext]) -> None:
         for context in contexts:
             context.close()
-            launching.remove_files(context.process.stem)
+            remove_files(context.process.stem)
             self._known.pop(context.id, None)
         with contextlib.suppress(SandboxGone):
             rows = (delete(ContextRow, self._id, context.id) for context in contexts)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from smokebox.engine.jail.logpump import KEEP
-from smokebox.engine.processes.inbox import watch_end
-from smokebox.engine.processes.logs import Bell
+from smokebox.engine.inotify import watch_end
+from smokebox.engine.jail.log_pump import KEEP
+from smokebox.engine.processes.logs import Notifier
 from smokebox.types import CodeError, CodeResult, Stream
 
 if TYPE_CHECKING:
@@ -40,32 +40,32 @@ _TEXTS = {
 _BYTES = {"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf"}
 
 
-class Frame(msgspec.Struct, kw_only=True, tag_field="type"):
+class KernelFrame(msgspec.Struct, kw_only=True, tag_field="type"):
     """What all frames are: of one piece of code, whose id they repeat; `size` is counted here."""
 
     id: str = ""
     size: int = 0
 
 
-class Ready(Frame, tag="ready"):
+class KernelReady(KernelFrame, tag="ready"):
     """The kernel takes code."""
 
 
-class Output(Frame, tag="output"):
+class KernelOutput(KernelFrame, tag="output"):
     """A piece of what the code wrote."""
 
     stream: Stream
     data: str
 
 
-class Result(Frame, tag="result"):
+class KernelResult(KernelFrame, tag="result"):
     """Something that the code showed, by MIME type."""
 
     data: dict[str, Any]
     main: bool = False
 
 
-class Failed(Frame, tag="error"):
+class KernelError(KernelFrame, tag="error"):
     """What the code ended with."""
 
     name: str
@@ -74,28 +74,28 @@ class Failed(Frame, tag="error"):
     line: int | None = None
 
 
-class End(Frame, tag="end"):
+class KernelEnd(KernelFrame, tag="end"):
     """The code is over; `count` is the how-manieth it was."""
 
     count: int
 
 
-class Dropped(Frame, tag="dropped"):
+class KernelDropped(KernelFrame, tag="dropped"):
     """Made here, for bytes that are missing, or mean nothing."""
 
     count: int
 
 
-Told = Ready | Output | Result | Failed | End
+Told = KernelReady | KernelOutput | KernelResult | KernelError | KernelEnd
 _decoder = msgspec.json.Decoder(Told)
 
 
-class Ear:
+class KernelListener:
     """What listens to a kernel: its log, also when that has no name any more, and a bell."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.bell = Bell()
+        self.bell = Notifier()
 
 
 class FrameReader:
@@ -113,11 +113,11 @@ class FrameReader:
         self._line, self._size = [], 0
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Ear]:
+    def watched(self) -> Iterator[KernelListener]:
         """While inside, the ear is told when there is more."""
         fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            ear = Ear(fd)
+            ear = KernelListener(fd)
             watch = watch_end(fd, lambda _: ear.bell.ring())
             try:
                 yield ear
@@ -126,7 +126,7 @@ class FrameReader:
         finally:
             os.close(fd)
 
-    async def read(self, ear: Ear) -> list[Frame]:
+    async def read(self, ear: KernelListener) -> list[KernelFrame]:
         """The frames that became whole since, some of them; none when all were given."""
         while True:
             found = self._leap(ear.fd)
@@ -138,7 +138,7 @@ class FrameReader:
             # A very long line is read in turns with whatever else there is to do.
             await asyncio.sleep(0)
 
-    def _leap(self, fd: int) -> list[Frame]:
+    def _leap(self, fd: int) -> list[KernelFrame]:
         """Leave out what is a hole by now: nobody read it for too long."""
         size = os.fstat(fd).st_size
         if size - self._offset <= KEEP:
@@ -151,11 +151,11 @@ class FrameReader:
         if not dropped:
             return []
         self._line, self._size = [], 0
-        return [Dropped(count=dropped)]
+        return [KernelDropped(count=dropped)]
 
-    def _take(self, data: bytes) -> list[Frame]:
+    def _take(self, data: bytes) -> list[KernelFrame]:
         *ends, rest = data.split(b"\n")
-        found: list[Frame] = []
+        found: list[KernelFrame] = []
         for end in ends:
             self._extend(end)
             found.append(self._finish())
@@ -169,31 +169,31 @@ class FrameReader:
         else:
             self._line.clear()
 
-    def _finish(self) -> Frame:
+    def _finish(self) -> KernelFrame:
         size, line = self._size, b"".join(self._line)
         self._line, self._size = [], 0
         if size > LONGEST_LINE:
-            return Dropped(count=size)
+            return KernelDropped(count=size)
         return parse(line)
 
 
-def parse(line: bytes) -> Frame:
-    """What a line from inside means; `Dropped` for one that means nothing."""
+def parse(line: bytes) -> KernelFrame:
+    """What a line from inside means; `KernelDropped` for one that means nothing."""
     try:
-        frame: Frame = _decoder.decode(line)
+        frame: KernelFrame = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Dropped(count=len(line))
+        return KernelDropped(count=len(line))
     frame.size = len(line)
     if _can_be_sent(frame):
         return frame
-    if not isinstance(frame, Result):
-        return Dropped(count=len(line))
+    if not isinstance(frame, KernelResult):
+        return KernelDropped(count=len(line))
     # Numbers that JSON has and programs have not, or lists in lists without end.
     frame.data = {mime: value for mime, value in frame.data.items() if isinstance(value, str)}
     return frame
 
 
-def _can_be_sent(frame: Frame) -> bool:
+def _can_be_sent(frame: KernelFrame) -> bool:
     """Whether somebody can write down again what we have read, also within other things."""
     within: object = frame
     for _ in range(_DEEPER):
@@ -205,7 +205,7 @@ def _can_be_sent(frame: Frame) -> bool:
     return True
 
 
-def result_of(frame: Result) -> CodeResult:
+def result_of(frame: KernelResult) -> CodeResult:
     """A bundle by its fields; what cannot be in one is left out."""
     fields: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def result_of(frame: Result) -> CodeResult:
     return CodeResult(**fields, data=rest, main=frame.main)
 
 
-def error_of(frame: Failed) -> CodeError:
+def error_of(frame: KernelError) -> CodeError:
     """An error as its users see it."""
     return CodeError(
         name=frame.name, message=frame.message, traceback=frame.traceback, line=frame.line

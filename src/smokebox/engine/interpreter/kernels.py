@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images.runtimes import DENO
-from smokebox.engine.jail.cell import IO
+from smokebox.engine.images.store import DENO
+from smokebox.engine.jail.namespace_setup import IO
 from smokebox.errors import Unsupported
+from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ exit 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelSpec:
     """How the kernel of a language is started, by one of these programs, and what mends it."""
 
     language: CodeLanguage
@@ -80,18 +80,18 @@ class Kernel:
 
 
 _DENO = "Install 'smokebox[javascript]' where the server runs, or use an image that has"
-_KERNELS: dict[CodeLanguage, Kernel] = {
-    "python": Kernel(
+_KERNELS: dict[CodeLanguage, KernelSpec] = {
+    "python": KernelSpec(
         language="python",
         programs=("python3", "python"),
         fix="Use an image with Python 3.8 or later, or install one where its PATH leads.",
     ),
-    "javascript": Kernel(
+    "javascript": KernelSpec(
         language="javascript",
         programs=("deno", "node"),
         fix=f"{_DENO} Deno from 2.6 on, or Node from 20 on.",
     ),
-    "typescript": Kernel(
+    "typescript": KernelSpec(
         language="typescript",
         programs=("deno", "node"),
         fix=f"{_DENO} Deno from 2.6 on, or Node from 22.13 on.",
@@ -99,7 +99,7 @@ _KERNELS: dict[CodeLanguage, Kernel] = {
 }
 
 
-def kernel_for(language: CodeLanguage) -> Kernel:
+def kernel_for(language: CodeLanguage) -> KernelSpec:
     """The kernel of a language."""
     return _KERNELS[language]
 
@@ -109,7 +109,7 @@ def install(run: Run) -> str:
     name = f"code-{_fingerprint()}"
     place = f"{run.directory}/run/io/{name}"
     if not os.path.isdir(place):
-        making = f"{run.directory}/run/io/.{secrets.token_hex(8)}"
+        making = f"{run.directory}/run/io/.{new_id()}"
         try:
             _copy(f"{making}/{PACKAGE}")
             os.chmod(making, 0o755)

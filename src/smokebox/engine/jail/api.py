@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smokebox.engine.images.image import Layer
-    from smokebox.engine.jail.network import Doors
-    from smokebox.engine.limits import Limits
+    from smokebox.engine.jail.network import EgressSockets
+    from smokebox.isolation import Tier
+    from smokebox.limits import Limits
 
-Tier = Literal["namespaces", "gvisor"]
 Enforcement = Literal["cgroup-v2", "cgroup-v1", "rlimits"]
 
 
@@ -89,7 +89,7 @@ class Jail(Protocol):
         ...
 
     @property
-    def doors(self) -> Doors:
+    def egress_sockets(self) -> EgressSockets:
         """The sockets that lead out of it, closed with it."""
         ...
 
@@ -106,7 +106,7 @@ class Jail(Protocol):
         ...
 
     async def connect(self) -> socket.socket:
-        """A non-blocking control socket to one minder, as `keeper` and `agent` speak it."""
+        """A non-blocking control socket to one supervisor, as `keeper` and `agent` speak it."""
         ...
 
     async def wait(self) -> None:

@@ -1,7 +1,8 @@
-"""One jail's cgroup: its limits, its processes, and what the kernel counts of them.
+"""The cgroup of one jail: its limits, its processes and the kernel's accounting of them.
 
-Every call blocks for moments, `attach` for as long as the kernel waits for its readers
-(6 to 15 ms after a quiet time): callers on an event loop use a thread.
+Hosts without cgroups get per-process rlimits and sums over /proc instead (`ProcessTree`). Every
+call blocks briefly, and `attach` for as long as the kernel waits for its readers (6 to 15 ms
+after a quiet period): callers on an event loop use a thread.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smokebox.engine.jail import kernfs
 from smokebox.engine.jail.api import JailStats
 from smokebox.engine.jail.kernfs import field, number, read, write, write_if_there
 from smokebox.errors import Conflict, DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
+from smokebox.runtime.supervisor import descendants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from smokebox.engine.jail.placement import Placement
-    from smokebox.engine.limits import Limits
+    from smokebox.engine.jail.api import Enforcement
+    from smokebox.engine.jail.cgroup_hierarchy import CgroupPlacement
+    from smokebox.limits import Limits
 
 FREEZE_SECONDS = 2.0
 KILL_SECONDS = 5.0
@@ -30,10 +35,11 @@ REMOVE_SECONDS = 2.0
 
 _PERIOD_US = 100_000
 _ATTACH_ROUNDS = 8
+_SIGNAL_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class OomKill:
     """Why the kernel killed something in a jail: it wanted more memory than `limit`."""
 
     count: int
@@ -48,7 +54,7 @@ class Death:
 class Cgroup:
     """What the kernel counts and limits of one jail. `Hierarchy.create` makes it."""
 
-    def __init__(self, key: str, placement: Placement) -> None:
+    def __init__(self, key: str, placement: CgroupPlacement) -> None:
         if not key or "/" in key or key.startswith("."):
             raise InvalidOption(
                 f"not the name of a cgroup: {key!r}",
@@ -142,12 +148,12 @@ class Cgroup:
         count = field(f"{self._paths.get('memory', '')}/{file}", "oom_kill")
         return self._last.oom_kills if count is None else count
 
-    def last_death(self, since: int = 0) -> Death | None:
+    def last_death(self, since: int = 0) -> OomKill | None:
         """Why the kernel killed something, if it did after `oom_kills()` was `since`."""
         count = self.oom_kills()
         if count is None or count <= since:
             return None
-        return Death(count=count, limit=self._memory_limit())
+        return OomKill(count=count, limit=self._memory_limit())
 
     def pids(self) -> list[int]:
         """The living processes in it, in our numbering."""
@@ -358,3 +364,90 @@ def _or_max(value: int | None) -> str:
 
 def _less(limit: int | None, than: int | None) -> bool:
     return limit is not None and than is not None and limit < than
+
+
+class ProcessTree(Cgroup):
+    """The same for a host without cgroups: `rlimits_for` limits, and /proc counts.
+
+    Nothing limits the sum of a jail's processes here, and nobody counts what was killed.
+    The processes are what `pids` lists, and otherwise the attached one and those below it.
+    """
+
+    def __init__(
+        self, key: str, placement: CgroupPlacement, pids: Callable[[], Iterable[int]] | None = None
+    ) -> None:
+        super().__init__(key, placement)
+        self._list = pids
+        self._first: int | None = None
+
+    def attach(self, pid: int) -> None:
+        """Take a process for the first of the jail."""
+        self._first = pid
+
+    def pids(self) -> list[int]:
+        """The jail's processes, in our numbering."""
+        if self._list is not None:
+            return list(self._list())
+        if self._first is None:
+            return []
+        alone = [self._first] if kernfs.state(self._first) not in "ZX" else []
+        return [*alone, *descendants(self._first)]
+
+    def stats(self) -> JailStats:
+        """The sums over its processes: memory by share, cpu with the children they reaped."""
+        pids = self.pids()
+        return JailStats(
+            cpu_seconds=sum(kernfs.cpu_seconds(pid) for pid in pids),
+            memory=sum(kernfs.resident(pid) for pid in pids),
+            pids=sum(kernfs.threads(pid) for pid in pids),
+        )
+
+    def _hold(self, still: bool) -> None:
+        number = signal.SIGSTOP if still else signal.SIGCONT
+        pids = self.pids()
+        for start in range(0, len(pids), _SIGNAL_BATCH):
+            self._signal(pids[start : start + _SIGNAL_BATCH], number)
+
+    def _frozen(self) -> bool:
+        running = [pid for pid in self.pids() if kernfs.state(pid) not in "TtZX"]
+        self._signal(running[:_SIGNAL_BATCH], signal.SIGSTOP)
+        return not running
+
+    def _strike(self) -> None:
+        pids = self.pids()
+        for start in range(0, len(pids), _SIGNAL_BATCH):
+            self._signal(pids[start : start + _SIGNAL_BATCH], signal.SIGKILL)
+
+    def _signal(self, pids: list[int], number: int) -> None:
+        """Signal those of `pids` that still are the jail's once we hold them."""
+        held: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                held[pid] = os.pidfd_open(pid)
+        still = set(self.pids()) if held else set()
+        for pid, fd in held.items():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if pid in still:
+                    signal.pidfd_send_signal(fd, number)
+            os.close(fd)
+
+
+def rlimits_for(limits: Limits, enforcement: Enforcement) -> dict[int, int]:
+    """What `setrlimit` holds every process of a jail to, none above our own hard limits.
+
+    Without cgroups, also how many processes and how much data; not address space, of which
+    node and WebAssembly reserve gigabytes that they never use.
+    """
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_FSIZE: limits.disk,
+    }
+    if enforcement == "rlimits":
+        wanted |= {resource.RLIMIT_NPROC: limits.pids, resource.RLIMIT_DATA: limits.memory}
+    return {kind: _capped(kind, value) for kind, value in wanted.items() if value is not None}
+
+
+def _capped(kind: int, value: int) -> int:
+    _, hard = resource.getrlimit(kind)
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)

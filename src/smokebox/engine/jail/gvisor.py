@@ -15,20 +15,21 @@ import shutil
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import namespaces
-from smokebox.engine.jail.cell import IO
-from smokebox.engine.jail.cloned import ClonedJail, CloningJailer, Order, hear
-from smokebox.engine.jail.interpreter import Interpreter, provide
-from smokebox.engine.jail.porter import INTERPRETER
-from smokebox.engine.limits import MOST_PIDS
+from smokebox.engine.jail.guest_interpreter import GuestInterpreter, provide
+from smokebox.engine.jail.gvisor_setup import INTERPRETER
+from smokebox.engine.jail.namespace_setup import IO
+from smokebox.engine.jail.zygote_jail import TierRequest, ZygoteJail, ZygoteJailer, hear
 from smokebox.errors import IsolationUnavailable, Unsupported
+from smokebox.limits import MOST_PIDS
 
 if TYPE_CHECKING:
     import contextlib
     import socket
 
-    from smokebox.engine.jail.api import JailSpec, Tier
-    from smokebox.engine.limits import Limits
+    from smokebox.engine.jail.api import JailSpec
     from smokebox.errors import SmokeboxError
+    from smokebox.isolation import Tier
+    from smokebox.limits import Limits
 
 RUNSC = "SMOKEBOX_RUNSC"
 
@@ -39,7 +40,7 @@ _HOST_PIDS_EACH, _HOST_PIDS = 2, 8192
 _HINT = f"Install gVisor: apt-get install -y runsc (Debian, Ubuntu), or set {RUNSC} to its runsc."
 
 
-class GvisorJail(ClonedJail):
+class GvisorJail(ZygoteJail):
     """One jail with a kernel of its own, seen from the engine."""
 
     def rlimits(self, limits: Limits) -> dict[int, int]:
@@ -72,7 +73,7 @@ class GvisorJail(ClonedJail):
             )
 
 
-class GvisorJailer(CloningJailer):
+class GvisorJailer(ZygoteJailer):
     """Makes and finds gVisor jails on this host.
 
     `folder` is where it keeps a copy of the interpreter for the insides. Nothing is made and
@@ -95,13 +96,13 @@ class GvisorJailer(CloningJailer):
         """What the cgroup of a jail is held to, for those limits."""
         return bounds(limits)
 
-    async def order(self, spec: JailSpec, stack: contextlib.ExitStack) -> Order:
+    async def order(self, spec: JailSpec, stack: contextlib.ExitStack) -> TierRequest:
         """Have the porter be made, with the two programs that it needs."""
         runsc = find_runsc()
         interpreter, held = await self._interpreter()
         stack.callback(os.close, held)
         os.makedirs(f"{spec.directory}/run/io/{INTERPRETER}", exist_ok=True)
-        return Order(
+        return TierRequest(
             words={
                 "tier": self.tier,
                 "runsc": runsc,
@@ -127,7 +128,7 @@ class GvisorJailer(CloningJailer):
             tier=self.tier,
         )
 
-    async def _interpreter(self) -> tuple[Interpreter, int]:
+    async def _interpreter(self) -> tuple[GuestInterpreter, int]:
         """The copy, and a descriptor that keeps it there."""
         async with self._copying:
             try:

@@ -104,7 +104,7 @@ def _open_how(flags: int, mode: int, resolve: int) -> _OpenHow:
     return _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
 
 
-class Cloned:
+class CloneResult:
     """What `clone3` gives: in the child `pid` is 0, in the parent `pidfd` holds the child."""
 
     __slots__ = ("pid", "pidfd")
@@ -114,7 +114,7 @@ class Cloned:
         self.pidfd = pidfd
 
 
-def clone3(namespaces: int, *, cgroup: int | None = None) -> Cloned:
+def clone3(namespaces: int, *, cgroup: int | None = None) -> CloneResult:
     """Fork into fresh namespaces, and into a cgroup of v2 given by its descriptor.
 
     Python does not know that it forked, so the caller has one thread only.
@@ -127,7 +127,7 @@ def clone3(namespaces: int, *, cgroup: int | None = None) -> Cloned:
         args.flags |= _CLONE_INTO_CGROUP
         args.cgroup = cgroup
     pid = _libc.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args))
-    return Cloned(_checked(pid, "clone3"), pidfd.value)
+    return CloneResult(_checked(pid, "clone3"), pidfd.value)
 
 
 def unshare(namespaces: int) -> None:

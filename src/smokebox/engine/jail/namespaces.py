@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cloned import CloningJailer
+from smokebox.engine.jail.zygote_jail import ZygoteJailer
 from smokebox.errors import IsolationUnavailable, SandboxGone, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from smokebox.engine.jail.api import Tier
     from smokebox.errors import SmokeboxError
+    from smokebox.isolation import Tier
 
 
-class NamespaceJailer(CloningJailer):
+class NamespaceJailer(ZygoteJailer):
     """Makes and finds jails of namespaces on this host."""
 
     @property

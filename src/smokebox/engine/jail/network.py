@@ -1,37 +1,49 @@
-"""The network of a jail: a closed room whose doors are sockets of ours.
+"""The network of a jail: a loopback whose traffic ends in sockets that the engine serves.
 
-There is a loopback and no other interface. Every address is local to it, so that there is a
-way to each and none leads out; rules turn all TCP and all DNS to sockets that are made
-here and served by the engine. Other UDP is refused, as nobody listens.
+There is no interface but the loopback. Every address is local to it, so every destination has a
+route and none leads out. nf_tables rules redirect all TCP and all DNS to sockets made here and
+served by the engine. Other UDP is refused, as nothing listens for it. The rules and routes are
+netlink messages: no helper program runs, and the host's own firewall is not touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
 import struct
 
-from smokebox.engine.jail import linux, nft
-from smokebox.engine.jail.netlink import (
-    ACK,
-    CREATE,
-    EXCLUSIVE,
-    REQUEST,
-    ROUTE,
-    attribute,
-    message,
-    send,
-)
+from smokebox.engine.jail import linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ROUTE, NETFILTER = 0, 12
+
+REQUEST, ACK, CREATE, EXCLUSIVE, APPEND = 0x1, 0x4, 0x400, 0x200, 0x800
+NESTED = 0x8000
+
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_ERROR = 2
+_READ = 1 << 16
+_TABLE, _CHAIN = b"smokebox\0", b"out\0"
+_BATCH_BEGIN, _BATCH_END, _SUBSYSTEM = 0x10, 0x11, 10
+_NEW_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 3, 6
+_FAMILY_ANY, _FAMILY_INET = 0, 1
+_HOOK_OUTPUT, _PRIORITY_NAT, _ACCEPT = 3, -100, 1
+_REGISTER, _VERDICT = 8, 0
+_META_FAMILY, _META_PROTOCOL = 15, 16
+_NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
+_TCP, _UDP = bytes([socket.IPPROTO_TCP]), bytes([socket.IPPROTO_UDP])
+_DNS = 53
 # The sandbox's own: programs do not look for addresses by IPv4 where they have none.
 ADDRESS = "10.11.0.2"
 # What programs do not want for themselves: of TCP and of UDP.
 PORT = 1
-MOST_DOORS = 4
+MAX_EGRESS_SOCKETS = 4
 
 _LOOPBACK = 1
 # Of IPv4 and of IPv6 alike.
@@ -41,7 +53,142 @@ _TABLE_LOCAL, _PROTOCOL_STATIC, _SCOPE_HOST, _TYPE_LOCAL = 255, 4, 254, 2
 _MADE = REQUEST | ACK | CREATE | EXCLUSIVE
 
 
-class Doors:
+def attribute(kind: int, value: bytes) -> bytes:
+    """One attribute, padded as the kernel wants it."""
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
+
+
+def message(kind: int, flags: int, body: bytes, *, number: int = 1) -> bytes:
+    """One message with its header."""
+    return _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
+
+
+def send(protocol: int, *messages: bytes) -> None:
+    """Send messages in one go; raises the first error that the kernel answers with.
+
+    The kernel has answered when `send` returns, so nothing is waited for.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
+        sock.bind((0, 0))
+        sock.send(b"".join(messages))
+        while True:
+            try:
+                answer = sock.recv(_READ, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            _check(answer)
+
+
+def _check(answer: bytes) -> None:
+    place = 0
+    while place + _HEADER.size <= len(answer):
+        length, kind, _, number, _ = _HEADER.unpack_from(answer, place)
+        if kind == _ERROR:
+            (error,) = struct.unpack_from("=i", answer, place + _HEADER.size)
+            if error:
+                raise OSError(-error, f"netlink message {number}: {os.strerror(-error)}")
+        place += max(length + 3 & ~3, _HEADER.size)
+
+
+def redirect(*, port: int, own: str) -> None:
+    """Lead all TCP, and UDP to port 53, to `port` of the loopback.
+
+    What goes to a loopback address, or to the address `own`, goes there.
+    """
+    send(NETFILTER, redirect_rules(port=port, own=own))
+
+
+@functools.cache
+def redirect_rules(*, port: int, own: str) -> bytes:
+    """The message with which `redirect` asks for that. Writing it takes as long as sending it."""
+    v4 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET]))
+    v6 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET6]))
+    tcp = _matches(_meta(_META_PROTOCOL), _TCP)
+    udp = _matches(_meta(_META_PROTOCOL), _UDP)
+    to = _redirect_to(port)
+    loopback = socket.inet_pton(socket.AF_INET6, "::1")
+    lines = (
+        v4 + _matches(_payload(_NETWORK_HEADER, 16, 1), b"\x7f") + _accept(),
+        v4 + _matches(_payload(_NETWORK_HEADER, 16, 4), socket.inet_aton(own)) + _accept(),
+        v6 + _matches(_payload(_NETWORK_HEADER, 24, 16), loopback) + _accept(),
+        tcp + to,
+        udp + _matches(_payload(_TRANSPORT_HEADER, 2, 2), struct.pack("!H", _DNS)) + to,
+    )
+    hook = attribute(1, _number(_HOOK_OUTPUT)) + attribute(2, _number(_PRIORITY_NAT))
+    chain = (
+        attribute(1, _TABLE)
+        + attribute(3, _CHAIN)
+        + attribute(4 | NESTED, hook)
+        + attribute(5, _number(_ACCEPT))
+        + attribute(7, b"nat\0")
+    )
+    bodies = [(_NEW_TABLE, attribute(1, _TABLE) + attribute(2, _number(0))), (_NEW_CHAIN, chain)]
+    for rule in lines:
+        place = attribute(1, _TABLE) + attribute(2, _CHAIN)
+        bodies.append((_NEW_RULE, place + attribute(4 | NESTED, rule)))
+    return _batch(bodies)
+
+
+def _batch(bodies: list[tuple[int, bytes]]) -> bytes:
+    """All of it or nothing, in one transaction."""
+    made = CREATE | EXCLUSIVE
+    messages = [
+        message(
+            _SUBSYSTEM << 8 | kind,
+            REQUEST | made | (APPEND if kind == _NEW_RULE else 0),
+            _head(_FAMILY_INET) + body,
+            number=number,
+        )
+        for number, (kind, body) in enumerate(bodies, 1)
+    ]
+    begin = message(_BATCH_BEGIN, REQUEST, _head(_FAMILY_ANY, _SUBSYSTEM), number=0)
+    end = message(_BATCH_END, REQUEST, _head(_FAMILY_ANY, _SUBSYSTEM), number=len(bodies) + 1)
+    return b"".join([begin, *messages, end])
+
+
+def _head(family: int, resource: int = 0) -> bytes:
+    return struct.pack("!BBH", family, 0, resource)
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("!I", value & 0xFFFFFFFF)
+
+
+def _expression(name: bytes, data: bytes) -> bytes:
+    return attribute(1, attribute(1, name + b"\0") + attribute(2 | NESTED, data))
+
+
+def _meta(key: int) -> bytes:
+    return _expression(b"meta", attribute(1, _number(_REGISTER)) + attribute(2, _number(key)))
+
+
+def _payload(base: int, offset: int, length: int) -> bytes:
+    numbers = (_REGISTER, base, offset, length)
+    data = b"".join(attribute(kind, _number(value)) for kind, value in enumerate(numbers, 1))
+    return _expression(b"payload", data)
+
+
+def _matches(loaded: bytes, value: bytes) -> bytes:
+    data = attribute(1, _number(_REGISTER)) + attribute(2, _number(0))
+    return loaded + _expression(b"cmp", data + attribute(3 | NESTED, attribute(1, value)))
+
+
+def _accept() -> bytes:
+    verdict = attribute(2 | NESTED, attribute(1, _number(_ACCEPT)))
+    return _expression(
+        b"immediate", attribute(1, _number(_VERDICT)) + attribute(2 | NESTED, verdict)
+    )
+
+
+def _redirect_to(port: int) -> bytes:
+    data = attribute(1, _number(_REGISTER))
+    data += attribute(2 | NESTED, attribute(1, struct.pack("!H", port)))
+    how = attribute(1, _number(_REGISTER)) + attribute(3, _number(2))
+    return _expression(b"immediate", data) + _expression(b"redir", how)
+
+
+class EgressSockets:
     """The sockets that lead out of a jail: where all TCP arrives, and where DNS does.
 
     Without any, `reason` says why.
@@ -61,13 +208,13 @@ class Doors:
         """All of them, in the order that makes them again."""
         return [] if self.tcp is None else [self.tcp, *self.dns]
 
-    def take(self, others: Doors) -> None:
+    def take(self, others: EgressSockets) -> None:
         """Be those others."""
         self.tcp, self.dns, self.reason = others.tcp, others.dns, others.reason
 
-    def release(self) -> Doors:
+    def release(self) -> EgressSockets:
         """The same, for another to close; here there are none left."""
-        released = Doors(self.sockets, reason=self.reason)
+        released = EgressSockets(self.sockets, reason=self.reason)
         self.tcp, self.dns = None, ()
         return released
 
@@ -79,19 +226,21 @@ class Doors:
 
 def prepare() -> None:
     """Have what `furnish` says to the kernel ready: all that are forked from here share it."""
-    nft.rules(port=PORT, own=ADDRESS)
+    redirect_rules(port=PORT, own=ADDRESS)
 
 
-def furnish() -> Doors:
+def furnish() -> EgressSockets:
     """Make the network of this namespace, which has nothing yet.
 
     Where the kernel has no nf_tables there is a loopback, and no way out.
     """
     linux.raise_loopback()
     try:
-        nft.redirect(port=PORT, own=ADDRESS)
+        redirect(port=PORT, own=ADDRESS)
     except OSError as error:
-        return Doors(reason=f"this kernel does not let us turn connections (nf_tables): {error}")
+        return EgressSockets(
+            reason=f"this kernel does not let us turn connections (nf_tables): {error}"
+        )
     own = socket.inet_aton(ADDRESS)
     address = struct.pack("=BBBBi", socket.AF_INET, 32, 0, 0, _LOOPBACK)
     address += attribute(2, own) + attribute(1, own)
@@ -105,7 +254,7 @@ def furnish() -> Doors:
     except OSError:
         # A host without IPv6: there is no way to such addresses.
         listener = _bound(socket.AF_INET, socket.SOCK_STREAM, "127.0.0.1")
-    return Doors([listener, *sockets])
+    return EgressSockets([listener, *sockets])
 
 
 def destination(sock: socket.socket) -> tuple[str, int] | None:

@@ -16,9 +16,14 @@ import socket
 import sys
 
 from smokebox.engine.jail import linux, network, seccomp
-from smokebox.engine.jail.cell import MESSAGE_SIZE, NAMESPACES, Cell, Request
 from smokebox.engine.jail.kernfs import write
-from smokebox.sandbox.keeper import receive_fds
+from smokebox.engine.jail.namespace_setup import (
+    MESSAGE_SIZE,
+    NAMESPACES,
+    JailRequest,
+    NamespaceSetup,
+)
+from smokebox.runtime.supervisor import receive_fds
 
 # What comes with a request: the socket to the engine, the one that the agent listens on, and
 # perhaps a lock on its ids and a cgroup to be born in.
@@ -47,7 +52,7 @@ def main() -> None:
 
 def serve(control: socket.socket, words: dict[str, object], fds: list[int]) -> None:
     """Make one jail and answer with its pid and a pidfd, or with what kept it from being made."""
-    request = Request(words)
+    request = JailRequest(words)
     try:
         pid, pidfd = make(control, request, fds, in_cgroup=bool(words.get("cgroup")))
     except OSError as error:
@@ -66,7 +71,7 @@ def serve(control: socket.socket, words: dict[str, object], fds: list[int]) -> N
 
 
 def make(
-    control: socket.socket, request: Request, fds: list[int], *, in_cgroup: bool
+    control: socket.socket, request: JailRequest, fds: list[int], *, in_cgroup: bool
 ) -> tuple[int, int]:
     """Clone a cell and hand it its ids; its pid and a pidfd."""
     if len(fds) < REQUIRED:
@@ -74,7 +79,7 @@ def make(
     go, theirs = socket.socketpair()
     cgroup = fds.pop() if in_cgroup else None
     try:
-        kind = cell_of(request)
+        kind = setup_of(request)
         cloned = linux.clone3(NAMESPACES, cgroup=cgroup)
         if not cloned.pid:
             if cgroup is not None:
@@ -94,19 +99,19 @@ def make(
     return cloned.pid, cloned.pidfd
 
 
-def cell_of(request: Request) -> type[Cell]:
+def setup_of(request: JailRequest) -> type[NamespaceSetup]:
     """What the child is to be, by the tier; loaded here once, for all that are forked."""
     if request.tier != "gvisor":
-        return Cell
-    from smokebox.engine.jail.porter import Porter
+        return NamespaceSetup
+    from smokebox.engine.jail.gvisor_setup import GvisorSetup
 
-    return Porter
+    return GvisorSetup
 
 
 def become(
-    kind: type[Cell],
+    kind: type[NamespaceSetup],
     control: socket.socket,
-    request: Request,
+    request: JailRequest,
     fds: list[int],
     go: socket.socket,
     theirs: socket.socket,
@@ -124,7 +129,7 @@ def become(
         os._exit(1)
 
 
-def hand_over(pid: int, request: Request, go: socket.socket) -> None:
+def hand_over(pid: int, request: JailRequest, go: socket.socket) -> None:
     """Map the child's ids, and its layers by them, and let it go on."""
     if not request.mapped:
         write(f"/proc/{pid}/setgroups", "deny")
@@ -141,7 +146,7 @@ def hand_over(pid: int, request: Request, go: socket.socket) -> None:
             os.close(tree)
 
 
-def map_layers(pid: int, request: Request) -> list[int]:
+def map_layers(pid: int, request: JailRequest) -> list[int]:
     """Detached copies of what the jail is made of, with ids as the child sees them."""
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     trees: list[int] = []

@@ -6,29 +6,46 @@ reach it on its standard input, and leave it only as signatures.
 
 from __future__ import annotations
 
-# Looked for when a name is first resolved, by when this process may not read it any more.
+import base64
+import contextlib
 import encodings.idna  # noqa: F401
 import errno
+import hmac
 import json
 import os
+import secrets
 import socket
 import sys
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
+from smokebox.egress.pattern import is_public
 from smokebox.engine.jail import linux
-from smokebox.engine.mounts.attaching import Attaching, Place, detach
-from smokebox.engine.mounts.draft import Spool
-from smokebox.engine.mounts.serving import Server
+from smokebox.engine.mounts.attachment import Attachment, MountPoint, detach
+from smokebox.engine.mounts.fuse_server import FuseServer
+from smokebox.engine.mounts.inodes import Spool
 from smokebox.engine.mounts.volume import Volume
-from smokebox.engine.mounts.way import check_public, lead_outside
-from smokebox.errors import Conflict, SmokeboxError
+from smokebox.errors import (
+    Conflict,
+    InvalidOption,
+    ServiceUnavailable,
+    SmokeboxError,
+    from_os_error,
+)
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.filesystems.bucket import BucketFilesystem
-from smokebox.sandbox.filesystems.filesystem import from_os_error
 from smokebox.sandbox.stores import open_target
 from smokebox.wire.failure import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# Looked for when a name is first resolved, by when this process may not read it any more.
+
 
 CACHE_BYTES = 32 << 20
 # How long what was listed is believed, in seconds.
@@ -59,9 +76,9 @@ def main() -> None:
     os._exit(0)
 
 
-def _mount(words: dict[str, Any]) -> tuple[Server, Volume]:
+def _mount(words: dict[str, Any]) -> tuple[FuseServer, Volume]:
     linux.set_process_name("smokebox-mount")
-    attaching = Attaching(_place(words), read_only=words["read_only"])
+    attaching = Attachment(_place(words), read_only=words["read_only"])
     try:
         if words["mapped"]:
             os.setgroups([])
@@ -87,13 +104,13 @@ def _mount(words: dict[str, Any]) -> tuple[Server, Volume]:
         raise
     # Inside, root of the sandbox; outside, who that is there.
     uid, gid = (words["uid"], words["gid"]) if words["mapped"] else (0, 0)
-    server = Server(attaching.make(), uid=uid, gid=gid)
+    server = FuseServer(attaching.make(), uid=uid, gid=gid)
     spool = Spool(words["spool"], words["room"])
     return server, Volume(bucket, spool, server.invalidate)
 
 
-def _place(words: dict[str, Any]) -> Place:
-    return Place(
+def _place(words: dict[str, Any]) -> MountPoint:
+    return MountPoint(
         user=words["user"],
         mounts=words["mounts"],
         root=words["root"],
@@ -115,3 +132,127 @@ def _explained(error: OSError, path: str) -> SmokeboxError:
 
 def _refuse(report: socket.socket, error: SmokeboxError) -> None:
     report.send(msgspec.json.encode(failure_of(error)))
+
+
+CONNECT_SECONDS = 10.0
+
+_LONGEST_HEAD = 1 << 16
+_PIECE = 1 << 18
+_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_DIRECT = ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
+
+
+def lead_outside(allowed: Callable[[str], bool] = is_public) -> None:
+    """Have every HTTP client of this process that is made from here on go this way."""
+    secret = secrets.token_hex(16)
+    listener = socket.create_server(("127.0.0.1", 0))
+    word = "Basic " + base64.b64encode(f"smokebox:{secret}".encode()).decode()
+    threading.Thread(
+        target=_listen, args=(listener, word.encode(), allowed), name="smokebox-way", daemon=True
+    ).start()
+    url = f"http://smokebox:{secret}@127.0.0.1:{listener.getsockname()[1]}"
+    os.environ.update(dict.fromkeys(_VARIABLES, url))
+    for name in _DIRECT:
+        os.environ.pop(name, None)
+
+
+def check_public(endpoint: str | None) -> None:
+    """Say at once of an address that it is not to be asked, and how it can be."""
+    url = urlsplit(endpoint or "")
+    try:
+        if url.hostname:
+            _checked(url.hostname, url.port or 80, is_public)
+    except PermissionError as error:
+        raise InvalidOption(
+            f"{endpoint} does not lead to a public address, so nothing was asked of it.",
+            hint="Whoever runs the server can allow that: smokebox serve --bucket-private.",
+            option="endpoint",
+            value=endpoint,
+        ) from error
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"{endpoint} cannot be reached: its name is not known.",
+            hint="Check the endpoint, then try again.",
+            service=str(endpoint),
+        ) from error
+
+
+def _listen(listener: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(
+            target=_carry, args=(connection, word, allowed), name="smokebox-way", daemon=True
+        ).start()
+
+
+def _carry(connection: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
+    with connection, contextlib.suppress(OSError, ValueError):
+        head, rest = _head(connection)
+        line, *fields = head.split(b"\r\n")
+        if not any(_opens(field, word) for field in fields):
+            connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            return
+        method, target, _ = line.decode("latin-1").split(" ", 2)
+        connects = method == "CONNECT"
+        url = urlsplit(f"//{target}" if connects else target)
+        try:
+            outside = _connected(url.hostname or "", url.port or 80, allowed)
+        except PermissionError:
+            connection.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            return
+        except OSError:
+            connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
+            return
+        with outside:
+            if connects:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            else:
+                # What opens this way is for nobody further on.
+                kept = [line, *(field for field in fields if not _opens(field, word))]
+                outside.sendall(b"\r\n".join(kept) + b"\r\n\r\n")
+            outside.sendall(rest)
+            back = threading.Thread(target=_relay, args=(outside, connection), daemon=True)
+            back.start()
+            _relay(connection, outside)
+            back.join()
+
+
+def _head(connection: socket.socket) -> tuple[bytes, bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data and len(data) < _LONGEST_HEAD:
+        piece = connection.recv(_PIECE)
+        if not piece:
+            break
+        data += piece
+    head, _, rest = data.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def _opens(field: bytes, word: bytes) -> bool:
+    name, _, value = field.partition(b":")
+    return name.lower() == b"proxy-authorization" and hmac.compare_digest(value.strip(), word)
+
+
+def _connected(host: str, port: int, allowed: Callable[[str], bool]) -> socket.socket:
+    for address in _checked(host, port, allowed):
+        with contextlib.suppress(OSError):
+            outside = socket.create_connection((address, port), CONNECT_SECONDS)
+            outside.settimeout(None)
+            return outside
+    raise ConnectionRefusedError(f"{host} does not answer")
+
+
+def _checked(host: str, port: int, allowed: Callable[[str], bool]) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(one[4][0]) for one in found if allowed(str(one[4][0]))]
+    if found and not addresses:
+        raise PermissionError(f"{host} leads inside")
+    return addresses
+
+
+def _relay(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(_PIECE):
+            target.sendall(piece)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

@@ -13,11 +13,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.rooted import Rooted
-from smokebox.engine.files.steps import Desk
-from smokebox.engine.mounts import helper
-from smokebox.engine.mounts.attaching import is_mounted
-from smokebox.engine.mounts.request import Request, check_host, parse_path
+from smokebox.engine.mounts import daemon_client
+from smokebox.engine.mounts.attachment import is_mounted
+from smokebox.engine.mounts.request import MountRequest, check_host, parse_path
 from smokebox.engine.record.rows import MountRow, delete, put
 from smokebox.errors import (
     Conflict,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.jail.api import Jail, Owner
-    from smokebox.engine.mounts.helper import Daemon
+    from smokebox.engine.mounts.daemon_client import MountDaemon
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Run
     from smokebox.engine.workers import Workers
@@ -71,12 +71,12 @@ class Mounts:
         self._workers = workers
         self._cwd = cwd
         self._rows: dict[str, MountRow] | None = None
-        self._daemons: dict[str, Daemon] = {}
+        self._daemons: dict[str, MountDaemon] = {}
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
         self._cutting: asyncio.TimerHandle | None = None
 
-    async def mount(self, request: Request) -> Mount:
+    async def mount(self, request: MountRequest) -> Mount:
         """Mount a bucket on a directory, which is made if need be; wakes the sandbox.
 
         What the directory holds is hidden meanwhile. Safe to repeat; raises `Conflict` where
@@ -107,12 +107,16 @@ class Mounts:
     async def adopt(self, run: Run) -> None:
         """Find what serves the mounts of a run of another engine's time, or mount again."""
         for row in list((await self._load()).values()):
-            daemon = helper.Daemon.find(row.pid, row.started) if row.pid is not None else None
+            daemon = (
+                daemon_client.MountDaemon.find(row.pid, row.started)
+                if row.pid is not None
+                else None
+            )
             if daemon is not None and row.generation == run.generation:
                 self._watch(row.path, daemon, run.jail)
                 continue
             with contextlib.suppress(SmokeboxError):
-                await helper.unmount(run.jail, row.path, lazy=True)
+                await daemon_client.unmount(run.jail, row.path, lazy=True)
             await self._restore(run, row)
 
     async def settle(self) -> None:
@@ -140,7 +144,7 @@ class Mounts:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _mount(self, request: Request) -> Mount:
+    async def _mount(self, request: MountRequest) -> Mount:
         async with self._use() as run, self._changing:
             rows = await self._load()
             row = MountRow(
@@ -187,7 +191,7 @@ class Mounts:
     async def _take_off(self, run: Run, path: str, *, force: bool) -> None:
         daemon = self._daemons.get(path)
         try:
-            await helper.unmount(run.jail, path, lazy=force)
+            await daemon_client.unmount(run.jail, path, lazy=force)
         except PathError:
             # Its directory was moved inside: what cannot be taken off by its name is cut off.
             if not force or daemon is None:
@@ -219,7 +223,7 @@ class Mounts:
     async def _serve(self, run: Run, row: MountRow, *, check: bool) -> MountRow:
         spool = await asyncio.to_thread(_spool, run)
         words = {**row.request.words(), "check": check, "room": run.limits.disk}
-        daemon = await helper.serve(run.jail, words, spool)
+        daemon = await daemon_client.serve(run.jail, words, spool)
         try:
             if not await self._is_mounted(run.jail, row.path):
                 raise self._unverified(row.path, "was not mounted")
@@ -227,7 +231,7 @@ class Mounts:
             await self._record.write(put(made))
         except BaseException:
             with contextlib.suppress(SmokeboxError):
-                await helper.unmount(run.jail, row.path, lazy=True)
+                await daemon_client.unmount(run.jail, row.path, lazy=True)
             daemon.kill()
             raise
         self._watch(row.path, daemon, run.jail)
@@ -237,7 +241,7 @@ class Mounts:
         async def root() -> tuple[int, Owner]:
             return jail.root, jail.owner
 
-        await Desk(root, self._workers).run(Rooted.make_directory, path, recursive=True)
+        await RootExecutor(root, self._workers).run(Rooted.make_directory, path, recursive=True)
 
     async def _is_mounted(self, jail: Jail, path: str) -> bool:
         try:
@@ -246,11 +250,11 @@ class Mounts:
         except (OSError, TimeoutError):
             return False
 
-    def _watch(self, path: str, daemon: Daemon, jail: Jail) -> None:
+    def _watch(self, path: str, daemon: MountDaemon, jail: Jail) -> None:
         self._daemons[path] = daemon
         self._keep(self._revive(path, daemon, jail))
 
-    async def _revive(self, path: str, daemon: Daemon, jail: Jail) -> None:
+    async def _revive(self, path: str, daemon: MountDaemon, jail: Jail) -> None:
         """Mount again where what serves it was killed, while its run goes on."""
         await daemon.wait()
         async with self._changing:
@@ -262,7 +266,7 @@ class Mounts:
             del self._daemons[path]
             _log.warning("sandbox %s: what served %s ended, and is begun again", self.id, path)
             with contextlib.suppress(SmokeboxError):
-                await helper.unmount(jail, path, lazy=True)
+                await daemon_client.unmount(jail, path, lazy=True)
             await self._restore(run, row)
 
     async def _load(self) -> dict[str, MountRow]:

@@ -7,16 +7,16 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from smokebox.engine.mounts.kernel import DEVICE
+from smokebox.engine.mounts.fuse_protocol import DEVICE
 from smokebox.errors import (
     InvalidOption,
     InvalidPath,
     MissingDependency,
     Unsupported,
 )
+from smokebox.foundation.paths import resolve
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.bucket_names import BUCKET_NAME, check_prefix
-from smokebox.sandbox.paths import resolve
 
 # What the engine itself has mounted, and what every program needs to be as it is.
 _TAKEN = ("/dev", "/proc", "/run/smokebox", "/sys")
@@ -24,7 +24,7 @@ _NEEDED = ("/", "/bin", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class MountRequest:
     """A bucket, or a folder of it, for one directory of a sandbox.
 
     It may be at a `private` address, or else at a public one only. `name` is what it is
@@ -52,7 +52,7 @@ class Request:
         }
 
     @classmethod
-    def of(cls, words: dict[str, Any]) -> Request:
+    def of(cls, words: dict[str, Any]) -> MountRequest:
         """What `words` gave."""
         return cls(**{**words, "access": Access(**words["access"])})
 
@@ -66,7 +66,7 @@ def parse_request(
     prefix: str = "",
     read_only: bool = False,
     private: bool = False,
-) -> Request:
+) -> MountRequest:
     """Check what can be checked before anything is asked of anybody."""
     name, folder = _bucket(bucket)
     inside = check_prefix(f"{folder}/{prefix.strip('/')}")
@@ -77,7 +77,7 @@ def parse_request(
             "AWS_SECRET_ACCESS_KEY where you call from, or pass anonymous=True for a public one.",
             option="access_key",
         )
-    return Request(
+    return MountRequest(
         path=parse_path(path, cwd),
         bucket=name,
         prefix=inside,

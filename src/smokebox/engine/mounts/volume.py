@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from smokebox.engine.files.replacing import TEMPORARY
-from smokebox.engine.mounts.draft import Draft
-from smokebox.engine.mounts.inodes import Inode, Inodes
-from smokebox.engine.mounts.kernel import NAME_MAX
-from smokebox.engine.mounts.reading import SMALL, Reader, Source, Version
+from smokebox.engine.files.replacement import TEMPORARY
+from smokebox.engine.mounts.fuse_protocol import NAME_MAX
+from smokebox.engine.mounts.inodes import Draft, Inode, Inodes
+from smokebox.engine.mounts.reader import SMALL, ObjectReader, ObjectSource, ObjectVersion
 from smokebox.errors import DirectoryNotEmpty, PathNotFound
 from smokebox.sandbox.filesystems.filesystem import Entry, check_move
 from smokebox.sandbox.filesystems.objects import DIRECTORY
@@ -27,7 +26,7 @@ from smokebox.sandbox.filesystems.objects import DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.engine.mounts.draft import Spool
+    from smokebox.engine.mounts.inodes import Spool
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 
 # A bucket has no users: whoever is in the sandbox may do what the mount may.
@@ -52,18 +51,18 @@ class Attributes:
     mtime: float
 
 
-class Opened:
+class OpenFile:
     """One open file. `reader` is of the version that was there, for who does not write."""
 
     __slots__ = ("inode", "reader")
 
-    def __init__(self, inode: Inode, reader: Reader | None) -> None:
+    def __init__(self, inode: Inode, reader: ObjectReader | None) -> None:
         self.inode = inode
         self.reader = reader
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class DirectoryListing:
     """One name in a directory, as it was when that was opened."""
 
     name: str
@@ -80,9 +79,9 @@ class Volume:
         self._bucket = bucket
         self._spool = spool
         self._invalidate = invalidate
-        self._source = Source(bucket)
-        self._opened: dict[int, Opened] = {}
-        self._listed: dict[int, list[Listed]] = {}
+        self._source = ObjectSource(bucket)
+        self._opened: dict[int, OpenFile] = {}
+        self._listed: dict[int, list[DirectoryListing]] = {}
         self._handles = count(1)
         self._began = time.time()
         self._changing = threading.Lock()
@@ -246,14 +245,14 @@ class Volume:
             if "/" not in name and inode.draft is not None:
                 found[name] = Entry("file", inode.draft.size, inode.draft.mtime)
         handle = next(self._handles)
-        self._listed[handle] = [Listed(name, DIRECTORY.entry) for name in DOTS] + [
-            Listed(name, entry)
+        self._listed[handle] = [DirectoryListing(name, DIRECTORY.entry) for name in DOTS] + [
+            DirectoryListing(name, entry)
             for name, entry in sorted(found.items())
             if len(name.encode()) <= NAME_MAX
         ]
         return handle
 
-    def listing(self, handle: int) -> list[Listed]:
+    def listing(self, handle: int) -> list[DirectoryListing]:
         """What a directory held when it was opened."""
         return self._listed[handle]
 
@@ -281,22 +280,22 @@ class Volume:
         with inode.lock:
             return self._handle(inode, reader), kept
 
-    def _reader(self, inode: Inode) -> Reader:
+    def _reader(self, inode: Inode) -> ObjectReader:
         found = None if inode.gone else self._bucket.find(inode.path)
         if found is None:
             raise OSError(errno.ESTALE, "the object is gone", inode.path)
         if found.is_directory:
             raise IsADirectoryError(errno.EISDIR, "a directory", inode.path)
-        version = Version(inode.path, found.version, found.entry.size)
+        version = ObjectVersion(inode.path, found.version, found.entry.size)
         if version.size <= SMALL:
             # What is read is what is there now, which may be another than was seen before.
             body = self._bucket.body(inode.path)
-            version = Version(inode.path, body.version, len(body.data))
-        return Reader(self._source, version)
+            version = ObjectVersion(inode.path, body.version, len(body.data))
+        return ObjectReader(self._source, version)
 
-    def _handle(self, inode: Inode, reader: Reader | None) -> int:
+    def _handle(self, inode: Inode, reader: ObjectReader | None) -> int:
         handle = next(self._handles)
-        self._opened[handle] = Opened(inode, reader)
+        self._opened[handle] = OpenFile(inode, reader)
         inode.handles += 1
         return handle
 

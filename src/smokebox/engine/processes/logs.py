@@ -13,8 +13,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.jail.logpump import KEEP
-from smokebox.engine.processes.inbox import Watch, watch_log
+from smokebox.engine.inotify import InotifyWatch, watch_log
+from smokebox.engine.jail.log_pump import KEEP
 from smokebox.errors import InvalidOption
 from smokebox.types import LogChunk, ProcessLogs
 
@@ -27,12 +27,13 @@ SUFFIXES: dict[Stream, str] = {"stdout": ".out", "stderr": ".err"}
 # The most of one stream that `read_logs` gives.
 MOST_TEXT = 16 << 20
 
+_LAST_BYTES, _LAST_LINES = 2048, 5
 _READ = 1 << 18
 _CHUNKS_PER_TURN = 4
 _CURSOR = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
-class Bell:
+class Notifier:
     """Wakes all who listen. Listen first, then look, then wait: so nothing is missed."""
 
     def __init__(self) -> None:
@@ -48,15 +49,15 @@ class Bell:
         self._event = asyncio.Event()
 
 
-class Log:
+class ProcessLog:
     """The two files of one process, and the bell that rings when there is more in them."""
 
     def __init__(self, stem: str) -> None:
-        self.bell = Bell()
+        self.bell = Notifier()
         self.over = False
         self._paths = {stream: stem + suffix for stream, suffix in SUFFIXES.items()}
         self._followers = 0
-        self._watches: list[Watch] = []
+        self._watches: list[InotifyWatch] = []
 
     def path(self, stream: Stream) -> str:
         """The file of a stream."""
@@ -108,7 +109,7 @@ class Log:
 class LogReader:
     """Reads both files of a log as text, in turns."""
 
-    def __init__(self, log: Log, offsets: dict[Stream, int]) -> None:
+    def __init__(self, log: ProcessLog, offsets: dict[Stream, int]) -> None:
         self._files = {stream: _open(log.path(stream)) for stream in SUFFIXES}
         self._turns: list[Stream] = list(SUFFIXES)
         self._offsets = dict(offsets)
@@ -182,7 +183,7 @@ class LogReader:
         return min(size, self._stops.get(stream, size))
 
 
-def start_of(log: Log, cursor: str | None, *, replay: bool = True) -> dict[Stream, int]:
+def start_of(log: ProcessLog, cursor: str | None, *, replay: bool = True) -> dict[Stream, int]:
     """The offsets that a cursor stands for; without one the beginning, or the present."""
     sizes = {stream: _size_of(log.path(stream)) for stream in SUFFIXES}
     if cursor is None:
@@ -199,7 +200,7 @@ def start_of(log: Log, cursor: str | None, *, replay: bool = True) -> dict[Strea
     return offsets
 
 
-def read_logs(log: Log) -> ProcessLogs:
+def read_logs(log: ProcessLog) -> ProcessLogs:
     """Both streams as text. Blocks for as long as a disk takes."""
     return ProcessLogs(
         stdout=tail(log.path("stdout"), MOST_TEXT), stderr=tail(log.path("stderr"), MOST_TEXT)
@@ -221,7 +222,7 @@ def tail(path: str, most: int) -> str:
     return f"[smokebox: {start} bytes before this are left out]\n{text}" if start else text
 
 
-def _watch(path: str, bell: Bell) -> Watch:
+def _watch(path: str, bell: Notifier) -> InotifyWatch:
     fd = _open(path)
     try:
         return watch_log(fd, lambda _: bell.ring())
@@ -258,3 +259,10 @@ def _size_of(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
+
+
+def last_lines(path: str) -> str:
+    """The end of a log in one line, with nothing in it that a terminal would obey."""
+    lines = tail(path, _LAST_BYTES).splitlines()[-_LAST_LINES:]
+    text = " | ".join(line.strip() for line in lines if line.strip())
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

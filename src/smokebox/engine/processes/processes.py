@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shlex
 import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_process_id
-from smokebox.engine.processes import endings, launching
-from smokebox.engine.processes.lasting import GRACE_SECONDS, LastingProcess
-from smokebox.engine.processes.launching import EXIT
+from smokebox.engine.processes.background_process import (
+    GRACE_SECONDS,
+    BackgroundProcess,
+    check_grace,
+    check_signal,
+)
+from smokebox.engine.processes.launch import EXIT, abandon, launch, remove_files
+from smokebox.engine.processes.lifetime import is_held
 from smokebox.engine.processes.logs import SUFFIXES
-from smokebox.engine.processes.signals import check_grace, check_signal
 from smokebox.engine.record.rows import ProcessRow, delete, put, update
 from smokebox.errors import (
     Conflict,
@@ -29,15 +32,16 @@ from smokebox.errors import (
     SmokeboxError,
     StorageFull,
 )
+from smokebox.foundation.ids import new_id
 from smokebox.options import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.limits import ProcessLimits
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Command, Program, Run
+    from smokebox.limits import ProcessLimits
 
 # What is kept of processes that have ended: so many, and so many bytes of their logs.
 MOST_ENDED = 100
@@ -64,7 +68,7 @@ class Processes:
         self._directory = ""
         self._record = record
         self._use = use
-        self._known: dict[str, LastingProcess] = {}
+        self._known: dict[str, BackgroundProcess] = {}
         self._loaded = False
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,11 +86,11 @@ class Processes:
         stdin: bool = False,
         timeout: float | None = None,
         session: str | None = None,
-    ) -> LastingProcess:
+    ) -> BackgroundProcess:
         """Start a process that runs until it ends, is killed, or the sandbox sleeps.
 
         It outlives this engine. Its output is held to the `output_rate` of the sandbox.
-        `timeout` is how long it may live: its minder in the sandbox keeps that time, and
+        `timeout` is how long it may live: its supervisor in the sandbox keeps that time, and
         ends it with code 124. Without `stdin` it reads /dev/null.
 
         A program that is not there raises `PathNotFound`, one that cannot be run
@@ -128,12 +132,12 @@ class Processes:
                 raise
             return process
 
-    async def list(self) -> list[LastingProcess]:
+    async def list(self) -> list[BackgroundProcess]:
         """All that run, and those kept of the ended, in the order of their start."""
         await self._load()
         return [process for process in self._known.values() if process.status != "starting"]
 
-    async def get(self, id: str) -> LastingProcess:
+    async def get(self, id: str) -> BackgroundProcess:
         """The process of that id; raises `NotFound`."""
         await self._load()
         found = self._known.get(check_process_id(id))
@@ -180,7 +184,7 @@ class Processes:
         """Take over what another engine left running in this run of the sandbox."""
         await self._load()
         for process in list(self._known.values()):
-            held = endings.is_held(process.stem + EXIT)
+            held = is_held(process.stem + EXIT)
             if process.generation != run.generation:
                 if process.running:
                     process.lifetime.cut_off(self._id, "the engine stopped")
@@ -215,13 +219,13 @@ class Processes:
                 self._known[row.process_id] = self._process(row)
             self._loaded = True
 
-    def _process(self, row: ProcessRow) -> LastingProcess:
+    def _process(self, row: ProcessRow) -> BackgroundProcess:
         stem = os.path.join(self._directory, "run", row.process_id)
-        return LastingProcess(
+        return BackgroundProcess(
             row, stem=stem, use=self._use, on_end=self._on_end, on_gone=self._on_gone
         )
 
-    def _reserve(self, row: ProcessRow) -> LastingProcess:
+    def _reserve(self, row: ProcessRow) -> BackgroundProcess:
         if row.process_id in self._known:
             raise Conflict(
                 f"sandbox {self._id} has a process {row.process_id!r} already.",
@@ -233,33 +237,33 @@ class Processes:
         return process
 
     async def _begin(
-        self, run: Run, program: Program, process: LastingProcess, timeout: float | None
+        self, run: Run, program: Program, process: BackgroundProcess, timeout: float | None
     ) -> None:
         row = process.row
         try:
             await self._record.write(put(row))
-            told = await launching.launch(
-                run, program, process.stem, stdin=row.stdin, timeout=timeout
-            )
+            told = await launch(run, program, process.stem, stdin=row.stdin, timeout=timeout)
             process.lifetime.begin(told)
             await self._record.write(put(process.row))
             process.lifetime.attach(run)
         except BaseException:
             process.close()
-            await launching.abandon(run, process.stem)
+            await abandon(run, process.stem)
             self._known.pop(row.process_id, None)
             with contextlib.suppress(SandboxGone):
                 await self._record.write(delete(ProcessRow, *_key(row)))
             raise
 
-    async def _undo(self, run: Run, starting: asyncio.Task[None], process: LastingProcess) -> None:
+    async def _undo(
+        self, run: Run, starting: asyncio.Task[None], process: BackgroundProcess
+    ) -> None:
         """End and forget a process whose start nobody waited for."""
         with contextlib.suppress(SmokeboxError, OSError):
             await starting
-            await launching.abandon(run, process.stem)
+            await abandon(run, process.stem)
             await self._forget([process])
 
-    def _on_end(self, process: LastingProcess) -> None:
+    def _on_end(self, process: BackgroundProcess) -> None:
         task = self._spawn(self._write_end(process))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
@@ -268,7 +272,7 @@ class Processes:
         if sum(process.gone for process in self._known.values()) > 1:
             self._spawn(self._make_room())
 
-    async def _write_end(self, process: LastingProcess) -> None:
+    async def _write_end(self, process: BackgroundProcess) -> None:
         if process.pid is None:
             # It never began: the engine ended between the row and the process.
             await self._forget([process])
@@ -283,10 +287,10 @@ class Processes:
         if surplus := _surplus(ended):
             await self._forget(surplus)
 
-    async def _forget(self, processes: Sequence[LastingProcess]) -> int:
+    async def _forget(self, processes: Sequence[BackgroundProcess]) -> int:
         for process in processes:
             process.close()
-            launching.remove_files(process.stem)
+            remove_files(process.stem)
             self._known.pop(process.id, None)
         with contextlib.suppress(SandboxGone):
             await self._record.write(*(delete(ProcessRow, *_key(one.row)) for one in processes))
@@ -304,7 +308,7 @@ class Processes:
 
 
 async def _kill(
-    process: LastingProcess, signal: str | int | None, grace: float
+    process: BackgroundProcess, signal: str | int | None, grace: float
 ) -> bool | SmokeboxError:
     """Whether there was anything to end, or why it could not be ended: one that cannot must not
     save the others."""
@@ -321,10 +325,10 @@ def _key(row: ProcessRow) -> tuple[str, str]:
 
 
 def _random_id() -> str:
-    return f"p-{secrets.token_hex(6)}"
+    return new_id("p")
 
 
-def _surplus(ended: list[LastingProcess]) -> list[LastingProcess]:
+def _surplus(ended: list[BackgroundProcess]) -> list[BackgroundProcess]:
     """Those to forget of the ended, oldest first: beyond what may be kept."""
     kept = size = 0
     for process in reversed(ended):

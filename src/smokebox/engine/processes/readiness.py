@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, get_args
 
-from smokebox.engine.jail import errands
+from smokebox.engine.jail import guest_requests
 from smokebox.engine.names import check_port
 from smokebox.engine.processes.logs import LogReader, start_of
 from smokebox.errors import InvalidOption
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
 
     from smokebox.engine.jail.api import Jail
-    from smokebox.engine.processes.logs import Log
+    from smokebox.engine.processes.logs import ProcessLog
     from smokebox.types import LogChunk, Stream
 
 PortMode = Literal["http", "tcp"]
@@ -101,7 +101,7 @@ async def until_ready(jail: Jail, check: PortCheck) -> None:
         await asyncio.sleep(check.interval)
 
 
-async def find_line(log: Log, pattern: str | re.Pattern[str]) -> LogMatch | None:
+async def find_line(log: ProcessLog, pattern: str | re.Pattern[str]) -> LogMatch | None:
     """The first line that fits, of those there and those to come; None at the log's end."""
     scanner = Scanner(pattern)
     with LogReader(log, start_of(log, None)) as reader, log.watched():
@@ -162,7 +162,7 @@ async def _is_ready(jail: Jail, check: PortCheck) -> bool:
     for version, address in _ADDRESSES:
         with contextlib.suppress(OSError):
             async with asyncio.timeout(PROBE_SECONDS):
-                with await errands.open_socket(jail, version=version) as sock:
+                with await guest_requests.open_socket(jail, version=version) as sock:
                     await asyncio.get_running_loop().sock_connect(sock, (address, check.port))
                     if check.mode == "tcp" or await _status(sock, check) in check.status:
                         return True

@@ -1,7 +1,6 @@
-"""The durable record: what is known of every sandbox, in one SQLite file.
+"""The durable record: everything known about every sandbox, in one SQLite file.
 
-Rows and the changes to them are in `rows`, the writer in `writer`, the file
-itself in `schema`.
+`rows` defines the rows and the changes to them, `schema` the file itself.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from smokebox.engine.record.rows import BackupRow, RestoreRow, SandboxRow, load, table, where
-from smokebox.engine.record.schema import connect, fault, open_record
-from smokebox.engine.record.writer import Writer
+from smokebox.engine.record.schema import RECORD, fault
 from smokebox.errors import SandboxGone
+from smokebox.foundation.storage import DatabaseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smokebox.engine.record.rows import Change, R, Value
+    from smokebox.engine.record.rows import R, RowChange, Value
     from smokebox.types import SandboxStatus
 
 
@@ -40,14 +39,14 @@ class Record:
         Raises `PathError` for a file that is broken, and `Unsupported` for one of a later
         version.
         """
-        writer = await asyncio.to_thread(open_record, path)
+        writer = await asyncio.to_thread(RECORD.open, path)
         try:
-            return cls(path, writer, await asyncio.to_thread(connect, path))
+            return cls(path, writer, await asyncio.to_thread(RECORD.connect, path))
         except BaseException:
             writer.close()
             raise
 
-    async def write(self, *changes: Change) -> int:
+    async def write(self, *changes: RowChange) -> int:
         """Make all the changes or none, and return how many rows they touched.
 
         Once it returns, they survive the death of this process; who is cancelled before
@@ -144,3 +143,24 @@ class Record:
         self._reads.shutdown()
         self._reader.close()
         self._writer.close()
+
+
+class Writer:
+    """Writes changes in the order in which they are asked for."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        self._commits = DatabaseWriter(
+            connection, name="smokebox-record", translate=lambda error: fault(error, path)
+        )
+
+    def submit(self, changes: tuple[RowChange, ...]) -> asyncio.Future[int]:
+        """Ask for changes. The future has the number of rows once they are committed."""
+
+        def apply(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(one.sql, one.values).rowcount for one in changes)
+
+        return self._commits.submit(apply)
+
+    def close(self) -> None:
+        """Commit what was asked for, and end the thread. Blocks until then."""
+        self._commits.close()

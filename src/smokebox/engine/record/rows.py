@@ -7,11 +7,11 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from smokebox.egress.layers import Layers
+from smokebox.egress.layers import EgressLayers
 from smokebox.engine.jail.api import JailState
-from smokebox.engine.limits import Limits
-from smokebox.engine.mounts.request import Request
+from smokebox.engine.mounts.request import MountRequest
 from smokebox.errors import InvalidOption
+from smokebox.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class Settings:
 
 
 # What most have, so that it is made once.
-_CLOSED = Layers()
+_CLOSED = EgressLayers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class SandboxRow:
     settings: Settings = field(default_factory=Settings)
     jail: JailState | None = None
     stop_reason: str | None = None
-    egress: Layers = _CLOSED
+    egress: EgressLayers = _CLOSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class MountRow:
 
     sandbox_id: str
     path: str
-    request: Request
+    request: MountRequest
     generation: int
     pid: int | None = None
     started: int = 0
@@ -200,32 +200,32 @@ R = TypeVar(
 )
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """A statement with its values, made by `put`, `update` or `delete`, for `Record.write`."""
 
     sql: str
     values: tuple[Value, ...]
 
 
-def put(row: Row) -> Change:
+def put(row: Row) -> RowChange:
     """Add a row, or replace the one with its key."""
-    return Change(table(type(row)).upsert, _values(row))
+    return RowChange(table(type(row)).upsert, _values(row))
 
 
-def update(row: Row) -> Change:
+def update(row: Row) -> RowChange:
     """Replace the row with this one's key if it is there: never brings back a deleted one."""
     values = _values(row)
     keys = table(type(row)).keys
-    return Change(table(type(row)).replace, (*values[len(keys) :], *values[: len(keys)]))
+    return RowChange(table(type(row)).replace, (*values[len(keys) :], *values[: len(keys)]))
 
 
-def delete(kind: type[Row], *key: Value) -> Change:
+def delete(kind: type[Row], *key: Value) -> RowChange:
     """Remove the row with that key; with a sandbox everything that is of it.
 
     The first part of a key alone, the sandbox's id, removes all rows of that sandbox.
     """
     of = table(kind)
-    return Change(f"DELETE FROM {of.name}{where(of.keys[: len(key)])}", key)
+    return RowChange(f"DELETE FROM {of.name}{where(of.keys[: len(key)])}", key)
 
 
 def where(columns: tuple[str, ...]) -> str:
@@ -285,9 +285,9 @@ def _values(row: Row) -> tuple[Value, ...]:
 def _encode(column: str, value: Any) -> Value:
     if isinstance(value, (Limits, Settings)):
         return _dump_shared(value)
-    if isinstance(value, Layers):
+    if isinstance(value, EgressLayers):
         return "{}" if value == _CLOSED else _dump(value.to_json())
-    if isinstance(value, Request):
+    if isinstance(value, MountRequest):
         return _dump(value.words())
     if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
@@ -331,8 +331,8 @@ def _load_settings(text: str) -> Settings:
 
 
 @functools.lru_cache(256)
-def _load_egress(text: str) -> Layers:
-    return _CLOSED if text == "{}" else Layers.from_json(json.loads(text))
+def _load_egress(text: str) -> EgressLayers:
+    return _CLOSED if text == "{}" else EgressLayers.from_json(json.loads(text))
 
 
 _LOADERS: dict[str, Callable[[Any], object]] = {
@@ -346,5 +346,5 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "private": bool,
     "shared": bool,
     "egress": _load_egress,
-    "request": lambda text: Request.of(json.loads(text)),
+    "request": lambda text: MountRequest.of(json.loads(text)),
 }

@@ -5,26 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
-from typing import TYPE_CHECKING
 
 from smokebox.errors import (
-    AccessDenied,
     Conflict,
     NotFound,
-    PathError,
     SmokeboxError,
-    StorageFull,
     Unsupported,
 )
-from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.wire.private_file import make_private
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# "SMKB": tells our files from other programs'.
-APPLICATION = 0x534D4B42
-BUSY_SECONDS = 5.0
+from smokebox.foundation.storage import DatabaseFormat
 
 # One tuple of statements for each version. Those that were released never change.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -115,115 +103,45 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def connect(path: str) -> sqlite3.Connection:
-    """A connection in autocommit, which any one thread at a time may use."""
-    try:
-        make_private(path)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    connection = sqlite3.connect(
-        path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False
-    )
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # What is committed is in the kernel's hands, and survives the death of any process.
-        # Only the loss of power could take the last commits, and never tear the file.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.Error as error:
-        connection.close()
-        raise fault(error, path) from error
-    return connection
-
-
-def open_record(path: str, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> sqlite3.Connection:
-    """A connection to a record of the latest version, made or brought there as needed."""
-    connection = connect(path)
-    try:
-        _check_ours(connection, path, len(migrations))
-        _migrate(connection, migrations)
-    except sqlite3.Error as error:
-        connection.close()
-        raise fault(error, path) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def fault(error: sqlite3.Error, path: str) -> SmokeboxError:
-    """What SQLite said of the record, in a class of ours."""
+    """Return the Smokebox error for an error of SQLite about the record."""
     code = getattr(error, "sqlite_errorcode", 0)
-    match code & 0xFF:
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return _broken(path, str(error))
-        case sqlite3.SQLITE_FULL:
-            return StorageFull(
-                path, f"no space left for the record {path}", hint="Free some and try again."
-            )
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            return AccessDenied(
-                path, f"cannot write the record {path}: {error}", hint="Mend its permissions."
-            )
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return Conflict(
-                f"another program holds the record {path}.",
-                hint="Close what has it open, such as a sqlite3 shell.",
-                kind="record",
-                name=path,
-            )
     if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         return NotFound(
             "the record has no sandbox of that id.", hint="It was destroyed.", kind="sandbox"
         )
     if code in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY):
         return Conflict(f"the record has such a row already ({error}).", kind="record", name=path)
-    return PathError(path, f"the record {path} cannot be used: {error}")
+    return RECORD.translate(error, path)
 
 
-def _check_ours(connection: sqlite3.Connection, path: str, latest: int) -> None:
-    [(problem,), *_] = connection.execute("PRAGMA quick_check(1)")
-    if problem != "ok":
-        raise _broken(path, problem)
-    [(application,)] = connection.execute("PRAGMA application_id")
-    [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-    if application != APPLICATION and (application or tables):
-        raise _broken(path, "it is the database of another program")
-    version = _version(connection)
-    if version > latest:
-        raise Unsupported(
-            f"the record {path} is of version {version}, from a later Smokebox: this one "
-            f"knows versions up to {latest}.",
-            hint="Upgrade Smokebox, or set SMOKEBOX_HOME to another directory.",
-            operation="open",
-            version=version,
-        )
-
-
-def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
-    """All or nothing: one transaction, whatever the number of versions."""
-    if _version(connection) == len(migrations):
-        return
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        for statements in migrations[_version(connection) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {len(migrations)}")
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    [(version,)] = connection.execute("PRAGMA user_version")
-    return int(version)
-
-
-def _broken(path: str, problem: str) -> PathError:
+def _repair_hint(path: str) -> str:
     files = shlex.quote(path)
     aside = shlex.quote(os.path.join(os.path.dirname(path), "broken-record"))
-    return PathError(
-        path,
-        f"the record {path} is not usable: {problem}",
-        hint=f"Move it aside with `mkdir {aside} && mv {files}* {aside}` and start again: an "
-        "empty one is made. The files of the sandboxes stay beside it, in boxes/.",
+    return (
+        f"Move it aside with `mkdir {aside} && mv {files}* {aside}` and start again: an empty one "
+        "is created. The files of the sandboxes stay beside it, in boxes/."
     )
+
+
+def _too_new(path: str, version: int, latest: int) -> Unsupported:
+    return Unsupported(
+        f"the record {path} is of version {version}, from a later Smokebox: this one knows "
+        f"versions up to {latest}.",
+        hint="Upgrade Smokebox, or set SMOKEBOX_HOME to another directory.",
+        operation="open",
+        version=version,
+    )
+
+
+RECORD = DatabaseFormat(
+    label="record",
+    # "SMKB"
+    application_id=0x534D4B42,
+    migrations=MIGRATIONS,
+    synchronous="NORMAL",
+    busy_seconds=5.0,
+    repair_hint=_repair_hint,
+    too_new=_too_new,
+    quick_check=True,
+)

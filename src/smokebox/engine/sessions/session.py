@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.record.rows import update
 from smokebox.engine.run import CannotStart
-from smokebox.engine.sessions.command import Command
-from smokebox.engine.sessions.driver import State
-from smokebox.engine.sessions.order import Order, order_of, order_to_export
+from smokebox.engine.sessions.command import (
+    CommandRequest,
+    SessionCommand,
+    command_request,
+    export_request,
+)
+from smokebox.engine.sessions.driver import SessionState
 from smokebox.engine.sessions.shell import (
     LARGEST_STATE,
     SHELL_OPTIONS,
-    Shell,
-    Unread,
+    CommandNotRead,
+    SessionShell,
     hung_up,
     kill_all_of,
 )
-from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError
+from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, from_os_error
+from smokebox.foundation.paths import resolve
 from smokebox.options import check_env
-from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.capture import ByteStream, collect, decoded, stream
-from smokebox.sandbox.filesystems.filesystem import from_os_error
-from smokebox.sandbox.paths import resolve
-from smokebox.sandbox.pipes import Chunk
+from smokebox.runtime.capture import collect, decoded, stream
+from smokebox.runtime.stream import ByteStream, Chunk, ExecStream
 from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ _log = logging.getLogger("smokebox.sessions")
 _ATTEMPTS = 3
 
 
-class Session:
+class ShellSession:
     """A bash that remembers: `cd`, variables, functions, aliases (which expand), options, traps.
 
     Commands run one at a time, in the order in which they were asked for. One that ends
@@ -71,9 +73,9 @@ class Session:
         self._use = use
         self._prepare = prepare
         self._max_output = max_output
-        self._state = None if row.state is None else State.unpack(row.state)
-        self._shell: Shell | None = None
-        self._command: Command | None = None
+        self._state = None if row.state is None else SessionState.unpack(row.state)
+        self._shell: SessionShell | None = None
+        self._command: SessionCommand | None = None
         self._former: list[socket.socket] = []
         self._turns = asyncio.Lock()
         self._deleted = False
@@ -126,7 +128,7 @@ class Session:
         `cwd`, relative to where the session is, and `env` hold for this command only: the
         session goes back to where it was. `timeout` counts from when the turn has come.
         """
-        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
+        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         async with self._turn() as run:
             result = await self._execute(run, order)
         # What the caller knows to be done is done, whatever becomes of this process.
@@ -143,7 +145,7 @@ class Session:
         stdin: str | bytes | None = None,
     ) -> ExecStream:
         """Run a command in the session and give its output as it is written."""
-        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
+        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         return ExecStream(decoded(self._stream(order)))
 
     def exec_bytes(
@@ -156,7 +158,7 @@ class Session:
         stdin: str | bytes | None = None,
     ) -> ByteStream:
         """As `exec_stream`, with the bytes themselves."""
-        order = order_of(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
+        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
         return ByteStream(self._stream(order))
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
@@ -172,7 +174,7 @@ class Session:
         kept = {name: value for name, value in checked.items() if name not in removed}
         if not checked:
             return
-        order = order_to_export(kept, removed)
+        order = export_request(kept, removed)
         async with self._turn() as run:
             result = await self._execute(run, order)
             if not result.success:
@@ -253,7 +255,7 @@ class Session:
                 reason=self._reason,
             )
 
-    async def _execute(self, run: Run, order: Order) -> ExecResult:
+    async def _execute(self, run: Run, order: CommandRequest) -> ExecResult:
         for _ in range(_ATTEMPTS):
             try:
                 result = await collect(
@@ -264,7 +266,7 @@ class Session:
                     rate=run.limits.output_rate,
                 )
                 return self._marked(result)
-            except Unread:
+            except CommandNotRead:
                 continue
             except CannotStart as failure:
                 return ExecResult(exit_code=failure.exit_code, stderr=f"smokebox: {failure}\n")
@@ -272,7 +274,7 @@ class Session:
                 self._finish()
         raise self._unreadable()
 
-    async def _stream(self, order: Order) -> AsyncGenerator[Chunk | ExecResult, None]:
+    async def _stream(self, order: CommandRequest) -> AsyncGenerator[Chunk | ExecResult, None]:
         async with self._turn() as run:
             result = None
             for _ in range(_ATTEMPTS):
@@ -287,7 +289,7 @@ class Session:
                             else:
                                 result = self._marked(item)
                     break
-                except Unread:
+                except CommandNotRead:
                     continue
                 except CannotStart as failure:
                     yield Chunk("stderr", f"smokebox: {failure}\n".encode())
@@ -300,7 +302,7 @@ class Session:
         await self.saved()
         yield result
 
-    async def _start(self, run: Run, order: Order) -> Command:
+    async def _start(self, run: Run, order: CommandRequest) -> SessionCommand:
         try:
             return await self._give(run, order)
         except OSError as error:
@@ -309,16 +311,16 @@ class Session:
             # What the shell is told goes through files of the host's, whose disk may be full.
             raise from_os_error(error, run.directory) from error
 
-    async def _give(self, run: Run, order: Order) -> Command:
+    async def _give(self, run: Run, order: CommandRequest) -> SessionCommand:
         shell = await self._ready(run)
         # A shell that was only being made could not be told to stop.
         self._check(self._begun_in)
         if order.cwd is not None:
             order = replace(order, cwd=resolve(order.cwd, shell.cwd))
-        self._command = await Command.start(shell, order)
+        self._command = await SessionCommand.start(shell, order)
         return self._command
 
-    async def _ready(self, run: Run) -> Shell:
+    async def _ready(self, run: Run) -> SessionShell:
         """The shell that waits for a command: the one there is, or another in its state."""
         if (shell := self._shell) is not None:
             await shell.settled()
@@ -333,17 +335,17 @@ class Session:
             user=self._row.user or None,
         )
         if self._state is None:
-            self._shell = await Shell.start(run, program, None)
+            self._shell = await SessionShell.start(run, program, None)
         else:
             self._shell = await self._restore(run, program, self._state)
         return self._shell
 
-    async def _restore(self, run: Run, program: Program, state: State) -> Shell:
+    async def _restore(self, run: Run, program: Program, state: SessionState) -> SessionShell:
         try:
-            return await Shell.start(run, program, state)
-        except Unread:
+            return await SessionShell.start(run, program, state)
+        except CommandNotRead:
             _log.warning("session %s: its state could not be restored, but for its cwd", self.name)
-            return await Shell.start(run, program, replace(state, script=b""))
+            return await SessionShell.start(run, program, replace(state, script=b""))
 
     def _marked(self, result: ExecResult) -> ExecResult:
         ended = self._command is not None and self._command.ended
@@ -362,7 +364,7 @@ class Session:
             self._state = None
         self._keep(shell, None)
 
-    def _leave(self, shell: Shell) -> None:
+    def _leave(self, shell: SessionShell) -> None:
         """Let a shell go, and take over its last state; what it left runs on."""
         self._state = shell.state or self._state
         self._shell = None
@@ -370,12 +372,12 @@ class Session:
         if (control := shell.leave()) is not None:
             self._former.append(control)
 
-    def _keep(self, shell: Shell, settling: asyncio.Task[None] | None) -> None:
+    def _keep(self, shell: SessionShell, settling: asyncio.Task[None] | None) -> None:
         task = asyncio.create_task(self._save(shell, settling))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 
-    async def _save(self, shell: Shell, settling: asyncio.Task[None] | None) -> None:
+    async def _save(self, shell: SessionShell, settling: asyncio.Task[None] | None) -> None:
         if settling is not None:
             await asyncio.wait({settling})
             self._state = shell.state or self._state

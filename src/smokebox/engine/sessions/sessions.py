@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_session_name, check_user, random_id
 from smokebox.engine.record.rows import SessionRow, delete, put
-from smokebox.engine.sessions.folder import sweep
-from smokebox.engine.sessions.session import Session
+from smokebox.engine.sessions.driver import sweep
+from smokebox.engine.sessions.session import ShellSession
 from smokebox.errors import Conflict, NotFound
+from smokebox.foundation.paths import check_path
 from smokebox.options import check_env
-from smokebox.sandbox.output import MAX_OUTPUT
-from smokebox.sandbox.paths import check_path
+from smokebox.runtime.output import MAX_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Run
-
-__all__ = ["Session", "Sessions"]
 
 
 class Sessions:
@@ -48,7 +46,7 @@ class Sessions:
         self._record = record
         self._use = use
         self._max_output = max_output
-        self._known: dict[str, Session] = {}
+        self._known: dict[str, ShellSession] = {}
         self._changing = asyncio.Lock()
         self._swept = False
 
@@ -59,7 +57,7 @@ class Sessions:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> Session:
+    ) -> ShellSession:
         """A session that begins in `cwd` (default: the sandbox's), with `env` besides its own.
 
         Nothing is started before the first command. Raises `Conflict` for a name that is
@@ -85,7 +83,7 @@ class Sessions:
             await self._record.write(put(row))
             return self._know(row)
 
-    async def get(self, name: str) -> Session:
+    async def get(self, name: str) -> ShellSession:
         """The session of that name. Raises `NotFound`."""
         check_session_name(name)
         if (known := self._known.get(name)) is not None:
@@ -96,7 +94,7 @@ class Sessions:
                 raise self._missing(name)
             return self._know(row)
 
-    async def list(self) -> list[Session]:
+    async def list(self) -> list[ShellSession]:
         """All sessions, in the order in which they were made."""
         async with self._changing:
             rows = await self._record.rows(SessionRow, self._id)
@@ -140,9 +138,9 @@ class Sessions:
             sweep(f"{run.directory}/run/io")
             self._swept = True
 
-    def _know(self, row: SessionRow) -> Session:
+    def _know(self, row: SessionRow) -> ShellSession:
         if row.name not in self._known:
-            self._known[row.name] = Session(
+            self._known[row.name] = ShellSession(
                 row,
                 record=self._record,
                 use=self._use,

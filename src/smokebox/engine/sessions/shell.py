@@ -1,6 +1,6 @@
 """One live bash of a session.
 
-What bash and its minder say is data from inside: it can be wrong, missing or made up, and
+What bash and its supervisor say is data from inside: it can be wrong, missing or made up, and
 costs the session its shell at most.
 """
 
@@ -14,25 +14,24 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail import agent, minded_shell
+from smokebox.engine.jail import guest_init, shell_supervisor
 from smokebox.engine.sessions import driver
-from smokebox.engine.sessions.driver import State, pack_fields
-from smokebox.engine.sessions.folder import Folder
+from smokebox.engine.sessions.driver import SessionFolder, SessionState, pack_fields
 from smokebox.errors import (
     AccessDenied,
     PathNotDirectory,
     PathNotFound,
     Unsupported,
 )
-from smokebox.sandbox import keeper
-from smokebox.sandbox.lifeline import ANSWER_SECONDS
-from smokebox.sandbox.process import encode
+from smokebox.runtime import supervisor
+from smokebox.runtime.process import encode
+from smokebox.runtime.supervisor_client import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.engine.run import Program, Run
-    from smokebox.engine.sessions.order import Order
+    from smokebox.engine.sessions.command import CommandRequest
     from smokebox.errors import PathError
 
 # The script that bash reads is the pipe of that name in the directory where it starts.
@@ -55,14 +54,14 @@ _DIRECTORY_ERRORS: dict[bytes, type[PathError]] = {
 }
 
 
-class Unread(Exception):
+class CommandNotRead(Exception):
     """The shell could not even read a command, and has not run it."""
 
 
-class Shell:
+class SessionShell:
     """A bash that waits for commands. One at a time."""
 
-    def __init__(self, run: Run, cwd: str, folder: Folder, control: socket.socket) -> None:
+    def __init__(self, run: Run, cwd: str, folder: SessionFolder, control: socket.socket) -> None:
         self.run = run
         self.folder = folder
         self.control = control
@@ -70,7 +69,7 @@ class Shell:
         self.alone = False
         self.broken = False
         self.stopped = False
-        self.state: State | None = None
+        self.state: SessionState | None = None
         self.status: int | None = None
         self.exit_status: int | None = None
         self.failure: tuple[int, int] | None = None
@@ -88,13 +87,13 @@ class Shell:
         self._settling: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, run: Run, program: Program, state: State | None) -> Shell:
+    async def start(cls, run: Run, program: Program, state: SessionState | None) -> SessionShell:
         """A bash in the program's directory, or in the state of another one.
 
-        Raises what keeps it from starting, `PathError` for a directory, and `Unread` for a
+        Raises what keeps it from starting, `PathError` for a directory, and `CommandNotRead` for a
         state that cannot be had again.
         """
-        folder = Folder(f"{run.directory}/run/io")
+        folder = SessionFolder(f"{run.directory}/run/io")
         try:
             control = await run.jail.connect()
         except BaseException:
@@ -118,7 +117,7 @@ class Shell:
         """Where it is, as far as it has told."""
         return self._first_cwd if self.state is None else self.state.cwd
 
-    def give(self, order: Order, stdin: str | None) -> None:
+    def give(self, order: CommandRequest, stdin: str | None) -> None:
         """Have a command run whose fields are in the folder, and its stdin by that name."""
         self.told.clear()
         self.status = None
@@ -146,10 +145,10 @@ class Shell:
         if self._settling is not None:
             await asyncio.wait({self._settling})
         if self.alive:
-            self.hear_minder()
+            self.hear_supervisor()
 
     def say(self, word: bytes, fds: list[int] | None = None) -> None:
-        """Tell the minder something; one that is gone needs not know."""
+        """Tell the supervisor something; one that is gone needs not know."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.control, [word], fds or [])
 
@@ -174,12 +173,12 @@ class Shell:
     def stop(self) -> None:
         """Have everything killed, under a command that will notice."""
         self.stopped = True
-        self.say(keeper.KILL)
+        self.say(supervisor.KILL)
 
     def leave(self) -> socket.socket | None:
         """Let the shell end, and let go; what it left ends with the socket that is returned."""
         if self.alive:
-            self.say(minded_shell.END)
+            self.say(shell_supervisor.END)
             self.alive = False
         self.folder.close()
         if self.alone:
@@ -204,15 +203,15 @@ class Shell:
                 self._extend(rest)
         self._news.set()
 
-    def hear_minder(self) -> None:
-        """Take what the minder tells. One that has hung up has taken the shell with it."""
+    def hear_supervisor(self) -> None:
+        """Take what the supervisor tells. One that has hung up has taken the shell with it."""
         try:
             while self.alive:
-                data = self.control.recv(keeper.MESSAGE.size - len(self._heard))
+                data = self.control.recv(supervisor.MESSAGE.size - len(self._heard))
                 self._heard += data
-                if len(self._heard) == keeper.MESSAGE.size:
+                if len(self._heard) == supervisor.MESSAGE.size:
                     message, self._heard = self._heard, b""
-                    self._obey(*keeper.MESSAGE.unpack(message))
+                    self._obey(*supervisor.MESSAGE.unpack(message))
                 elif not data:
                     self.alive, self.alone = False, True
         except BlockingIOError:
@@ -224,16 +223,16 @@ class Shell:
     @property
     def ears(self) -> dict[int, Callable[[], None]]:
         """What is to be listened to, and by whom."""
-        return {self.folder.reports: self.hear_reports, self.control.fileno(): self.hear_minder}
+        return {self.folder.reports: self.hear_reports, self.control.fileno(): self.hear_supervisor}
 
-    async def _begin(self, program: Program, state: State | None) -> None:
+    async def _begin(self, program: Program, state: SessionState | None) -> None:
         cwd = encode(program.cwd, "cwd")
         env = {name: value for name, value in program.env.items() if name != "PWD"}
         # What the shell had not exported, or had unset, shall not come back.
         bare = state is not None and state.script
         inside = replace(program, cwd=self.folder.inside, env={} if bare else env)
-        request = inside.pack(agent.SHELL)
-        request = keeper.LENGTH.pack(len(request)) + request
+        request = inside.pack(guest_init.SHELL)
+        request = supervisor.LENGTH.pack(len(request)) + request
         lines = self.folder.driver
         if state is None:
             self.folder.put(pack_fields([cwd]))
@@ -246,7 +245,7 @@ class Shell:
         await self._patiently(lambda: self._is_begun(state), START_SECONDS)
         self._check_begun(program, state)
 
-    def _is_begun(self, state: State | None) -> bool:
+    def _is_begun(self, state: SessionState | None) -> bool:
         return driver.READY in self.told or (state is None and bool(self.told))
 
     def check_told(self, cwd: str, hint: str) -> None:
@@ -255,12 +254,12 @@ class Shell:
             if kind in self.told:
                 raise error(cwd, hint=hint)
 
-    def _check_begun(self, program: Program, state: State | None) -> None:
+    def _check_begun(self, program: Program, state: SessionState | None) -> None:
         if self.failure is not None:
             raise program.explain(*self.failure)
         self.check_told(program.cwd, "The session begins there: make it, or another session.")
         if state is not None and not {driver.RESTORED, driver.READY} <= self.told:
-            raise Unread
+            raise CommandNotRead
         if driver.READY not in self.told:
             if not self.run.jail.alive:
                 raise self.run.gone("jail ended")
@@ -274,7 +273,7 @@ class Shell:
     async def _request(self, request: bytes) -> None:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
-            # A minder that ends before it has read everything says why.
+            # A supervisor that ends before it has read everything says why.
             with contextlib.suppress(ConnectionError):
                 sent = socket.send_fds(self.control, [request], [null] * 3)
                 loop = asyncio.get_running_loop()
@@ -284,7 +283,7 @@ class Shell:
 
     async def _settle(self) -> None:
         self._marked = False
-        self.say(minded_shell.MARK)
+        self.say(shell_supervisor.MARK)
         done = await self._patiently(lambda: self._marked and self._dumped, SETTLE_SECONDS)
         # Without a word on its state it may do well otherwise.
         if not done and not (self._marked and self.folder.read):
@@ -342,38 +341,38 @@ class Shell:
         elif kind == driver.STATE:
             self._dumped = True
             if not self.oversized:
-                self.state = State.heard(self._cwd, rest)
+                self.state = SessionState.heard(self._cwd, rest)
         elif kind in (driver.READY, driver.RESTORED, driver.UNREAD, *_DIRECTORY_ERRORS):
             self.told.add(kind)
         else:
             self.broken = True
 
     def _obey(self, kind: bytes, flags: int, value: int) -> None:
-        if kind == minded_shell.MARKED:
+        if kind == shell_supervisor.MARKED:
             self._marked = True
             return
         self.alive = False
-        if kind == keeper.FAILED:
+        if kind == supervisor.FAILED:
             self.failure = (flags, value)
         else:
             self.exit_status = value
-        self.alone = kind != keeper.EXITED or bool(flags & keeper.ALONE)
+        self.alone = kind != supervisor.EXITED or bool(flags & supervisor.ALONE)
 
 
 async def kill_all_of(control: socket.socket) -> None:
-    """Have a minder kill all that it has, and wait until it did, for a bounded time."""
+    """Have a supervisor kill all that it has, and wait until it did, for a bounded time."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError, OSError):
-        control.send(keeper.KILL)
+        control.send(supervisor.KILL)
         async with asyncio.timeout(ANSWER_SECONDS):
-            while await loop.sock_recv(control, keeper.MESSAGE.size):
+            while await loop.sock_recv(control, supervisor.MESSAGE.size):
                 pass
 
 
 def hung_up(control: socket.socket) -> bool:
-    """Close a minder's socket if it has nothing left to mind."""
+    """Close a supervisor's socket if it has nothing left to mind."""
     try:
-        while control.recv(keeper.MESSAGE.size):
+        while control.recv(supervisor.MESSAGE.size):
             pass
     except BlockingIOError:
         return False

@@ -1,15 +1,17 @@
-"""What a terminal has written: read as far as its viewers follow, and kept for the next ones."""
+"""The output of a terminal: read at the pace of its viewers, and replayed to new ones."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
-
-from smokebox.engine.terminals.replay import Replay
+from asyncio import Event
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from smokebox.engine.terminals.view import View
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
 
 REPLAY_SIZE = 256 << 10
 # Bytes a second that are read while nobody looks: the program goes on, and the engine's
@@ -19,9 +21,42 @@ UNWATCHED_RATE = 8 << 20
 _FARTHEST_BEHIND = REPLAY_SIZE // 2
 _READ = 1 << 16
 _BURST_SECONDS = 0.1
+_MOST = 1 << 16
 
 
-class Output:
+class ReplayBuffer:
+    """A ring of bytes: what is added last pushes out what was added first."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._data = bytearray()
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """The position of the oldest byte that is still here."""
+        return self.end - len(self._data)
+
+    def add(self, data: bytes) -> None:
+        """Put bytes at the end."""
+        rest = memoryview(data)
+        while rest:
+            place = self.end % self._size
+            piece = rest[: self._size - place]
+            # Until the ring is full, its end is that of the array, which grows.
+            self._data[place : place + len(piece)] = piece
+            self.end += len(piece)
+            rest = rest[len(piece) :]
+
+    def read(self, position: int, most: int) -> bytes:
+        """Up to `most` bytes from a position that is not before `start`."""
+        count = min(most, self.end - position)
+        place = position % self._size
+        found = bytes(self._data[place : place + count])
+        return found + bytes(self._data[: count - len(found)])
+
+
+class TerminalOutput:
     """Reads a descriptor that does not block into a ring, and wakes those who look.
 
     With viewers it reads no further than the ring holds for the most advanced one, so that
@@ -30,14 +65,14 @@ class Output:
     """
 
     def __init__(self, fd: int, rate: int | None = None) -> None:
-        self.replay = Replay(REPLAY_SIZE)
+        self.replay = ReplayBuffer(REPLAY_SIZE)
         self.over = asyncio.Event()
         self.fault: Exception | None = None
         self._fd = fd
         self._rate = rate
         self._due = 0.0
         self._rest: asyncio.TimerHandle | None = None
-        self._views: set[View] = set()
+        self._views: set[TerminalView] = set()
         self._reading = False
         self._at_end = False
         self._finishing = False
@@ -67,11 +102,11 @@ class Output:
         self.over.set()
         self._wake()
 
-    def join(self, view: View) -> None:
+    def join(self, view: TerminalView) -> None:
         """Have somebody look from here on."""
         self._views.add(view)
 
-    def leave(self, view: View) -> None:
+    def leave(self, view: TerminalView) -> None:
         """Have somebody look no more."""
         self._views.discard(view)
         self.follow()
@@ -155,3 +190,70 @@ class Output:
     def _wake(self) -> None:
         for view in self._views:
             view.look.set()
+
+
+class TerminalView:
+    """The output of a terminal as bytes, from `async for` inside of `async with`.
+
+    First comes what the terminal has kept of its output, unless `replay` is False, then what
+    is written, until the program has ended and all was given; when the sandbox ended first,
+    `SandboxGone` is raised. An open view keeps the sandbox awake.
+
+    Of several viewers the program waits for the quickest. One that is more than the replay
+    behind goes on with the oldest bytes that are kept: `lost` counts those it has missed.
+    """
+
+    def __init__(
+        self,
+        output: TerminalOutput,
+        hold: Callable[[], AbstractAsyncContextManager[None]],
+        *,
+        replay: bool,
+    ) -> None:
+        self.lost = 0
+        self.position = 0
+        self.look = Event()
+        self._output = output
+        self._held = hold()
+        self._replay = replay
+
+    async def __aenter__(self) -> Self:
+        # Before the sandbox is held: what is written meanwhile is for this viewer too.
+        replay = self._output.replay
+        self.position = replay.start if self._replay else replay.end
+        self._output.join(self)
+        try:
+            await self._held.__aenter__()
+        except BaseException:
+            self._output.leave(self)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self._output.leave(self)
+        return await self._held.__aexit__(kind, error, traceback)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        replay = self._output.replay
+        while self.position == replay.end:
+            if self._output.over.is_set():
+                if self._output.fault is not None:
+                    raise self._output.fault
+                raise StopAsyncIteration
+            self.look.clear()
+            await self.look.wait()
+        if self.position < replay.start:
+            self.lost += replay.start - self.position
+            self.position = replay.start
+        data = replay.read(self.position, _MOST)
+        self.position += len(data)
+        self._output.follow()
+        return data

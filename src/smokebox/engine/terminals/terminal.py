@@ -8,14 +8,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.minded_terminal import HANGUP_SECONDS
+from smokebox.engine.jail.terminal_supervisor import HANGUP_SECONDS
 from smokebox.engine.run import what_is_next
-from smokebox.engine.terminals.output import Output
-from smokebox.engine.terminals.view import View
+from smokebox.engine.terminals.output import TerminalOutput, TerminalView
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded, SandboxGone
+from smokebox.foundation.text import encode_option
 from smokebox.options import check_timeout
-from smokebox.sandbox import keeper
-from smokebox.sandbox.text import encode_option
+from smokebox.runtime import supervisor
 
 if TYPE_CHECKING:
     import socket
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.run import Run
-    from smokebox.engine.terminals.line import Line
+    from smokebox.engine.terminals.line import TerminalLine
 
 LARGEST_SIZE = 10_000
 KILLED = 128 + 9
 
-# What the minder may take from the program's end until nothing of it is left.
-_REST_SECONDS = HANGUP_SECONDS + keeper.KILL_SECONDS + 1
+# What the supervisor may take from the program's end until nothing of it is left.
+_REST_SECONDS = HANGUP_SECONDS + supervisor.KILL_SECONDS + 1
 # The kernel tells of a jail's end after that of the processes in it, and the engine why.
 _JAIL_SECONDS, _REASON_SECONDS = 0.5, 10.0
 
@@ -50,7 +49,7 @@ class Terminal:
         rows: int,
         run: Run,
         control: socket.socket,
-        line: Line,
+        line: TerminalLine,
         use: Callable[[], AbstractAsyncContextManager[Run]],
         on_exit: Callable[[], None],
     ) -> None:
@@ -68,7 +67,7 @@ class Terminal:
         self._line = line
         self._use = use
         self._on_exit = on_exit
-        self._output = Output(line.output, run.limits.output_rate)
+        self._output = TerminalOutput(line.output, run.limits.output_rate)
         self._typing = asyncio.Lock()
         self._heard = asyncio.Event()
         self._exited = asyncio.Event()
@@ -80,12 +79,12 @@ class Terminal:
         """Whether its program runs."""
         return self.exit_code is None
 
-    def view(self, *, replay: bool = True) -> View:
+    def view(self, *, replay: bool = True) -> TerminalView:
         """Look at it: `async with terminal.view() as view`, and then `async for data in view`.
 
-        Several may look at once, and what has ended can be looked at too. See `View`.
+        Several may look at once, and what has ended can be looked at too. See `TerminalView`.
         """
-        return View(self._output, self._hold, replay=replay)
+        return TerminalView(self._output, self._hold, replay=replay)
 
     async def write(self, data: str | bytes) -> None:
         """Type. Waits while the program does not read; raises `ProcessEnded` once it has ended.
@@ -183,18 +182,18 @@ class Terminal:
                 self._line.close()
 
     async def _hear(self) -> int | None:
-        """What the minder says of the program's end; None when it has gone."""
+        """What the supervisor says of the program's end; None when it has gone."""
         loop = asyncio.get_running_loop()
         message = b""
-        while len(message) < keeper.MESSAGE.size:
+        while len(message) < supervisor.MESSAGE.size:
             try:
-                more = await loop.sock_recv(self._control, keeper.MESSAGE.size - len(message))
+                more = await loop.sock_recv(self._control, supervisor.MESSAGE.size - len(message))
             except OSError:
                 more = b""
             if not more:
                 return None
             message += more
-        _, _, status = keeper.MESSAGE.unpack(message)
+        _, _, status = supervisor.MESSAGE.unpack(message)
         try:
             code = os.waitstatus_to_exitcode(status)
         except ValueError:
@@ -203,7 +202,7 @@ class Terminal:
         return 128 - code if code < 0 else code
 
     async def _find_out(self, code: int | None) -> int:
-        """Whether the sandbox has ended, or the minder alone, or nobody but the program."""
+        """Whether the sandbox has ended, or the supervisor alone, or nobody but the program."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JAIL_SECONDS):
                 await self._run.jail.wait()
@@ -224,7 +223,7 @@ class Terminal:
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            self._control.send(keeper.KILL)
+            self._control.send(supervisor.KILL)
 
     @contextlib.asynccontextmanager
     async def _hold(self) -> AsyncIterator[None]:

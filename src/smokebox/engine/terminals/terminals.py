@@ -1,18 +1,22 @@
-"""The terminals of one sandbox: made, found by their ids, listed, closed."""
+"""The terminals of one sandbox: create, get, list, close."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_session_name, check_terminal_id
 from smokebox.engine.record.rows import SessionRow
-from smokebox.engine.terminals import opening
-from smokebox.engine.terminals.beginning import Beginning
+from smokebox.engine.sessions.driver import SessionState
+from smokebox.engine.terminals.line import open_line, start_program
 from smokebox.engine.terminals.terminal import Terminal, check_size
-from smokebox.errors import Conflict, LimitReached, NotFound
+from smokebox.errors import Conflict, InvalidOption, LimitReached, NotFound
+from smokebox.foundation.ids import new_id
+from smokebox.foundation.paths import resolve
+from smokebox.options import check_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,11 +25,108 @@ if TYPE_CHECKING:
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Command, Program, Run
 
+TERM = "xterm-256color"
+
+# As `declare -p` writes them; what is not one word in quotes is an array, and not exported.
+_VARIABLE = re.compile(
+    rb"""^declare -([-a-zA-Z]+) ([A-Za-z_][A-Za-z0-9_]*)"""
+    rb"""=("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*')$""",
+    re.MULTILINE | re.DOTALL,
+)
+_IN_DOUBLE = re.compile(rb"\\([\\\"$`])")
+_IN_ANSI = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_NAMED = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"e": b"\x1b",
+    b"E": b"\x1b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
+# What each shell and each terminal has of its own.
+_OWN = frozenset({"PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "_"})
 MOST_RUNNING = 64
 MOST_ENDED = 32
 
 # What programs may take to end by themselves when the sandbox is about to.
 _PART_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """Where to begin, as whom, and with which variables; None for the sandbox's own."""
+
+    cwd: str | None = None
+    user: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_session(cls, row: SessionRow) -> StartOptions:
+        """As a session is after its last command."""
+        if row.state is None:
+            return cls(cwd=row.cwd or None, user=row.user or None, env=dict(row.env))
+        state = SessionState.unpack(row.state)
+        return cls(cwd=state.cwd, user=row.user or None, env=exported(state.script))
+
+    async def program(
+        self,
+        run: Run,
+        command: Command | None,
+        *,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+    ) -> Program:
+        """What to start, with what was asked for put over this."""
+        return await run.program(
+            words_of(command, run.shell),
+            cwd=resolve(cwd, self.cwd or run.cwd) if cwd is not None else self.cwd,
+            env={"TERM": run.env.get("TERM", TERM), **self.env, **check_env(env)},
+            user=user if user is not None else self.user,
+        )
+
+
+def words_of(command: Command | None, shell: str) -> Command:
+    """The words to start: the shell, one program by its name, or words as they are."""
+    if command is None:
+        return [shell]
+    if isinstance(command, str):
+        if not command or command.split() != [command]:
+            raise InvalidOption(
+                f"the command of a terminal is one word, or a list of words, not {command!r:.80}.",
+                hint="Pass 'python3', or ['python3', '-q'], or ['bash', '-c', 'make; exec bash'].",
+                option="command",
+                value=command,
+            )
+        return [command]
+    return command
+
+
+def exported(script: bytes) -> dict[str, str]:
+    """The exported variables in the state of a session."""
+    found: dict[str, str] = {}
+    for flags, name, value in _VARIABLE.findall(script):
+        if b"x" in flags and name.decode() not in _OWN:
+            found[name.decode()] = _unquote(value).decode("utf-8", "surrogateescape")
+    return found
+
+
+def _unquote(value: bytes) -> bytes:
+    if value.startswith(b'"'):
+        return _IN_DOUBLE.sub(rb"\1", value[1:-1])
+    return _IN_ANSI.sub(_character, value[2:-1])
+
+
+def _character(match: re.Match[bytes]) -> bytes:
+    octal, hexadecimal, other = match.groups()
+    if octal is not None:
+        return bytes([int(octal, 8) & 0xFF])
+    if hexadecimal is not None:
+        return bytes([int(hexadecimal, 16)])
+    return _NAMED.get(other, other)
 
 
 class Terminals:
@@ -71,7 +172,7 @@ class Terminals:
         Raises `Conflict` for an id that is taken, `NotFound` for an unknown session,
         `LimitReached` for one too many, `PathNotFound` for a program that is not there.
         """
-        name = check_terminal_id(id) if id is not None else f"t-{secrets.token_hex(6)}"
+        name = check_terminal_id(id) if id is not None else new_id("t")
         check_size(cols, rows)
         async with self._use() as run:
             self._reserve(name)
@@ -122,9 +223,9 @@ class Terminals:
         if following:
             await asyncio.wait(following)
 
-    async def _beginning(self, session: str | None) -> Beginning:
+    async def _beginning(self, session: str | None) -> StartOptions:
         if session is None:
-            return Beginning()
+            return StartOptions()
         row = await self._record.get(SessionRow, self._id, check_session_name(session))
         if row is None:
             raise NotFound(
@@ -133,7 +234,7 @@ class Terminals:
                 kind="session",
                 name=session,
             )
-        return Beginning.of_session(row)
+        return StartOptions.of_session(row)
 
     def _reserve(self, name: str) -> None:
         if name in self._known or name in self._starting:
@@ -153,9 +254,9 @@ class Terminals:
         self._starting.add(name)
 
     async def _open(self, run: Run, program: Program, name: str, cols: int, rows: int) -> Terminal:
-        line = opening.open_line(run, program)
+        line = open_line(run, program)
         try:
-            control = await opening.start(run, program, line, cols=cols, rows=rows)
+            control = await start_program(run, program, line, cols=cols, rows=rows)
         except BaseException:
             line.close()
             raise

@@ -1,4 +1,4 @@
-"""The suite that every sandbox passes. Subclass `SandboxSuite` and give it a fixture.
+"""Suite that every sandbox passes. Subclass `SandboxSuite` and define a fixture.
 
     class TestMySandbox(SandboxSuite):
         @pytest_asyncio.fixture
@@ -7,9 +7,9 @@
             yield sandbox
             await sandbox.aclose()
 
-Needs pytest and pytest-asyncio. Each case closes or wears out its sandbox as it likes, so the
-fixture makes one for each; it must be writable. No case is skipped: where a sandbox says by
-`capabilities()` that it cannot do something, the case asserts the refusal instead.
+Needs pytest and pytest-asyncio. A case may close or break its sandbox, so the fixture creates one
+for each case; it must be writable. No case is skipped: if `capabilities()` says that the sandbox
+lacks a feature, the case asserts the refusal instead.
 """
 
 from smokebox.sandbox.conformance.commands import CommandCases
@@ -34,4 +34,4 @@ class SandboxSuite(
     StreamCases,
     DeadlineCases,
 ):
-    """Every case. The subclass gives an async fixture `sandbox`."""
+    """All cases. A subclass defines an async fixture `sandbox`."""

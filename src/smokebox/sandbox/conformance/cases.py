@@ -1,12 +1,13 @@
-"""What all cases share: the fixtures that follow from `sandbox`."""
+"""Fixtures that all cases share."""
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+
+from smokebox.foundation.ids import new_id
 
 if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 
 @pytest.mark.asyncio
 class Cases:
-    """The fixtures of a suite whose subclass gives `sandbox`."""
+    """Fixtures derived from `sandbox`, which a subclass defines."""
 
     @pytest_asyncio.fixture
     async def able(self, sandbox: SandboxApi) -> Capabilities:
-        """What the sandbox says it can do."""
+        """Return the capabilities of the sandbox."""
         return await sandbox.capabilities()
 
     @pytest_asyncio.fixture
     async def place(self, sandbox: SandboxApi) -> str:
-        """A fresh directory of the case's own, as an absolute path."""
-        path = sandbox.resolve_path(f"conformance-{uuid.uuid4().hex[:12]}")
+        """Create an empty directory for the case and return its absolute path."""
+        path = sandbox.resolve_path(new_id("conformance"))
         await sandbox.mkdir(path, recursive=True)
         return path

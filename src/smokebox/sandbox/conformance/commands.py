@@ -1,4 +1,4 @@
-"""Cases about commands: what goes in, what comes out, and what a failure is."""
+"""Cases on commands: input, output and failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 class CommandCases(Cases):
-    """exec and its options."""
+    """`exec` and its options."""
 
     async def test_output_and_success(self, sandbox: SandboxApi) -> None:
         result = await sandbox.exec("echo hi")

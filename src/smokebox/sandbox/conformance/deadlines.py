@@ -1,4 +1,4 @@
-"""Cases about stopping: timeouts, cancellation, and what must not outlive them."""
+"""Cases on timeouts and cancellation: no process outlives them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import Capabilities
 
-# Each leaves something behind that would write `survived` a moment after the command was killed.
+# Each command leaves a process that would write `survived` shortly after the kill.
 STUBBORN = {
     "child": "(sleep 1.5; echo x > survived) & sleep 30",
     "grandchild": "bash -c '(sleep 1.5; echo x > survived) & sleep 30'",
@@ -24,12 +24,12 @@ STUBBORN = {
     "ignores TERM": "trap '' TERM; bash -c 'trap \"\" TERM; sleep 3; echo x > survived'; sleep 30",
     "nohup": "nohup bash -c 'sleep 1.5; echo x > survived' >/dev/null 2>&1 & sleep 30",
 }
-# How long to wait, from the kill on, until it would have written.
+# Seconds after the kill until it would have been written.
 PAUSE = {kind: 3.0 if kind == "ignores TERM" else 1.5 for kind in STUBBORN}
 
 
 class DeadlineCases(Cases):
-    """Nothing hangs, nothing survives, and what was printed is kept."""
+    """Nothing hangs, nothing survives, and partial output is kept."""
 
     async def test_timeout_is_124_and_keeps_partial_output(self, sandbox: SandboxApi) -> None:
         result = await sandbox.exec("echo hi; echo oops >&2; sleep 30", timeout=0.5)
@@ -101,7 +101,7 @@ class DeadlineCases(Cases):
     async def test_a_background_child_does_not_hold_the_call(
         self, sandbox: SandboxApi, able: Capabilities
     ) -> None:
-        # Without processes, what is sent to the background runs to its end first.
+        # Without processes, a background command runs to its end first.
         pause = "20" if able.processes else "0.5"
         began = time.monotonic()
         result = await sandbox.exec("sleep $PAUSE & echo done", env={"PAUSE": pause})

@@ -1,4 +1,4 @@
-"""Cases about directories, and about removing things: the flags mean exactly what they say."""
+"""Cases on directories and removal, with the exact meaning of each flag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DirectoryCases(Cases):
-    """readdir, mkdir and rm."""
+    """`readdir`, `mkdir` and `rm`."""
 
     async def test_readdir_gives_sorted_names_with_dotfiles(
         self, sandbox: SandboxApi, place: str

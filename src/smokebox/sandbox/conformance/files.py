@@ -1,4 +1,4 @@
-"""Cases about files: their bytes, their names, and what happens when they cannot be had."""
+"""Cases on files: contents, names and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = [
 
 
 class FileCases(Cases):
-    """Reading, writing, and asking what is there."""
+    """Reading, writing and metadata."""
 
     async def test_text_round_trips(self, sandbox: SandboxApi, place: str) -> None:
         await sandbox.write_file(f"{place}/a.txt", "héllo\r\nwörld\n")

@@ -1,4 +1,4 @@
-"""Cases about glob: what each sign matches, what it skips, and in which form the answer comes."""
+"""Cases on glob: wildcards, hidden names and the form of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases about paths as text, and about paths that no sandbox can hold."""
+"""Cases on paths as text, including invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PathCases(Cases):
-    """Relative, absolute, collapsing, and impossible paths."""
+    """Relative, absolute, collapsing and invalid paths."""
 
     async def test_the_sandbox_satisfies_the_protocol(self, sandbox: SandboxApi) -> None:
         assert isinstance(sandbox, SandboxApi)

@@ -1,4 +1,4 @@
-"""Cases about output as it is written: live, in order, whole, and never unbounded in memory."""
+"""Cases on streamed output: live, in order, complete, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ POUR = "i=0; while [ $i -lt 100 ]; do cat megabyte; i=$((i+1)); done"
 
 
 def resident_bytes() -> int:
-    """The memory this process holds, or 0 where the system does not tell."""
+    """Return the resident memory of this process, or 0 if unknown."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
 
 
 class StreamCases(Cases):
-    """exec_stream, and long output from exec."""
+    """`exec_stream`, and long output of `exec`."""
 
     async def test_chunks_make_up_the_output(self, sandbox: SandboxApi) -> None:
         stream = sandbox.exec_stream("echo a; echo b >&2; printf c; exit 3")

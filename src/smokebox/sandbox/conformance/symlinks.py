@@ -1,4 +1,4 @@
-"""Cases about symlinks: followed where they lead somewhere, never where that would destroy."""
+"""Cases on symlinks: when they are followed, and when not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def link(sandbox: SandboxApi, able: Capabilities, place: str, target: str, name: str) -> bool:
-    """Make a symlink by command; where there are none, see that it is refused and say False."""
+    """Create a symlink by command; if unsupported, assert the refusal and return False."""
     result = await sandbox.exec(
         'ln -s -- "$TARGET" "$NAME"', cwd=place, env={"TARGET": target, "NAME": name}
     )
@@ -28,7 +28,7 @@ async def link(sandbox: SandboxApi, able: Capabilities, place: str, target: str,
 
 
 class SymlinkCases(Cases):
-    """Links to files, to directories, to nothing and to each other."""
+    """Links to files, to directories, to missing paths and to each other."""
 
     async def test_reading_through_a_link(
         self, sandbox: SandboxApi, able: Capabilities, place: str

@@ -1,7 +1,7 @@
-"""An object store as a filesystem: directories are what keys share, bodies are read when asked for.
+"""Object store as a filesystem: shared key prefixes are directories, bodies are read on demand.
 
-What a command has seen it need not ask again; `refresh` ends that, and belongs before each
-command, so that what others put, change or delete shows in the next one.
+Listings are cached for one command. `refresh` drops the cache and is called before each command, so
+that changes made by others show in the next one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from smokebox.errors import (
 from smokebox.sandbox.bucket_names import check_prefix
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
 from smokebox.sandbox.filesystems.folder_objects import FolderObjects
-from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Objects
-from smokebox.sandbox.filesystems.read_ahead import Bodies, ReadAhead
+from smokebox.sandbox.filesystems.object_cache import (
+    HOLDS,
+    BodyCache,
+    ListingCache,
+    ReadAhead,
+    directories,
+    resume_after,
+)
+from smokebox.sandbox.filesystems.objects import DIRECTORY, ObjectBody, ObjectEntry, Objects
 from smokebox.sandbox.filesystems.s3_objects import S3Objects
-from smokebox.sandbox.filesystems.sightings import HOLDS, Sightings
-from smokebox.sandbox.filesystems.walks import directories, resume_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,18 +41,18 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-    from smokebox.sandbox.filesystems.sightings import Listing
+    from smokebox.sandbox.filesystems.object_cache import Listing
 
-# A walk is listed ahead by so many keys at first, and then by twice as many each time.
+# Keys listed ahead on the first walk; each further walk doubles it.
 _FIRST_WALK, _LONGEST_WALK = 2000, 8000
 
 
 class BucketFilesystem(Filesystem):
-    """The objects of an obstore `store` below `prefix`, as files.
+    """Filesystem over the objects of an obstore `store` below `prefix`.
 
-    Reads go through a cache of `cache_bytes`, which is only used for the version that the
-    store says is there. `prefetch` is how many small objects are fetched at once ahead of a
-    command that reads a directory in order; 0 fetches nothing that is not read.
+    Reads go through a cache of `cache_bytes`, used only for the version that the store reports.
+    `prefetch` is the number of small objects fetched in parallel ahead of a command that reads a
+    directory in order; 0 disables it.
     """
 
     def __init__(
@@ -64,8 +69,8 @@ class BucketFilesystem(Filesystem):
         _check_amount("prefetch", prefetch)
         self.read_only = read_only
         self._objects = _objects(store, check_prefix(prefix), place or repr(store))
-        self._sightings = Sightings()
-        self._bodies = Bodies(cache_bytes)
+        self._sightings = ListingCache()
+        self._bodies = BodyCache(cache_bytes)
         self._large: set[str] = set()
         self._ahead = ReadAhead(
             self._objects,
@@ -78,15 +83,17 @@ class BucketFilesystem(Filesystem):
 
     @property
     def refused_in_names(self) -> str:
-        """Characters that no name in this store can have."""
+        """Characters that no name in this store can contain."""
         return self._objects.refused_in_names
 
     def check_name(self, path: str) -> None:
-        """Refuse a path that no file here can have."""
+        """Raise `InvalidPath` for a path that no file here can have."""
         self._objects.check_name(path[1:])
 
     def refresh(self) -> None:
-        """Ask the store anew from here on. See that it is there, at first and after a failure."""
+        """Drop cached listings; on the first call and after a failure, check that the bucket
+        exists.
+        """
         with self._checking:
             if not self._seen or self._objects.failed:
                 self._objects.check()
@@ -97,23 +104,22 @@ class BucketFilesystem(Filesystem):
         self._ahead.forget()
 
     def serve(self, holds: float) -> None:
-        """Be for programs that nobody tells of, by `refresh`, when they begin.
+        """Serve programs whose start is not announced by `refresh`, as a mount does.
 
-        What was seen is believed for so many seconds, and what several threads read is taken
-        for what one program reads.
+        Cached listings are valid for `holds` seconds, and reads of all threads count as one scan.
         """
         self._sightings.holds = holds
         self._ahead.share()
 
     def close(self) -> None:
-        """Let go of the threads. Safe to repeat."""
+        """Stop the read-ahead threads. Safe to repeat."""
         self._ahead.close()
 
     def read(self, path: str) -> bytes:
         return self.body(path).data
 
-    def body(self, path: str) -> Body:
-        """The whole of a file, and which version of it that is."""
+    def body(self, path: str) -> ObjectBody:
+        """Return a whole file and its version."""
         known, found = self._sightings.look(path)
         if path == "/" or (found is not None and found.is_directory):
             raise PathIsDirectory(path)
@@ -123,16 +129,16 @@ class BucketFilesystem(Filesystem):
         return self._ahead.take(path) or self._cached(path, found) or self._fetched(path)
 
     def part(self, path: str, start: int, end: int, version: str) -> bytes | None:
-        """Some bytes of one version of a file; None where it is another by now."""
+        """Return a byte range of one version of a file, or None if the version has changed."""
         return self._objects.part(path[1:], start, end, version)
 
-    def _cached(self, path: str, found: Found | None) -> Body | None:
+    def _cached(self, path: str, found: ObjectEntry | None) -> ObjectBody | None:
         body = self._bodies.get(path)
         if body is None or found is None or found.version != body.version:
             return None
         return body
 
-    def _fetched(self, path: str) -> Body:
+    def _fetched(self, path: str) -> ObjectBody:
         held = self._bodies.get(path)
         try:
             body = self._objects.get(path[1:], unless=held.version if held else "")
@@ -151,7 +157,7 @@ class BucketFilesystem(Filesystem):
         self.put(path, data)
 
     def put(self, path: str, data: bytes | BinaryIO, size: int | None = None) -> None:
-        """Make or replace a file, from bytes or from a file with so many."""
+        """Create or replace a file, from bytes or from an open file of `size` bytes."""
         self._check_writable(path)
         found = self.find(path)
         if found is not None and found.is_directory:
@@ -174,8 +180,8 @@ class BucketFilesystem(Filesystem):
     def listdir(self, path: str) -> Mapping[str, Entry]:
         return {name: item.entry for name, item in self.listing(path).items()}
 
-    def listing(self, path: str) -> Mapping[str, Found]:
-        """As `listdir`, with which version of each is there."""
+    def listing(self, path: str) -> Mapping[str, ObjectEntry]:
+        """Return a directory's entries with their versions."""
         listing = self._sightings.listing(path)
         return self._listed(path) if listing is None else listing.found
 
@@ -235,8 +241,8 @@ class BucketFilesystem(Filesystem):
         self._objects.copy(source[1:], target[1:])
         return self._changed(target)
 
-    def find(self, path: str) -> Found | None:
-        """As `peek`, with which version is there."""
+    def find(self, path: str) -> ObjectEntry | None:
+        """Return the entry at `path` with its version, or None."""
         if path == "/":
             return DIRECTORY
         known, found = self._sightings.look(path)
@@ -246,17 +252,17 @@ class BucketFilesystem(Filesystem):
             self._sightings.note(path, found, asked=asked)
         return found
 
-    def _asked(self, key: str, asked: int) -> Found | None:
+    def _asked(self, key: str, asked: int) -> ObjectEntry | None:
         found = self._objects.head(key)
         if found is not None and found.entry.size:
             return found
-        # An empty object with others below it is a directory in an older spelling.
+        # An empty object with others below it is a directory marker in an older convention.
         walked = self._objects.walk(key)
         if walked.ended and walked.found:
             self._sightings.add(directories(walked, "/" + key, self._objects.marker), asked=asked)
         return DIRECTORY if walked.exists else found
 
-    def _listed(self, path: str) -> Mapping[str, Found]:
+    def _listed(self, path: str) -> Mapping[str, ObjectEntry]:
         walked = self._walk_on(path) or self._whole(path)
         if walked is not None:
             return walked.found
@@ -270,10 +276,9 @@ class BucketFilesystem(Filesystem):
         return listed.found
 
     def _whole(self, path: str) -> Listing | None:
-        """List all that is below a directory at once, where that is a page or two of keys.
+        """List everything below a directory in one or two pages of keys, whatever its depth.
 
-        One request for a page, whatever the depth. Where there is more, that is remembered,
-        so that it is asked for in vain only once.
+        Directories with more keys are remembered, so that the attempt is made only once.
         """
         if not self._objects.ordered or path in self._large:
             return None
@@ -283,14 +288,14 @@ class BucketFilesystem(Filesystem):
             self._large.add(path)
             return None
         if not walked.found:
-            # Not there, or empty: the listing of the directory itself tells.
+            # Missing or empty: listing the directory itself tells which.
             return None
         seen = directories(walked, path, self._objects.marker)
         self._sightings.add(seen, asked=asked, given=False)
         return self._sightings.listing(path)
 
     def _walk_on(self, path: str) -> Listing | None:
-        """List the following directories too, once two in the same one have been asked for."""
+        """List the following directories too, once two siblings have been listed."""
         above = posixpath.dirname(path)
         around = self._sightings.peek(above) if path != "/" else None
         if around is None or not self._objects.ordered:
@@ -298,12 +303,12 @@ class BucketFilesystem(Filesystem):
         around.descents += 1
         if around.descents < 2 or around.everything:
             return None
-        # Always onward from the first key, so that no order of asking lists anything twice.
+        # Always continue from the first key, so that no access order lists anything twice.
         limit = min(_FIRST_WALK << around.walks, _LONGEST_WALK)
         asked = self._sightings.changes
         walked = self._objects.walk(above[1:], after=around.reached, limit=limit)
         seen = directories(walked, above, self._objects.marker, after=around.reached)
-        # Of the one above, only a part may have been seen.
+        # Only a part of the parent may have been listed.
         seen.pop(above, None)
         self._sightings.add(seen, asked=asked, given=False)
         around.walks += 1
@@ -319,11 +324,13 @@ class BucketFilesystem(Filesystem):
         if self.read_only:
             raise AccessDenied(
                 path,
-                f"the bucket is read-only, so {path} stays as it is.",
+                f"the bucket is read-only, so {path} was not changed.",
                 hint="Write outside of it, or open it without read_only=True.",
             )
         if path == "/":
-            raise AccessDenied(path, "the root of the bucket stays.", hint="Name what is in it.")
+            raise AccessDenied(
+                path, "the root of the bucket cannot be removed.", hint="Pass a path inside it."
+            )
         self.check_name(path)
 
     def _check_parent(self, path: str) -> None:
@@ -346,8 +353,8 @@ def _objects(store: ObjectStore, prefix: str, place: str) -> Objects:
 def _check_amount(option: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidOption(
-            f"{option} is a whole number from 0 on, not {value!r}.",
-            hint=f"Pass {option}=0 to do without.",
+            f"{option} must be a non-negative integer, not {value!r}.",
+            hint=f"Pass {option}=0 to disable it.",
             option=option,
             value=value,
         )

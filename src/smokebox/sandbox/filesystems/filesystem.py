@@ -1,14 +1,12 @@
-"""The seam for files that live anywhere: what can be mounted in a virtual sandbox.
+"""Interface of filesystems that can be mounted in a virtual sandbox.
 
-Paths are absolute and normal, seen from the filesystem's own root. No method follows a
-symlink, neither in the last name nor before it: `Tree` does that, across mounts. All
-raise `smokebox.errors`, and what raises has changed nothing. Calls come from several
-threads at once.
+Paths are absolute and normalized, relative to the filesystem's own root. No method follows a
+symlink in any path component: `Tree` does that, across mounts. Methods raise `smokebox.errors`, and
+a method that raises has changed nothing. Calls come from several threads at once.
 """
 
 from __future__ import annotations
 
-import errno
 import posixpath
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -16,16 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from smokebox.errors import (
-    AccessDenied,
-    DirectoryNotEmpty,
-    FileTooLarge,
     InvalidOption,
     PathError,
     PathExists,
     PathIsDirectory,
     PathNotDirectory,
     PathNotFound,
-    StorageFull,
     SymlinkLoop,
     Unsupported,
 )
@@ -36,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in a filesystem: what it is, and what is known of it.
+    """Metadata of one file, directory or symlink.
 
-    `other` is what has a name but no content to read: a pipe, a socket, a device.
+    `other` is anything without readable content: a pipe, a socket, a device.
     """
 
     kind: Literal["file", "directory", "symlink", "other"]
@@ -48,41 +42,41 @@ class Entry:
 
 
 class Filesystem(ABC):
-    """Files behind six methods; the rest has answers that follow from them."""
+    """Base class with six abstract methods; the others have default implementations."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """The whole of a file."""
+        """Return the contents of a file."""
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """Make or replace a file whose parent exists."""
+        """Create or replace a file whose parent exists."""
 
     @abstractmethod
     def lstat(self, path: str) -> Entry:
-        """What is at `path` itself."""
+        """Return the entry at `path`, without following symlinks."""
 
     @abstractmethod
     def listdir(self, path: str) -> Mapping[str, Entry]:
-        """What is in a directory, by name."""
+        """Return the entries of a directory by name."""
 
     @abstractmethod
     def mkdir(self, path: str) -> None:
-        """Make one directory whose parent exists."""
+        """Create one directory whose parent exists."""
 
     @abstractmethod
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, a symlink, an empty directory, or with `recursive` a whole one."""
+        """Remove a file, a symlink or an empty directory; with `recursive` any directory."""
 
     def peek(self, path: str) -> Entry | None:
-        """What is at `path` itself, or None. Shells ask for what is not there all the time."""
+        """Return the entry at `path`, or None. Shells look up missing paths all the time."""
         try:
             return self.lstat(path)
         except PathNotFound:
             return None
 
     def append(self, path: str, data: bytes) -> None:
-        """Add to the end of a file, making it where there is none."""
+        """Append to a file, creating it if it is missing."""
         try:
             before = self.read(path)
         except PathNotFound:
@@ -90,9 +84,9 @@ class Filesystem(ABC):
         self.write(path, before + data)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or directory, replacing a file or an empty directory that is there.
+        """Move a file or directory, replacing a file or an empty directory at the target.
 
-        This one copies, then removes: a filesystem that can do it at once should.
+        The default copies, then removes; override it where an atomic rename is possible.
         """
         entry = self.lstat(source)
         if source == target:
@@ -105,9 +99,9 @@ class Filesystem(ABC):
         self.remove(source, recursive=True)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a directory with all that is in it, with permissions.
+        """Copy a file or a directory tree with permissions.
 
-        Into a directory that is there it is merged, unless a name in both stands in the way.
+        Merges into an existing directory, unless a name in both conflicts.
         """
         entry = self.lstat(source)
         if entry.kind == "symlink":
@@ -130,7 +124,7 @@ class Filesystem(ABC):
             raise
 
     def _plan(self, source: str, target: str, entry: Entry) -> list[tuple[str, str, Entry]]:
-        """What to copy where, directories before what is in them."""
+        """Return what to copy where, directories before their contents."""
         plan = [(source, target, entry)]
         for old, new, found in plan:
             if found.kind == "directory":
@@ -157,7 +151,7 @@ class Filesystem(ABC):
         self.chmod(target, entry.mode)
 
     def makedirs(self, path: str) -> None:
-        """Make a directory and those above it; one that is there is as good."""
+        """Create a directory and its parents; an existing directory is accepted."""
         missing: list[str] = []
         while (entry := self.peek(path)) is None:
             missing.append(path)
@@ -168,35 +162,35 @@ class Filesystem(ABC):
             self.mkdir(directory)
 
     def touch(self, path: str, mtime: float) -> None:
-        """Set the time of the last change, where there is one to set."""
+        """Set the modification time, if the filesystem has one."""
         self.lstat(path)
 
     def symlink(self, target: str, path: str) -> None:
-        """Make a symlink at `path` that leads to `target`."""
+        """Create a symlink at `path` with the given target."""
         raise Unsupported(
-            f"{type(self).__name__} holds no symlinks, so {path} was not made.",
+            f"{type(self).__name__} has no symlinks, so {path} was not created.",
             hint="Copy the file instead.",
             operation="symlink",
         )
 
     def readlink(self, path: str) -> str:
-        """Where the symlink at `path` leads."""
+        """Return the target of the symlink at `path`."""
         self.lstat(path)
         raise PathError(path, f"not a symlink: {path}")
 
     def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits, where there are any."""
+        """Set the permission bits, if the filesystem has them."""
         self.lstat(path)
 
     def refresh(self) -> None:
-        """Forget what may have changed elsewhere; a sandbox calls this before each command."""
+        """Drop caches of what others may have changed; a sandbox calls this before each command."""
 
     def close(self) -> None:
-        """Let go of connections and handles. Safe to repeat."""
+        """Release connections and handles. Safe to repeat."""
 
 
 def check_move(source: str, target: str, entry: Entry, existing: Entry | None) -> None:
-    """Refuse what `rename` cannot do, with the errors of rename(2)."""
+    """Raise for moves that rename(2) refuses, with its errors."""
     if target.startswith(source.rstrip("/") + "/"):
         raise PathError(target, f"cannot move a directory into itself: {target}")
     if existing is None:
@@ -208,37 +202,11 @@ def check_move(source: str, target: str, entry: Entry, existing: Entry | None) -
 
 
 def check_limit(option: str, limit: int | None) -> None:
-    """Refuse what is not a number of bytes or of files, or None."""
+    """Raise `InvalidOption` unless `limit` is a non-negative number or None."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise InvalidOption(
-            f"{option} is a number of at least 0 or None, not {limit!r}.",
-            hint=f"Pass for example {option}=10_000_000.",
+            f"{option} must be a non-negative number or None, not {limit!r}.",
+            hint=f"Pass {option}=10_000_000, for example.",
             option=option,
             value=limit,
         )
-
-
-_BY_NUMBER: dict[int, type[PathError]] = {
-    errno.ENOENT: PathNotFound,
-    errno.EEXIST: PathExists,
-    errno.EISDIR: PathIsDirectory,
-    errno.ENOTDIR: PathNotDirectory,
-    errno.ENOTEMPTY: DirectoryNotEmpty,
-    errno.ELOOP: SymlinkLoop,
-    errno.EACCES: AccessDenied,
-    errno.EPERM: AccessDenied,
-    errno.EROFS: AccessDenied,
-    errno.EFBIG: FileTooLarge,
-    errno.ENOSPC: StorageFull,
-    errno.EDQUOT: StorageFull,
-}
-
-
-def from_os_error(error: OSError, path: str) -> PathError:
-    """The class of ours that says what the operating system said of `path`."""
-    kind = _BY_NUMBER.get(error.errno or 0)
-    if kind is None:
-        return PathError(path, f"{error.strerror or error}: {path}")
-    if kind is StorageFull:
-        return StorageFull(path, hint="Free some space and try again.")
-    return kind(path)

@@ -1,4 +1,4 @@
-"""A folder as a bucket: objects are its files, and its directories are kept as they are."""
+"""Folder of the host as a bucket: its files are the objects, its directories exist as they are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from smokebox.errors import BucketNotFound, PathNotFound
-from smokebox.sandbox.filesystems.filesystem import Entry, from_os_error
-from smokebox.sandbox.filesystems.objects import DIRECTORY, Body, Found, Listed, Objects, Walked
+from smokebox.errors import BucketNotFound, PathNotFound, from_os_error
+from smokebox.sandbox.filesystems.filesystem import Entry
+from smokebox.sandbox.filesystems.objects import (
+    DIRECTORY,
+    ObjectBody,
+    ObjectEntry,
+    ObjectListing,
+    Objects,
+    ObjectWalk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,14 +26,14 @@ if TYPE_CHECKING:
     from obstore.store import LocalStore
 
 _MAX_NAME = 255
-# What obstore calls a file until it is whole, and keeps for itself.
+# Names that obstore gives to unfinished files.
 _STAGED = re.compile(r"#\d+$")
 
 
 class FolderObjects(Objects):
-    """Objects are put by obstore, whole or not at all, and read from the folder itself.
+    """Objects in a folder: written atomically by obstore, read directly from the folder.
 
-    Symlinks are not shown and not followed, so that nothing leads outside.
+    Symlinks are neither shown nor followed, so that none leads outside.
     """
 
     marker = ""
@@ -36,22 +43,22 @@ class FolderObjects(Objects):
         self.root = os.path.realpath(store.prefix or "/")
 
     def check(self) -> None:
-        """Ask whether the folder is there."""
+        """Raise `BucketNotFound` unless the folder exists."""
         if not os.path.isdir(self.root):
             raise BucketNotFound(
-                f"there is no folder {self.root}.", hint="Make it first.", bucket=self.root
+                f"there is no folder {self.root}.", hint="Create it first.", bucket=self.root
             )
 
     def names(self, key: str) -> bool:
-        """Whether a file in the folder can have this key."""
+        """Return whether a file in the folder can have this key."""
         parts = key.split("/")
         if any(len(os.fsencode(part)) > _MAX_NAME or _STAGED.search(part) for part in parts):
             return False
         return super().names(key)
 
-    def listdir(self, directory: str) -> Listed:
-        """What is in a directory. Raises nothing for one that is not there."""
-        found: dict[str, Found] = {}
+    def listdir(self, directory: str) -> ObjectListing:
+        """Return the entries of a directory; an empty listing if it does not exist."""
+        found: dict[str, ObjectEntry] = {}
         try:
             with self._at(directory) as place, os.scandir(place) as items:
                 for item in items:
@@ -59,8 +66,8 @@ class FolderObjects(Objects):
                     if kind is not None:
                         found[item.name] = kind
         except (FileNotFoundError, NotADirectoryError):
-            return Listed({}, exists=directory == "")
-        return Listed(found, exists=True)
+            return ObjectListing({}, exists=directory == "")
+        return ObjectListing(found, exists=True)
 
     def _shown(self, name: str) -> bool:
         try:
@@ -69,12 +76,12 @@ class FolderObjects(Objects):
             return False
         return self.names(name)
 
-    def walk(self, directory: str, after: str = "", limit: int = 1000) -> Walked:
-        """Whether the directory is there; a folder is listed one directory at a time."""
-        return Walked([], ended=False, exists=self.listdir(directory).exists)
+    def walk(self, directory: str, after: str = "", limit: int = 1000) -> ObjectWalk:
+        """Report only whether the directory exists; a folder is listed one directory at a time."""
+        return ObjectWalk([], ended=False, exists=self.listdir(directory).exists)
 
-    def head(self, key: str) -> Found | None:
-        """The file with this key."""
+    def head(self, key: str) -> ObjectEntry | None:
+        """Return the entry of a file, or None."""
         try:
             with self._at(key) as place:
                 found = _of(os.lstat(place)) if os.path.isfile(place) else None
@@ -82,14 +89,14 @@ class FolderObjects(Objects):
             return None
         return found
 
-    def get(self, key: str, unless: str = "") -> Body | None:
-        """The bytes of a file; None where its version is `unless`."""
+    def get(self, key: str, unless: str = "") -> ObjectBody | None:
+        """Return a file's body, or None if its version is `unless`."""
         with self._at(key) as place, open(place, "rb") as file:
             version = _of(os.fstat(file.fileno())).version
-            return None if version == unless else Body(file.read(), version)
+            return None if version == unless else ObjectBody(file.read(), version)
 
     def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
-        """Make or replace a file, whole or not at all."""
+        """Create or replace a file atomically."""
         with self._at(key):
             super().put(key, data, size)
         return ""
@@ -100,13 +107,13 @@ class FolderObjects(Objects):
             super().copy(source, target)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete files. One that is gone already is no error."""
+        """Delete files. A missing file is not an error."""
         for key in keys:
             with self._at(key):
                 super().delete([key])
 
     def make_directory(self, key: str) -> None:
-        """Make a directory."""
+        """Create a directory."""
         with self._at(key) as place:
             os.mkdir(place)
 
@@ -116,18 +123,18 @@ class FolderObjects(Objects):
             os.rmdir(place)
 
     def remove_tree(self, directory: str) -> None:
-        """Remove a directory with all that is in it."""
+        """Remove a directory tree."""
         with self._at(directory) as place:
             shutil.rmtree(place)
 
     def move_tree(self, source: str, target: str) -> None:
-        """Move a directory with all that is in it."""
+        """Move a directory tree."""
         with self._at(source) as old, self._at(target) as new:
             os.rename(old, new)
 
     @contextmanager
     def _at(self, key: str) -> Iterator[str]:
-        """The place of a key on the host, once no symlink is on the way to it."""
+        """Return the host path of a key, after checking that no component is a symlink."""
         place = os.path.join(self.root, self.full(key)).rstrip("/") or "/"
         try:
             if os.path.realpath(place) != place:
@@ -139,7 +146,7 @@ class FolderObjects(Objects):
             raise from_os_error(error, f"/{key}") from error
 
 
-def _found(item: os.DirEntry[str]) -> Found | None:
+def _found(item: os.DirEntry[str]) -> ObjectEntry | None:
     if item.is_dir(follow_symlinks=False):
         return DIRECTORY
     with suppress(FileNotFoundError):
@@ -148,6 +155,6 @@ def _found(item: os.DirEntry[str]) -> Found | None:
     return None
 
 
-def _of(status: os.stat_result) -> Found:
+def _of(status: os.stat_result) -> ObjectEntry:
     version = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-    return Found(Entry("file", status.st_size, status.st_mtime), version)
+    return ObjectEntry(Entry("file", status.st_size, status.st_mtime), version)

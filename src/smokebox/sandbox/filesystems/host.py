@@ -1,10 +1,9 @@
-"""A folder of the host, which nothing in it can lead out of."""
+"""Folder of the host that no path inside it can escape."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 import weakref
@@ -19,31 +18,27 @@ from smokebox.errors import (
     PathError,
     PathIsDirectory,
     SymlinkLoop,
-)
-from smokebox.sandbox.filesystems.filesystem import (
-    Entry,
-    Filesystem,
-    check_limit,
-    check_move,
     from_os_error,
 )
+from smokebox.foundation.ids import new_id
+from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_limit, check_move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = _PLACE | os.O_DIRECTORY
-# Without O_NONBLOCK, opening a pipe would wait for somebody at its other end.
+# Without O_NONBLOCK, opening a FIFO would block until the other end is opened.
 _CONTENT = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class HostFilesystem(Filesystem):
-    """What is in `folder` on the host, to look at or, with `read_only=False`, to change.
+    """Contents of `folder` on the host, read-only unless `read_only=False`.
 
-    Every path is walked name by name from the open folder, and no symlink is followed on
-    the way, so that neither a link nor a race leads outside. Files are replaced, never
-    written in place: a hard link to a file elsewhere keeps its content. Names that are not
-    UTF-8 are left out, and pipes and devices are not opened.
+    Every path is opened component by component from the open folder, and no symlink is followed, so
+    that neither a link nor a race leads outside. Files are replaced, never written in place: a hard
+    link to a file elsewhere keeps its content. Names that are not UTF-8 are left out, and pipes and
+    devices are not opened.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class HostFilesystem(Filesystem):
             try:
                 if stat.S_ISLNK(os.fstat(file).st_mode):
                     raise SymlinkLoop(path)
-                # fchmod refuses O_PATH, and anything else needs permission to read first.
+                # fchmod refuses O_PATH, and other modes need read permission first.
                 os.chmod(f"/proc/self/fd/{file}", mode & 0o777)
             finally:
                 os.close(file)
@@ -168,7 +163,7 @@ class HostFilesystem(Filesystem):
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """The open directory that holds `path` and the name in it; errors become ours."""
+        """Open the directory that holds `path`, and translate errors."""
         folder = self._folder
         if folder is None:
             raise AccessDenied(path, f"{path} cannot be used: its filesystem is closed.")
@@ -181,7 +176,7 @@ class HostFilesystem(Filesystem):
         except PathError:
             raise
         except OSError as error:
-            # Not `from error`, which names files of the host.
+            # Not `from error`, which would name files of the host.
             raise from_os_error(error, path) from None
         except UnicodeEncodeError:
             raise InvalidPath(
@@ -190,10 +185,10 @@ class HostFilesystem(Filesystem):
 
 
 class _Folder:
-    """An open directory, closed when the last call that uses it is over.
+    """Open directory, closed after the last call that uses it.
 
-    Closing at once would free its number for whatever is opened next, under the feet of
-    a call on another thread.
+    Closing at once would free its descriptor number for another file while a call on another thread
+    still uses it.
     """
 
     def __init__(self, path: str) -> None:
@@ -206,7 +201,7 @@ class _Folder:
 
 @contextmanager
 def _walked(folder: _Folder, names: list[str]) -> Iterator[int]:
-    """The directory that `names` lead to, entered one by one."""
+    """Open the directory that `names` lead to, one component at a time."""
     opened = folder.file
     try:
         for name in names:
@@ -222,7 +217,7 @@ def _walked(folder: _Folder, names: list[str]) -> Iterator[int]:
 
 @contextmanager
 def _opened(path: str, parent: int, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A regular file, open; anything else is refused."""
+    """Open a regular file; anything else is refused."""
     file = os.open(name, flags | _CONTENT, dir_fd=parent)
     try:
         _check_regular(path, os.fstat(file).st_mode)
@@ -241,20 +236,20 @@ def _check_regular(path: str, mode: int) -> None:
 
 
 def _mode_to_keep(path: str, parent: int, name: str) -> int | None:
-    """The permissions of a file that can be written to; None where there is none."""
+    """Return the permissions of a writable file, or None if there is none."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return None
     _check_regular(path, mode)
-    # Replacing asks for permission on the directory only; writing asks the file.
+    # Replacing needs permission on the directory only; writing needs it on the file.
     if not os.access(name, os.W_OK, dir_fd=parent, effective_ids=True):
         raise AccessDenied(path)
     return mode & 0o777
 
 
 def _replace(parent: int, name: str, data: bytes, mode: int | None) -> None:
-    temporary = f".smokebox-{secrets.token_hex(8)}"
+    temporary = f".{new_id('smokebox')}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(temporary, flags, 0o666, dir_fd=parent)
     try:
@@ -288,7 +283,7 @@ def _write(file: int, data: bytes) -> None:
 
 def _listed(found: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, Entry]]:
     for item in found:
-        # Gone since it was listed, or with a name that no path of ours can hold.
+        # Removed since it was listed, or its name is not UTF-8.
         with contextlib.suppress(FileNotFoundError, UnicodeEncodeError):
             item.name.encode()
             yield item.name, _entry(item.stat(follow_symlinks=False))
@@ -307,4 +302,4 @@ def _entry(found: os.stat_result) -> Entry:
 
 def _check_not_root(path: str) -> None:
     if path == "/":
-        raise AccessDenied(path, "the root of a filesystem stays where it is.")
+        raise AccessDenied(path, "the root of a filesystem cannot be moved or removed.")

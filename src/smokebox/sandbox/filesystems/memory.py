@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from smokebox.errors import (
     AccessDenied,
@@ -20,11 +21,12 @@ from smokebox.errors import (
     StorageFull,
     SymlinkLoop,
 )
+from smokebox.foundation.paths import check_path
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_limit, check_move
-from smokebox.sandbox.paths import check_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
 
 MAX_NAME = 255
 
@@ -32,7 +34,7 @@ _FILE_MODE, _DIRECTORY_MODE, _SYMLINK_MODE = 0o644, 0o755, 0o777
 
 
 class _Node:
-    """A file, a directory or a symlink; `data`, `children` or `target` holds what it has."""
+    """File, directory or symlink; holds `data`, `children` or `target` accordingly."""
 
     __slots__ = ("_entry", "children", "data", "kind", "mode", "mtime", "target")
 
@@ -51,7 +53,7 @@ class _Node:
 
     @property
     def entry(self) -> Entry:
-        """Made once for each state: listing a large directory asks for thousands."""
+        """Return the entry, cached until the node changes: a large listing needs thousands."""
         if self._entry is None:
             self._entry = Entry(self.kind, self.size, self.mtime, self.mode)
         return self._entry
@@ -69,9 +71,9 @@ class _Node:
 
 
 class MemoryFilesystem(Filesystem):
-    """Files that live as long as this object, within a quota of bytes and of names.
+    """Files that live as long as this object, within a quota of bytes and names.
 
-    None lifts a limit. What does not fit is refused before anything changes.
+    None lifts a limit. A write that does not fit is refused before anything changes.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class MemoryFilesystem(Filesystem):
             if node.kind == "symlink":
                 raise SymlinkLoop(path)
             node.mode = mode & 0o7777
-            # The permissions are not the content: the time stays.
+            # Permissions are not content: the modification time stays.
             node._entry = None
 
     def touch(self, path: str, mtime: float) -> None:
@@ -247,7 +249,7 @@ class MemoryFilesystem(Filesystem):
         return node
 
     def _parent(self, path: str) -> tuple[_Node, str]:
-        """The directory that holds `path`, and the name it has there."""
+        """Return the directory that holds `path`, and the name in it."""
         head, _, name = path.rpartition("/")
         if not name:
             raise PathIsDirectory(path)
@@ -303,7 +305,7 @@ def _check_writable(path: str, node: _Node) -> None:
 
 def _check_not_root(path: str) -> None:
     if posixpath.normpath(path) == "/":
-        raise AccessDenied(path, "the root of a filesystem stays where it is.")
+        raise AccessDenied(path, "the root of a filesystem cannot be moved or removed.")
 
 
 def _check_name(path: str, name: str) -> None:
@@ -311,7 +313,59 @@ def _check_name(path: str, name: str) -> None:
         raise PathError(path, f"the name is longer than {MAX_NAME} bytes: {path}")
     if "\n" in name:
         raise InvalidPath(
-            f"the name {name!r} holds a line break, which no script in the shell could use.",
+            f"the name {name!r} contains a line break, which scripts in the shell cannot use.",
             hint="Use another character.",
             path=path,
         )
+
+
+# The amount that the shell's own /dev returns in one read.
+_ZEROES = 1_048_576
+_RANDOM = 8_192
+
+_DEVICE = Entry("file", mode=0o666)
+_NAMES = ("null", "random", "urandom", "zero")
+
+
+class DeviceFilesystem(Filesystem):
+    """`null`, `zero`, `random` and `urandom`; writes to them are discarded."""
+
+    def read(self, path: str) -> bytes:
+        self._check_device(path)
+        if path == "/zero":
+            return bytes(_ZEROES)
+        return b"" if path == "/null" else os.urandom(_RANDOM)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._check_device(path)
+
+    def append(self, path: str, data: bytes) -> None:
+        self._check_device(path)
+
+    def lstat(self, path: str) -> Entry:
+        if path == "/":
+            return Entry("directory", mode=0o755)
+        if path[1:] in _NAMES:
+            return _DEVICE
+        if path[1:].split("/")[0] in _NAMES:
+            raise PathNotDirectory(path)
+        raise PathNotFound(path)
+
+    def listdir(self, path: str) -> Mapping[str, Entry]:
+        if self.lstat(path) is _DEVICE:
+            raise PathNotDirectory(path)
+        return dict.fromkeys(_NAMES, _DEVICE)
+
+    def mkdir(self, path: str) -> None:
+        _refuse(path)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        _refuse(path)
+
+    def _check_device(self, path: str) -> None:
+        if self.lstat(path) is not _DEVICE:
+            raise PathIsDirectory(path)
+
+
+def _refuse(path: str) -> NoReturn:
+    raise AccessDenied(path, f"{path} is in a directory of devices.", hint="Write somewhere else.")

@@ -1,4 +1,4 @@
-"""The shell's own filesystem in memory, behind our methods: the fast path of `virtual()`."""
+"""Adapter of the shell's own in-memory filesystem, the fast path of `virtual()`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MAX_FILE_SIZE = 10_000_000
 MAX_TOTAL_SIZE = 100_000_000
 MAX_FILES = 10_000
 
-# Seconds: how far from the clock a time may be and still mean now.
+# Seconds that a timestamp may differ from the clock and still count as now.
 _NOW = 2.0
 
 _FILE_MODE = 0o644
 
 
 class NativeFilesystem(Filesystem):
-    """Adapts `bashkit.FileSystem`; the object itself, for mounting, is `native`.
+    """Adapter of `bashkit.FileSystem`; `native` is the object to mount.
 
-    It holds 10,000 files of up to 10 MB, 100 MB together, and no name with a control
-    character in it. Mounted as it is, it follows no symlink; a `Tree` over it does.
+    It holds 10,000 files of up to 10 MB, 100 MB in total, and no name with a control character. It
+    follows no symlinks; a `Tree` over it does.
     """
 
     def __init__(self, native: bashkit.FileSystem | None = None) -> None:
@@ -60,7 +60,7 @@ class NativeFilesystem(Filesystem):
         before = self._refuse_symlink(path)
         try:
             self.native.write_file(path, data)
-            # The engine forgets the permissions of what it replaces.
+            # The shell drops the permissions of a file that it replaces.
             if before is not None and before.mode != _FILE_MODE:
                 self.native.chmod(path, before.mode)
         except (RuntimeError, UnicodeEncodeError) as error:
@@ -134,12 +134,14 @@ class NativeFilesystem(Filesystem):
         self.native.chmod(path, mode & 0o7777)
 
     def touch(self, path: str, mtime: float) -> None:
-        """Set the time of a file to now; the engine gives no way to set another."""
+        """Set the modification time to now; bashkit cannot set another."""
         if self.lstat(path).kind == "file" and abs(mtime - time.time()) < _NOW:
             self.write(path, self.read(path))
 
     def _check_place(self, path: str) -> None:
-        """The engine makes files below a symlink or a file's name that nobody finds again."""
+        """Refuse paths below a symlink or a file: bashkit would create files there that cannot be
+        found again.
+        """
         if path == "/":
             raise PathIsDirectory(path)
         try:
@@ -150,7 +152,7 @@ class NativeFilesystem(Filesystem):
             raise PathNotDirectory(path)
 
     def _check_absent(self, path: str) -> None:
-        """The engine replaces what is in the way of a symlink."""
+        """Refuse an existing path: bashkit would replace it with the symlink."""
         if self.peek(path) is not None:
             raise PathExists(path)
         self._check_place(path)
@@ -162,7 +164,9 @@ class NativeFilesystem(Filesystem):
         return entry
 
     def _translated_beside(self, error: Exception, path: str) -> SmokeboxError:
-        """The engine says `not found` below a symlink; with it in the way, no directory is."""
+        """Translate errors, and report "not a directory" where bashkit says "not found" below a
+        symlink.
+        """
         found = _translated(error, path)
         if isinstance(found, PathNotFound) and path.count("/") > 1:
             above = self.peek(posixpath.dirname(path))
@@ -179,13 +183,13 @@ def _entry(metadata: dict[str, Any]) -> Entry:
 
 
 def _check_not_root(path: str) -> None:
-    # The engine does remove its root, and is of no use from then on.
+    # bashkit can remove its own root, and is unusable afterwards.
     if path == "/":
-        raise AccessDenied(path, "the root of a filesystem stays where it is.")
+        raise AccessDenied(path, "the root of a filesystem cannot be moved or removed.")
 
 
 def _translated(error: Exception, path: str) -> SmokeboxError:
-    """The engine tells what went wrong by text only."""
+    """Translate bashkit's errors, which are only text."""
     if isinstance(error, UnicodeEncodeError):
         return _bad_name(path, "it is not valid UTF-8")
     text = str(error).removeprefix("io error: ")
@@ -208,8 +212,8 @@ def _bad_name(path: str, reason: str) -> InvalidPath:
 def _too_large(path: str) -> FileTooLarge:
     return FileTooLarge(
         path,
-        f"{path} would be over the limit of {MAX_FILE_SIZE} bytes a file.",
-        hint="Write less, or make the sandbox with a higher Limits.file_size.",
+        f"{path} would exceed the limit of {MAX_FILE_SIZE} bytes per file.",
+        hint="Write less, or raise VirtualLimits.file_size.",
     )
 
 
@@ -217,7 +221,7 @@ def _full(path: str) -> StorageFull:
     return StorageFull(
         path,
         f"no room for {path}: the limit is {MAX_TOTAL_SIZE} bytes in {MAX_FILES} files.",
-        hint="Remove files, or make the sandbox with higher Limits.storage and Limits.files.",
+        hint="Remove files, or raise VirtualLimits.storage and VirtualLimits.files.",
     )
 
 

@@ -1,30 +1,44 @@
-"""The objects below one prefix of a bucket, by relative key, through obstore.
+"""Objects below one prefix of a bucket, by relative key, through obstore.
 
-Every store is used through `Objects`; what S3 and a folder can do better is in
-`s3_objects` and `folder_objects`. Nothing here remembers anything.
+Every store is used through `Objects`; `s3_objects` and `folder_objects` override what S3 and a
+folder do better. Nothing is cached here.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
 
 import obstore
-from obstore.exceptions import InvalidPathError, NotModifiedError, PreconditionError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotModifiedError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from smokebox.errors import (
+    AccessDenied,
     BucketNotFound,
     DirectoryNotEmpty,
+    InvalidOption,
     InvalidPath,
     PathError,
     PathNotFound,
     ServiceUnavailable,
     SmokeboxError,
+    StorageFull,
+    Unsupported,
+    from_os_error,
 )
 from smokebox.sandbox.filesystems.filesystem import Entry
-from smokebox.sandbox.filesystems.object_errors import translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +47,11 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
+
 DIRECTORY_ENTRY = Entry("directory", mode=0o755)
 MAX_KEY = 1024
 
-# One request: a larger one is cut into parts, and a part that fails is sent again alone.
+# One request up to this size; larger objects are uploaded in parts that are retried alone.
 _SINGLE_PUT = 64 * 1024 * 1024
 _PAGE = 1000
 _NOTHING = ".smokebox-nothing"
@@ -44,67 +59,67 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One name in a bucket: what it is, and which version of it was seen."""
+class ObjectEntry:
+    """Entry of one name in a bucket, with its version."""
 
     entry: Entry
     version: str = ""
 
     @property
     def is_directory(self) -> bool:
-        """True for a directory, which has no version."""
+        """Return whether this is a directory, which has no version."""
         return self.entry.kind == "directory"
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """The bytes of one version of an object."""
+class ObjectBody:
+    """Bytes of one version of an object."""
 
     data: bytes
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """One directory. It `exists` also when only a marker says so."""
+class ObjectListing:
+    """Entries of one directory. `exists` is also true when only a marker says so."""
 
-    found: dict[str, Found]
+    found: dict[str, ObjectEntry]
     exists: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
-    """Objects below a directory in the order of their keys, `ended` where there are no more.
+class ObjectWalk:
+    """Objects below a directory in key order; `ended` if there are no more.
 
-    `exists` tells whether there are any, also where none could be given.
+    `exists` tells whether there are any, even if none could be returned.
     """
 
-    found: list[tuple[str, Found]]
+    found: list[tuple[str, ObjectEntry]]
     ended: bool
     exists: bool
 
 
-DIRECTORY = Found(DIRECTORY_ENTRY)
+DIRECTORY = ObjectEntry(DIRECTORY_ENTRY)
 
 
 class Objects:
-    """A bucket below `prefix`. A directory made on purpose is kept by an object in it."""
+    """Objects of a bucket below `prefix`. An empty directory is kept by a marker object."""
 
     marker = ".smokebox-directory"
     refused_in_names = "\n"
-    # Whether a long listing comes in the order of keys and can be resumed after one.
+    # Set if long listings come in key order and can resume after a key.
     ordered = False
 
     def __init__(self, store: ObjectStore, prefix: str, place: str) -> None:
         self.store = store
         self.prefix = prefix
         self.place = place
-        # Whether the last thing it said was that nothing can be had from it.
+        # Set if the last request failed because the bucket or the service is unavailable.
         self.failed = False
 
     @contextmanager
     def asking(self, key: str) -> Iterator[None]:
-        """Raise what the store raises inside as an error of ours about a key."""
+        """Translate the store's errors into ours, for a key."""
         try:
             with translated(f"/{key}", self.place):
                 yield
@@ -113,39 +128,39 @@ class Objects:
             raise
 
     def full(self, key: str) -> str:
-        """The key in the bucket of a key below the prefix."""
+        """Return the full key in the bucket for a key below the prefix."""
         return "/".join(part for part in (self.prefix, key) if part)
 
     def check(self) -> None:
-        """Ask once whether the bucket is there and opens, by listing nothing."""
+        """Raise unless the bucket exists and is accessible, with one empty listing."""
         try:
             with self.asking(""):
                 next(obstore.list(self.store, self.full(_NOTHING)), None)
         except PathNotFound as error:
             raise BucketNotFound(
                 f"there is no bucket {self.place}.",
-                hint="Check its name and endpoint, or make it first.",
+                hint="Check its name and endpoint, or create it first.",
                 bucket=self.place,
             ) from error
 
     def names(self, key: str) -> bool:
-        """Whether an object can have this key, in this store and through obstore."""
+        """Return whether an object can have this key, in this store and through obstore."""
         parts = key.split("/")
         if (self.marker and self.marker in parts) or len(self.full(key).encode()) > MAX_KEY:
             return False
         return not any(unicodedata.category(char) == "Cc" for char in key)
 
     def check_name(self, key: str) -> None:
-        """Refuse a key that no object can have."""
+        """Raise `InvalidPath` for a key that no object can have."""
         if not self.names(key):
             raise InvalidPath(
-                f"/{key!r} cannot be the name of an object.",
+                f"/{key!r} is not a valid object name.",
                 hint=f"Use at most {MAX_KEY} bytes without control characters.",
                 path=f"/{key}",
             )
 
-    def listdir(self, directory: str) -> Listed:
-        """What is in a directory. Raises nothing for one that is not there."""
+    def listdir(self, directory: str) -> ObjectListing:
+        """Return the entries of a directory; an empty listing if it does not exist."""
         prefix = self.full(directory)
         with self.asking(directory):
             try:
@@ -157,27 +172,27 @@ class Objects:
         for meta in result["objects"]:
             add(found, meta["path"][start:], of(meta))
         exists = bool(result["common_prefixes"] or result["objects"])
-        # The second is how obstore gives a key that begins with a slash.
+        # obstore returns an empty name for a key that begins with a slash.
         for hidden in (self.marker, ""):
             found.pop(hidden, None)
-        return Listed(found, exists)
+        return ObjectListing(found, exists)
 
-    def listdir_odd(self, directory: str, error: InvalidPathError) -> Listed:
-        """What is in a directory that holds keys which obstore cannot name."""
+    def listdir_odd(self, directory: str, error: InvalidPathError) -> ObjectListing:
+        """Return the entries of a directory with keys that obstore cannot represent."""
         raise _unlistable(directory, error) from error
 
-    def walk(self, directory: str, after: str = "", limit: int = _PAGE) -> Walked:
-        """About `limit` objects below a directory, markers too, from the key `after` on."""
-        found: list[tuple[str, Found]] = []
+    def walk(self, directory: str, after: str = "", limit: int = _PAGE) -> ObjectWalk:
+        """Return about `limit` objects below a directory, with markers, after the key `after`."""
+        found: list[tuple[str, ObjectEntry]] = []
         with self.asking(directory):
             for page in self._pages(directory, after):
                 found.extend((self.relative(meta["path"]), of(meta)) for meta in page)
                 if len(found) >= limit:
-                    return Walked(found, ended=False, exists=True)
-        return Walked(found, ended=True, exists=bool(found))
+                    return ObjectWalk(found, ended=False, exists=True)
+        return ObjectWalk(found, ended=True, exists=bool(found))
 
     def relative(self, path: str) -> str:
-        """The key below the prefix of a key in the bucket."""
+        """Return the key below the prefix for a full key."""
         return path[len(self.prefix) + 1 :] if self.prefix else path
 
     def _pages(self, directory: str, after: str) -> Iterator[Sequence[ObjectMeta]]:
@@ -185,15 +200,15 @@ class Objects:
         prefix = self.full(directory) or None
         yield from obstore.list(self.store, prefix, offset=offset, chunk_size=_PAGE)
 
-    def below(self, directory: str) -> list[tuple[str, Found]]:
-        """Everything below a directory, markers too. Refuses where some of it has no name."""
+    def below(self, directory: str) -> list[tuple[str, ObjectEntry]]:
+        """Return everything below a directory, including markers. Raises if a key has no path."""
         try:
             return self.walk(directory, limit=2**62).found
         except InvalidPathError as error:
             raise _unlistable(directory, error) from error
 
     def remove_tree(self, directory: str) -> None:
-        """Delete everything below a directory, and see that it is gone."""
+        """Delete everything below a directory, and verify that it is gone."""
         for _ in range(_ROUNDS):
             found = self.below(directory)
             if not found:
@@ -203,7 +218,7 @@ class Objects:
         raise DirectoryNotEmpty(
             f"/{directory}",
             f"objects keep appearing below /{directory}: {found[0][0]}",
-            hint="Stop what writes there and try again.",
+            hint="Stop the program that writes there and try again.",
         )
 
     def move_tree(self, source: str, target: str) -> None:
@@ -221,20 +236,20 @@ class Objects:
             raise
         self.remove_tree(source)
 
-    def copy_object(self, source: str, target: str, item: Found) -> None:
-        """Copy what a listing of everything gave, be it a file or a marker."""
+    def copy_object(self, source: str, target: str, item: ObjectEntry) -> None:
+        """Copy an object from a full listing, which may be a file or a marker."""
         self.copy(source, target)
 
-    def head(self, key: str) -> Found | None:
-        """The object with this key."""
+    def head(self, key: str) -> ObjectEntry | None:
+        """Return the entry of an object, or None."""
         try:
             with self.asking(key):
                 return of(obstore.head(self.store, self.full(key)))
         except PathNotFound:
             return None
 
-    def get(self, key: str, unless: str = "") -> Body | None:
-        """The bytes of an object; None where its version is `unless`."""
+    def get(self, key: str, unless: str = "") -> ObjectBody | None:
+        """Return an object's body, or None if its version is `unless`."""
         with self.asking(key):
             try:
                 result = obstore.get(
@@ -245,10 +260,10 @@ class Objects:
             except NotModifiedError:
                 return None
             meta = result.meta
-            return Body(result.bytes().to_bytes(), of(meta).version)
+            return ObjectBody(result.bytes().to_bytes(), of(meta).version)
 
     def part(self, key: str, start: int, end: int, version: str) -> bytes | None:
-        """Some bytes of one version of an object; None where another has its key."""
+        """Return a byte range of one version of an object, or None if the version has changed."""
         with self.asking(key):
             try:
                 result = obstore.get(
@@ -263,9 +278,9 @@ class Objects:
             return result.bytes().to_bytes() if of(result.meta).version == version else None
 
     def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
-        """Make or replace an object, whole or not at all. Its version.
+        """Create or replace an object atomically, and return its version.
 
-        A file is read from where it is to its end, in parts where it has a `size` for that.
+        An open file is read from its position to the end, in parts if `size` requires it.
         """
         size = len(data) if isinstance(data, bytes) else size or 0
         with self.asking(key):
@@ -278,7 +293,7 @@ class Objects:
             obstore.copy(self.store, self.full(source), self.full(target))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, many at a time. One that is gone already is no error."""
+        """Delete objects in batches. A missing object is not an error."""
         paths = [self.full(key) for key in keys]
         for start in range(0, len(paths), _PAGE):
             batch = paths[start : start + _PAGE]
@@ -296,29 +311,29 @@ class Objects:
                 continue
 
     def make_directory(self, key: str) -> None:
-        """Keep a directory although nothing is in it."""
+        """Create a marker that keeps an empty directory."""
         self.put(f"{key}/{self.marker}", b"")
 
     def drop_directory(self, key: str) -> None:
-        """Keep it no longer."""
+        """Delete a directory's marker."""
         self.delete([f"{key}/{self.marker}"])
 
     def drop_directories(self, keys: Iterable[str]) -> None:
-        """Keep these no longer: keys of empty objects, which may stand for directories."""
+        """Delete the markers among keys of empty objects."""
 
 
-def of(meta: ObjectMeta) -> Found:
-    """What a store said of one object."""
+def of(meta: ObjectMeta) -> ObjectEntry:
+    """Return the entry for an object's metadata."""
     modified = meta["last_modified"].timestamp()
     version = meta["e_tag"] or f"{meta['size']}-{modified}"
-    return Found(Entry("file", meta["size"], modified), version)
+    return ObjectEntry(Entry("file", meta["size"], modified), version)
 
 
-def add(found: dict[str, Found], name: str, item: Found) -> None:
-    """Put an object in a listing, unless it only stands for a directory.
+def add(found: dict[str, ObjectEntry], name: str, item: ObjectEntry) -> None:
+    """Add an object to a listing, unless it is only a directory marker.
 
-    The directory's own marker has no name in it, and an empty object that shares its name
-    with a directory is one in an older spelling. Any other object hides a directory of its name.
+    The directory's own marker has an empty name there, and an empty object named like a directory
+    is a marker in an older convention. Any other object hides a directory of its name.
     """
     if name and (item.entry.size or name not in found):
         found[name] = item
@@ -328,6 +343,113 @@ def _unlistable(directory: str, error: Exception) -> PathError:
     said = str(error).partition("\n\nDebug source:")[0]
     return PathError(
         f"/{directory}",
-        f"/{directory} holds keys that cannot be paths ({said!r}).",
+        f"/{directory} contains keys that are not valid paths ({said!r}).",
         hint="Rename or remove them with another client.",
     )
+
+
+CREDENTIALS_HINT = (
+    "Credentials come from access_key= and secret_key= (and session_token=), or else from "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this process; "
+    "anonymous=True sends none."
+)
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
+_NO_ROOM = frozenset(
+    {"QuotaExceeded", "EntityTooLarge", "XMinioStorageFull", "InsufficientStorage"}
+)
+# Where obstore looks for instance credentials when it was given none.
+_METADATA_HOST = "169.254.169.254"
+
+
+@contextmanager
+def translated(path: str, place: str) -> Iterator[None]:
+    """Translate an object store's errors into ours about `path`.
+
+    `InvalidPathError`, for a listing with keys that obstore cannot represent, passes through.
+    """
+    try:
+        yield
+    except (InvalidPathError, SmokeboxError):
+        raise
+    except (BaseError, HTTPError, URLError, OSError, ValueError) as error:
+        raise translate(error, path, place) from error
+
+
+def translate(error: Exception, path: str, place: str) -> SmokeboxError:
+    """Return our error for an object store's error about `path`; `place` names the store."""
+    text = _text(error)
+    status, code = _first(_STATUS, text), _first(_CODE, text)
+    if code in _NO_BUCKET:
+        return BucketNotFound(
+            f"there is no bucket {place}.",
+            hint="Check its name and endpoint, or create it first.",
+            bucket=place,
+        )
+    if _is_denied(error, text, status):
+        return AccessDenied(
+            path, f"{place} refused these credentials ({code or status}).", hint=CREDENTIALS_HINT
+        )
+    if code in _NO_ROOM or status == "507":
+        return StorageFull(path, hint="Free some space in the bucket and try again.")
+    if isinstance(error, FileNotFoundError) or status == "404":
+        return PathNotFound(path)
+    return _of_transport(text, status, place) or _of_the_rest(error, text, code, path)
+
+
+def _is_denied(error: Exception, text: str, status: str) -> bool:
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return True
+    return status in ("401", "403") or _METADATA_HOST in text
+
+
+def _of_transport(text: str, status: str, place: str) -> SmokeboxError | None:
+    if "builder error" in text:
+        return InvalidOption(
+            f"{place} cannot be reached over https.",
+            hint="Pass allow_http=True if it serves plain http.",
+            option="allow_http",
+        )
+    if "incorrectly configured region" in text or status == "301":
+        return InvalidOption(
+            f"{place} is in another region.", hint="Pass its region=.", option="region"
+        )
+    sending = "error sending request" in text or "operation timed out" in text
+    if sending or status.startswith("5") or status == "429":
+        return ServiceUnavailable(
+            f"{place} did not respond ({status or 'no connection'}).",
+            hint="Check the endpoint and that the server is running, then try again.",
+            service=place,
+        )
+    return None
+
+
+def _of_the_rest(error: Exception, text: str, code: str, path: str) -> SmokeboxError:
+    number = _first(_OS_ERROR, text)
+    if number:
+        return from_os_error(OSError(int(number), text), path)
+    if isinstance(error, NotSupportedError):
+        return Unsupported(
+            f"the store does not support this operation on {path}.", hint="Use another store."
+        )
+    if code == "KeyTooLongError" or "Could not parse path" in text:
+        return InvalidPath(f"{path} is not a valid object name.", path=path)
+    return PathError(path, f"{code or text}: {path}")
+
+
+def _text(error: Exception) -> str:
+    """Return the error text without obstore's debug output, which repeats it."""
+    if isinstance(error, HTTPError):
+        body = error.read(4096).decode(errors="replace")
+        return f"status code: {error.code} {body}"
+    if isinstance(error, URLError):
+        return f"error sending request: {error.reason}"
+    return str(error).partition("\n\nDebug source:")[0]
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""

@@ -1,10 +1,10 @@
-"""Changes in one filesystem over another that is never written to."""
+"""Filesystems over another one: changes kept apart, or refused."""
 
 from __future__ import annotations
 
 import posixpath
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from smokebox.errors import (
     AccessDenied,
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 class OverlayFilesystem(Filesystem):
-    """What `lower` holds, with every change kept in `upper` (by default in memory).
+    """Filesystem that shows `lower` and keeps every change in `upper` (in memory by default).
 
-    A removed file of the lower filesystem is only hidden. What is hidden is remembered here
-    and not in `upper`, so another overlay over the same two starts with everything visible.
+    Removed files of the lower filesystem are only hidden. Hidden paths are kept in this object and
+    not in `upper`, so another overlay over the same two starts with everything visible.
     """
 
     def __init__(self, lower: Filesystem, upper: Filesystem | None = None) -> None:
         self.lower = lower
         self.upper = MemoryFilesystem() if upper is None else upper
-        # A hidden path hides all below it in the lower filesystem, whatever is above it later.
+        # A hidden path hides everything below it in the lower filesystem, whatever is created there
+        # later.
         self._hidden: set[str] = set()
         self._lock = threading.RLock()
 
@@ -92,7 +93,7 @@ class OverlayFilesystem(Filesystem):
     def remove(self, path: str, *, recursive: bool = False) -> None:
         with self._lock:
             if path == "/":
-                raise AccessDenied(path, "the root of a filesystem stays where it is.")
+                raise AccessDenied(path, "the root of a filesystem cannot be moved or removed.")
             entry = self.lstat(path)
             if entry.kind == "directory" and not recursive and self.listdir(path):
                 raise DirectoryNotEmpty(path)
@@ -126,7 +127,7 @@ class OverlayFilesystem(Filesystem):
     def rename(self, source: str, target: str) -> None:
         with self._lock:
             if source == "/":
-                raise AccessDenied(source, "the root of a filesystem stays where it is.")
+                raise AccessDenied(source, "the root of a filesystem cannot be moved or removed.")
             super().rename(source, target)
 
     def copy(self, source: str, target: str) -> None:
@@ -161,7 +162,9 @@ class OverlayFilesystem(Filesystem):
         return entry is not None and entry.kind == "directory"
 
     def _check_file(self, path: str) -> int | None:
-        """Refuse what is no file; its permissions, where only the lower filesystem has it."""
+        """Raise unless `path` is a file; return its permissions if only the lower filesystem has
+        it.
+        """
         entry = self.peek(path)
         if entry is None:
             return None
@@ -176,7 +179,7 @@ class OverlayFilesystem(Filesystem):
             raise PathExists(path)
 
     def _make_room(self, path: str) -> None:
-        """Make the directories above `path` in the upper filesystem, as they are below."""
+        """Create the parents of `path` in the upper filesystem, as they are in the lower one."""
         above = posixpath.dirname(path)
         entry = self.peek(above)
         if entry is None:
@@ -186,7 +189,7 @@ class OverlayFilesystem(Filesystem):
         self._copy_up(above)
 
     def _copy_up(self, path: str) -> None:
-        """Make the upper filesystem hold `path` itself, though not what is in a directory."""
+        """Copy `path` itself to the upper filesystem, without the contents of a directory."""
         if self.upper.peek(path) is not None:
             return
         entry = self.lstat(path)
@@ -199,3 +202,67 @@ class OverlayFilesystem(Filesystem):
         else:
             self.upper.write(path, self.lower.read(path))
         self.upper.chmod(path, entry.mode)
+
+
+class ReadOnlyFilesystem(Filesystem):
+    """Filesystem that shows `inner` and refuses every change."""
+
+    def __init__(self, inner: Filesystem) -> None:
+        self.inner = inner
+
+    def read(self, path: str) -> bytes:
+        return self.inner.read(path)
+
+    def lstat(self, path: str) -> Entry:
+        return self.inner.lstat(path)
+
+    def peek(self, path: str) -> Entry | None:
+        return self.inner.peek(path)
+
+    def listdir(self, path: str) -> Mapping[str, Entry]:
+        return self.inner.listdir(path)
+
+    def readlink(self, path: str) -> str:
+        return self.inner.readlink(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        _refuse(path)
+
+    def append(self, path: str, data: bytes) -> None:
+        _refuse(path)
+
+    def mkdir(self, path: str) -> None:
+        _refuse(path)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        _refuse(path)
+
+    def rename(self, source: str, target: str) -> None:
+        _refuse(source)
+
+    def copy(self, source: str, target: str) -> None:
+        _refuse(target)
+
+    def symlink(self, target: str, path: str) -> None:
+        _refuse(path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        _refuse(path)
+
+    def touch(self, path: str, mtime: float) -> None:
+        _refuse(path)
+
+    def refresh(self) -> None:
+        self.inner.refresh()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _refuse(path: str) -> NoReturn:
+    raise AccessDenied(
+        path,
+        f"{path} is in a filesystem that is mounted read-only.",
+        hint="Write somewhere else, or mount it without ReadOnlyFilesystem.",
+        read_only=True,
+    )

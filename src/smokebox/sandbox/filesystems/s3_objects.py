@@ -1,8 +1,8 @@
-"""S3 and what speaks like it, with the keys that obstore cannot name.
+"""S3 and compatible stores, including keys that obstore cannot represent.
 
-obstore keeps no trailing slash in a key and fails a whole listing for one key with an empty
-name or a control character in it. It does sign any address, with whatever credentials it has,
-and puts the bucket's name in the address as it is: so the slash, or the query, travels there.
+obstore drops trailing slashes from keys and fails a whole listing for one key with an empty name or
+a control character. But it signs any URL with its credentials and puts the bucket's name into the
+URL unchanged, so the slash, or the query, is passed through that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from obstore.store import S3Store
 
 from smokebox.errors import InvalidPath
 from smokebox.sandbox.filesystems.filesystem import Entry
-from smokebox.sandbox.filesystems.objects import DIRECTORY, Found, Listed, Objects, Walked, add
+from smokebox.sandbox.filesystems.objects import (
+    DIRECTORY,
+    ObjectEntry,
+    ObjectListing,
+    Objects,
+    ObjectWalk,
+    add,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,32 +37,32 @@ _DEADLINE = 15.0
 
 
 class S3Objects(Objects):
-    """Directories made on purpose are empty objects whose key ends in a slash."""
+    """Objects of an S3 bucket. Empty directories are empty objects whose key ends in a slash."""
 
     marker = ""
     ordered = True
-    # SeaweedFS takes a backslash for a slash, and says nothing.
+    # SeaweedFS silently treats a backslash as a slash.
     refused_in_names = "\n\\"
 
     def __init__(self, store: S3Store, prefix: str, place: str) -> None:
-        # A prefix inside the store would not be in the addresses that are made here.
+        # A prefix inside the store would be missing from the URLs made here.
         inner = store.prefix or ""
         super().__init__(_without_prefix(store), "/".join(p for p in (inner, prefix) if p), place)
 
     def check_name(self, key: str) -> None:
-        """Refuse a key that no object can have, or not everywhere."""
+        """Raise `InvalidPath` for a key that not every S3 server accepts."""
         super().check_name(key)
         if "\\" in key:
             raise InvalidPath(
-                f"/{key} holds a backslash, which some S3 servers take for a slash.",
+                f"/{key} contains a backslash, which some S3 servers treat as a slash.",
                 hint="Use another character.",
                 path=f"/{key}",
             )
 
-    def listdir_odd(self, directory: str, error: InvalidPathError) -> Listed:
-        """What is in a directory, without the keys that cannot be paths."""
+    def listdir_odd(self, directory: str, error: InvalidPathError) -> ObjectListing:
+        """Return the entries of a directory, without the keys that cannot be paths."""
         prefix = self._slashed(directory)
-        found: dict[str, Found] = {}
+        found: dict[str, ObjectEntry] = {}
         exists = False
         for page in self._odd_pages(directory, {"prefix": prefix, "delimiter": ""}):
             exists = True
@@ -66,10 +73,10 @@ class S3Objects(Objects):
             for key, item in page.objects:
                 if self._shown(key[len(prefix) :]):
                     add(found, key[len(prefix) :], item)
-        return Listed(found, exists)
+        return ObjectListing(found, exists)
 
-    def walk(self, directory: str, after: str = "", limit: int = 1000) -> Walked:
-        """About `limit` objects below a directory, in order; none where some have no name."""
+    def walk(self, directory: str, after: str = "", limit: int = 1000) -> ObjectWalk:
+        """Return about `limit` objects below a directory in order; none if a key has no path."""
         try:
             return super().walk(directory, after, limit)
         except InvalidPathError:
@@ -77,41 +84,41 @@ class S3Objects(Objects):
                 raise
             return self._walk_odd(directory)
 
-    def _walk_odd(self, directory: str) -> Walked:
-        """Enough to tell that the directory exists; the rest is listed directory by directory."""
+    def _walk_odd(self, directory: str) -> ObjectWalk:
+        """Report only that the directory exists; it is listed directory by directory."""
         exists = self.listdir_odd(directory, InvalidPathError()).exists
-        return Walked([], ended=False, exists=exists)
+        return ObjectWalk([], ended=False, exists=exists)
 
     def make_directory(self, key: str) -> None:
-        """Keep a directory although nothing is in it."""
+        """Create a marker that keeps an empty directory."""
         with self.asking(key):
             obstore.put(self._store_at(quote(f"/{self.full(key)}")), "", b"")
 
     def drop_directory(self, key: str) -> None:
-        """Keep it no longer."""
+        """Delete a directory's marker."""
         with self.asking(key):
             self._ask("DELETE", quote(f"/{self.full(key)}"))
 
     def drop_directories(self, keys: Iterable[str]) -> None:
-        """Keep these no longer: keys of empty objects, which may stand for directories."""
+        """Delete the markers among keys of empty objects."""
         for key in sorted(keys, reverse=True):
             self.drop_directory(key)
 
     def remove_tree(self, directory: str) -> None:
-        """Delete everything below a directory, and see that it is gone."""
+        """Delete everything below a directory, and verify that it is gone."""
         super().remove_tree(directory)
         self._drop_hollow(directory)
 
     def _drop_hollow(self, directory: str) -> None:
-        """Some servers (SeaweedFS) have directories of their own, and go on to show them."""
+        """Delete the directories that some servers (SeaweedFS) keep and continue to list."""
         listed = self.listdir(directory)
         for name in listed.found:
             self._drop_hollow(f"{directory}/{name}")
         if listed.exists:
             self.drop_directory(directory)
 
-    def copy_object(self, source: str, target: str, item: Found) -> None:
-        """Copy what a listing of everything gave, where a marker looks like an empty file."""
+    def copy_object(self, source: str, target: str, item: ObjectEntry) -> None:
+        """Copy an object from a full listing, where a marker looks like an empty file."""
         if item.entry.size or self.head(source) is not None:
             self.copy(source, target)
         else:
@@ -128,7 +135,7 @@ class S3Objects(Objects):
         asked = {"list-type": "2", "encoding-type": "url"}
         while True:
             with self.asking(directory):
-                # obstore ends the address with a slash, which becomes the delimiter's value.
+                # obstore ends the URL with a slash, which becomes the delimiter's value.
                 page = _Page(self._ask("GET", "?" + urlencode({**asked, **query})))
             if page.directories or page.objects:
                 yield page
@@ -148,7 +155,7 @@ class S3Objects(Objects):
 
 
 class _Page:
-    """One answer to a listing, with keys as they are."""
+    """One page of a listing, with keys as the server sent them."""
 
     def __init__(self, answer: bytes) -> None:
         root = ElementTree.fromstring(answer)
@@ -160,7 +167,7 @@ class _Page:
         self.following = root.findtext(f"{_SPACE}NextContinuationToken", "")
 
 
-def _object(item: ElementTree.Element) -> tuple[str, Found]:
+def _object(item: ElementTree.Element) -> tuple[str, ObjectEntry]:
     modified = datetime.fromisoformat(item.findtext(f"{_SPACE}LastModified", ""))
     entry = Entry(
         "file",
@@ -168,7 +175,7 @@ def _object(item: ElementTree.Element) -> tuple[str, Found]:
         modified.replace(tzinfo=modified.tzinfo or UTC).timestamp(),
     )
     version = item.findtext(f"{_SPACE}ETag", "")
-    return unquote_plus(item.findtext(f"{_SPACE}Key", "")), Found(entry, version)
+    return unquote_plus(item.findtext(f"{_SPACE}Key", "")), ObjectEntry(entry, version)
 
 
 def _without_prefix(store: S3Store) -> S3Store:

@@ -17,9 +17,9 @@ from smokebox.errors import (
     PathNotFound,
     SymlinkLoop,
 )
+from smokebox.foundation.paths import parents, resolve
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
 from smokebox.sandbox.globbing import Found, glob_paths
-from smokebox.sandbox.paths import parents, resolve
 from smokebox.types import FileInfo
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _IMPLIED = Entry("directory", mode=0o755)
 
 
 class Spot(NamedTuple):
-    """Where a path leads: a filesystem, the path inside it, and what is there.
+    """Resolved location of a path: a filesystem, the path inside it, and its entry.
 
-    `path` is the path in the tree once every symlink is followed. `entry` is None where
-    there is nothing, in a directory where something could be made.
+    `path` is the path in the tree with every symlink followed. `entry` is None if nothing is there
+    but its parent directory exists.
     """
 
     filesystem: Filesystem
@@ -46,16 +46,16 @@ class Spot(NamedTuple):
 
 
 class Tree:
-    """Filesystems mounted over one another, seen as one. Paths are absolute and normal.
+    """Filesystems mounted over one another, seen as one. Paths are absolute and normalized.
 
-    Errors name the path that was asked for, wherever the symlinks in it led. The directories
-    above a mount point are there even when no filesystem holds them.
+    Errors name the path that the caller passed, wherever its symlinks led. The parents of a mount
+    point exist even if no filesystem holds them.
     """
 
     def __init__(self, root: Filesystem, mounts: Mapping[str, Filesystem] | None = None) -> None:
         self.root = root
         self.mounts = {_mount_point(point): fs for point, fs in (mounts or {}).items()}
-        # The innermost mount is the one that counts.
+        # The innermost mount wins.
         self._inmost = sorted(self.mounts.items(), key=lambda item: -len(item[0]))
         self._implied: dict[str, set[str]] = {}
         for point in self.mounts:
@@ -64,7 +64,7 @@ class Tree:
                 self._implied.setdefault(point, set()).add(name)
 
     def read(self, path: str) -> bytes:
-        """The whole of a file."""
+        """Return the contents of a file."""
         spot = self._existing(path)
         if spot.entry is _IMPLIED:
             raise PathIsDirectory(path)
@@ -72,7 +72,7 @@ class Tree:
             return spot.filesystem.read(spot.inner)
 
     def write(self, path: str, data: bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file and its parent directories atomically."""
         with self._parents_made(path):
             spot = self._writable(path)
             with _naming(path):
@@ -80,7 +80,7 @@ class Tree:
                 spot.filesystem.write(spot.inner, data)
 
     def append(self, path: str, data: bytes) -> None:
-        """Add to the end of a file, making it and its parent directories where needed."""
+        """Append to a file, creating it and its parents if needed."""
         with self._parents_made(path):
             spot = self._writable(path)
             with _naming(path):
@@ -88,7 +88,7 @@ class Tree:
                 spot.filesystem.append(spot.inner, data)
 
     def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`; a symlink that leads nowhere is only there when not followed."""
+        """Return the metadata of `path`; a dangling symlink exists only if not followed."""
         entry = self._existing(path, follow=False).entry
         is_symlink = entry is not None and entry.kind == "symlink"
         if is_symlink and follow_symlinks:
@@ -97,23 +97,23 @@ class Tree:
         return _info(path, entry, is_symlink)
 
     def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
+        """Return whether `path` leads to something."""
         try:
             return self.locate(path).entry is not None
         except PathError:
             return False
 
     def readdir(self, path: str) -> list[str]:
-        """The names in a directory, mount points too, sorted."""
+        """Return the sorted names in a directory, including mount points."""
         return sorted(self.entries(path))
 
     def entries(self, path: str) -> dict[str, Entry]:
-        """What is in a directory, by name, with mount points as directories."""
+        """Return the entries of a directory by name, with mount points as directories."""
         spot = self._existing(path)
         return self._listed(path, spot)
 
     def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        """Create a directory; `recursive` creates parents and accepts an existing one."""
         if recursive:
             with self._parents_made(path):
                 self._make_directory(path, accept=True)
@@ -121,9 +121,10 @@ class Tree:
             self._make_directory(path, accept=False)
 
     def remove(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
-        """Remove a file or a symlink, or with `recursive` a directory. `force` accepts absence.
+        """Remove a file or a symlink, or with `recursive` a directory. `force` accepts a missing
+        path.
 
-        The root, mount points and what holds them are refused.
+        Raises `AccessDenied` for the root, mount points and their parents.
         """
         try:
             spot = self._existing(path, follow=False)
@@ -133,12 +134,12 @@ class Tree:
             raise
         self.check_movable(path, spot)
         if spot.entry is not None and spot.entry.kind == "directory" and not recursive:
-            raise PathIsDirectory(path, hint="Pass recursive=True to remove it and what is in it.")
+            raise PathIsDirectory(path, hint="Pass recursive=True to remove it and its contents.")
         with _naming(path):
             spot.filesystem.remove(spot.inner, recursive=recursive)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or directory, also to another filesystem, replacing a file that is there."""
+        """Move a file or directory, also across filesystems, replacing an existing file."""
         old, new = self._existing(source, follow=False), self.locate(target, follow=False)
         self.check_movable(source, old)
         self.check_movable(target, new)
@@ -157,9 +158,9 @@ class Tree:
         return self.remove(old.path, recursive=True)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a directory with all that is in it, with its permissions.
+        """Copy a file or a directory tree with permissions.
 
-        A symlink given as `source` is followed; those inside a directory stay symlinks.
+        A symlink passed as `source` is followed; those inside a directory stay symlinks.
         """
         old = self._existing(source)
         assert old.entry is not None
@@ -168,7 +169,7 @@ class Tree:
         self._copy(old.path, target, old.entry)
 
     def symlink(self, target: str, path: str) -> None:
-        """Make a symlink at `path` that leads to `target`."""
+        """Create a symlink at `path` with the given target."""
         spot = self.locate(path, follow=False)
         if spot.entry is not None:
             raise PathExists(path)
@@ -177,13 +178,13 @@ class Tree:
             spot.filesystem.symlink(target, spot.inner)
 
     def readlink(self, path: str) -> str:
-        """Where the symlink at `path` leads, as it was written."""
+        """Return the target of the symlink at `path`, as written."""
         spot = self._existing(path, follow=False)
         with _naming(path):
             return spot.filesystem.readlink(spot.inner)
 
     def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits of what `path` leads to."""
+        """Set the permission bits of the file that `path` leads to."""
         spot = self._existing(path)
         with _naming(path):
             if spot.entry is _IMPLIED:
@@ -191,7 +192,7 @@ class Tree:
             spot.filesystem.chmod(spot.inner, mode)
 
     def touch(self, path: str, mtime: float) -> None:
-        """Set the time of the last change of what `path` leads to; make a file where nothing is."""
+        """Set the modification time of the file that `path` leads to, creating it if missing."""
         spot = self.locate(path)
         with _naming(path):
             if spot.entry is None:
@@ -203,11 +204,11 @@ class Tree:
     def glob(
         self, pattern: str, *, cwd: str = "/", hidden: bool = False, files_only: bool = False
     ) -> list[str]:
-        """Absolute paths that match, as `SandboxApi.glob` has it."""
+        """Return the sorted absolute paths that match, as `SandboxApi.glob` does."""
         return glob_paths(pattern, cwd, self._scan, hidden=hidden, files_only=files_only)
 
     def walk(self, path: str = "/") -> Iterator[FileInfo]:
-        """Everything below a directory, parents first, sorted; symlinks are not followed."""
+        """Yield everything below a directory, parents first, sorted; symlinks are not followed."""
         pending = self._children(path)
         while pending:
             info = pending.pop()
@@ -216,7 +217,9 @@ class Tree:
                 pending.extend(self._children(info.path))
 
     def locate(self, path: str, *, follow: bool = True) -> Spot:
-        """Where `path` leads, with symlinks before the last name followed, and it with `follow`."""
+        """Resolve `path`: symlinks before the last component are followed, the last one with
+        `follow`.
+        """
         current = path
         for _ in range(MAX_HOPS + 1):
             filesystem, inner = self.filesystem_at(current)
@@ -233,7 +236,7 @@ class Tree:
         raise SymlinkLoop(path)
 
     def filesystem_at(self, path: str) -> tuple[Filesystem, str]:
-        """The filesystem that holds a path, as text, and the path inside it."""
+        """Return the filesystem that holds a path, and the path inside it."""
         for point, filesystem in self._inmost:
             if path.startswith(point) and path[len(point) : len(point) + 1] in ("", "/"):
                 return filesystem, path[len(point) :] or "/"
@@ -249,9 +252,10 @@ class Tree:
         return entry
 
     def _behind_ancestor(self, missing: str, asked: str) -> str | None:
-        """The path that a symlink above `missing` makes of it; None where only it is missing.
+        """Return the path with a symlinked ancestor of `missing` resolved; None if only it is
+        missing.
 
-        Looks from the inside out: what exists is the rule, and then one look tells.
+        Looks from the innermost ancestor outwards: usually the first one exists.
         """
         above = missing
         while above != "/":
@@ -271,7 +275,7 @@ class Tree:
         raise PathNotFound(asked)
 
     def _children(self, path: str) -> list[FileInfo]:
-        """What is in a directory, last name first: a stack gives them back in order."""
+        """Return the children of a directory in reverse order, for a stack."""
         prefix = path.rstrip("/") + "/"
         return [
             _info(prefix + name, entry, entry.kind == "symlink")
@@ -298,7 +302,7 @@ class Tree:
             return dict.fromkeys(implied or (), _IMPLIED)
         with _naming(path):
             listed = dict(spot.filesystem.listdir(spot.inner))
-        # What is mounted hides what has the same name below it.
+        # A mount point hides an entry of the same name below it.
         listed.update(dict.fromkeys(implied or (), _IMPLIED))
         return listed
 
@@ -309,7 +313,7 @@ class Tree:
                 return
             raise PathExists(path)
         if self.locate(path, follow=False).entry is not None:
-            # A symlink that leads nowhere has the name.
+            # A dangling symlink occupies the name.
             raise PathExists(path)
         with _naming(path):
             self._settle(spot)
@@ -317,7 +321,7 @@ class Tree:
 
     @contextmanager
     def _parents_made(self, path: str) -> Iterator[None]:
-        """Make the directories above `path`, and unmake them if what follows fails."""
+        """Create the parents of `path`, and remove them again if the body fails."""
         above = parents(path)
         if not above or self.exists(above[-1]):
             above = []
@@ -336,7 +340,7 @@ class Tree:
             raise
 
     def _settle(self, spot: Spot) -> None:
-        """Make the directory that holds `spot`, if so far only a mount point implies it."""
+        """Create the parent of `spot` if only a mount point implies it so far."""
         above = posixpath.dirname(spot.path)
         if above in self._implied:
             filesystem, inner = self.filesystem_at(above)
@@ -349,12 +353,12 @@ class Tree:
                 spot.filesystem.remove(spot.inner)
 
     def check_movable(self, path: str, spot: Spot) -> None:
-        """Refuse the root, mount points, and the directories that hold them."""
+        """Raise `AccessDenied` for the root, mount points, and their parents."""
         if spot.path == "/" or spot.path in self._implied or spot.path in self.mounts:
             raise AccessDenied(
                 path,
-                f"{path} stays: it is, or holds, the root of a filesystem.",
-                hint="Remove what is in it instead.",
+                f"{path} is, or contains, a mount point and cannot be removed.",
+                hint="Remove its contents instead.",
             )
 
     def _clear(self, target: str, spot: Spot) -> None:
@@ -396,7 +400,7 @@ class Tree:
 def _mount_point(point: str) -> str:
     if point in ("", "/") or resolve(point, "/") != point:
         raise InvalidOption(
-            f"{point!r} is not a place to mount at.",
+            f"{point!r} is not a valid mount point.",
             hint="Use an absolute path below the root, such as '/data'.",
             option="mounts",
             value=point,
@@ -405,7 +409,7 @@ def _mount_point(point: str) -> str:
 
 
 def _target(link: str, text: str) -> str:
-    """Where a link leads: `text` seen from the directory that holds the link."""
+    """Resolve a symlink's target relative to the directory that holds it."""
     joined = posixpath.normpath(posixpath.join(posixpath.dirname(link), text))
     return "/" + joined.lstrip("/")
 
@@ -423,7 +427,7 @@ def _info(path: str, entry: Entry, is_symlink: bool) -> FileInfo:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Errors from inside a filesystem, with the path that the caller knows."""
+    """Replace the path in errors from a filesystem with the caller's path."""
     try:
         yield
     except PathError as error:

@@ -1,52 +1,63 @@
-"""The virtual sandbox: a bash and its files inside this process, with nothing to install."""
+"""The virtual sandbox: bash and its files in memory, inside this process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smokebox.egress.policy import moved_options
 from smokebox.options import strict_options
-from smokebox.sandbox.virtual.limits import Limits
+from smokebox.sandbox.virtual.limits import VirtualLimits
 from smokebox.sandbox.virtual.sandbox import VirtualSandbox
 from smokebox.sandbox.virtual.settings import check_isolation, make_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from smokebox.egress.policy import EgressOption
     from smokebox.sandbox.virtual.command import Command
     from smokebox.sandbox.virtual.settings import (
         FileSource,
         Isolation,
         Mount,
-        NetworkOption,
         ShellState,
     )
 
-__all__ = ["Limits", "VirtualSandbox", "virtual"]
+__all__ = ["VirtualLimits", "VirtualSandbox", "virtual"]
 
 
-@strict_options
+@strict_options(moved_options())
 def virtual(
     *,
     files: Mapping[str, FileSource] | None = None,
     mounts: Mapping[str, Mount] | None = None,
     cwd: str = "/workspace",
     env: Mapping[str, str] | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
-    network: NetworkOption = None,
+    limits: VirtualLimits | Mapping[str, float] | None = None,
+    egress: EgressOption | None = None,
     commands: Mapping[str, Command] | None = None,
     python: bool = False,
     shell: ShellState = "persistent",
     isolation: Isolation = "thread",
     user: str = "user",
 ) -> VirtualSandbox:
-    """A sandbox that is a bash in memory. Nothing starts until the first call.
+    """Create a sandbox that runs bash in memory. Nothing starts until the first call.
 
-    `files` are text, bytes, or functions that are called when the file is first read.
-    `mounts` are folders of the host, to be looked at only, or any `Filesystem`. `network`
-    is an allow-list, or an `Egress` as Linux sandboxes have it; without it there is none.
-    `commands` are functions by the name that scripts call them by. `python` adds a small
-    interpreter as `python3`. With `shell="fresh"` no variable outlives its script, only files
-    do. With `isolation="process"` all of it runs in a process of its own.
+    Args:
+        files: Initial files by path: text, bytes, or a function called on the first read.
+        mounts: Host folders (read-only) or any `Filesystem`, by absolute path.
+        cwd: Initial directory and base of relative paths.
+        env: Environment variables.
+        limits: Bounds on time, memory, output and files.
+        egress: Policy for `curl` and `wget`, or a list of hosts. Default: no network.
+        commands: Python functions by command name.
+        python: Add a small Python interpreter as `python3`.
+        shell: `"persistent"` keeps variables between calls, `"fresh"` only files.
+        isolation: `"thread"` of this process, or a separate worker `"process"`.
+        user: User name; the home directory is `/home/<user>`.
+
+    Raises:
+        InvalidOption: An option is unknown or has an invalid value.
+        PathNotFound: A folder in `mounts` does not exist.
     """
     check_isolation(isolation)
     settings = make_settings(
@@ -55,16 +66,16 @@ def virtual(
         cwd=cwd,
         env=env,
         limits=limits,
-        network=network,
+        egress=egress,
         commands=commands,
         python=python,
         shell=shell,
         user=user,
     )
     if isolation == "process":
-        from smokebox.sandbox.virtual.isolated import IsolatedSandbox
+        from smokebox.sandbox.virtual.process_sandbox import ProcessSandbox
 
-        return IsolatedSandbox(settings)
-    from smokebox.sandbox.virtual.threaded import ThreadSandbox
+        return ProcessSandbox(settings)
+    from smokebox.sandbox.virtual.thread_sandbox import ThreadSandbox
 
     return ThreadSandbox(settings)

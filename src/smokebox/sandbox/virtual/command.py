@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from bashkit import BuiltinResult
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SmokeboxError
-from smokebox.sandbox.paths import resolve
-from smokebox.sandbox.virtual.elsewhere import files_elsewhere
-from smokebox.sandbox.virtual.turns import Turn
+from smokebox.foundation.paths import resolve
+from smokebox.sandbox.virtual.command_runtime import CommandTurn, files_elsewhere
 
 if TYPE_CHECKING:
     from bashkit import BuiltinContext, CommandContext, FileSystem
@@ -52,7 +51,7 @@ _KEYWORDS = frozenset(
         "coproc",
     )
 )
-# They change the shell they run in, which a function outside it cannot do.
+# Builtins that change the shell itself, which a Python function cannot do.
 _SHELL_STATE = frozenset(
     (
         "alias",
@@ -83,13 +82,13 @@ _SHELL_STATE = frozenset(
     )
 )
 
-# What a shell reports for a writer whose reader has gone: 128 + SIGPIPE.
+# Exit code of a writer whose reader has exited: 128 + SIGPIPE.
 _BROKEN_PIPE = 141
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutput:
-    """What a command leaves behind when its output alone does not say it all."""
+    """Output of a command that also sets stderr or an exit code."""
 
     stdout: str = ""
     stderr: str = ""
@@ -98,10 +97,10 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandCall:
-    """One call of a plain command: its words, its input, and where it runs.
+    """One call of a plain command: arguments, input, environment and directory.
 
-    `env` holds exported variables only. `stdin` is empty where nothing was piped in, and
-    bytes in it that are not UTF-8 are replaced: a command that reads bytes is `async`.
+    `env` holds exported variables only. `stdin` is empty if nothing was piped in; bytes in it that
+    are not UTF-8 are replaced, so a command that reads bytes must be `async`.
     """
 
     name: str
@@ -113,17 +112,17 @@ class CommandCall:
     _engine: FileSystem = field(repr=False)
 
     def path(self, name: str) -> str:
-        """The absolute form of a path the command was given."""
+        """Return the absolute form of a path argument."""
         return resolve(name, self.cwd)
 
     def read_file(self, name: str) -> bytes:
-        """The bytes of a file the command was given, which may be `<(...)` or in `/dev`."""
+        """Return the bytes of a file argument, which may be `<(...)` or in `/dev`."""
         return _read_file(self.files, self._engine, self.path(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandStream:
-    """One call of an `async` command, with its input and output as bytes that flow."""
+    """One call of an `async` command, with input and output as streams of bytes."""
 
     name: str
     args: list[str]
@@ -131,32 +130,32 @@ class CommandStream:
     cwd: str
     files: Tree
     _context: CommandContext = field(repr=False)
-    _turn: Turn = field(repr=False)
+    _turn: CommandTurn = field(repr=False)
 
     def path(self, name: str) -> str:
-        """The absolute form of a path the command was given."""
+        """Return the absolute form of a path argument."""
         return resolve(name, self.cwd)
 
     def read_file(self, name: str) -> bytes:
-        """The bytes of a file the command was given, which may be `<(...)` or in `/dev`."""
+        """Return the bytes of a file argument, which may be `<(...)` or in `/dev`."""
         return _read_file(self.files, self._context.fs, self.path(name))
 
     @property
     async def stdin(self) -> AsyncIterator[bytes]:
-        """What is piped in, as it comes."""
+        """Yield the piped input as it arrives."""
         while (data := await self._turn.patiently(self._context.stdin.read_chunk())) is not None:
             yield data
 
     async def read(self) -> bytes:
-        """All of the input that is left."""
+        """Return the rest of the input."""
         return b"".join([data async for data in self.stdin])
 
     async def write(self, data: str | bytes) -> None:
-        """Send to stdout; waits while the reader is slow, and ends the command if it left."""
+        """Write to stdout; wait for a slow reader, and end the command if the reader has exited."""
         await self._send(self._context.stdout, data)
 
     async def write_error(self, data: str | bytes) -> None:
-        """Send to stderr."""
+        """Write to stderr."""
         await self._send(self._context.stderr, data)
 
     async def _send(self, output: EngineOutput, data: str | bytes) -> None:
@@ -164,7 +163,7 @@ class CommandStream:
         try:
             await self._turn.patiently(output.write(raw))
         except RuntimeError as error:
-            # The engine's own words for a full or over-long file: "io error: file too large: ...".
+            # bashkit's message for a full or oversized file: "io error: file too large: ...".
             reason = str(error).removeprefix("io error: ")
             raise OSError(errno.EIO, f"write error: {reason}") from error
 
@@ -179,7 +178,7 @@ Streaming: TypeAlias = "Callable[[CommandContext], Awaitable[int]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCommands:
-    """Commands in the two shapes the shell takes.
+    """Commands in the two forms that the shell takes.
 
     `builtins` go to the constructor of `bashkit.Bash`, `streaming` to its `add_command`.
     """
@@ -189,12 +188,12 @@ class EngineCommands:
 
 
 def check_commands(commands: Mapping[str, Command] | None) -> dict[str, Command]:
-    """A copy of `commands`, once every name in it can be called and every value can run."""
+    """Return a copy of `commands` after checking names and values."""
     if commands is None:
         return {}
     if not isinstance(commands, Mapping):
         raise InvalidOption(
-            f"commands is a mapping of names to functions, not {type(commands).__name__}.",
+            f"commands must be a mapping of names to functions, not {type(commands).__name__}.",
             hint="Pass commands={'greet': greet}.",
             option="commands",
         )
@@ -211,7 +210,7 @@ def check_commands(commands: Mapping[str, Command] | None) -> dict[str, Command]
 
 
 def split_commands(commands: Mapping[str, Command], tree: Tree) -> EngineCommands:
-    """The commands as the shell takes them, each seeing the files of `tree`."""
+    """Return the commands in the forms that the shell takes, each using the files of `tree`."""
     made = EngineCommands(builtins={}, streaming={})
     for name, command in check_commands(commands).items():
         if _is_streaming(command):
@@ -224,7 +223,7 @@ def split_commands(commands: Mapping[str, Command], tree: Tree) -> EngineCommand
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidOption(
-            f"{name!r} cannot be the name of a command.",
+            f"{name!r} is not a valid command name.",
             hint="Use letters, digits, and any of _ . + @ - after the first.",
             option="commands",
             value=name,
@@ -278,20 +277,20 @@ def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
 
 
 class _Streaming:
-    """An `async` command as the engine takes it."""
+    """Adapter of an `async` command for bashkit."""
 
     def __init__(self, name: str, command: StreamingCommand, tree: Tree) -> None:
         self._name = name
         self._command = command
         self._tree = tree
-        # The engine asks the object whether its call is async, and then calls the class,
-        # so that a command is known to be waiting before it can run.
+        # bashkit asks the object whether its call is async, and then calls the class, so that a
+        # pending command is known before it can run.
         vars(self)["__call__"] = self._run
 
-    def __call__(self, context: CommandContext) -> Turn:
-        return Turn(lambda turn: self._run(context, turn))
+    def __call__(self, context: CommandContext) -> CommandTurn:
+        return CommandTurn(lambda turn: self._run(context, turn))
 
-    async def _run(self, context: CommandContext, turn: Turn) -> int:
+    async def _run(self, context: CommandContext, turn: CommandTurn) -> int:
         name = self._name
         stream = CommandStream(
             name=name,
@@ -325,7 +324,7 @@ async def _last_words(stream: CommandStream, text: str) -> int:
 
 
 def _read_file(files: Tree, engine: FileSystem, path: str) -> bytes:
-    # Process substitutions and devices are the engine's own: the tree does not hold them.
+    # Process substitutions and devices belong to bashkit: the tree does not hold them.
     if not path.startswith("/dev/"):
         return files.read(path)
     try:
@@ -335,7 +334,7 @@ def _read_file(files: Tree, engine: FileSystem, path: str) -> bytes:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one line for stderr, in the words of a command and not of Python."""
+    """Return an exception as one line for stderr, as a command would print it."""
     if isinstance(error, PathError):
         return f"{error.path}: {os.strerror(error.number)}"
     if isinstance(error, SmokeboxError):
@@ -349,14 +348,14 @@ def describe(error: BaseException) -> str:
 
 
 def _utf8(text: str) -> str:
-    # Lone surrogates, from names that were not UTF-8, cannot cross into the engine.
+    # Lone surrogates, from names that are not UTF-8, cannot be passed to bashkit.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _wrong_answer(name: str, answer: object, wanted: str) -> str:
     if inspect.iscoroutine(answer):
         answer.close()
-    return f"{name}: the command answered {type(answer).__name__}, where {wanted} was expected\n"
+    return f"{name}: the command returned {type(answer).__name__}, expected {wanted}\n"
 
 
 def _status(code: object) -> int:

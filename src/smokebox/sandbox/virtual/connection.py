@@ -1,7 +1,6 @@
-"""One HTTP request on one connection, to an address that was judged before it was used.
+"""One HTTP request on one connection, to addresses checked against the policy.
 
-Everything here blocks, and is called on a thread of its own; `abort` may be called from
-any other, and ends it.
+Everything here blocks and runs on its own thread; `abort` may be called from any other thread.
 """
 
 from __future__ import annotations
@@ -10,27 +9,30 @@ import asyncio
 import contextlib
 import functools
 import http.client
+import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from smokebox.sandbox.addresses import is_public
+from smokebox.egress.pattern import is_public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
-    from smokebox.sandbox.network import Network
-    from smokebox.sandbox.urls import Url
+    from smokebox.egress.urls import Url
 
 T = TypeVar("T")
+Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
+"""Returns the addresses of a host and port."""
 
 _CHUNK = 64 * 1024
 
 
 class FetchFailed(Exception):
-    """A request that brought no answer, with the number curl exits with. Stays in the command."""
+    """Request without a response, with curl's exit code. Never leaves the command."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +41,7 @@ class FetchFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The status line and the headers of an answer."""
+    """Status line and headers of a response."""
 
     version: str
     status: int
@@ -47,18 +49,25 @@ class Head:
     headers: Sequence[tuple[str, str]]
 
     def get(self, name: str) -> str | None:
-        """The first header of that name, in any case."""
+        """Return the first header of that name, ignoring case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
 
-class Connection:
-    """Sends one request and reads its answer. `place` is where the host of the URL is said
-    to be, instead of what its name leads to."""
+class FetchConnection:
+    """Sends one request and reads its response.
+
+    `place` is a host and port to connect to instead of those of the URL.
+    """
 
     def __init__(
-        self, network: Network, url: Url, *, private: bool, place: tuple[str, int] | None = None
+        self,
+        url: Url,
+        *,
+        private: bool,
+        place: tuple[str, int] | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
-        self._network = network
+        self._resolver = resolver or _resolve
         self._url = url
         self._private = private
         self._host, self._port = place or (url.host, url.port)
@@ -71,7 +80,7 @@ class Connection:
     def send(
         self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None, timeout: float
     ) -> Head:
-        """Look up, connect, send, and read the head of the answer."""
+        """Resolve the host, connect, send the request, and read the head of the response."""
         with self._working(), _translated(self._url):
             self._socket = self._connect(timeout)
             self._socket.settimeout(None)
@@ -91,7 +100,7 @@ class Connection:
         )
 
     def read(self) -> bytes:
-        """Some of the body as it arrives; nothing at its end."""
+        """Read part of the body as it arrives; empty at its end."""
         response = self._response
         if response is None:
             return b""
@@ -102,7 +111,7 @@ class Connection:
         return data
 
     def abort(self) -> None:
-        """Close the connection, waking whatever blocks on it."""
+        """Close the connection, which wakes a thread that blocks on it."""
         with self._lock:
             self._aborted = True
             busy = self._busy
@@ -114,7 +123,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        # Closing under a thread that reads would wait for it: the reader closes instead.
+        # Closing while another thread reads would wait for it, so the reader closes.
         with self._lock:
             self._busy = True
         try:
@@ -152,17 +161,22 @@ class Connection:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._url.scheme == "http":
             return raw
-        return _tls(self._network.ca_file).wrap_socket(raw, server_hostname=self._url.host)
+        return _tls(os.environ.get("SSL_CERT_FILE")).wrap_socket(
+            raw, server_hostname=self._url.host
+        )
 
     def _addresses(self) -> list[str]:
-        # The address that was judged is the one connected to: a name that answers
-        # differently the second time is never asked a second time.
+        # Connect to the address that was checked: the name is never resolved a second time, when it
+        # could give another address.
         host = self._host
-        found = list((self._network.resolver or _resolve)(host, self._port))
+        found = list(self._resolver(host, self._port))
         if not found:
             raise FetchFailed(6, f"Could not resolve host: {host}")
         if not self._private and not all(is_public(address) for address in found):
-            raise FetchFailed(7, f"{host} leads to a private address, which the network refuses")
+            entry = {self._url.host: next(one for one in found if not is_public(one))}
+            raise FetchFailed(
+                7, f"{host} resolves to a private address; allow it with hosts={entry}"
+            )
         return found
 
 
@@ -173,15 +187,13 @@ def _resolve(host: str, port: int) -> list[str]:
 
 @functools.cache
 def _tls(ca_file: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        context.load_verify_locations(ca_file)
-    return context
+    # OpenSSL itself reads the variable; the argument only keys the cache.
+    return ssl.create_default_context()
 
 
 @contextlib.contextmanager
 def _translated(url: Url) -> Iterator[None]:
-    """Turn what sockets, TLS and HTTP raise into curl's numbers."""
+    """Translate errors of sockets, TLS and HTTP into curl's exit codes."""
     place = f"{url.host} port {url.port}"
     try:
         yield
@@ -206,7 +218,7 @@ def _translated(url: Url) -> Iterator[None]:
 
 
 async def blocking(work: Callable[[], T]) -> T:
-    """Run `work` on a daemon thread of its own: one that hangs holds up nothing else."""
+    """Run `work` on its own daemon thread, so that a hanging one blocks nothing else."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -221,7 +233,7 @@ async def blocking(work: Callable[[], T]) -> T:
             report = functools.partial(future.set_exception, error)
         else:
             report = functools.partial(future.set_result, result)
-        # The loop may have ended while this thread was held up.
+        # The loop may have closed while this thread was blocked.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, report)
 

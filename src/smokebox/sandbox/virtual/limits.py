@@ -1,4 +1,4 @@
-"""What a script may use before it is stopped."""
+"""Resource limits of scripts in a virtual sandbox."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from smokebox.errors import InvalidOption
 from smokebox.options import strict_fields
 from smokebox.sandbox.filesystems.native import MAX_FILE_SIZE, MAX_FILES, MAX_TOTAL_SIZE
 
-# The engine keeps no more than this of each stream, on every path.
+# The shell keeps at most this much of each stream.
 MAX_OUTPUT = 10 << 20
 
 
 @strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class VirtualLimits:
     """Bounds for one `exec`, and for the files of a sandbox.
 
-    `commands` and `loop_iterations` count within one `exec`, `memory` is what the variables
-    of the shell may hold, `output` is bytes of each stream, `wall_time` is seconds. When the
-    process grows by more than `process_growth` bytes, the scripts that run are stopped. Files in
-    memory have at most `file_size` bytes each and `storage` together, and there are at most
-    `files` of them; the defaults are those of the shell's own filesystem, which is the fast
-    one, and other values mean a filesystem in Python.
+    `commands` and `loop_iterations` count within one `exec`, `memory` bounds the shell's variables,
+    `output` is bytes per stream, `wall_time` is seconds. When the process grows by more than
+    `process_growth` bytes, running scripts are stopped. Files in memory have at most `file_size`
+    bytes each and `storage` in total, and there are at most `files` of them. The defaults are those
+    of the shell's own filesystem, which is fast; other values use a slower one in Python.
     """
 
     commands: int = 1_000_000
@@ -41,7 +40,7 @@ class Limits:
             _check(field.name, getattr(self, field.name), whole=field.name != "wall_time")
         if self.output > MAX_OUTPUT:
             raise InvalidOption(
-                f"output is at most {MAX_OUTPUT} bytes a stream, not {self.output}.",
+                f"output must be at most {MAX_OUTPUT} bytes per stream, not {self.output}.",
                 hint="Redirect long output to a file and read that.",
                 option="output",
                 value=self.output,
@@ -49,24 +48,24 @@ class Limits:
 
     @property
     def native_files(self) -> bool:
-        """Whether the shell's own filesystem keeps these limits."""
+        """Return whether the shell's own filesystem enforces these limits."""
         wanted = (self.file_size, self.storage, self.files)
         return wanted == (MAX_FILE_SIZE, MAX_TOTAL_SIZE, MAX_FILES)
 
 
-def check_limits(limits: Limits | Mapping[str, float] | None) -> Limits:
-    """`limits` as `Limits`, from a mapping of names to values too."""
-    if isinstance(limits, Limits):
+def check_limits(limits: VirtualLimits | Mapping[str, float] | None) -> VirtualLimits:
+    """Return `limits` as `VirtualLimits`, also from a mapping."""
+    if isinstance(limits, VirtualLimits):
         return limits
     if limits is None:
-        return Limits()
+        return VirtualLimits()
     if not isinstance(limits, Mapping):
         raise InvalidOption(
-            f"limits is a Limits or a mapping, not {type(limits).__name__}.",
-            hint="Pass for example limits=Limits(wall_time=10).",
+            f"limits must be a VirtualLimits or a mapping, not {type(limits).__name__}.",
+            hint="Pass limits=VirtualLimits(wall_time=10), for example.",
             option="limits",
         )
-    return Limits(**limits)  # type: ignore[arg-type]
+    return VirtualLimits(**limits)  # type: ignore[arg-type]
 
 
 def _check(name: str, value: object, *, whole: bool) -> None:
@@ -76,9 +75,9 @@ def _check(name: str, value: object, *, whole: bool) -> None:
         or not isinstance(value, kinds)
         or not 0 < value < (1 << 62 if whole else 1e9)
     ):
-        kind = "a positive whole number" if whole else "a positive number of seconds"
+        kind = "a positive integer" if whole else "a positive number of seconds"
         raise InvalidOption(
-            f"{name} is {kind}, not {value!r}.",
+            f"{name} must be {kind}, not {value!r}.",
             hint="Leave it out for the default.",
             option=name,
             value=value,

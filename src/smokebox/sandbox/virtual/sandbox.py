@@ -1,54 +1,52 @@
-"""The virtual sandbox as its callers see it, wherever it runs."""
+"""Public interface of the virtual sandbox, in a thread or a process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from smokebox.egress.policy import Egress
 from smokebox.errors import InvalidOption, SandboxGone
+from smokebox.foundation.paths import resolve
+from smokebox.foundation.text import decode_file, encode_option
 from smokebox.options import check_env, check_timeout
-from smokebox.sandbox.api import ExecStream
-from smokebox.sandbox.paths import resolve
-from smokebox.sandbox.text import decode_file, encode_option
+from smokebox.runtime.stream import ExecStream
 from smokebox.sandbox.virtual.commands import absent_commands, own_commands
-from smokebox.sandbox.virtual.machine import engine_commands
 from smokebox.sandbox.virtual.shell import MAX_STDIN, Script
+from smokebox.sandbox.virtual.state import engine_commands
 from smokebox.types import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
     from types import TracebackType
 
-    from smokebox.sandbox.network import Network
-    from smokebox.sandbox.virtual.settings import Settings
+    from smokebox.sandbox.virtual.settings import VirtualSettings
     from smokebox.types import ExecResult, FileInfo, OutputChunk
 
 FileOperation: TypeAlias = Literal[
     "read", "write", "stat", "readdir", "exists", "mkdir", "remove", "glob"
 ]
 
-# They need a terminal.
+# Commands that need a terminal.
 _UNUSABLE = frozenset({"vi", "nano"})
 
 
 class VirtualSandbox(ABC):
-    """A bash and its files in memory, made by `virtual()`.
+    """Bash and its files in memory, created by `virtual()`.
 
-    Scripts run one after another; the others queue. Calls on files never wait for a script.
+    Scripts run one at a time, in order. File calls never wait for a script.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VirtualSettings) -> None:
         self._settings = settings
         self._closed = False
 
     @property
     def cwd(self) -> str:
-        """The absolute directory where relative paths start, and the shell at first."""
+        """Absolute directory for relative paths, and the shell's initial directory."""
         return self._settings.cwd
 
     def resolve_path(self, path: str) -> str:
-        """The absolute form of `path`, without looking at any file."""
+        """Return the absolute form of `path`, without accessing any file."""
         return resolve(path, self.cwd)
 
     async def exec(
@@ -63,7 +61,7 @@ class VirtualSandbox(ABC):
         """Run a script and wait for it.
 
         Without `cwd` it starts where the last one left the shell. It ends after `timeout`
-        seconds or after `Limits.wall_time`, whichever comes first, with exit code 124.
+        seconds or after `VirtualLimits.wall_time`, whichever comes first, with exit code 124.
         """
         return await self._exec(self._script(command, cwd, env, stdin), check_timeout(timeout))
 
@@ -76,42 +74,42 @@ class VirtualSandbox(ABC):
         timeout: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecStream:
-        """Run a script and give its output as it is written. It starts with the first read."""
+        """Run a script and stream its output. It starts with the first read."""
         script = self._script(command, cwd, env, stdin)
         return ExecStream(self._stream(script, check_timeout(timeout)))
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. Raises `NotText` where it is not UTF-8."""
+        """Return the text of a file. Raises `NotText` if it is not UTF-8."""
         return decode_file(self.resolve_path(path), await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         data: bytes = await self._on_files("read", self.resolve_path(path))
         return data
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file and its parent directories atomically."""
         place = self.resolve_path(path)
         await self._on_files("write", place, encode_option("data", data))
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
+        """Return the metadata of `path`. A dangling symlink is found only if not followed."""
         place = self.resolve_path(path)
         info: FileInfo = await self._on_files("stat", place, follow_symlinks=follow_symlinks)
         return info
 
     async def readdir(self, path: str) -> list[str]:
-        """The names in a directory, dotfiles too, sorted."""
+        """Return the sorted names in a directory, including dotfiles."""
         names: list[str] = await self._on_files("readdir", self.resolve_path(path))
         return names
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
+        """Return whether `path` leads to something."""
         there: bool = await self._on_files("exists", self.resolve_path(path))
         return there
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
+        """Create a directory; `recursive` creates parents and accepts an existing one."""
         await self._on_files("mkdir", self.resolve_path(path), recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
@@ -127,22 +125,22 @@ class VirtualSandbox(ABC):
         hidden: bool = False,
         files_only: bool = False,
     ) -> list[str]:
-        """Absolute paths that match, sorted."""
+        """Return the sorted absolute paths that match."""
         place = self.cwd if cwd is None else self.resolve_path(cwd)
         options = {"cwd": place, "hidden": hidden, "files_only": files_only}
         paths: list[str] = await self._on_files("glob", pattern, **options)
         return paths
 
     async def capabilities(self) -> Capabilities:
-        """What this sandbox can and cannot do."""
+        """Return the features and limits of this sandbox."""
         settings, limits = self._settings, self._settings.limits
-        network = settings.network
-        commands = engine_commands(settings.python) | own_commands(network).keys()
-        commands -= absent_commands(network) | _UNUSABLE
+        egress = settings.egress
+        commands = engine_commands(settings.python) | own_commands(egress).keys()
+        commands -= absent_commands(egress) | _UNUSABLE
         return Capabilities(
             sandbox="virtual",
             isolation=self._isolation,
-            network=_reach(network),
+            network="off" if egress is None or egress.closed else "guarded",
             persistence="memory",
             shell_state=settings.shell,
             commands=commands | settings.commands.keys(),
@@ -154,19 +152,19 @@ class VirtualSandbox(ABC):
 
     @abstractmethod
     async def snapshot(self) -> bytes:
-        """Files and shell as bytes, for `restore`. What is mounted is no part of it."""
+        """Return files and shell state as bytes for `restore`. Mounts are not included."""
 
     @abstractmethod
     async def restore(self, snapshot: bytes) -> None:
-        """Become what the snapshot was taken of. All or nothing."""
+        """Replace files and shell state with those of a snapshot, all or nothing."""
 
     @abstractmethod
     async def fork(self) -> VirtualSandbox:
-        """Another sandbox with the same options, files and shell. Mounts are shared."""
+        """Create a sandbox with the same options, files and shell state. Mounts are shared."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """End what runs and let go of everything. Safe to repeat."""
+        """Stop running scripts and release all resources. Safe to repeat."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -200,7 +198,7 @@ class VirtualSandbox(ABC):
         if self._closed:
             raise SandboxGone(
                 "the sandbox is closed, and its files with it.",
-                hint="Make another with virtual(), or keep a snapshot() before closing.",
+                hint="Create another with virtual(), or take a snapshot() before closing.",
                 reason="closed",
             )
 
@@ -223,14 +221,6 @@ class VirtualSandbox(ABC):
         )
 
 
-def _reach(network: Network | Egress | None) -> Literal["off", "guarded", "allowlist", "open"]:
-    if network is None:
-        return "off"
-    if isinstance(network, Egress):
-        return "off" if network.closed else "guarded"
-    return "open" if network.is_open else "allowlist"
-
-
 def _check_text(what: str, text: str) -> None:
     good = isinstance(text, str) and "\0" not in text
     if good and not text.isascii():
@@ -240,7 +230,7 @@ def _check_text(what: str, text: str) -> None:
             good = False
     if not good:
         raise InvalidOption(
-            f"{what} must be a str that UTF-8 can hold, without NUL.",
+            f"{what} must be a str without NUL that UTF-8 can encode.",
             hint="Pass binary data through stdin= or a file.",
             option="command" if what == "command" else "env",
         )
@@ -250,7 +240,7 @@ def _checked_stdin(stdin: str | bytes) -> bytes:
     data = encode_option("stdin", stdin)
     if len(data) > MAX_STDIN:
         raise InvalidOption(
-            f"stdin has {len(data)} bytes; the shell takes {MAX_STDIN}.",
+            f"stdin has {len(data)} bytes; the limit is {MAX_STDIN}.",
             hint="Write it to files with write_file() and read those.",
             option="stdin",
         )

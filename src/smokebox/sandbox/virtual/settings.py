@@ -1,4 +1,4 @@
-"""The options of `virtual()`, checked once and kept for as long as the sandbox lives."""
+"""Options of `virtual()` and their validation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from smokebox.egress.policy import Egress, EgressOption, parse_egress
 from smokebox.errors import InvalidOption, PathNotDirectory, PathNotFound
+from smokebox.foundation.paths import check_path, resolve
 from smokebox.options import check_env
 from smokebox.sandbox.filesystems.filesystem import Filesystem
-from smokebox.sandbox.network import Allow, Network, check_network
-from smokebox.sandbox.paths import check_path, resolve
 from smokebox.sandbox.virtual.command import Command, check_commands
-from smokebox.sandbox.virtual.limits import Limits, check_limits
-
-if TYPE_CHECKING:
-    from smokebox.egress.policy import Egress
+from smokebox.sandbox.virtual.limits import VirtualLimits, check_limits
 
 Loader: TypeAlias = Callable[[], "str | bytes | Awaitable[str | bytes]"]
 FileSource: TypeAlias = str | bytes | Loader
 Mount: TypeAlias = "Filesystem | str | os.PathLike[str]"
-NetworkOption: TypeAlias = "Network | Egress | Sequence[str | Allow] | None"
 ShellState: TypeAlias = Literal["persistent", "fresh"]
 Isolation: TypeAlias = Literal["thread", "process"]
 
@@ -30,15 +26,15 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a sandbox is made: everything that `fork` hands on."""
+class VirtualSettings:
+    """Validated options of a virtual sandbox; `fork` passes them on."""
 
     files: Mapping[str, FileSource]
     mounts: Mapping[str, Filesystem | str]
     cwd: str
     env: Mapping[str, str]
-    limits: Limits
-    network: Network | Egress | None
+    limits: VirtualLimits
+    egress: Egress | None
     commands: Mapping[str, Command]
     python: bool
     shell: ShellState
@@ -56,31 +52,31 @@ def make_settings(
     mounts: Mapping[str, Mount] | None,
     cwd: str,
     env: Mapping[str, str] | None,
-    limits: Limits | Mapping[str, float] | None,
-    network: NetworkOption,
+    limits: VirtualLimits | Mapping[str, float] | None,
+    egress: EgressOption | None,
     commands: Mapping[str, Command] | None,
     python: bool,
     shell: str,
     user: str,
-) -> Settings:
-    """Settings from what the caller of `virtual()` gave, or the error that says what is wrong."""
+) -> VirtualSettings:
+    """Validate the options of `virtual()`."""
     place = resolve(cwd, "/")
     _check_choice("shell", shell, ("persistent", "fresh"))
     if not isinstance(user, str) or not _USER.fullmatch(user):
         raise InvalidOption(
-            f"{user!r} cannot be the name of a user.",
+            f"{user!r} is not a valid user name.",
             hint="Use lower-case letters, digits, _ and -, starting with a letter.",
             option="user",
             value=user,
         )
     checked_mounts = _check_mounts(mounts)
-    return Settings(
+    return VirtualSettings(
         files=_check_files(files, place, checked_mounts),
         mounts=checked_mounts,
         cwd=place,
         env=check_env(env),
         limits=check_limits(limits),
-        network=check_network(network),
+        egress=None if egress is None else parse_egress(egress),
         commands=check_commands(commands),
         python=bool(python),
         shell="fresh" if shell == "fresh" else "persistent",
@@ -89,14 +85,14 @@ def make_settings(
 
 
 def check_isolation(isolation: str) -> None:
-    """Refuse an isolation that there is none of."""
+    """Raise `InvalidOption` for an unknown isolation."""
     _check_choice("isolation", isolation, ("thread", "process"))
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise InvalidOption(
-            f"{option} is {' or '.join(map(repr, choices))}, not {value!r}.",
+            f"{option} must be {' or '.join(map(repr, choices))}, not {value!r}.",
             hint=f"Leave it out for {choices[0]!r}.",
             option=option,
             value=value,
@@ -110,14 +106,14 @@ def _check_files(
         return {}
     if not isinstance(files, Mapping):
         raise InvalidOption(
-            f"files is a mapping of paths to contents, not {type(files).__name__}.",
+            f"files must be a mapping of paths to contents, not {type(files).__name__}.",
             hint="Pass files={'notes.txt': 'text'}.",
             option="files",
         )
     for path, source in files.items():
         if not isinstance(source, (str, bytes)) and not callable(source):
             raise InvalidOption(
-                f"the file {path!r} is {type(source).__name__}, which is no content.",
+                f"the file {path!r} is {type(source).__name__}, not file content.",
                 hint="Pass str, bytes, or a function that returns one of them.",
                 option="files",
                 value=path,
@@ -126,8 +122,8 @@ def _check_files(
     for path in checked:
         if any(path == point or path.startswith(point + "/") for point in mounts):
             raise InvalidOption(
-                f"the file {path} would be hidden by what is mounted above it.",
-                hint="Write it into the mount after the sandbox is made, or move it.",
+                f"the file {path} would be hidden by a mount.",
+                hint="Choose another path, or write the file after creating the sandbox.",
                 option="files",
                 value=path,
             )
@@ -139,7 +135,7 @@ def _check_mounts(mounts: Mapping[str, Mount] | None) -> dict[str, Filesystem | 
         return {}
     if not isinstance(mounts, Mapping):
         raise InvalidOption(
-            f"mounts is a mapping of paths to filesystems, not {type(mounts).__name__}.",
+            f"mounts must be a mapping of paths to filesystems, not {type(mounts).__name__}.",
             hint="Pass mounts={'/data': 'folder'}.",
             option="mounts",
         )
@@ -152,8 +148,8 @@ def _check_mounts(mounts: Mapping[str, Mount] | None) -> dict[str, Filesystem | 
             checked[place] = _check_folder(os.fspath(mount))
         else:
             raise InvalidOption(
-                f"what is mounted at {point} is {type(mount).__name__}, which is no filesystem.",
-                hint="Pass a folder of the host, or a smokebox.sandbox.filesystems.Filesystem.",
+                f"the mount at {point} is {type(mount).__name__}, not a filesystem.",
+                hint="Pass a host folder or a smokebox.sandbox.filesystems.Filesystem.",
                 option="mounts",
                 value=point,
             )
@@ -163,7 +159,7 @@ def _check_mounts(mounts: Mapping[str, Mount] | None) -> dict[str, Filesystem | 
 def _check_point(point: str) -> str:
     if not check_path(point).startswith("/") or resolve(point, "/") == "/":
         raise InvalidOption(
-            f"{point!r} is not a place to mount at.",
+            f"{point!r} is not a valid mount point.",
             hint="Use an absolute path below the root, such as '/data'.",
             option="mounts",
             value=point,
@@ -174,7 +170,9 @@ def _check_point(point: str) -> str:
 def _check_folder(folder: str) -> str:
     path = os.path.abspath(folder)
     if not os.path.exists(path):
-        raise PathNotFound(path, hint="mounts= takes a folder that is there.")
+        raise PathNotFound(path, hint="Pass an existing host folder to mounts=.")
     if not os.path.isdir(path):
-        raise PathNotDirectory(path, hint="mounts= takes a folder; give a file with files=.")
+        raise PathNotDirectory(
+            path, hint="Pass a folder to mounts=; pass single files with files=."
+        )
     return path

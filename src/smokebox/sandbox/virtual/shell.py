@@ -1,4 +1,4 @@
-"""One shell of the engine: a script goes in, its end comes out. Blocking, one at a time."""
+"""One bash of the virtual sandbox, which runs one script at a time. Blocking."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import bashkit
 
-from smokebox.sandbox.output import Decoder
-from smokebox.sandbox.virtual.ending import CLOSED, Ending, ending_of
+from smokebox.runtime.output import Decoder
 from smokebox.sandbox.virtual.limits import MAX_OUTPUT
 
 if TYPE_CHECKING:
@@ -19,16 +18,18 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from bashkit import Bash
+    from bashkit import ExecResult as EngineResult
     from bashkit._bashkit import ShellState
 
-    from smokebox.sandbox.virtual.transcript import Listener
+    from smokebox.sandbox.virtual.output import OutputSink
+
 
 Ts = TypeVarTuple("Ts")
 
 MAX_STDIN = 10_000_000
 
-# Where a script and its input are while it runs. The engine lets standard input be a file,
-# and `eval` keeps the script out of sight and its text untouched.
+# Mount point of a script and its input while it runs. bashkit lets standard input be a file, and
+# `eval` keeps the script out of sight and its text unchanged.
 _STDIN_PLACE = "/dev/smokebox"
 _WITH_STDIN = f'eval "$(<{_STDIN_PLACE}/script)" <{_STDIN_PLACE}/stdin'
 _ENTER = 'builtin cd -- "$SMOKEBOX_CWD" || builtin cd /; builtin unset -v SMOKEBOX_CWD'
@@ -36,7 +37,7 @@ _ENTER = 'builtin cd -- "$SMOKEBOX_CWD" || builtin cd /; builtin unset -v SMOKEB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A command with what holds for it alone. `cwd` is absolute and exists."""
+    """Command with its own directory, environment and input. `cwd` is absolute and exists."""
 
     command: str
     cwd: str | None = None
@@ -44,11 +45,10 @@ class Script:
     stdin: bytes | None = None
 
 
-class Stop:
-    """The way to end a script from another thread.
+class ScriptStop:
+    """Stops a script from another thread.
 
-    It reaches the engine only while the script itself runs, so that a late one cannot
-    hit what comes after.
+    It reaches bashkit only while the script runs, so that a late stop cannot hit the next script.
     """
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class Stop:
         self.asked = False
 
     def ask(self) -> None:
-        """End the script at its next command, or before its first."""
+        """Stop the script at its next command, or before its first."""
         with self._guard:
             self.asked = True
             if self._bash is not None:
                 self._bash.cancel()
 
     def begin(self, bash: Bash) -> bool:
-        """Whether the script may start."""
+        """Return whether the script may start."""
         with self._guard:
             self._bash = None if self.asked else bash
             return not self.asked
 
     def end(self, bash: Bash) -> None:
-        """The script is over; whatever was asked of the engine is taken back."""
+        """Mark the script as finished, and withdraw a pending stop."""
         with self._guard:
             self._bash = None
             if self.asked:
@@ -78,11 +78,11 @@ class Stop:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """The event loop of one script.
+    """Event loop of one script.
 
-    The engine runs plain commands on threads of its own, inside of the script's context, and
-    asks the loop to call back in that same context: one that is entered cannot be entered
-    again, and what was to be called would be lost.
+    bashkit runs plain commands on its own threads, inside the script's context, and schedules
+    callbacks in that same context: an entered context cannot be entered again, so the callback
+    would be lost.
     """
 
     def call_soon_threadsafe(
@@ -95,12 +95,12 @@ class _Loop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(callback, *args, context=own)
 
 
-class Shell:
-    """A `bashkit.Bash`. With `lasting`, what holds for one script is undone after it.
+class VirtualShell:
+    """Wrapper of a `bashkit.Bash`. With `lasting`, per-script settings are undone afterwards.
 
-    The engine has two ways to run a script. The quick one runs streaming commands one after
-    another, each to its end. A script that names one of the `live` commands goes the other
-    way, which takes half a millisecond longer and lets them run side by side.
+    bashkit can run a script in two ways. The fast one runs streaming commands one after another. A
+    script that names one of the `live` commands runs the other way, which takes half a millisecond
+    longer and lets them run concurrently.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class Shell:
         self._lasting = lasting
         names = "|".join(map(re.escape, live))
         self._live = re.compile(rf"(?<![\w.+@-])(?:{names})(?![\w.+@-])") if live else None
-        # As it was after the last script: the engine cannot be asked while one runs.
+        # State after the last script: bashkit cannot be queried while one runs.
         self.state: ShellState = bash.shell_state()
 
-    def run(self, script: Script, listener: Listener, stop: Stop) -> Ending:
+    def run(self, script: Script, sink: OutputSink, stop: ScriptStop) -> ScriptOutcome:
         """Run a script to its end."""
         if script.cwd is not None:
             self._enter(script.cwd)
         for name, value in script.env.items():
             self._bash.set_env(name, value)
         try:
-            return self._run(script, listener, stop)
+            return self._run(script, sink, stop)
         finally:
             if self._lasting:
                 self._undo(script)
@@ -135,15 +135,15 @@ class Shell:
         self.state = self._bash.shell_state()
 
     def snapshot(self) -> bytes:
-        """Variables, functions, aliases and the directory, without files."""
+        """Return variables, functions, aliases and directory, without files."""
         return self._bash.snapshot(exclude_filesystem=True)
 
     def restore(self, data: bytes) -> None:
-        """Take over what `snapshot` gave."""
+        """Restore the state that `snapshot` returned."""
         self._bash.restore_snapshot(data)
         self.state = self._bash.shell_state()
 
-    def _run(self, script: Script, listener: Listener, stop: Stop) -> Ending:
+    def _run(self, script: Script, sink: OutputSink, stop: ScriptStop) -> ScriptOutcome:
         command = script.command
         if script.stdin is not None:
             self._bash.mount(_STDIN_PLACE, _holding(script.command, script.stdin))
@@ -154,30 +154,30 @@ class Shell:
             try:
                 if self._live is not None and self._live.search(script.command):
                     with asyncio.Runner(loop_factory=_Loop) as runner:
-                        return runner.run(self._run_live(command, listener))
-                result = self._bash.execute_sync(command, listener.hear)
+                        return runner.run(self._run_live(command, sink))
+                result = self._bash.execute_sync(command, sink.write)
             finally:
                 stop.end(self._bash)
         finally:
             if script.stdin is not None:
                 self._bash.unmount(_STDIN_PLACE)
-        return ending_of(result, self._wall_time)
+        return outcome_of(result, self._wall_time)
 
-    async def _run_live(self, command: str, listener: Listener) -> Ending:
+    async def _run_live(self, command: str, sink: OutputSink) -> ScriptOutcome:
         stdout, stderr = _Pipe(), _Pipe()
 
         async def hear_stdout(data: bytes) -> None:
-            listener.hear(stdout.feed(data), "")
+            sink.write(stdout.feed(data), "")
 
         async def hear_stderr(data: bytes) -> None:
-            listener.hear("", stderr.feed(data))
+            sink.write("", stderr.feed(data))
 
         result = await self._bash.execute(command, stdout=hear_stdout, stderr=hear_stderr)
-        listener.hear(stdout.finish(), "")
-        listener.hear("", stderr.finish())
-        ending = ending_of(result, self._wall_time)
+        sink.write(stdout.finish(), "")
+        sink.write("", stderr.finish())
+        outcome = outcome_of(result, self._wall_time)
         full = MAX_OUTPUT in (stdout.size, stderr.size)
-        return replace(ending, stdout=None, stderr=None, truncated=full)
+        return replace(outcome, stdout=None, stderr=None, truncated=full)
 
     def _enter(self, directory: str) -> None:
         self._bash.set_env("SMOKEBOX_CWD", directory)
@@ -208,7 +208,7 @@ class Shell:
 
 
 class _Pipe(Decoder):
-    """One stream of bytes from the engine, and how many there were."""
+    """Decoder of one stream that counts its bytes."""
 
     size = 0
 
@@ -222,3 +222,97 @@ def _holding(script: str, stdin: bytes) -> bashkit.FileSystem:
     files.write_file("/script", script.encode())
     files.write_file("/stdin", stdin)
     return files
+
+
+SYNTAX_ERROR, TIMED_OUT, LIMITED, ABORTED, KILLED = 2, 124, 126, 134, 137
+
+_SYNTAX = re.compile(r"parse error(?: at line (?P<line>\d+), column \d+)?: (?P<what>.*)", re.S)
+_LIMIT = re.compile(r"limit exceeded|budget|exceeded|too large", re.I)
+_ADVICE = {
+    "command count": "commands",
+    "loop iterations": "loop_iterations",
+    "memory limit": "memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOutcome:
+    """Outcome of one script.
+
+    `stdout` and `stderr` are the whole streams, or None if bashkit dropped them and only the
+    received output is left. `message` is appended to stderr. `broken` means that the shell exceeded
+    its memory and cannot continue.
+    """
+
+    exit_code: int
+    stdout: str | None = None
+    stderr: str | None = None
+    truncated: bool = False
+    timed_out: bool = False
+    message: str = ""
+    broken: bool = False
+
+
+CLOSED = ScriptOutcome(
+    exit_code=KILLED, message="smokebox: stopped because the sandbox was closed\n"
+)
+
+
+def outcome_of(result: EngineResult, wall_time: float) -> ScriptOutcome:
+    """Return the outcome for a bashkit result."""
+    error = result.error
+    if error is None:
+        return ScriptOutcome(
+            exit_code=result.exit_code,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            truncated=result.stdout_truncated or result.stderr_truncated,
+        )
+    if syntax := _SYNTAX.match(error):
+        line = f"line {syntax['line']}: " if syntax["line"] else ""
+        return ScriptOutcome(exit_code=SYNTAX_ERROR, message=f"bash: {line}{syntax['what']}\n")
+    if "execution timeout" in error:
+        return timed_out(wall_time, of_limit=True)
+    if "cancelled" in error:
+        return CLOSED
+    if _LIMIT.search(error):
+        broken = "memory limit" in error
+        words = f"smokebox: stopped: {_limit_words(error)}\n{RESTARTED if broken else ''}"
+        return ScriptOutcome(exit_code=LIMITED, message=words, broken=broken)
+    return ScriptOutcome(exit_code=result.exit_code or 1, message=f"bash: {error}\n")
+
+
+def timed_out(seconds: float, *, of_limit: bool, lost: bool = False) -> ScriptOutcome:
+    """Return the outcome of a script that timed out.
+
+    `lost` means that it could not be stopped, and its shell was abandoned.
+    """
+    message = f"smokebox: timed out after {seconds:g} s"
+    if of_limit:
+        message += " (raise VirtualLimits.wall_time for more)"
+    message = f"{message}\n{LOST if lost else ''}"
+    return ScriptOutcome(exit_code=TIMED_OUT, timed_out=True, message=message)
+
+
+def outgrown(limit: int, *, lost: bool) -> ScriptOutcome:
+    """Return the outcome of a script during which the process grew too much."""
+    words = (
+        f"the process grew by more than {limit} bytes (raise VirtualLimits.process_growth for more)"
+    )
+    return ScriptOutcome(
+        exit_code=LIMITED, message=f"smokebox: stopped: {words}\n{LOST if lost else ''}"
+    )
+
+
+RESTARTED = (
+    "smokebox: the shell was restarted in the same directory, with exported variables only\n"
+)
+LOST = f"smokebox: a command that did not stop was left behind\n{RESTARTED}"
+
+
+def _limit_words(error: str) -> str:
+    words = re.sub(r"^(resource limit exceeded|execution error): ", "", error)
+    for key, limit in _ADVICE.items():
+        if key in words:
+            return f"{words} (raise VirtualLimits.{limit} for more)"
+    return f"{words} (a fixed limit of the virtual shell)"

@@ -1,4 +1,4 @@
-"""Threads with a stack deep enough for any script, shared by all virtual sandboxes."""
+"""Threads with deep stacks, and a lock across event loops, shared by all virtual sandboxes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import atexit
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,16 +17,17 @@ from smokebox.sandbox.stack import MIN_STACK_SIZE, stack_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 T = TypeVar("T")
 
-# Most work takes microseconds, less than it takes to wake an event loop: wait that long.
+# Most work takes microseconds, less than waking an event loop: block for this long first.
 QUICK = 0.0002
 IDLE_SECONDS = 20.0
 EXIT_GRACE = 2.0
 
 
-class Job(Generic[T]):
-    """A function on its way through one of the threads, awaited from an event loop."""
+class ThreadJob(Generic[T]):
+    """Function that runs on one of the threads and is awaited from an event loop."""
 
     def __init__(self, work: Callable[[], T], cancel: Callable[[], None] | None = None) -> None:
         self._work = work
@@ -38,42 +40,42 @@ class Job(Generic[T]):
         self.done = False
 
     def run(self) -> None:
-        """Do the work, here and now."""
+        """Run the function."""
         try:
             self._result = self._work()
         except BaseException as error:
             self._error = error
 
     def finish(self) -> None:
-        """Tell who waits that the work is done."""
+        """Mark the job as done and wake the waiter."""
         self.done = True
         self._running.release()
         if self._wake is not None:
             self._wake()
 
     def cancel(self) -> None:
-        """Ask the work to end early, where it knows how."""
+        """Ask the function to end early, if it can."""
         if self._cancel is not None:
             self._cancel()
 
     def join(self, seconds: float) -> bool:
-        """Block for so long at most; true when the work is done."""
+        """Block for at most `seconds`; return whether the job is done."""
         if self._running.acquire(timeout=seconds):
             self._running.release()
         return self.done
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Let the event loop go on meanwhile; true when the work is done in time."""
+        """Wait without blocking the event loop; return whether the job is done in time."""
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 
         def wake() -> None:
-            # The loop may have closed under a caller that was cancelled.
+            # The loop may have closed under a cancelled caller.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, ended)
 
         self._wake = wake
-        # The work may have ended before it could see who to wake.
+        # The job may have ended before the callback was set.
         if self.done:
             return True
         with suppress(TimeoutError):
@@ -82,7 +84,7 @@ class Job(Generic[T]):
         return self.done
 
     def result(self) -> T:
-        """What the work returned; raises what it raised."""
+        """Return the function's result, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
@@ -94,16 +96,16 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 async def run(work: Callable[[], T]) -> T:
-    """Do something that blocks on one of the threads, and give what it returns."""
-    job = Job(work)
+    """Run a blocking function on one of the threads and return its result."""
+    job = ThreadJob(work)
     start(job)
     if not job.join(QUICK):
         await job.wait()
     return job.result()
 
 
-def start(job: Job[T]) -> None:
-    """Hand a job to an idle thread, or to one made for it."""
+def start(job: ThreadJob[T]) -> None:
+    """Pass a job to an idle thread, or to a new one."""
     with _lock:
         thread = _idle.pop() if _idle else None
         _busy.add(job)
@@ -117,7 +119,7 @@ def start(job: Job[T]) -> None:
 
 
 def _started() -> _Thread:
-    """A thread with a deep stack, already waiting for jobs."""
+    """Start a thread with a deep stack."""
     size = stack_size()
     while True:
         thread = _Thread()
@@ -139,7 +141,7 @@ def _started() -> _Thread:
 class _Thread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="smokebox-shell", daemon=True)
-        self.jobs: SimpleQueue[Job[Any]] = SimpleQueue()
+        self.jobs: SimpleQueue[ThreadJob[Any]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
@@ -150,7 +152,7 @@ class _Thread(threading.Thread):
                     return
                 continue
             job.run()
-            # Idle before anyone knows that the job is done: the next one comes right after.
+            # Idle before the job is reported done: the next one follows at once.
             with _lock:
                 _busy.discard(job)
                 _idle.append(self)
@@ -168,11 +170,11 @@ class _Thread(threading.Thread):
 _lock = threading.Lock()
 _stack_size_lock = threading.Lock()
 _idle: list[_Thread] = []
-_busy: set[Job[Any]] = set()
+_busy: set[ThreadJob[Any]] = set()
 
 
 def _stop_all() -> None:
-    """Leave no script running into the end of the interpreter, which would abort the process."""
+    """Stop all scripts before interpreter shutdown, which would otherwise abort the process."""
     with _lock:
         jobs = list(_busy)
     for job in jobs:
@@ -192,3 +194,52 @@ def _forget_threads() -> None:
 atexit.register(_stop_all)
 # A forked child has none of its parent's threads.
 os.register_at_fork(after_in_child=_forget_threads)
+
+
+class FifoLock:
+    """Lock that callers from any event loop acquire in FIFO order.
+
+    `asyncio.Lock` belongs to the first loop that waited for it, and a sandbox outlives loops.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._taken = False
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return
+            called = asyncio.get_running_loop().create_future()
+            self._queue.append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            with self._guard:
+                waiting = called in self._queue
+                if waiting:
+                    self._queue.remove(called)
+            if not waiting:
+                # It was woken but is cancelled: wake the next one.
+                self._call_next()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._call_next()
+
+    def _call_next(self) -> None:
+        with self._guard:
+            while self._queue:
+                called = self._queue.popleft()
+                # A closed loop has no waiter.
+                with suppress(RuntimeError):
+                    called.get_loop().call_soon_threadsafe(_call, called)
+                    return
+            self._taken = False
+
+
+def _call(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

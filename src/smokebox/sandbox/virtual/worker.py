@@ -1,7 +1,7 @@
-"""The other side of `isolation="process"`: one virtual sandbox, served over a socket.
+"""Worker process of `isolation="process"`: serves one virtual sandbox over a socket.
 
-Run as `python -m smokebox.sandbox.virtual.worker FD`. It ends when the socket does, so that
-no worker outlives its parent.
+Run as `python -m smokebox.sandbox.virtual.worker FD`. It exits when the socket closes, so that no
+worker outlives its parent.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from smokebox.errors import InvalidOption
-from smokebox.sandbox.virtual.image import node_at, survey
-from smokebox.sandbox.virtual.machine import Machine
-from smokebox.sandbox.virtual.messages import (
-    Message,
+from smokebox.sandbox.virtual.shell import Script
+from smokebox.sandbox.virtual.snapshot import Snapshot, node_at, survey
+from smokebox.sandbox.virtual.state import SandboxState
+from smokebox.sandbox.virtual.thread_sandbox import ThreadSandbox
+from smokebox.sandbox.virtual.worker_messages import (
+    WorkerMessage,
     pack_error,
     pack_nodes,
     pack_value,
     reader_of,
     receive,
 )
-from smokebox.sandbox.virtual.shell import Script
-from smokebox.sandbox.virtual.snapshot import Snapshot
-from smokebox.sandbox.virtual.threaded import ThreadSandbox
 from smokebox.types import OutputChunk
 
 if TYPE_CHECKING:
@@ -37,28 +36,28 @@ if TYPE_CHECKING:
     from smokebox.types import ExecResult, FileInfo
 
 
-class Ledger:
-    """What the parent knows of the files, so that only what changed is sent."""
+class ChangeTracker:
+    """Files that the parent already has, so that only changes are sent."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, ...]] = {}
 
-    def changes(self, machine: Machine) -> Message:
-        """What is different since the last time, with contents."""
-        waiting = machine.waiting
-        seen = {info.path: info for info in survey(machine.root) if info.path not in waiting}
+    def changes(self, state: SandboxState) -> WorkerMessage:
+        """Return the changes since the last call, with contents."""
+        waiting = state.waiting
+        seen = {info.path: info for info in survey(state.root) if info.path not in waiting}
         marks = {path: _mark(info) for path, info in seen.items()}
         changed = {
-            path: node_at(machine.root, info)
+            path: node_at(state.root, info)
             for path, info in seen.items()
             if self._known.get(path) != marks[path]
         }
         gone = [path for path in self._known if path not in marks]
         self._known = marks
         packed = pack_nodes(changed)
-        cwd, env = machine.place
+        cwd, env = state.place
         header = {**packed.header, "gone": gone, "waiting": waiting, "cwd": cwd, "env": env}
-        return Message(header, packed.blobs)
+        return WorkerMessage(header, packed.blobs)
 
 
 def _mark(info: FileInfo) -> tuple[object, ...]:
@@ -66,20 +65,20 @@ def _mark(info: FileInfo) -> tuple[object, ...]:
 
 
 class Worker:
-    """Answers the parent's calls, each in a task of its own."""
+    """Serves the parent's calls, each in its own task."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._ledger = Ledger()
+        self._ledger = ChangeTracker()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sandbox: ThreadSandbox | None = None
 
     async def serve(self, group: asyncio.TaskGroup) -> None:
-        """Take calls until the parent is gone, which ends the process."""
+        """Serve calls until the parent closes the socket, then exit."""
         loop = asyncio.get_running_loop()
 
-        def take(message: Message) -> None:
+        def take(message: WorkerMessage) -> None:
             number = message.header["id"]
             if message.header["call"] == "cancel":
                 if number in self._tasks:
@@ -93,14 +92,14 @@ class Worker:
                 while True:
                     loop.call_soon_threadsafe(take, receive(read_exactly))
             except (EOFError, OSError, ValueError):
-                # No farewell: a script may be running, and nobody waits for it.
+                # Exit at once: a script may be running, and its result is no longer needed.
                 os._exit(0)
 
         threading.Thread(target=read, daemon=True).start()
         await loop.create_future()
 
-    async def _answer(self, number: int, message: Message) -> None:
-        self._send(Message({"id": number, "begun": True}))
+    async def _answer(self, number: int, message: WorkerMessage) -> None:
+        self._send(WorkerMessage({"id": number, "begun": True}))
         header: dict[str, Any] = {"id": number, "end": True}
         blobs: Sequence[bytes] = ()
         try:
@@ -116,12 +115,12 @@ class Worker:
         if self._sandbox is not None:
             header["lost"] = self._sandbox.has_left_behind
             if message.header.get("changes"):
-                changes = self._ledger.changes(self._sandbox._machine())
+                changes = self._ledger.changes(self._sandbox._get_state())
                 header["changes"] = changes.header
                 blobs = [*blobs, *changes.blobs]
-        self._send(Message(header, blobs))
+        self._send(WorkerMessage(header, blobs))
 
-    async def _call(self, number: int, message: Message) -> Message:
+    async def _call(self, number: int, message: WorkerMessage) -> WorkerMessage:
         header, blobs = message.header, message.blobs
         if header["call"] == "start":
             return self._start(header, blobs)
@@ -137,14 +136,14 @@ class Worker:
                 )
                 return pack_value(value)
             case "snapshot":
-                return Message({}, [await self._sandbox.snapshot()])
+                return WorkerMessage({}, [await self._sandbox.snapshot()])
             case "restore":
                 await self._sandbox.restore(blobs[0])
-                return Message({})
+                return WorkerMessage({})
             case _:
                 raise InvalidOption(f"no such call: {header['call']!r}")
 
-    def _start(self, header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
+    def _start(self, header: dict[str, Any], blobs: Sequence[bytes]) -> WorkerMessage:
         sys.path[:] = header["path"]
         try:
             settings = pickle.loads(blobs[0])
@@ -158,28 +157,28 @@ class Worker:
         if header["resume"]:
             decoded = Snapshot.decode(blobs[1])
             snapshot = Snapshot(image=decoded.image, shell=decoded.shell, waiting=header["waiting"])
-        machine = Machine(settings, snapshot)
+        state = SandboxState(settings, snapshot)
         if header["cwd"] is not None:
-            machine.resume(header["cwd"], header["env"])
-        self._sandbox = ThreadSandbox(settings, machine=machine)
-        return Message({})
+            state.resume(header["cwd"], header["env"])
+        self._sandbox = ThreadSandbox(settings, state=state)
+        return WorkerMessage({})
 
-    async def _stream(self, number: int, message: Message) -> Message:
+    async def _stream(self, number: int, message: WorkerMessage) -> WorkerMessage:
         assert self._sandbox is not None
         stream = self._sandbox._stream(_script(message), message.header["timeout"])
         async for item in stream:
             if not isinstance(item, OutputChunk):
                 return _pack_result(item)
             chunk = {"id": number, "end": False, "stream": item.stream, "data": item.data}
-            self._send(Message(chunk))
+            self._send(WorkerMessage(chunk))
         raise AssertionError("a stream ends with a result")
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: WorkerMessage) -> None:
         with self._sending:
             self._connection.sendall(message.encode())
 
 
-def _script(message: Message) -> Script:
+def _script(message: WorkerMessage) -> Script:
     header, blobs = message.header, message.blobs
     return Script(
         command=header["command"],
@@ -189,14 +188,14 @@ def _script(message: Message) -> Script:
     )
 
 
-def _pack_result(result: ExecResult) -> Message:
+def _pack_result(result: ExecResult) -> WorkerMessage:
     header = {
         "exit_code": result.exit_code,
         "truncated": result.truncated,
         "timed_out": result.timed_out,
         "duration": result.duration,
     }
-    return Message(header, [result.stdout.encode(), result.stderr.encode()])
+    return WorkerMessage(header, [result.stdout.encode(), result.stderr.encode()])
 
 
 async def _serve(connection: socket.socket) -> None:
@@ -205,8 +204,8 @@ async def _serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the socket whose number is the only argument."""
-    # A crash of the engine is an answer here, not something to leave gigabytes on disk for.
+    """Serve the socket whose descriptor is the only argument."""
+    # A crash of bashkit is expected here: do not dump gigabytes of core to disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
 

@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: started, called, and gone at some time."""
+"""Worker process as seen by its parent."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from smokebox.sandbox.virtual.messages import Message, reader_of, receive
+from smokebox.sandbox.virtual.worker_messages import WorkerMessage, reader_of, receive
 from smokebox.types import OutputChunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smokebox.sandbox.virtual.chunks import Chunks
+    from smokebox.sandbox.virtual.output import ChunkQueue
 
 T = TypeVar("T")
 
 _MODULE = "smokebox.sandbox.virtual.worker"
-# Secrets in the parent's environment are none of a worker's business.
+# The parent's environment may hold secrets, so only these variables are passed.
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "PATH", "TMPDIR", "TZ")
 
 
 class WorkerDied(Exception):
-    """The worker is gone. `exit_code` is as a shell would have it: 128 + n for signal n."""
+    """The worker has exited. `exit_code` is as in a shell: 128 + n for signal n."""
 
     def __init__(self, exit_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -39,53 +39,55 @@ class WorkerDied(Exception):
 
     @classmethod
     def of(cls, returncode: int) -> Self:
-        """From what the operating system reports."""
+        """Create from a return code of `subprocess`."""
         if returncode >= 0:
             return cls(returncode or 1, f"it exited with {returncode}")
         try:
             name = signal.Signals(-returncode).name
         except ValueError:
             name = f"signal {-returncode}"
-        return cls(128 - returncode, f"it was ended by {name}")
+        return cls(128 - returncode, f"it was killed by {name}")
 
 
-class Call:
-    """One call under way."""
+class WorkerCall:
+    """Pending call."""
 
-    def __init__(self, worker: WorkerProcess, number: int, chunks: Chunks | None) -> None:
+    def __init__(self, worker: WorkerProcess, number: int, chunks: ChunkQueue | None) -> None:
         self.chunks = chunks
         self._worker = worker
         self.number = number
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[Message | None] = self._loop.create_future()
+        self._answer: asyncio.Future[WorkerMessage | None] = self._loop.create_future()
         self._begun: asyncio.Future[bool] = self._loop.create_future()
 
     async def begun(self, timeout: float) -> bool:
-        """Whether the worker took it up; when it did not, nothing has happened."""
+        """Return whether the worker started it; if not, nothing has happened."""
         try:
             return await asyncio.wait_for(asyncio.shield(self._begun), timeout)
         except TimeoutError:
             return False
 
-    async def answer(self, timeout: float) -> Message:
-        """What the worker said. Raises `WorkerDied`, or `TimeoutError` and can be awaited again."""
+    async def answer(self, timeout: float) -> WorkerMessage:
+        """Return the worker's response. Raises `WorkerDied`, or `TimeoutError` and can be awaited
+        again.
+        """
         answer = await asyncio.wait_for(asyncio.shield(self._answer), timeout)
         if answer is None:
             raise WorkerDied.of(self._worker.returncode)
         return answer
 
     def cancel(self) -> None:
-        """Ask the worker to end it; it will answer."""
-        self._worker.send(Message({"id": self.number, "call": "cancel"}))
+        """Ask the worker to cancel the call; it still responds."""
+        self._worker.send(WorkerMessage({"id": self.number, "call": "cancel"}))
 
     def begin(self) -> None:
-        """The worker took it up; from any thread."""
+        """Mark the call as started; from any thread."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_resolve, self._begun, True)
 
-    def settle(self, answer: Message | None) -> None:
-        """Hand over the answer, from any thread."""
-        # The loop may be closed, and then nobody waits.
+    def settle(self, answer: WorkerMessage | None) -> None:
+        """Deliver the response, from any thread."""
+        # The loop may be closed, and then there is no waiter.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_resolve, self._begun, False)
             self._loop.call_soon_threadsafe(_resolve, self._answer, answer)
@@ -97,7 +99,7 @@ def _resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 class WorkerProcess:
-    """A process that runs one sandbox. Making one blocks for as long as a fork takes."""
+    """Process that runs one sandbox. Creating one blocks for the duration of a fork."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
@@ -109,13 +111,13 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Ctrl-C in a terminal is for the parent.
+                # Ctrl-C in a terminal is meant for the parent.
                 start_new_session=True,
             )
         self.numbers = itertools.count(1)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, WorkerCall] = {}
         self._guard = threading.Lock()
-        self._outbox: SimpleQueue[Message | None] = SimpleQueue()
+        self._outbox: SimpleQueue[WorkerMessage | None] = SimpleQueue()
         self._gone = False
         self._killed = False
         self._reader = threading.Thread(target=self._read, name="smokebox-worker", daemon=True)
@@ -124,50 +126,50 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes calls: false once it was killed, by whomever."""
+        """Return whether it accepts calls: false once it was killed."""
         return not self._killed and self._process.poll() is None
 
     @property
     def returncode(self) -> int:
-        """How it ended, once it is gone."""
+        """Return code after its exit."""
         return self._process.returncode or 0
 
     def call(
-        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: Chunks | None = None
-    ) -> Call:
-        """Send a call; its chunks go to `chunks` as they come."""
-        call = Call(self, next(self.numbers), chunks)
+        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: ChunkQueue | None = None
+    ) -> WorkerCall:
+        """Send a call; its output goes to `chunks`."""
+        call = WorkerCall(self, next(self.numbers), chunks)
         with self._guard:
             gone = self._gone
             self._calls[call.number] = call
         if gone:
             call.settle(None)
         else:
-            self.send(Message({**header, "id": call.number}, blobs))
+            self.send(WorkerMessage({**header, "id": call.number}, blobs))
         return call
 
-    def send(self, message: Message) -> None:
-        """Send a message without waiting; to a worker that is gone, nothing."""
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message without waiting; ignored if the worker has exited."""
         self._outbox.put(message)
 
     def kill(self) -> None:
-        """End it, whatever it does. Safe to repeat."""
+        """Kill the process. Safe to repeat."""
         self._killed = True
         with suppress(OSError):
             self._process.kill()
 
     def join(self, timeout: float) -> None:
-        """Wait until it is gone and everyone was told."""
+        """Wait until it has exited and all callers were notified."""
         self._reader.join(timeout)
 
     def _read(self) -> None:
         read = reader_of(self._connection)
-        # Whatever else it says than messages, it is not to be talked to any longer.
+        # After anything but a valid message the worker is not used again.
         with suppress(Exception):
             while True:
                 self._take(receive(read))
@@ -182,12 +184,12 @@ class WorkerProcess:
             call.settle(None)
 
     def _write(self) -> None:
-        # A worker that does not read would hold up whoever sends.
+        # A worker that does not read must not block the sender.
         with suppress(OSError):
             while (message := self._outbox.get()) is not None:
                 self._connection.sendall(message.encode())
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         header = message.header
         call = self._calls.get(header["id"])
         if call is None:

@@ -1,1 +1,1 @@
-"""Protocols of other people's clients, answered by the same engine."""
+"""APIs of other sandbox services, served by the same engine."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from smokebox.engine import Host
-    from smokebox.server.drain import Drain
+    from smokebox.server.health import Drain
     from smokebox.server.keys import Keys
     from smokebox.server.metrics import Metrics
-    from smokebox.server.settings import Settings
+    from smokebox.server.settings import ServerSettings
 
 _SWEEP_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
@@ -36,7 +36,7 @@ class Previews:
     """What is shared. `port` is where they are reached by TCP, once they are."""
 
     def __init__(
-        self, *, host: Host, settings: Settings, keys: Keys, drain: Drain, metrics: Metrics
+        self, *, host: Host, settings: ServerSettings, keys: Keys, drain: Drain, metrics: Metrics
     ) -> None:
         self.sites = Sites(settings)
         self.signer = Signer(settings.home)

@@ -11,7 +11,7 @@ from smokebox.server.settings import LOOPBACK
 from smokebox.wire.preview import LONGEST_LABEL, PATH, Target, parse_label, parse_path
 
 if TYPE_CHECKING:
-    from smokebox.server.settings import Settings
+    from smokebox.server.settings import ServerSettings
 
 Kind = Literal["preview", "other", "partial"]
 
@@ -26,7 +26,7 @@ _PATH = PATH.encode()
 class Sites:
     """The names below which each label is a preview: `localhost`, and one that was set."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self.proto = b"http"
         self._base = None

@@ -9,11 +9,11 @@ from smokebox.types import ExposedPort
 from smokebox.wire.preview import Target
 
 if TYPE_CHECKING:
-    from smokebox.engine.ports import Exposed
-    from smokebox.server.call import Call
+    from smokebox.engine.ports import PortGrant
+    from smokebox.server.endpoint import ApiCall
 
 
-async def described(call: Call, exposed: Exposed) -> ExposedPort:
+async def described(call: ApiCall, exposed: PortGrant) -> ExposedPort:
     """A port that was exposed, with where it is seen."""
     target = Target(exposed.port, call.sandbox.id, exposed.token)
     return ExposedPort(
@@ -26,7 +26,7 @@ async def described(call: Call, exposed: Exposed) -> ExposedPort:
     )
 
 
-async def url_of(call: Call, port: int, *, expires_at: int | None = None) -> str:
+async def url_of(call: ApiCall, port: int, *, expires_at: int | None = None) -> str:
     """The URL of a port that was exposed, or one that is good until then."""
     row = (await call.sandbox.ports.load()).get(port)
     if row is None:
@@ -41,7 +41,7 @@ async def url_of(call: Call, port: int, *, expires_at: int | None = None) -> str
     return await _url(call, Target(port, call.sandbox.id, token))
 
 
-async def _url(call: Call, target: Target) -> str:
+async def _url(call: ApiCall, target: Target) -> str:
     previews = call.state.previews
     server = call.request.scope["server"]
     by_socket = server is None or server[1] is None

@@ -1,4 +1,4 @@
-"""The native API, one module for each noun, gathered by `all_endpoints` and `all_sockets`."""
+"""The native API, one module for each noun."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from smokebox.server.routes import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.server.endpoint import Endpoint
-    from smokebox.server.sockets import Socket
+    from smokebox.server.websocket import WebSocketEndpoint
 
-# A request is matched from the top: what is asked for most often comes first.
+# Routes are matched in this order, so the most frequent requests come first.
 _MODULES = (
     exec,
     code,
@@ -48,10 +48,10 @@ _MODULES = (
 
 
 def all_endpoints() -> list[Endpoint]:
-    """Every endpoint of the API."""
+    """Return every endpoint of the API."""
     return [endpoint for module in _MODULES for endpoint in module.ENDPOINTS]
 
 
-def all_sockets() -> list[Socket]:
-    """Every WebSocket of the API."""
+def all_sockets() -> list[WebSocketEndpoint]:
+    """Return every WebSocket of the API."""
     return [*processes.SOCKETS, *terminals.SOCKETS, *ports.SOCKETS, *network.SOCKETS]

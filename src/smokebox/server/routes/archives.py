@@ -1,4 +1,4 @@
-"""Directories of a sandbox as tar archives, packed and unpacked as they pass."""
+"""Tar archives of directories, packed and unpacked as a stream."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import contextlib
 from starlette.responses import Response
 
 from smokebox.errors import DeadlineExceeded, LimitReached, Unsupported
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.responses import ByteResponse, read_batches
 from smokebox.server.routes.files import CHANGING, LOOKING
-from smokebox.server.streams import ByteResponse, batches
 from smokebox.types import Extracted
 from smokebox.wire.requests import ReadArchive, WriteArchive
 
@@ -19,13 +18,13 @@ GZIP = "application/gzip"
 _BASE = "/sandboxes/{id}/archive"
 
 
-@endpoint("GET", _BASE, errors=LOOKING, gives=f"{TAR}, {GZIP}")
-async def read(call: Call, query: ReadArchive) -> Response:
-    """Pack a directory, or a file, as a tar archive, with `compress` a gzipped one.
+@endpoint("GET", _BASE, errors=LOOKING, returns=f"{TAR}, {GZIP}")
+async def read(call: ApiCall, query: ReadArchive) -> Response:
+    """Download a directory or a file as a tar archive, gzipped with `compress`.
 
-    Names in it are relative to the directory. What is neither a file, a directory nor a
-    symlink is left out, as is what `exclude` matches. An error on the way breaks the
-    connection off: an archive that ends as HTTP has it is whole.
+    Names in it are relative to the directory. It contains files, directories and symlinks,
+    without those that `exclude` matches. An error closes the connection before the end of the
+    response, so a complete response is a complete archive.
     """
     files = call.sandbox.files
     media = GZIP if query.compress else TAR
@@ -42,17 +41,16 @@ async def read(call: Call, query: ReadArchive) -> Response:
     "PUT",
     _BASE,
     errors=(*CHANGING, LimitReached, Unsupported, DeadlineExceeded),
-    takes=TAR,
+    accepts=TAR,
 )
-async def write(call: Call, query: WriteArchive) -> Extracted:
+async def write(call: ApiCall, query: WriteArchive) -> Extracted:
     """Unpack the tar archive in the body, gzipped or not, into a directory.
 
-    The directory is made if need be, and nothing is written outside of it. What was
-    unpacked before a failure stays; the error says in `member`, `files` and `bytes` how far
-    it came.
+    The directory is created if needed, and nothing is written outside of it. Files unpacked
+    before a failure stay; `member`, `files` and `bytes` of the error tell how many.
     """
     files = call.sandbox.files
-    async with contextlib.aclosing(batches(call)) as body:
+    async with contextlib.aclosing(read_batches(call)) as body:
         return await files.upload_tar(query.path, body, keep_owner=query.keep_owner)
 
 

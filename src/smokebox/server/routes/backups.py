@@ -1,4 +1,4 @@
-"""Backups of directories, which outlive the sandboxes that they are of."""
+"""Backups of directories, which outlive their sandboxes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from smokebox.errors import (
     ServiceUnavailable,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.idempotency import Making
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.idempotency import Creation
 from smokebox.types import Backup, RestoredBackup
-from smokebox.wire.answers import Backups, BackupsUnderWay
 from smokebox.wire.requests import CreateBackup, ListBackups, RestoreBackup
+from smokebox.wire.responses import Backups, BackupsUnderWay
 
 _KEPT = (ServiceUnavailable, BucketNotFound, PathError, MissingDependency)
 _WORK = (
@@ -44,12 +43,12 @@ _WORK = (
 
 
 @endpoint("POST", "/sandboxes/{id}/backups", errors=_WORK, status=201, slow=True)
-async def create(call: Call, body: CreateBackup) -> Backup:
-    """Keep what is in a directory of a sandbox at this moment.
+async def create(call: ApiCall, body: CreateBackup) -> Backup:
+    """Back up a directory of a sandbox.
 
-    It outlives the sandbox, until it is deleted or its `ttl` is over. Closing the connection
-    breaks it off, and nothing is left of it then. With the header Idempotency-Key it may be
-    repeated, and makes one.
+    The backup outlives the sandbox, until it is deleted or its `ttl` is over. Closing the
+    connection cancels it. With the header Idempotency-Key the request may be repeated, and
+    creates one backup.
     """
 
     async def make(id: str) -> Backup:
@@ -61,11 +60,11 @@ async def create(call: Call, body: CreateBackup) -> Backup:
             excludes=body.excludes,
             gitignore=body.gitignore,
             freeze=body.freeze,
-            **_given(compression=body.compression, timeout=body.timeout),
+            **_without_none(compression=body.compression, timeout=body.timeout),
         )
 
-    making = Making(kind="backup", id=random_backup_id(), find=call.host.backups.get, make=make)
-    return await call.state.requests.once(call, body, making)
+    making = Creation(kind="backup", id=random_backup_id(), find=call.host.backups.get, make=make)
+    return await call.state.idempotency.once(call, body, making)
 
 
 @endpoint(
@@ -74,27 +73,27 @@ async def create(call: Call, body: CreateBackup) -> Backup:
     errors=(*_WORK, BadSnapshot, Forbidden),
     slow=True,
 )
-async def restore(call: Call, body: RestoreBackup) -> RestoredBackup:
-    """Have a directory of a sandbox be what a backup has of it, or leave it as it is.
+async def restore(call: ApiCall, body: RestoreBackup) -> RestoredBackup:
+    """Replace a directory of a sandbox with the content of a backup.
 
-    The backup may be of any sandbox that is for who asks. What the directory has besides is
-    gone then.
+    The backup may be of any sandbox that the key may use. Files that are not in the backup are
+    removed. If the restore fails, the directory is unchanged.
     """
     backup = await _backup(call)
     return await call.sandbox.backups.restore(
-        backup, path=body.path, **_given(timeout=body.timeout)
+        backup, path=body.path, **_without_none(timeout=body.timeout)
     )
 
 
 @endpoint("GET", "/sandboxes/{id}/backups/progress")
-async def progress(call: Call) -> BackupsUnderWay:
-    """How far the backups of a sandbox are that are being made or restored."""
+async def progress(call: ApiCall) -> BackupsUnderWay:
+    """Return the progress of the backups that are being made or restored in a sandbox."""
     return BackupsUnderWay(call.sandbox.backups.progress())
 
 
 @endpoint("GET", "/backups", errors=(InvalidOption,))
-async def list_all(call: Call, query: ListBackups) -> Backups:
-    """List backups, the oldest first, also of sandboxes that are gone."""
+async def list_all(call: ApiCall, query: ListBackups) -> Backups:
+    """List backups, oldest first, including those of destroyed sandboxes."""
     sandbox = query.sandbox
     if sandbox is not None:
         call.principal.check_sandbox(check_id(sandbox))
@@ -103,14 +102,14 @@ async def list_all(call: Call, query: ListBackups) -> Backups:
 
 
 @endpoint("GET", "/backups/{backup}", errors=(*_KEPT, NotFound, Forbidden))
-async def get(call: Call) -> Backup:
-    """What is known of a backup."""
+async def get(call: ApiCall) -> Backup:
+    """Return the metadata of a backup."""
     return await _backup(call)
 
 
 @endpoint("DELETE", "/backups/{backup}", errors=(*_KEPT, Conflict, Forbidden), slow=True)
-async def delete(call: Call) -> None:
-    """Remove a backup. One that is not there is fine."""
+async def delete(call: ApiCall) -> None:
+    """Delete a backup. Succeeds if there is none."""
     try:
         backup = await _backup(call)
     except NotFound:
@@ -118,20 +117,20 @@ async def delete(call: Call) -> None:
     await call.host.backups.delete(backup.id)
 
 
-async def _backup(call: Call) -> Backup:
-    backup = await call.host.backups.get(call.part("backup"))
-    # Whoever may use a sandbox may use its backups, and nobody else.
+async def _backup(call: ApiCall) -> Backup:
+    backup = await call.host.backups.get(call.path_param("backup"))
+    # Access to a backup follows access to its sandbox.
     if not backup.sandbox_id.startswith(call.principal.prefix):
         raise Forbidden(
-            f"this key is not for the sandbox that backup {backup.id} is of.",
-            hint="Use the key of who made it.",
+            f"this key may not use the sandbox of backup {backup.id}.",
+            hint="Use the key that created the backup.",
             key=call.principal.id,
             reason="scope",
         )
     return backup
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

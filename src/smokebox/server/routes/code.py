@@ -1,8 +1,7 @@
-"""Code, in contexts that keep what it did for the code after it."""
+"""The code interpreter: runs of code, and contexts that keep state between them."""
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from smokebox.errors import (
@@ -18,14 +17,14 @@ from smokebox.errors import (
     ServiceUnavailable,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.events import EventResponse, event
-from smokebox.server.idempotency import Making
+from smokebox.foundation import sse
+from smokebox.foundation.ids import new_id
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.idempotency import Creation
+from smokebox.server.responses import EventResponse, event
 from smokebox.types import CodeContextInfo, CodeError, CodeExecution, OutputChunk
-from smokebox.wire import sse
-from smokebox.wire.answers import CodeContexts
 from smokebox.wire.requests import CreateCodeContext, RunCode
+from smokebox.wire.responses import CodeContexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,40 +44,40 @@ _RUNNING = (*_MAKING, NotFound, ProcessEnded, ServiceUnavailable)
 
 
 @endpoint("POST", "/sandboxes/{id}/code", errors=_RUNNING, slow=True)
-async def run(call: Call, body: RunCode) -> CodeExecution:
+async def run(call: ApiCall, body: RunCode) -> CodeExecution:
     """Run code and wait for it.
 
-    An error in the code is a result. Closing the connection interrupts the code. After five
-    seconds the answer begins, with blanks, and an error is then told by the body alone.
+    An exception in the code is a result. Closing the connection interrupts the code. After five
+    seconds the response starts with whitespace, and an error is then only in its body.
     """
     execution = await call.sandbox.contexts.run(**_options(body))
     call.state.metrics.executed(execution)
     return execution
 
 
-@endpoint("POST", "/sandboxes/{id}/code/stream", errors=_RUNNING, gives=sse.MEDIA)
-async def stream(call: Call, body: RunCode) -> EventResponse:
-    """Run code and give what it writes and shows as it comes.
+@endpoint("POST", "/sandboxes/{id}/code/stream", errors=_RUNNING, returns=sse.MEDIA)
+async def stream(call: ApiCall, body: RunCode) -> EventResponse:
+    """Run code and stream its output and results.
 
-    Events: `output` with a piece of one stream, `result` with something that was shown,
-    `exception` with what the code ended with, and last `execution`, without what was given
-    before, or `error`. Closing the connection interrupts the code.
+    Events: `output` with a piece of one stream, `result` with a displayed value, `exception` if
+    the code raised one, and last `execution`, without the output and results sent before, or
+    `error`. Closing the connection interrupts the code.
     """
     return EventResponse(call, _events(call, body))
 
 
 @endpoint("GET", "/sandboxes/{id}/code/contexts")
-async def list_all(call: Call) -> CodeContexts:
-    """List the code contexts of a sandbox, in the order in which they were made."""
+async def list_all(call: ApiCall) -> CodeContexts:
+    """List the code contexts of a sandbox, in order of creation."""
     return CodeContexts([context.info for context in await call.sandbox.contexts.list()])
 
 
 @endpoint("POST", "/sandboxes/{id}/code/contexts", errors=_MAKING, status=201, slow=True)
-async def create(call: Call, body: CreateCodeContext) -> CodeContextInfo:
-    """Make a context, in which code finds what the code before it did.
+async def create(call: ApiCall, body: CreateCodeContext) -> CodeContextInfo:
+    """Create a code context, which keeps variables and imports between runs.
 
-    It outlives this request and the server, and ends with the sleep of the sandbox. With the
-    header Idempotency-Key the request may be repeated, and makes one.
+    It outlives this request and the server, and ends when the sandbox sleeps. With the header
+    Idempotency-Key the request may be repeated, and creates one context.
     """
 
     async def make(id: str) -> CodeContextInfo:
@@ -90,9 +89,9 @@ async def create(call: Call, body: CreateCodeContext) -> CodeContextInfo:
     async def find(id: str) -> CodeContextInfo:
         return (await call.sandbox.contexts.get(id)).info
 
-    id = body.id if body.id is not None else f"c-{secrets.token_hex(6)}"
-    making = Making(kind="context", id=id, find=find, make=make)
-    return await call.state.requests.once(call, body, making)
+    id = body.id if body.id is not None else new_id("c")
+    making = Creation(kind="context", id=id, find=find, make=make)
+    return await call.state.idempotency.once(call, body, making)
 
 
 @endpoint(
@@ -100,9 +99,9 @@ async def create(call: Call, body: CreateCodeContext) -> CodeContextInfo:
     "/sandboxes/{id}/code/contexts/{context}",
     errors=(*_NAMING, ProcessEnded, SandboxGone),
 )
-async def get(call: Call) -> CodeContextInfo:
-    """What is known of a context. One that has ended says why."""
-    context = await call.sandbox.contexts.get(call.part("context"))
+async def get(call: ApiCall) -> CodeContextInfo:
+    """Return the state of a context. For one that has ended, the error says why."""
+    context = await call.sandbox.contexts.get(call.path_param("context"))
     context.check()
     return context.info
 
@@ -113,12 +112,12 @@ async def get(call: Call) -> CodeContextInfo:
     errors=(*_NAMING, ServiceUnavailable),
     slow=True,
 )
-async def delete(call: Call) -> None:
-    """End a context with all that its code started, and forget it."""
-    await call.sandbox.contexts.delete(call.part("context"))
+async def delete(call: ApiCall) -> None:
+    """Delete a context and kill the processes that its code started."""
+    await call.sandbox.contexts.delete(call.path_param("context"))
 
 
-async def _events(call: Call, body: RunCode) -> AsyncGenerator[bytes, None]:
+async def _events(call: ApiCall, body: RunCode) -> AsyncGenerator[bytes, None]:
     async with call.sandbox.contexts.stream(**_options(body)) as events:
         async for one in events:
             if isinstance(one, OutputChunk):

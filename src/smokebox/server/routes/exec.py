@@ -1,4 +1,4 @@
-"""Commands that are waited for, whole or as they write."""
+"""Commands in the foreground, with their output at the end or as a stream."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from smokebox.errors import (
     SandboxGone,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.events import EventResponse, event
+from smokebox.foundation import sse
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.responses import EventResponse, event
 from smokebox.types import ExecResult
-from smokebox.wire import sse
 from smokebox.wire.requests import Exec
 
 if TYPE_CHECKING:
@@ -27,20 +26,20 @@ _ERRORS = (InvalidOption, PathError, SandboxGone, LimitReached, DeadlineExceeded
 
 
 @endpoint("POST", "/sandboxes/{id}/exec", errors=_ERRORS, slow=True)
-async def run(call: Call, body: Exec) -> ExecResult:
+async def run(call: ApiCall, body: Exec) -> ExecResult:
     """Run a command and wait for it.
 
     A command that fails is a result. Closing the connection kills the command. After five
-    seconds the answer begins, with blanks, and an error is then told by the body alone.
+    seconds the response starts with whitespace, and an error is then only in its body.
     """
     result = await call.sandbox.exec(**options(body))
     call.state.metrics.executed(result)
     return result
 
 
-@endpoint("POST", "/sandboxes/{id}/exec/stream", errors=_ERRORS, gives=sse.MEDIA)
-async def stream(call: Call, body: Exec) -> EventResponse:
-    """Run a command and give its output as it is written.
+@endpoint("POST", "/sandboxes/{id}/exec/stream", errors=_ERRORS, returns=sse.MEDIA)
+async def stream(call: ApiCall, body: Exec) -> EventResponse:
+    """Run a command and stream its output.
 
     Events: `output` with a piece of one stream, and last `result`, or `error`. Closing the
     connection kills the command.
@@ -48,7 +47,7 @@ async def stream(call: Call, body: Exec) -> EventResponse:
     return EventResponse(call, _events(call, body))
 
 
-async def _events(call: Call, body: Exec) -> AsyncGenerator[bytes, None]:
+async def _events(call: ApiCall, body: Exec) -> AsyncGenerator[bytes, None]:
     async with call.sandbox.exec_stream(**options(body)) as output:
         async for chunk in output:
             yield event("output", chunk)
@@ -57,11 +56,11 @@ async def _events(call: Call, body: Exec) -> AsyncGenerator[bytes, None]:
 
 
 def options(body: Exec) -> dict[str, Any]:
-    """What the engine takes, from a body."""
+    """Return the options of the engine's `exec` for a body."""
     if body.stdin is not None and body.stdin_base64 is not None:
         raise InvalidOption(
             "stdin and stdin_base64 exclude each other.",
-            hint="Give one of them.",
+            hint="Set one of them.",
             option="stdin_base64",
         )
     return {

@@ -1,4 +1,4 @@
-"""Files of a sandbox: their bytes, what is known of them, and changes to them."""
+"""Files of a sandbox: content, metadata and changes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from smokebox.errors import (
     StorageFull,
     Unsupported,
 )
-from smokebox.server.call import Call
 from smokebox.server.downloads import download
-from smokebox.server.endpoint import BYTES, endpoint
-from smokebox.server.streams import SMALL, batches
+from smokebox.server.endpoint import BYTES, ApiCall, endpoint
+from smokebox.server.responses import SMALL, read_batches
 from smokebox.types import DiskUsage, FileInfo
-from smokebox.wire.answers import Exists, FileList, Names, PathAnswer, Paths, Written
 from smokebox.wire.requests import (
     Glob,
     ListFiles,
@@ -42,6 +40,7 @@ from smokebox.wire.requests import (
     Transfer,
     WriteFile,
 )
+from smokebox.wire.responses import Exists, FileList, Names, PathAnswer, Paths, Written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -53,25 +52,25 @@ CHANGING = (*LOOKING, PathExists, StorageFull)
 _BASE = "/sandboxes/{id}/files"
 
 
-@endpoint("GET", _BASE, errors=LOOKING, gives=BYTES)
-async def read(call: Call, query: Path) -> Response:
+@endpoint("GET", _BASE, errors=LOOKING, returns=BYTES)
+async def read(call: ApiCall, query: Path) -> Response:
     """Read a file.
 
-    The header Range asks for a part of it: one range of bytes. A file that is cut short
-    while it is read breaks the connection off; what is appended meanwhile is not sent.
+    The header Range requests one range of bytes. If the file is truncated while it is read, the
+    connection is closed; bytes appended meanwhile are not sent.
     """
     return await download(call, call.sandbox.files, query.path)
 
 
-@endpoint("PUT", _BASE, errors=(*CHANGING, DeadlineExceeded), takes=BYTES)
-async def write(call: Call, query: WriteFile) -> Written:
-    """Make or replace a file, and its parent directories, with the bytes of the body.
+@endpoint("PUT", _BASE, errors=(*CHANGING, DeadlineExceeded), accepts=BYTES)
+async def write(call: ApiCall, query: WriteFile) -> Written:
+    """Write a file with the bytes of the body, and create its parent directories.
 
-    All or nothing: if the body breaks off, the file is as it was. With `append` they are
-    added to what is there as they come, and what came stays.
+    The write is atomic: if the body is incomplete, the file is unchanged. With `append` bytes
+    are added as they arrive, and stay if the body is incomplete.
     """
     files = call.sandbox.files
-    async with contextlib.aclosing(batches(call)) as body:
+    async with contextlib.aclosing(read_batches(call)) as body:
         if query.append:
             return Written(await _append(files, query.path, body))
         if int(call.request.headers.get("content-length", "0")) > SMALL:
@@ -84,25 +83,26 @@ async def write(call: Call, query: WriteFile) -> Written:
 
 
 @endpoint("DELETE", _BASE, errors=(*LOOKING, DirectoryNotEmpty), slow=True)
-async def remove(call: Call, query: Remove) -> None:
+async def remove(call: ApiCall, query: Remove) -> None:
     """Remove a file or a symlink, or with `recursive` a directory.
 
-    With `force`, one that is not there is fine.
+    With `force`, a missing path is not an error.
     """
     await call.sandbox.files.rm(query.path, recursive=query.recursive, force=query.force)
 
 
 @endpoint("GET", f"{_BASE}/stat", errors=LOOKING, slow=True)
-async def stat(call: Call, query: Stat) -> FileInfo:
-    """What is at a path. A symlink that leads nowhere is not found, unless not followed."""
+async def stat(call: ApiCall, query: Stat) -> FileInfo:
+    """Return the metadata of a path. A dangling symlink is not found if it is followed."""
     return await call.sandbox.files.stat(query.path, follow_symlinks=query.follow_symlinks)
 
 
 @endpoint("GET", f"{_BASE}/list", errors=(*LOOKING, LimitReached), slow=True)
-async def list_all(call: Call, query: ListFiles) -> FileList:
-    """What is in a directory, or with `recursive` below it, by path; symlinks as themselves.
+async def list_all(call: ApiCall, query: ListFiles) -> FileList:
+    """List a directory, with `recursive` the whole tree, sorted by path.
 
-    Without `hidden`, names with a leading dot and what is below them are left out.
+    Symlinks are not followed. Without `hidden`, names that start with a dot are left out, with
+    everything below them.
     """
     files = call.sandbox.files
     return FileList(
@@ -111,20 +111,20 @@ async def list_all(call: Call, query: ListFiles) -> FileList:
 
 
 @endpoint("GET", f"{_BASE}/names", errors=LOOKING, slow=True)
-async def names(call: Call, query: Path) -> Names:
-    """The names in a directory, dotfiles too, sorted; bytes that are not UTF-8 as `\\xNN`."""
+async def names(call: ApiCall, query: Path) -> Names:
+    """List the names in a directory, sorted, with dotfiles; invalid UTF-8 is `\\xNN`."""
     return Names(await call.sandbox.files.readdir(query.path))
 
 
 @endpoint("GET", f"{_BASE}/exists", errors=LOOKING, slow=True)
-async def exists(call: Call, query: Path) -> Exists:
-    """Whether a path leads to something."""
+async def exists(call: ApiCall, query: Path) -> Exists:
+    """Check that a path exists."""
     return Exists(await call.sandbox.files.exists(query.path))
 
 
 @endpoint("GET", f"{_BASE}/glob", errors=(*LOOKING, LimitReached), slow=True)
-async def glob(call: Call, query: Glob) -> Paths:
-    """Absolute paths that match a pattern, sorted. `**` matches directories of any depth."""
+async def glob(call: ApiCall, query: Glob) -> Paths:
+    """List the absolute paths that match a pattern, sorted. `**` matches any depth."""
     found = await call.sandbox.files.glob(
         query.pattern, cwd=query.cwd, hidden=query.hidden, files_only=query.files_only
     )
@@ -132,62 +132,65 @@ async def glob(call: Call, query: Glob) -> Paths:
 
 
 @endpoint("GET", f"{_BASE}/readlink", errors=LOOKING, slow=True)
-async def readlink(call: Call, query: Path) -> PathAnswer:
-    """Where a symlink leads."""
+async def readlink(call: ApiCall, query: Path) -> PathAnswer:
+    """Return the target of a symlink."""
     return PathAnswer(await call.sandbox.files.readlink(query.path))
 
 
 @endpoint("GET", f"{_BASE}/usage", errors=LOOKING, slow=True)
-async def usage(call: Call, query: Path) -> DiskUsage:
-    """What a file, or a directory with all that is below it, takes of the disk."""
+async def usage(call: ApiCall, query: Path) -> DiskUsage:
+    """Return the disk usage of a file or of a directory tree."""
     return await call.sandbox.files.disk_usage(query.path)
 
 
 @endpoint("POST", f"{_BASE}/mkdir", errors=CHANGING, slow=True)
-async def mkdir(call: Call, body: MakeDirectory) -> None:
-    """Make a directory; `recursive` makes parents and accepts one that is there."""
+async def mkdir(call: ApiCall, body: MakeDirectory) -> None:
+    """Create a directory; `recursive` creates parents and accepts an existing directory."""
     await call.sandbox.files.mkdir(body.path, recursive=body.recursive)
 
 
 @endpoint("POST", f"{_BASE}/rename", errors=(*CHANGING, DirectoryNotEmpty), slow=True)
-async def rename(call: Call, body: Rename) -> None:
-    """Give a file or directory another path, replacing a file or an empty directory."""
+async def rename(call: ApiCall, body: Rename) -> None:
+    """Rename a file or directory, replacing a file or an empty directory at the target."""
     await call.sandbox.files.rename(body.source, body.target)
 
 
 @endpoint("POST", f"{_BASE}/move", errors=(*CHANGING, DirectoryNotEmpty), slow=True)
-async def move(call: Call, body: Rename) -> PathAnswer:
-    """As rename, but into a directory that is there, as mv does. Says where it is then."""
+async def move(call: ApiCall, body: Rename) -> PathAnswer:
+    """Move a file or directory as mv does: into the target if that is a directory.
+
+    Returns the resulting path.
+    """
     return PathAnswer(await call.sandbox.files.move(body.source, body.target))
 
 
 @endpoint("POST", f"{_BASE}/copy", errors=CHANGING, slow=True)
-async def copy(call: Call, body: Transfer) -> None:
-    """Copy a file, or with `recursive` a directory, with modes; links in it stay links."""
+async def copy(call: ApiCall, body: Transfer) -> None:
+    """Copy a file, or with `recursive` a directory, with modes; symlinks stay symlinks."""
     await call.sandbox.files.copy(body.source, body.target, recursive=body.recursive)
 
 
 @endpoint("POST", f"{_BASE}/symlink", errors=CHANGING, slow=True)
-async def symlink(call: Call, body: Symlink) -> None:
-    """Make a symlink, whose target is kept as it is written."""
+async def symlink(call: ApiCall, body: Symlink) -> None:
+    """Create a symlink. Its target is stored unchanged."""
     await call.sandbox.files.symlink(body.target, body.path)
 
 
 @endpoint("POST", f"{_BASE}/chmod", errors=LOOKING, slow=True)
-async def chmod(call: Call, body: SetMode) -> None:
-    """Set the permission bits of what a path leads to."""
+async def chmod(call: ApiCall, body: SetMode) -> None:
+    """Set the permission bits of a path, following symlinks."""
     await call.sandbox.files.chmod(body.path, body.mode)
 
 
 @endpoint("POST", f"{_BASE}/chown", errors=(*LOOKING, Unsupported), slow=True)
-async def chown(call: Call, body: SetOwner) -> None:
-    """Give a file to a user of the sandbox, and to a group (by default of that number)."""
+async def chown(call: ApiCall, body: SetOwner) -> None:
+    """Set the owner of a file, and its group, by default the group with the user's number."""
     await call.sandbox.files.chown(body.path, body.uid, body.gid)
 
 
 @endpoint("POST", f"{_BASE}/touch", errors=CHANGING, slow=True)
-async def touch(call: Call, body: Touch) -> None:
-    """Set the time of the last change, by default to this moment, making the file."""
+async def touch(call: ApiCall, body: Touch) -> None:
+    """Set the modification time of a file, by default to the current time. Creates the file."""
     await call.sandbox.files.touch(body.path, mtime=body.mtime)
 
 

@@ -1,4 +1,4 @@
-"""Repositories, cloned into a sandbox without their credentials."""
+"""Git repositories, cloned into a sandbox without their credentials."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from smokebox.errors import (
     SandboxGone,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
+from smokebox.server.endpoint import ApiCall, endpoint
 from smokebox.types import GitCheckout
 from smokebox.wire import requests
 
@@ -32,12 +31,12 @@ _ERRORS = (
 
 
 @endpoint("POST", "/sandboxes/{id}/git/checkout", errors=_ERRORS, slow=True)
-async def checkout(call: Call, body: requests.GitCheckout) -> GitCheckout:
+async def checkout(call: ApiCall, body: requests.GitCheckout) -> GitCheckout:
     """Clone a repository from an https or http URL.
 
-    The server asks for it, so credentials never get into the sandbox, and asks public
-    addresses only, unless it is one user's own or was started so. Closing the connection ends
-    the clone, of which then nothing is left.
+    The server fetches it, so credentials never get into the sandbox. It only connects to public
+    addresses, unless it needs no keys or was started with `--git-private`. Closing the
+    connection cancels the clone and removes what was cloned so far.
     """
     settings = call.state.settings
     limit: dict[str, Any] = {} if body.timeout is None else {"timeout": body.timeout}

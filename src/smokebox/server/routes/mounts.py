@@ -1,7 +1,11 @@
-"""Buckets that are directories of a sandbox."""
+"""Buckets mounted as directories of a sandbox."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.errors import (
     AccessDenied,
     BucketNotFound,
@@ -17,12 +21,13 @@ from smokebox.errors import (
     Unsupported,
 )
 from smokebox.sandbox.access import Access
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.mounting import request_for
+from smokebox.server.endpoint import ApiCall, endpoint
 from smokebox.types import Mount
-from smokebox.wire.answers import Mounts
 from smokebox.wire.requests import MountBucket, Unmount
+from smokebox.wire.responses import Mounts
+
+if TYPE_CHECKING:
+    from smokebox.server.endpoint import ApiCall
 
 _WAKING = (Conflict, LimitReached, SandboxGone)
 _ERRORS = (
@@ -39,18 +44,22 @@ _ERRORS = (
 
 
 @endpoint("GET", "/sandboxes/{id}/mounts")
-async def list_all(call: Call) -> Mounts:
-    """List what is mounted, or will be when the sandbox wakes, in the order of mounting."""
+async def list_all(call: ApiCall) -> Mounts:
+    """List the mounts of a sandbox, in the order of mounting.
+
+    A sleeping sandbox mounts them again when it wakes.
+    """
     return Mounts(await call.sandbox.mounts.list())
 
 
 @endpoint("POST", "/sandboxes/{id}/mounts", errors=_ERRORS, slow=True)
-async def mount(call: Call, body: MountBucket) -> Mount:
-    """Mount a bucket on a directory, which is made if need be; wakes the sandbox.
+async def mount(call: ApiCall, body: MountBucket) -> Mount:
+    """Mount a bucket at a directory, which is created if needed. Wakes the sandbox.
 
-    The server asks for the objects, so credentials never get into the sandbox, and asks
-    public addresses only, unless it is one user's own or was started so. Without credentials,
-    `bucket` is one that the server has by that name. Safe to repeat.
+    The server reads and writes the objects, so credentials never get into the sandbox. It only
+    connects to public addresses, unless it needs no keys or was started with
+    `--bucket-private`. Without credentials, `bucket` is the name of a bucket that the
+    server offers. Safe to repeat.
     """
     access = Access(
         endpoint=body.endpoint,
@@ -73,12 +82,42 @@ async def mount(call: Call, body: MountBucket) -> Mount:
     errors=(NotFound, InvalidPath, PathError, Conflict, ServiceUnavailable),
     slow=True,
 )
-async def unmount(call: Call, query: Unmount) -> None:
-    """Unmount a bucket; all that was written is in it then. Wakes nothing.
+async def unmount(call: ApiCall, query: Unmount) -> None:
+    """Unmount a bucket after flushing pending writes. Does not wake the sandbox.
 
-    While somebody uses it, that is a conflict, unless `force`.
+    A mount in use is a conflict, unless `force` is set.
     """
     await call.sandbox.mounts.unmount(query.path, force=query.force)
 
 
 ENDPOINTS = [list_all, mount, unmount]
+
+
+def request_for(
+    call: ApiCall, bucket: str, path: str, *, prefix: str, read_only: bool, access: Access
+) -> MountRequest:
+    """Resolve a mount of a client. Only the operator may allow private addresses."""
+    settings = call.state.settings
+    cwd = call.sandbox.cwd
+    offered = settings.buckets.get(bucket) if access == Access() else None
+    if offered is None:
+        return parse_request(
+            bucket,
+            path,
+            cwd=cwd,
+            prefix=prefix,
+            read_only=read_only,
+            access=access,
+            private=settings.bucket_private or not settings.needs_keys,
+        )
+    inside = "/".join(part for part in (offered.prefix, prefix.strip("/")) if part)
+    found = parse_request(
+        offered.bucket,
+        path,
+        cwd=cwd,
+        prefix=inside,
+        read_only=read_only or offered.read_only,
+        access=offered.access,
+        private=True,
+    )
+    return replace(found, name=bucket)

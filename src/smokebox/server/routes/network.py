@@ -1,69 +1,86 @@
-"""What a sandbox may reach: its policy, changes at run time, handlers of clients, the log."""
+"""Egress of a sandbox: its policy, changes at run time, handlers of clients and the audit log."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, get_type_hints
 
+import msgspec
 from msgspec import UNSET
 
-from smokebox.egress.handler import CLIENT
-from smokebox.egress.importing import find_handler
-from smokebox.egress.layers import CATCH_ALL, SETTINGS, Changes, check_opened
-from smokebox.egress.policy import Egress as Policy
-from smokebox.egress.policy import handler_key
-from smokebox.egress.remote import Remote
+from smokebox.egress.handler import CLIENT, find_handler
+from smokebox.egress.layers import CATCH_ALL, EgressChanges, check_opened
+from smokebox.egress.policy import Egress, egress_fields, handler_key, parse_egress
+from smokebox.egress.remote_handlers import RemoteHandlers
 from smokebox.errors import Forbidden, InvalidOption, LimitReached, SandboxGone
-from smokebox.server.call import Call, missing
-from smokebox.server.endpoint import endpoint
-from smokebox.server.events import EventResponse, event
-from smokebox.server.sockets import Channel, socket
-from smokebox.wire import sse
-from smokebox.wire.answers import EgressInfo, EgressInForce, NetworkEvents
+from smokebox.foundation import sse
+from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
+from smokebox.server.responses import EventResponse, event
+from smokebox.server.websocket import WebSocketChannel, websocket
 from smokebox.wire.handlers import ServeFrame, from_client
-from smokebox.wire.requests import ChangeEgress, Egress, FollowNetworkLog, NetworkLog
+from smokebox.wire.requests import Body, ChangeEgress, FollowNetworkLog, NetworkLog
+from smokebox.wire.responses import EgressInfo, NetworkEvents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from smokebox.egress.layers import Layers
+    from smokebox.egress.layers import EgressLayers
     from smokebox.engine import Sandbox
-    from smokebox.server.principal import Principal
+    from smokebox.server.keys import Principal
+
+    EgressBody = Body
+else:
+    # Handlers are names on the wire. All other fields are as the policy declares them.
+    _types = get_type_hints(Egress, localns={"HandlerOption": str})
+    EgressBody = msgspec.defstruct(
+        "Egress",
+        [
+            (one.name, _types[one.name], msgspec.field(default_factory=dict))
+            if one.default is MISSING
+            else (one.name, _types[one.name], one.default)
+            for one in egress_fields()
+        ],
+        bases=(Body,),
+        namespace={
+            "__doc__": "The egress policy of a sandbox; fields left out have their defaults."
+            "\n\nHosts are names, addresses or globs. A handler is `package.module:name` of one"
+            " that the server imports, for keys of administrators, or `@client` for one that a"
+            " client runs.\n\n"
+            + "\n".join(f"- `{one.name}`: {one.metadata['help']}" for one in egress_fields())
+        },
+    )
 
 _CHANGING = (InvalidOption, LimitReached, SandboxGone)
 
 
 @endpoint("GET", "/sandboxes/{id}/egress")
-async def get(call: Call) -> EgressInfo:
-    """What a sandbox may reach, and by which handlers. Does not wake it."""
+async def get(call: ApiCall) -> EgressInfo:
+    """Return the egress policy of a sandbox. Does not wake it."""
     return await _info(call.sandbox)
 
 
 @endpoint("PUT", "/sandboxes/{id}/egress", errors=_CHANGING, slow=True)
-async def put(call: Call, body: Egress) -> EgressInfo:
-    """Replace the settings; those that are left out have their defaults.
-
-    Changes that were made at run time stay, and go before them. To set some and leave the
-    others, PUT the sandbox itself.
-    """
-    given = await egress_of(call.principal, body)
-    await call.sandbox.network.configure({**dict.fromkeys(SETTINGS), **given})
+async def put(call: ApiCall, body: EgressBody) -> EgressInfo:
+    """Replace the egress policy of a sandbox. Changes made at run time stay and override it."""
+    policy = await allowed_egress(call.principal, msgspec.to_builtins(body))
+    await call.sandbox.network.configure(policy)
     return await _info(call.sandbox)
 
 
 @endpoint("POST", "/sandboxes/{id}/egress/changes", errors=_CHANGING, slow=True)
-async def change(call: Call, body: ChangeEgress) -> EgressInfo:
-    """Change what a sandbox may reach, from its next request on.
+async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
+    """Change the egress policy at run time, from the next request of the sandbox on.
 
-    Changes outlive its sleep and the server, and settings that are sent again.
+    Changes survive sleep and restarts of the server, and override the settings.
     """
     handlers = {handler_key(name): one for name, one in body.outbound_by_host.items()}
     if body.outbound is not UNSET:
         handlers[CATCH_ALL] = body.outbound
     await check_handlers(call.principal, handlers.values())
 
-    def changed(changes: Changes) -> Changes:
+    def changed(changes: EgressChanges) -> EgressChanges:
         changes = _hosts(changes, body)
         for slot, handler in handlers.items():
             changes = changes.set_handler(slot, handler)
@@ -71,112 +88,108 @@ async def change(call: Call, body: ChangeEgress) -> EgressInfo:
 
     layers = await _layers(call.sandbox)
     for host in body.allow:
-        # One that a glob keeps closed says so, and nothing is changed.
+        # Refuse the whole change if a glob still denies the host.
         check_opened(_with(layers, changed).egress(), host)
     await call.sandbox.network.change(changed)
     return await _info(call.sandbox)
 
 
 @endpoint("DELETE", "/sandboxes/{id}/egress/changes", errors=_CHANGING, slow=True)
-async def reset(call: Call) -> EgressInfo:
-    """Forget the changes: the settings hold again."""
-    await call.sandbox.network.change(lambda _: Changes())
+async def reset(call: ApiCall) -> EgressInfo:
+    """Remove the changes made at run time, so that the settings apply again."""
+    await call.sandbox.network.change(lambda _: EgressChanges())
     return await _info(call.sandbox)
 
 
 @endpoint("GET", "/sandboxes/{id}/egress/log")
-async def log(call: Call, query: NetworkLog) -> NetworkEvents:
-    """What a sandbox asked of the network, and what became of it. Does not wake it."""
-    journal = await call.sandbox.network.journal()
-    return NetworkEvents(await journal.read(query.after, query.limit))
+async def log(call: ApiCall, query: NetworkLog) -> NetworkEvents:
+    """List the network events of a sandbox. Does not wake it."""
+    audit_log = await call.sandbox.network.audit_log()
+    return NetworkEvents(await audit_log.read(query.after, query.limit))
 
 
-@endpoint("GET", "/sandboxes/{id}/egress/log/stream", gives=sse.MEDIA)
-async def follow_log(call: Call, query: FollowNetworkLog) -> EventResponse:
-    """Give what a sandbox asks of the network, as it ends.
+@endpoint("GET", "/sandboxes/{id}/egress/log/stream", returns=sse.MEDIA)
+async def follow_log(call: ApiCall, query: FollowNetworkLog) -> EventResponse:
+    """Stream the network events of a sandbox, each when it has ended.
 
     Events: `request` for each, whose id is the cursor after it. The header Last-Event-ID
-    goes before `cursor`. Does not wake the sandbox, nor keep it awake.
+    overrides `cursor`. Does not wake the sandbox, nor keep it awake.
     """
     last = call.request.headers.get("last-event-id", "")
     cursor = int(last) if last.isascii() and last.isdigit() else query.cursor
     return EventResponse(call, _log_events(call.sandbox, cursor))
 
 
-@socket("/sandboxes/{id}/egress/handlers")
-async def handlers(call: Call, channel: Channel) -> None:
-    """Run the handlers of a client, for as long as this socket is open.
+@websocket("/sandboxes/{id}/egress/handlers")
+async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
+    """Run egress handlers in a client, while this socket is open.
 
-    The client says by `serve` which entries it has handlers for; of several clients the
-    latest is asked. For each request the server sends `handle`, and the client answers with
-    `send`, `respond`, `refuse` or `fail`. Bodies are binary frames, and sent as far as
-    `pull` asks for them.
+    The client sends `serve` with the entries that it has handlers for; of several clients the
+    latest is used. For each request the server sends `handle`, and the client responds with
+    `send`, `respond`, `refuse` or `fail`. Bodies are binary frames, of which `pull` allows more.
     """
     await channel.accept()
-    remote = Remote(channel.send)
+    remote = RemoteHandlers(channel.send)
     attached = _Attached(call.sandbox, remote)
 
-    async def hear(frame: bytes | str) -> None:
+    async def receive(frame: bytes | str) -> None:
         try:
-            heard = from_client(frame)
+            received = from_client(frame)
         except ValueError as error:
             raise InvalidOption(
-                f"that frame makes no sense here: {error}.",
-                hint="See smokebox.wire.handlers.",
+                f"the frame is invalid: {error}.",
+                hint="See smokebox.wire.handlers for the frames.",
                 option="frame",
             ) from error
-        if isinstance(heard, ServeFrame):
+        if isinstance(received, ServeFrame):
             attached.renew()
-        await remote.hear(heard)
+        await remote.hear(received)
 
     try:
         with call.state.drain.lasting():
-            await channel.converse(_forever(), hear)
+            await channel.run(_forever(), receive)
     finally:
         attached.end()
         await remote.aclose()
 
 
-async def egress_of(principal: Principal, body: Egress) -> dict[str, Any]:
-    """The settings of the network that a body has. Raises `Forbidden` for what is not for
-    whoever asks."""
-    fields = {name: getattr(body, name) for name in SETTINGS}
-    given = {name: value for name, value in fields.items() if value is not UNSET}
-    await check_handlers(
-        principal, [given.get("outbound"), *(given.get("outbound_by_host") or {}).values()]
-    )
-    return given
+async def allowed_egress(principal: Principal, egress: object) -> Egress:
+    """Return the policy of a body. Raises `Forbidden` for handlers that the key may not use."""
+    policy = parse_egress(egress)
+    named = [policy.outbound, *policy.outbound_by_host.values()]
+    await check_handlers(principal, [one for one in named if isinstance(one, str)])
+    return policy
 
 
 async def check_handlers(principal: Principal, handlers: Iterable[str | None]) -> None:
-    """See that handlers of the server are there, and asked for by who may have it run them."""
+    """Check that handlers can be imported, and that the principal may run them in the server."""
     for handler in {one for one in handlers if one is not None and one != CLIENT}:
         if not principal.admin:
             raise Forbidden(
-                f"the handler {handler!r} would run in the server, which is for administrators.",
-                hint="Define it in your own program, or use a key of an administrator.",
+                f"the handler {handler!r} would run in the server, which only administrators may.",
+                hint="Define it in your program, or use an administrator's key.",
                 key=principal.id,
                 reason="admin",
             )
-        # A module of a user's may take its time.
+        # Importing the module may take long.
         await asyncio.to_thread(find_handler, handler)
 
 
 class _Attached:
-    """A client among those that serve a sandbox, also of the next of its id."""
+    """Attachment of a client's handlers to a sandbox, also if it is created again."""
 
-    def __init__(self, sandbox: Sandbox, remote: Remote) -> None:
+    def __init__(self, sandbox: Sandbox, remote: RemoteHandlers) -> None:
         self._sandbox = sandbox
         self._remote = remote
         self._detach: Callable[[], None] = lambda: None
 
     def renew(self) -> None:
-        """Serve the sandbox that there is; the latest to say so is asked first."""
+        """Attach to the current sandbox of the id. The latest client to attach comes first."""
         self.end()
-        self._detach = self._sandbox.door.clients.attach(self._remote)
+        self._detach = self._sandbox.egress_proxy.clients.attach(self._remote)
 
     def end(self) -> None:
-        """Serve no more."""
+        """Detach."""
         self._detach()
 
 
@@ -185,47 +198,41 @@ async def _forever() -> None:
 
 
 async def _log_events(sandbox: Sandbox, cursor: int | None) -> AsyncGenerator[bytes, None]:
-    journal = await sandbox.network.journal()
-    async for one in journal.follow(cursor):
+    audit_log = await sandbox.network.audit_log()
+    async for one in audit_log.follow(cursor):
         yield event("request", one, str(one.cursor))
 
 
-def _hosts(changes: Changes, body: ChangeEgress) -> Changes:
+def _hosts(changes: EgressChanges, body: ChangeEgress) -> EgressChanges:
     for one, hosts in (
-        (Changes.remove_allowed, body.remove_allowed),
-        (Changes.remove_denied, body.remove_denied),
-        (Changes.deny, body.deny),
-        (Changes.allow, body.allow),
+        (EgressChanges.remove_allowed, body.remove_allowed),
+        (EgressChanges.remove_denied, body.remove_denied),
+        (EgressChanges.deny, body.deny),
+        (EgressChanges.allow, body.allow),
     ):
         changes = functools.reduce(one, hosts, changes)
     return changes
 
 
-def _with(layers: Layers, change: Callable[[Changes], Changes]) -> Layers:
+def _with(layers: EgressLayers, change: Callable[[EgressChanges], EgressChanges]) -> EgressLayers:
     return type(layers)(settings=layers.settings, changes=change(layers.changes))
 
 
-async def _layers(sandbox: Sandbox) -> Layers:
+async def _layers(sandbox: Sandbox) -> EgressLayers:
     row = await sandbox.life.row()
     if row is None:
-        raise missing(sandbox.id)
+        raise sandbox_not_found(sandbox.id)
     return row.egress
 
 
 async def _info(sandbox: Sandbox) -> EgressInfo:
     layers = await _layers(sandbox)
-    told = layers.to_json()
+    stored, policy = layers.to_json(), layers.egress()
     return EgressInfo(
-        in_force=_in_force(layers.egress()),
-        settings=told["settings"],
-        changes=told["changes"],
-        served=sorted(sandbox.door.clients.slots),
-    )
-
-
-def _in_force(policy: Policy) -> EgressInForce:
-    return EgressInForce(
-        **{name: getattr(policy, name) for name in EgressInForce.__struct_fields__}
+        in_force={one.name: getattr(policy, one.name) for one in fields(policy) if one.init},
+        settings=stored["settings"],
+        changes=stored["changes"],
+        served=sorted(sandbox.egress_proxy.clients.slots),
     )
 
 

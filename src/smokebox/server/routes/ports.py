@@ -1,4 +1,4 @@
-"""Ports of a sandbox: seen from outside by a URL, and connected to by who may ask the API."""
+"""Ports of a sandbox: preview URLs, and connections through the API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from smokebox.errors import (
     ServiceUnavailable,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
+from smokebox.server.endpoint import ApiCall, endpoint
 from smokebox.server.previews import urls
-from smokebox.server.sockets import Channel, decode_frame, socket
+from smokebox.server.websocket import WebSocketChannel, decode_frame, websocket
 from smokebox.types import ExposedPort
-from smokebox.wire.answers import Ports, PreviewUrl, TokenCheck
 from smokebox.wire.frames import EndFrame
 from smokebox.wire.requests import CheckToken, ExposePort, MakePreviewUrl
+from smokebox.wire.responses import Ports, PreviewUrl, TokenCheck
 
 if TYPE_CHECKING:
     from socket import socket as Socket
@@ -33,17 +32,17 @@ _WAKING = (InvalidOption, Conflict, LimitReached, SandboxGone, Unsupported)
 
 
 @endpoint("GET", "/sandboxes/{id}/ports")
-async def list_all(call: Call) -> Ports:
-    """List the ports that were exposed, in that order."""
+async def list_all(call: ApiCall) -> Ports:
+    """List the exposed ports, in the order in which they were exposed."""
     return Ports([await urls.described(call, one) for one in await call.sandbox.ports.list()])
 
 
 @endpoint("POST", "/sandboxes/{id}/ports", errors=_WAKING, slow=True)
-async def expose(call: Call, body: ExposePort) -> ExposedPort:
-    """Have a port be seen from outside, in the run that is; wakes the sandbox.
+async def expose(call: ApiCall, body: ExposePort) -> ExposedPort:
+    """Expose a port at a URL for the current run. Wakes the sandbox.
 
-    Whoever has the URL sees it, which stays when the sandbox sleeps and is answered with 410
-    then, until the port is exposed in a later run. Safe to repeat.
+    The URL alone grants access, unless the port is private. It stays the same when the sandbox
+    sleeps, and then responds with 410 until the port is exposed in a later run. Safe to repeat.
     """
     exposed = await call.sandbox.ports.expose(
         body.port, name=body.name, token=body.token, private=body.private
@@ -52,16 +51,16 @@ async def expose(call: Call, body: ExposePort) -> ExposedPort:
 
 
 @endpoint("DELETE", "/sandboxes/{id}/ports/{port}", errors=(InvalidOption,))
-async def unexpose(call: Call) -> None:
-    """Have a port not be seen any more, and end the connections to it. Safe to repeat."""
+async def unexpose(call: ApiCall) -> None:
+    """Stop exposing a port, and close the connections to it. Safe to repeat."""
     await call.sandbox.ports.unexpose(_port(call))
 
 
 @endpoint("POST", "/sandboxes/{id}/ports/{port}/url", errors=_WAKING, slow=True)
-async def make_url(call: Call, body: MakePreviewUrl) -> PreviewUrl:
-    """The URL of a port, which is exposed if need be.
+async def make_url(call: ApiCall, body: MakePreviewUrl) -> PreviewUrl:
+    """Return the URL of a port, which is exposed if needed.
 
-    One that expires opens a private port, too, for whoever has it.
+    A URL that expires also grants access to a private port.
     """
     port = _port(call)
     await call.sandbox.ports.expose(port)
@@ -72,18 +71,17 @@ async def make_url(call: Call, body: MakePreviewUrl) -> PreviewUrl:
 
 
 @endpoint("POST", "/sandboxes/{id}/ports/{port}/check", errors=(InvalidOption,))
-async def check(call: Call, body: CheckToken) -> TokenCheck:
-    """Whether a token opens a port, be that active or not."""
+async def check(call: ApiCall, body: CheckToken) -> TokenCheck:
+    """Check the token of a port. The port need not be active."""
     return TokenCheck(await call.sandbox.ports.validate_token(_port(call), body.token))
 
 
-@socket("/sandboxes/{id}/ports/{port}/connection")
-async def connect(call: Call, channel: Channel) -> None:
-    """Connect to a port, exposed or not; wakes the sandbox.
+@websocket("/sandboxes/{id}/ports/{port}/connection")
+async def connect(call: ApiCall, channel: WebSocketChannel) -> None:
+    """Connect to a port, exposed or not. Wakes the sandbox.
 
-    Binary frames are what goes over the connection. `end` says that a side sends nothing
-    more; once both have, the socket closes. It is closed right after an error where nothing
-    listens.
+    Binary frames are the data of the connection. A side sends `end` when it has no more data;
+    the socket closes once both have. If nothing listens on the port, it closes after an error.
     """
     port = _port(call)
     async with call.sandbox.life.use() as run:
@@ -92,11 +90,11 @@ async def connect(call: Call, channel: Channel) -> None:
             await _relay(channel, sock)
 
 
-async def _relay(channel: Channel, sock: Socket) -> None:
+async def _relay(channel: WebSocketChannel, sock: Socket) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
-    async def talk() -> None:
+    async def send() -> None:
         try:
             while data := await loop.sock_recv(sock, _PIECE):
                 await channel.send(data)
@@ -105,7 +103,7 @@ async def _relay(channel: Channel, sock: Socket) -> None:
         await channel.send(EndFrame())
         await ended.wait()
 
-    async def hear(frame: bytes | str) -> None:
+    async def receive(frame: bytes | str) -> None:
         try:
             if isinstance(frame, bytes):
                 await loop.sock_sendall(sock, frame)
@@ -116,19 +114,19 @@ async def _relay(channel: Channel, sock: Socket) -> None:
         except OSError as error:
             raise _lost() from error
 
-    await channel.converse(talk(), hear)
+    await channel.run(send(), receive)
 
 
 def _lost() -> ServiceUnavailable:
     return ServiceUnavailable(
         "the connection to the port broke.",
-        hint="See the log of what listens there.",
+        hint="See the log of the program that listens there.",
         service="port",
     )
 
 
-def _port(call: Call) -> int:
-    text = call.part("port")
+def _port(call: ApiCall) -> int:
+    text = call.path_param("port")
     if not text.isascii() or not text.isdigit() or len(text) > 5:
         raise InvalidOption(
             f"{text!r} is not a port.", hint="Use 1 to 65535.", option="port", value=text

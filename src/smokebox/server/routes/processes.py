@@ -1,10 +1,9 @@
-"""Processes that run on by themselves: started, waited for, talked to, ended."""
+"""Background processes: start, wait, logs, stdin and signals."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -22,24 +21,23 @@ from smokebox.errors import (
     ServiceUnavailable,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import BYTES, endpoint
-from smokebox.server.events import EventResponse, event
-from smokebox.server.idempotency import Making
-from smokebox.server.patience import answer_patiently
-from smokebox.server.sockets import Channel, decode_frame, socket
+from smokebox.foundation import sse
+from smokebox.foundation.ids import new_id
+from smokebox.server.endpoint import BYTES, ApiCall, endpoint
+from smokebox.server.idempotency import Creation
+from smokebox.server.responses import EventResponse, event, respond_with_keepalive
+from smokebox.server.websocket import WebSocketChannel, decode_frame, websocket
 from smokebox.types import LogMatch, ProcessInfo, ProcessLogs
-from smokebox.wire import sse
-from smokebox.wire.answers import Count, ExitCode, Processes
 from smokebox.wire.frames import CloseStdinFrame, ExitFrame, OutputFrame
 from smokebox.wire.requests import FollowLogs, Kill, StartProcess, Wait, WaitForLog, WaitForPort
+from smokebox.wire.responses import Count, ExitCode, Processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
-    from smokebox.engine.processes.lasting import LastingProcess
+    from smokebox.engine.processes.background_process import BackgroundProcess
 
 _STARTING = (InvalidOption, PathError, Conflict, LimitReached, SandboxGone, Unsupported)
 _NAMING = (InvalidOption, NotFound)
@@ -48,17 +46,17 @@ _TYPING = (*_NAMING, ProcessEnded, SandboxGone, Unsupported)
 
 
 @endpoint("GET", "/sandboxes/{id}/processes")
-async def list_all(call: Call) -> Processes:
-    """List the processes that run, and those kept of the ended, in the order of their start."""
+async def list_all(call: ApiCall) -> Processes:
+    """List the running processes and recent ended ones, in order of their start."""
     return Processes([_info(process) for process in await call.sandbox.processes.list()])
 
 
 @endpoint("POST", "/sandboxes/{id}/processes", errors=_STARTING, status=201, slow=True)
-async def start(call: Call, body: StartProcess) -> ProcessInfo:
-    """Start a command that runs on by itself.
+async def start(call: ApiCall, body: StartProcess) -> ProcessInfo:
+    """Start a process in the background.
 
-    It outlives this request, and the server. With the header Idempotency-Key the request
-    may be repeated, and starts one.
+    It outlives this request and the server. With the header Idempotency-Key the request may be
+    repeated, and starts one process.
     """
 
     async def make(id: str) -> ProcessInfo:
@@ -77,28 +75,28 @@ async def start(call: Call, body: StartProcess) -> ProcessInfo:
     async def find(id: str) -> ProcessInfo:
         return _info(await call.sandbox.processes.get(id))
 
-    id = body.id if body.id is not None else f"p-{secrets.token_hex(6)}"
-    making = Making(kind="process", id=id, find=find, make=make)
-    return await call.state.requests.once(call, body, making)
+    id = body.id if body.id is not None else new_id("p")
+    making = Creation(kind="process", id=id, find=find, make=make)
+    return await call.state.idempotency.once(call, body, making)
 
 
 @endpoint("DELETE", "/sandboxes/{id}/processes")
-async def cleanup(call: Call) -> Count:
-    """Forget the processes that have ended, with their logs."""
+async def cleanup(call: ApiCall) -> Count:
+    """Remove the records and logs of ended processes. Returns their number."""
     return Count(await call.sandbox.processes.cleanup())
 
 
 @endpoint(
     "POST", "/sandboxes/{id}/processes/kill", errors=(InvalidOption, ServiceUnavailable), slow=True
 )
-async def kill_all(call: Call, body: Kill) -> Count:
-    """End all processes, or send all a signal; how many there were to end."""
+async def kill_all(call: ApiCall, body: Kill) -> Count:
+    """Kill all processes, or send a signal to all. Returns their number."""
     return Count(await call.sandbox.processes.kill_all(body.signal, **_grace(body)))
 
 
 @endpoint("GET", "/sandboxes/{id}/processes/{process}", errors=_NAMING)
-async def get(call: Call) -> ProcessInfo:
-    """What is known of a process, also of one that has ended."""
+async def get(call: ApiCall) -> ProcessInfo:
+    """Return the state of a process, running or ended."""
     return _info(await process_of(call))
 
 
@@ -108,61 +106,63 @@ async def get(call: Call) -> ProcessInfo:
     errors=(*_NAMING, SandboxGone, ServiceUnavailable),
     slow=True,
 )
-async def kill(call: Call, body: Kill) -> None:
-    """End a process with all that it started, or send it a signal.
+async def kill(call: ApiCall, body: Kill) -> None:
+    """Kill a process and its descendants, or send it a signal.
 
-    Without a signal, SIGTERM comes first and SIGKILL after `grace` seconds, and the answer
-    when nothing of it is left. What has ended is left alone.
+    Without a signal, SIGTERM is followed by SIGKILL after `grace` seconds, and the response
+    comes when all of them have ended. Does nothing if the process has ended.
     """
     await (await process_of(call)).kill(body.signal, **_grace(body))
 
 
 @endpoint("GET", "/sandboxes/{id}/processes/{process}/logs", errors=_NAMING)
-async def logs(call: Call) -> ProcessLogs:
-    """What a process has written; of a very long log the end."""
+async def logs(call: ApiCall) -> ProcessLogs:
+    """Return the output of a process; the end of it if the log is very long."""
     return await (await process_of(call)).logs()
 
 
-@endpoint("GET", "/sandboxes/{id}/processes/{process}/logs/stream", errors=_NAMING, gives=sse.MEDIA)
-async def stream_logs(call: Call, query: FollowLogs) -> EventResponse:
-    """Give what a process has written, and with `follow` what it writes until it ends.
+@endpoint(
+    "GET", "/sandboxes/{id}/processes/{process}/logs/stream", errors=_NAMING, returns=sse.MEDIA
+)
+async def stream_logs(call: ApiCall, query: FollowLogs) -> EventResponse:
+    """Stream the output of a process, with `follow` until the process ends.
 
     Events: `output` with a piece of one stream, whose id is the cursor after it, and last
-    `exit` if it was followed to its end, or `error`. A cursor is good for as long as the
-    log is there, also for another server on the same state directory. The header
-    Last-Event-ID goes before `cursor`.
+    `exit` if the process was followed to its end, or `error`. A cursor is valid as long as the
+    log exists, also after a restart of the server. The header Last-Event-ID overrides `cursor`.
     """
     process = await process_of(call)
     cursor = call.request.headers.get("last-event-id") or query.cursor
-    # Here and not by the stream, whose status is sent before its first event.
+    # Checked here: a stream sends its status before its first event.
     start_of(process.log, cursor)
     return EventResponse(call, _log_events(process, query, cursor))
 
 
 @endpoint("GET", "/sandboxes/{id}/processes/{process}/wait", errors=_WAITING, slow=True)
-async def wait(call: Call, query: Wait) -> ExitCode:
-    """Wait until a process has ended, for `timeout` seconds at most."""
+async def wait(call: ApiCall, query: Wait) -> ExitCode:
+    """Wait until a process has ended, at most `timeout` seconds."""
     return ExitCode(await (await process_of(call)).wait_for_exit(query.timeout))
 
 
 @endpoint("POST", "/sandboxes/{id}/processes/{process}/wait_for_log", errors=_WAITING, slow=True)
-async def wait_for_log(call: Call, body: WaitForLog) -> LogMatch:
-    """Wait for a line in the log of a process, from the log's beginning on.
+async def wait_for_log(call: ApiCall, body: WaitForLog) -> LogMatch:
+    """Wait for a line in the log of a process, from the beginning of the log.
 
-    `pattern` is text, or with `regex` a regular expression as Python has them.
+    `pattern` is text, or with `regex` a regular expression of Python.
     """
     process = await process_of(call)
     if not body.regex:
         return await process.wait_for_log(body.pattern, body.timeout)
-    patterns = call.state.patterns
+    patterns = call.state.log_search
     return await patterns.find_line(process, body.pattern, body.flags, body.timeout)
 
 
 @endpoint("POST", "/sandboxes/{id}/processes/{process}/wait_for_port", errors=_WAITING, slow=True)
-async def wait_for_port(call: Call, body: WaitForPort) -> None:
-    """Wait until a port of the sandbox answers, while the process runs.
+async def wait_for_port(call: ApiCall, body: WaitForPort) -> None:
+    """Wait until a port of the sandbox responds, while the process runs.
 
-    In the mode `http` to `GET path` with a status in the range, in `tcp` to a connection.
+    In mode `http`, `GET path` must have a status in the range; in mode `tcp`, the port must
+    accept a connection.
     """
     await (await process_of(call)).wait_for_port(
         body.port,
@@ -178,62 +178,62 @@ async def wait_for_port(call: Call, body: WaitForPort) -> None:
     "POST",
     "/sandboxes/{id}/processes/{process}/stdin",
     errors=_TYPING,
-    takes=BYTES,
+    accepts=BYTES,
     status=204,
 )
-async def write_stdin(call: Call) -> Response:
-    """Write to the stdin of a process: the bytes of the body, as they are.
+async def write_stdin(call: ApiCall) -> Response:
+    """Write the bytes of the body to the stdin of a process.
 
-    The answer comes when all of them are read or in the pipe. The process must have been
+    The response comes when all of them are read or in the pipe. The process must have been
     started with `stdin`.
     """
     process = await process_of(call)
     data = await call.body()
-    return _Patient(functools.partial(process.write_stdin, data))
+    return _SlowResponse(functools.partial(process.write_stdin, data))
 
 
 @endpoint(
     "DELETE", "/sandboxes/{id}/processes/{process}/stdin", errors=(*_NAMING, SandboxGone), slow=True
 )
-async def close_stdin(call: Call) -> None:
-    """End of file for a process. Safe to repeat."""
+async def close_stdin(call: ApiCall) -> None:
+    """Close the stdin of a process. Safe to repeat."""
     await (await process_of(call)).close_stdin()
 
 
-@socket("/sandboxes/{id}/processes/{process}/stdio")
-async def stdio(call: Call, channel: Channel, query: FollowLogs) -> None:
-    """Follow what a process writes, and write to its stdin.
+@websocket("/sandboxes/{id}/processes/{process}/stdio")
+async def stdio(call: ApiCall, channel: WebSocketChannel, query: FollowLogs) -> None:
+    """Follow the output of a process, and write to its stdin.
 
     The server sends text frames: `output` for each piece, and at the end `exit`, after which
-    it closes with 1000. `cursor` goes on right after an `output`. The client sends what is for
-    stdin as binary frames, and `close_stdin` as text. The process stays when the socket closes.
+    it closes with 1000. `cursor` resumes right after an `output`. The client sends input for
+    stdin as binary frames, and `close_stdin` as text. The process survives the socket.
     """
     process = await process_of(call)
     start_of(process.log, query.cursor)
     await channel.accept()
-    await channel.converse(_talk(channel, process, query), functools.partial(_hear, process))
+    await channel.run(_send(channel, process, query), functools.partial(_receive, process))
 
 
-async def process_of(call: Call) -> LastingProcess:
-    """The process of the path."""
-    return await call.sandbox.processes.get(call.part("process"))
+async def process_of(call: ApiCall) -> BackgroundProcess:
+    """Return the process in the path."""
+    return await call.sandbox.processes.get(call.path_param("process"))
 
 
-class _Patient(Response):
-    """What `slow` is for an endpoint that reads its body itself: done once all of it is here."""
+class _SlowResponse(Response):
+    """Counterpart of `slow` for an endpoint that reads its body itself."""
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
         super().__init__(status_code=204)
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_patiently(
+        await respond_with_keepalive(
             scope, receive, send, self._work, lambda _: Response(status_code=204)
         )
 
 
 async def _log_events(
-    process: LastingProcess, query: FollowLogs, cursor: str | None
+    process: BackgroundProcess, query: FollowLogs, cursor: str | None
 ) -> AsyncGenerator[bytes, None]:
     chunks = process.stream_logs(replay=query.replay, follow=query.follow, cursor=cursor)
     async with contextlib.aclosing(chunks):
@@ -243,7 +243,7 @@ async def _log_events(
         yield event("exit", ExitCode(process.exit_code))
 
 
-async def _talk(channel: Channel, process: LastingProcess, query: FollowLogs) -> None:
+async def _send(channel: WebSocketChannel, process: BackgroundProcess, query: FollowLogs) -> None:
     chunks = process.stream_logs(replay=query.replay, follow=query.follow, cursor=query.cursor)
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
@@ -259,7 +259,7 @@ async def _talk(channel: Channel, process: LastingProcess, query: FollowLogs) ->
         await channel.send(ExitFrame(exit_code=process.exit_code))
 
 
-async def _hear(process: LastingProcess, frame: bytes | str) -> None:
+async def _receive(process: BackgroundProcess, frame: bytes | str) -> None:
     if isinstance(frame, bytes):
         await process.write_stdin(frame)
     else:
@@ -271,7 +271,7 @@ def _grace(body: Kill) -> dict[str, Any]:
     return {} if body.grace is None else {"grace": body.grace}
 
 
-def _info(process: LastingProcess) -> ProcessInfo:
+def _info(process: BackgroundProcess) -> ProcessInfo:
     return ProcessInfo(
         id=process.id,
         command=process.command,

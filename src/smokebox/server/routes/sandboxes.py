@@ -1,4 +1,4 @@
-"""Sandboxes by id: made, listed, changed, put to sleep, destroyed."""
+"""Sandboxes: creation, settings, sleep and removal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from smokebox.errors import (
     ServiceUnavailable,
     SmokeboxError,
 )
-from smokebox.server.call import Call, missing
-from smokebox.server.endpoint import endpoint
-from smokebox.server.idempotency import Making, taken
-from smokebox.server.routes.network import egress_of
+from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
+from smokebox.server.idempotency import Creation, taken
+from smokebox.server.routes.network import allowed_egress
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
-from smokebox.wire.answers import Sandboxes
-from smokebox.wire.requests import CreateSandbox, Egress, ListSandboxes, Settings
+from smokebox.wire.requests import CreateSandbox, ListSandboxes, Settings
+from smokebox.wire.responses import Sandboxes
 
 if TYPE_CHECKING:
     from smokebox.engine import Sandbox
@@ -39,8 +38,8 @@ _MAKING = (
 
 
 @endpoint("GET", "/sandboxes", errors=(InvalidOption,))
-async def list_all(call: Call, query: ListSandboxes) -> Sandboxes:
-    """List sandboxes, by id. Wakes none."""
+async def list_all(call: ApiCall, query: ListSandboxes) -> Sandboxes:
+    """List sandboxes, sorted by id. Does not wake them."""
     prefix, own = query.prefix, call.principal.prefix
     if not prefix.startswith(own):
         if not own.startswith(prefix):
@@ -51,10 +50,10 @@ async def list_all(call: Call, query: ListSandboxes) -> Sandboxes:
 
 
 @endpoint("POST", "/sandboxes", errors=_MAKING, status=201, slow=True)
-async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
-    """Make a sandbox that is not there yet, by default under a random id.
+async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
+    """Create a sandbox, by default with a random id. An id that is taken is a conflict.
 
-    With the header Idempotency-Key it may be repeated, and makes one.
+    With the header Idempotency-Key the request may be repeated, and creates one sandbox.
     """
     id = body.id if body.id is not None else call.principal.random_id()
     call.principal.check_sandbox(check_id(id))
@@ -67,80 +66,79 @@ async def create(call: Call, body: CreateSandbox) -> SandboxInfo:
             return await _made(sandbox)
         except (SmokeboxError, asyncio.CancelledError):
             if body.id is None:
-                # Nobody knows its id, and nobody would remove what there is of it.
+                # The client does not know its id, so it could not remove it.
                 await sandbox.destroy()
             raise
 
     async def find(id: str) -> SandboxInfo:
         return await _info(call.host.sandbox(id))
 
-    making = Making(kind="sandbox", id=id, find=find, make=make)
-    return await call.state.requests.once(call, body, making)
+    making = Creation(kind="sandbox", id=id, find=find, make=make)
+    return await call.state.idempotency.once(call, body, making)
 
 
-@endpoint("PUT", "/sandboxes/{id}", errors=_MAKING, finds=False, slow=True)
-async def put(call: Call, body: Settings) -> SandboxInfo:
-    """Make a sandbox, or have the one that is there be so from its next call on.
+@endpoint("PUT", "/sandboxes/{id}", errors=_MAKING, needs_sandbox=False, slow=True)
+async def put(call: ApiCall, body: Settings) -> SandboxInfo:
+    """Create a sandbox, or change the settings of an existing one for its next calls.
 
-    What is left out stays as it is. Its image and tier cannot change.
+    Settings left out keep their value. The image and the tier cannot be changed.
     """
-    sandbox = await _named(call, call.part("id"), body)
+    sandbox = await _named(call, call.path_param("id"), body)
     return await _info(sandbox) if await sandbox.info() is not None else await _made(sandbox)
 
 
 @endpoint("GET", "/sandboxes/{id}")
-async def get(call: Call) -> SandboxInfo:
-    """What is known of a sandbox. Does not wake it."""
+async def get(call: ApiCall) -> SandboxInfo:
+    """Return the state of a sandbox. Does not wake it."""
     return await _info(call.sandbox)
 
 
-@endpoint("DELETE", "/sandboxes/{id}", finds=False, slow=True)
-async def destroy(call: Call) -> None:
-    """Destroy a sandbox with all that is in it. One that is not there is fine."""
-    id = check_id(call.part("id"))
+@endpoint("DELETE", "/sandboxes/{id}", needs_sandbox=False, slow=True)
+async def destroy(call: ApiCall) -> None:
+    """Destroy a sandbox and its files. Succeeds if there is none."""
+    id = check_id(call.path_param("id"))
     call.principal.check_sandbox(id)
     await call.host.sandbox(id).destroy()
 
 
 @endpoint("POST", "/sandboxes/{id}/wake", errors=_MAKING, slow=True)
-async def wake(call: Call) -> SandboxInfo:
-    """Start a sandbox that sleeps. Any call that needs it does that too."""
+async def wake(call: ApiCall) -> SandboxInfo:
+    """Wake a sleeping sandbox. Calls that need it to run do this too."""
     await call.sandbox.wake()
     return await _info(call.sandbox)
 
 
 @endpoint("POST", "/sandboxes/{id}/sleep", slow=True)
-async def sleep(call: Call) -> SandboxInfo:
-    """End the processes of a sandbox and keep its files."""
+async def sleep(call: ApiCall) -> SandboxInfo:
+    """Put a sandbox to sleep: end its processes and keep its files."""
     await call.sandbox.sleep()
     return await _info(call.sandbox)
 
 
 @endpoint("GET", "/sandboxes/{id}/stats")
-async def stats(call: Call) -> SandboxStats:
-    """What a sandbox uses at this moment. Does not wake it."""
+async def stats(call: ApiCall) -> SandboxStats:
+    """Return the resource usage of a sandbox. Does not wake it."""
     return await call.sandbox.stats()
 
 
 @endpoint("GET", "/sandboxes/{id}/capabilities", errors=_MAKING, slow=True)
-async def capabilities(call: Call) -> Capabilities:
-    """What a sandbox can and cannot do."""
+async def capabilities(call: ApiCall) -> Capabilities:
+    """Return the capabilities of a sandbox."""
     return await call.sandbox.capabilities()
 
 
-async def given(call: Call, body: Settings) -> dict[str, Any]:
-    """The options of a sandbox that a body has. Raises `Forbidden` for what is not for all."""
-    names = set(Settings.__struct_fields__) - set(Egress.__struct_fields__)
-    fields = {name: getattr(body, name) for name in names}
+async def sandbox_options(call: ApiCall, body: Settings) -> dict[str, Any]:
+    """Return the options that a body sets. Raises `Forbidden` for ones the key may not use."""
+    fields = {name: getattr(body, name) for name in Settings.__struct_fields__}
     options = {name: value for name, value in fields.items() if value is not None}
-    if egress := await egress_of(call.principal, body):
-        options["egress"] = egress
+    if body.egress is not None:
+        options["egress"] = await allowed_egress(call.principal, body.egress)
     return options
 
 
-async def _named(call: Call, id: str, body: Settings) -> Sandbox:
+async def _named(call: ApiCall, id: str, body: Settings) -> Sandbox:
     call.principal.check_sandbox(check_id(id))
-    return call.host.sandbox(id, **await given(call, body))
+    return call.host.sandbox(id, **await sandbox_options(call, body))
 
 
 async def _made(sandbox: Sandbox) -> SandboxInfo:
@@ -151,13 +149,13 @@ async def _made(sandbox: Sandbox) -> SandboxInfo:
 async def _info(sandbox: Sandbox) -> SandboxInfo:
     info = await sandbox.info()
     if info is None:
-        raise missing(sandbox.id)
+        raise sandbox_not_found(sandbox.id)
     return info
 
 
-def _labels(given: list[str]) -> dict[str, str]:
+def _labels(texts: list[str]) -> dict[str, str]:
     labels = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidOption(

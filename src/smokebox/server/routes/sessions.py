@@ -1,4 +1,4 @@
-"""Sessions: shells that remember from one command to the next."""
+"""Sessions: shells that keep their state between commands."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.names import random_id
 from smokebox.errors import Conflict, InvalidOption, InvalidPath, NotFound, SandboxGone
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.idempotency import Making
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.idempotency import Creation
 from smokebox.types import SessionInfo
-from smokebox.wire.answers import Sessions
 from smokebox.wire.requests import CreateSession, SetEnv
+from smokebox.wire.responses import Sessions
 
 if TYPE_CHECKING:
-    from smokebox.engine.sessions.sessions import Session
+    from smokebox.engine.sessions.session import ShellSession
 
 
 @endpoint("GET", "/sandboxes/{id}/sessions")
-async def list_all(call: Call) -> Sessions:
-    """List the sessions of a sandbox, in the order in which they were made."""
+async def list_all(call: ApiCall) -> Sessions:
+    """List the sessions of a sandbox, in order of creation."""
     return Sessions([_info(session) for session in await call.sandbox.sessions.list()])
 
 
@@ -30,10 +29,10 @@ async def list_all(call: Call) -> Sessions:
     status=201,
     slow=True,
 )
-async def create(call: Call, body: CreateSession) -> SessionInfo:
-    """Make a session, whose id `exec` takes as `session`.
+async def create(call: ApiCall, body: CreateSession) -> SessionInfo:
+    """Create a session. Pass its id to `exec` as `session`.
 
-    With the header Idempotency-Key it may be repeated, and makes one.
+    With the header Idempotency-Key the request may be repeated, and creates one session.
     """
 
     async def make(id: str) -> SessionInfo:
@@ -44,22 +43,22 @@ async def create(call: Call, body: CreateSession) -> SessionInfo:
         return _info(await call.sandbox.sessions.get(id))
 
     id = body.id if body.id is not None else f"session-{random_id()}"
-    making = Making(kind="session", id=id, find=find, make=make)
-    return await call.state.requests.once(call, body, making)
+    making = Creation(kind="session", id=id, find=find, make=make)
+    return await call.state.idempotency.once(call, body, making)
 
 
 @endpoint("GET", "/sandboxes/{id}/sessions/{session}", errors=(InvalidOption, NotFound))
-async def get(call: Call) -> SessionInfo:
-    """What is known of a session."""
+async def get(call: ApiCall) -> SessionInfo:
+    """Return the state of a session."""
     return _info(await _session(call))
 
 
 @endpoint(
     "DELETE", "/sandboxes/{id}/sessions/{session}", errors=(InvalidOption, NotFound), slow=True
 )
-async def delete(call: Call) -> None:
-    """End the shell of a session with all that runs in it, and forget it."""
-    await call.sandbox.sessions.delete(call.part("session"))
+async def delete(call: ApiCall) -> None:
+    """Close a session and kill the processes in it."""
+    await call.sandbox.sessions.delete(call.path_param("session"))
 
 
 @endpoint(
@@ -68,16 +67,16 @@ async def delete(call: Call) -> None:
     errors=(InvalidOption, NotFound, SandboxGone),
     slow=True,
 )
-async def set_env(call: Call, body: SetEnv) -> None:
-    """Export variables in a session, from its next command on; null unsets one."""
+async def set_env(call: ApiCall, body: SetEnv) -> None:
+    """Set environment variables of a session, for its next commands; null unsets one."""
     await (await _session(call)).set_env(body.env)
 
 
-async def _session(call: Call) -> Session:
-    return await call.sandbox.sessions.get(call.part("session"))
+async def _session(call: ApiCall) -> ShellSession:
+    return await call.sandbox.sessions.get(call.path_param("session"))
 
 
-def _info(session: Session) -> SessionInfo:
+def _info(session: ShellSession) -> SessionInfo:
     return SessionInfo(
         id=session.id,
         cwd=session.cwd,

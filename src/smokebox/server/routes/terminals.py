@@ -1,10 +1,9 @@
-"""Terminals: programs that are typed to and watched, by several at a time."""
+"""Terminals: interactive programs, which several clients can share."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
 import shlex
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,14 @@ from smokebox.errors import (
     SandboxGone,
     Unsupported,
 )
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.idempotency import Making
-from smokebox.server.sockets import Channel, decode_frame, socket
+from smokebox.foundation.ids import new_id
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.idempotency import Creation
+from smokebox.server.websocket import WebSocketChannel, decode_frame, websocket
 from smokebox.types import TerminalInfo
-from smokebox.wire.answers import Terminals
 from smokebox.wire.frames import ReadyFrame, ResizeFrame, TerminalExitFrame
 from smokebox.wire.requests import CreateTerminal, OpenTerminal, ResizeTerminal
+from smokebox.wire.responses import Terminals
 
 if TYPE_CHECKING:
     from smokebox.engine.terminals.terminal import Terminal
@@ -35,16 +34,16 @@ _MAKING = (*_NAMING, PathError, Conflict, LimitReached, SandboxGone, Unsupported
 
 
 @endpoint("GET", "/sandboxes/{id}/terminals")
-async def list_all(call: Call) -> Terminals:
-    """List the terminals of a sandbox, in the order in which they were opened."""
+async def list_all(call: ApiCall) -> Terminals:
+    """List the terminals of a sandbox, in order of creation."""
     return Terminals([_info(terminal) for terminal in await call.sandbox.terminals.list()])
 
 
 @endpoint("POST", "/sandboxes/{id}/terminals", errors=_MAKING, status=201, slow=True)
-async def create(call: Call, body: CreateTerminal) -> TerminalInfo:
-    """Open a terminal, which ends with its program, or with the server.
+async def create(call: ApiCall, body: CreateTerminal) -> TerminalInfo:
+    """Open a terminal. It ends with its program, or with the server.
 
-    With the header Idempotency-Key the request may be repeated, and opens one.
+    With the header Idempotency-Key the request may be repeated, and opens one terminal.
     """
 
     async def make(id: str) -> TerminalInfo:
@@ -63,21 +62,21 @@ async def create(call: Call, body: CreateTerminal) -> TerminalInfo:
     async def find(id: str) -> TerminalInfo:
         return _info(await call.sandbox.terminals.get(id))
 
-    id = body.id if body.id is not None else f"t-{secrets.token_hex(6)}"
-    making = Making(kind="terminal", id=id, find=find, make=make, lasts=False)
-    return await call.state.requests.once(call, body, making)
+    id = body.id if body.id is not None else new_id("t")
+    making = Creation(kind="terminal", id=id, find=find, make=make, lasts=False)
+    return await call.state.idempotency.once(call, body, making)
 
 
 @endpoint("GET", "/sandboxes/{id}/terminals/{terminal}", errors=_NAMING)
-async def get(call: Call) -> TerminalInfo:
-    """What is known of a terminal."""
+async def get(call: ApiCall) -> TerminalInfo:
+    """Return the state of a terminal."""
     return _info(await _terminal(call))
 
 
 @endpoint("DELETE", "/sandboxes/{id}/terminals/{terminal}", errors=_NAMING, slow=True)
-async def close(call: Call) -> None:
-    """End a terminal with everything in it, and forget it."""
-    await call.sandbox.terminals.close(call.part("terminal"))
+async def close(call: ApiCall) -> None:
+    """Close a terminal and kill the processes in it."""
+    await call.sandbox.terminals.close(call.path_param("terminal"))
 
 
 @endpoint(
@@ -85,31 +84,31 @@ async def close(call: Call) -> None:
     "/sandboxes/{id}/terminals/{terminal}/resize",
     errors=(*_NAMING, ProcessEnded, SandboxGone),
 )
-async def resize(call: Call, body: ResizeTerminal) -> TerminalInfo:
-    """Have a terminal be of another size, for all who look at it."""
+async def resize(call: ApiCall, body: ResizeTerminal) -> TerminalInfo:
+    """Resize a terminal, for all of its clients."""
     terminal = await _terminal(call)
     await terminal.resize(cols=body.cols, rows=body.rows)
     return _info(terminal)
 
 
-@socket("/sandboxes/{id}/terminals/{terminal}")
-async def view(call: Call, channel: Channel) -> None:
-    """Look at a terminal, and type. It stays when the socket closes.
+@websocket("/sandboxes/{id}/terminals/{terminal}")
+async def view(call: ApiCall, channel: WebSocketChannel) -> None:
+    """Attach to a terminal. It stays open when the socket closes.
 
-    The server sends output as binary frames: first what was written lately, then the text
-    frame `ready`, then what is written, and at the end `exit`, after which it closes with
-    1000. The client sends what is typed as binary frames, and `resize` as text.
+    The server sends output as binary frames: first recent output, then the text frame `ready`,
+    then live output, and at the end the text frame `exit`, after which it closes with 1000. The
+    client sends input as binary frames, and `resize` as text.
     """
     terminal = await _terminal(call)
     await channel.accept()
     await _show(channel, terminal)
 
 
-@socket("/sandboxes/{id}/terminal")
-async def open_one(call: Call, channel: Channel, query: OpenTerminal) -> None:
-    """Open a terminal for this socket alone, which ends when the socket closes.
+@websocket("/sandboxes/{id}/terminal")
+async def open_one(call: ApiCall, channel: WebSocketChannel, query: OpenTerminal) -> None:
+    """Open a terminal for this socket only. It closes with the socket.
 
-    Frames are as for one that has an id.
+    Frames are those of a terminal with an id.
     """
     terminals = call.sandbox.terminals
     terminal = await terminals.create(
@@ -127,11 +126,11 @@ async def open_one(call: Call, channel: Channel, query: OpenTerminal) -> None:
             await terminals.close(terminal.id)
 
 
-async def _show(channel: Channel, terminal: Terminal) -> None:
-    await channel.converse(_talk(channel, terminal), functools.partial(_hear, terminal))
+async def _show(channel: WebSocketChannel, terminal: Terminal) -> None:
+    await channel.run(_send(channel, terminal), functools.partial(_receive, terminal))
 
 
-async def _talk(channel: Channel, terminal: Terminal) -> None:
+async def _send(channel: WebSocketChannel, terminal: Terminal) -> None:
     async with terminal.view(replay=False) as present:
         now = present.position
     ready = False
@@ -148,7 +147,7 @@ async def _talk(channel: Channel, terminal: Terminal) -> None:
     await channel.send(TerminalExitFrame(code=terminal.exit_code))
 
 
-async def _hear(terminal: Terminal, frame: bytes | str) -> None:
+async def _receive(terminal: Terminal, frame: bytes | str) -> None:
     if isinstance(frame, bytes):
         await terminal.write(frame)
     else:
@@ -156,8 +155,8 @@ async def _hear(terminal: Terminal, frame: bytes | str) -> None:
         await terminal.resize(cols=size.cols, rows=size.rows)
 
 
-async def _terminal(call: Call) -> Terminal:
-    return await call.sandbox.terminals.get(call.part("terminal"))
+async def _terminal(call: ApiCall) -> Terminal:
+    return await call.sandbox.terminals.get(call.path_param("terminal"))
 
 
 def _info(terminal: Terminal) -> TerminalInfo:

@@ -1,4 +1,4 @@
-"""What changes in the files of a sandbox, as it happens."""
+"""Watches: changes of files in a sandbox, as they happen."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.files.watches import EXCLUDED
 from smokebox.errors import LimitReached
-from smokebox.server.call import Call
-from smokebox.server.endpoint import endpoint
-from smokebox.server.events import EventResponse, event
+from smokebox.foundation import sse
+from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.responses import EventResponse, cancel_on_disconnect, event
 from smokebox.server.routes.files import LOOKING
-from smokebox.server.streams import unless_left
-from smokebox.wire import sse
-from smokebox.wire.answers import Watching
 from smokebox.wire.requests import Watch
+from smokebox.wire.responses import Watching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -23,18 +21,18 @@ if TYPE_CHECKING:
     from smokebox.engine.files.watches import WatchStream
 
 
-@endpoint("GET", "/sandboxes/{id}/watch", errors=(*LOOKING, LimitReached), gives=sse.MEDIA)
-async def watch(call: Call, query: Watch) -> EventResponse:
-    """Give what changes at a path, from here on or since `cursor`.
+@endpoint("GET", "/sandboxes/{id}/watch", errors=(*LOOKING, LimitReached), returns=sse.MEDIA)
+async def watch(call: ApiCall, query: Watch) -> EventResponse:
+    """Stream the changes below a path, from this moment or from `cursor` on.
 
-    Events: first `watching`, with a cursor, when nothing is missed any more; then `change`
-    for each, whose id is the cursor after it; `error` last if it fails. It ends when what
-    is watched is removed or moved away. The header Last-Event-ID goes before `cursor`. An
-    empty `exclude` leaves nothing out.
+    Events: first `watching`, with a cursor, once the watch is in place; then `change` for each
+    change, whose id is the cursor after it; `error` last if the watch fails. The stream ends
+    when the watched path is removed or moved. The header Last-Event-ID overrides `cursor`. An
+    empty `exclude` excludes nothing.
     """
     files = call.sandbox.files
     exclude = EXCLUDED if query.exclude is None else [name for name in query.exclude if name]
-    # A large tree takes a while to be watched.
+    # Watching a large tree takes time.
     start = files.watch(
         query.path,
         recursive=query.recursive,
@@ -42,13 +40,13 @@ async def watch(call: Call, query: Watch) -> EventResponse:
         exclude=exclude,
         cursor=call.request.headers.get("last-event-id") or query.cursor,
     )
-    return _WatchResponse(call, await unless_left(call, start))
+    return _WatchResponse(call, await cancel_on_disconnect(call, start))
 
 
 class _WatchResponse(EventResponse):
-    """The events of a watch, which is left even if the client is gone before the first."""
+    """The events of a watch. Closes the watch even if the client disconnects before the first."""
 
-    def __init__(self, call: Call, stream: WatchStream) -> None:
+    def __init__(self, call: ApiCall, stream: WatchStream) -> None:
         super().__init__(call, _events(stream))
         self._stream = stream
 

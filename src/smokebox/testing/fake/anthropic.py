@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smokebox.agents.messages import (
     AssistantMessage,
     Image,
-    Native,
+    NativePart,
     Text,
     Thinking,
     ToolCall,
@@ -19,13 +19,13 @@ from smokebox.agents.messages import (
     UserMessage,
 )
 from smokebox.agents.model import ModelRequest, ToolSpec
-from smokebox.testing.fake.dialect import Failure, Parsed, canonical, cut, need, reject
+from smokebox.testing.fake.dialect import DialectError, ParsedRequest, canonical, cut, need, reject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from smokebox.agents.messages import AssistantPart, Message, UserPart
-    from smokebox.testing.fake.dialect import Reply, Trouble
+    from smokebox.testing.fake.dialect import FakeReply, Trouble
 
 _ERRORS: dict[Trouble, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
@@ -44,14 +44,14 @@ _MOST_MARKS = 4
 _LEAST_BUDGET = 1024
 
 
-class Anthropic:
+class AnthropicDialect:
     """The dialect of `POST /v1/messages`."""
 
     def authorized(self, headers: Mapping[str, str], key: str) -> bool:
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         return key in (headers.get("x-api-key"), bearer)
 
-    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> Parsed:
+    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> ParsedRequest:
         need("anthropic-version" in headers, "anthropic-version: header is required")
         for field in ("model", "max_tokens", "messages"):
             need(field in body, f"{field}: Field required")
@@ -66,7 +66,7 @@ class Anthropic:
         blocks = [canonical(body.get("tools") or []), canonical(body.get("system") or "")]
         blocks += [canonical(turn) for turn in turns]
         config = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
-        return Parsed(
+        return ParsedRequest(
             request=ModelRequest(
                 system=system,
                 messages=_messages(turns),
@@ -80,25 +80,25 @@ class Anthropic:
             caches="marked" if marks else "no",
         )
 
-    def failure(self, trouble: Trouble, message: str) -> Failure:
+    def failure(self, trouble: Trouble, message: str) -> DialectError:
         status, kind = _ERRORS[trouble]
-        return Failure(status, {"type": "error", "error": {"type": kind, "message": message}})
+        return DialectError(status, {"type": "error", "error": {"type": kind, "message": message}})
 
     def error_event(self, trouble: Trouble, message: str) -> bytes:
         return _event("error", self.failure(trouble, message).body)
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
+    def whole(self, reply: FakeReply) -> dict[str, Any]:
         return _shell(reply) | {
             "content": [_block(part) for part in reply.parts],
             "stop_reason": _STOPS[reply.stop],
             "usage": _usage(reply) | {"output_tokens": reply.usage.output_tokens},
         }
 
-    def opening(self, reply: Reply) -> bytes:
+    def opening(self, reply: FakeReply) -> bytes:
         start = {"type": "message_start", "message": _shell(reply)}
         return _event("message_start", start) + _event("ping", {"type": "ping"})
 
-    def pieces(self, reply: Reply) -> Iterator[bytes]:
+    def pieces(self, reply: FakeReply) -> Iterator[bytes]:
         for index, part in enumerate(reply.parts):
             start = {"type": "content_block_start", "index": index, "content_block": _empty(part)}
             yield _event("content_block_start", start)
@@ -107,7 +107,7 @@ class Anthropic:
                 yield _event("content_block_delta", piece)
             yield _event("content_block_stop", {"type": "content_block_stop", "index": index})
 
-    def closing(self, reply: Reply) -> bytes:
+    def closing(self, reply: FakeReply) -> bytes:
         delta = {
             "type": "message_delta",
             "delta": {"stop_reason": _STOPS[reply.stop], "stop_sequence": None},
@@ -125,7 +125,7 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _shell(reply: Reply) -> dict[str, Any]:
+def _shell(reply: FakeReply) -> dict[str, Any]:
     return {
         "id": reply.id,
         "type": "message",
@@ -138,7 +138,7 @@ def _shell(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: FakeReply) -> dict[str, Any]:
     used = reply.usage
     return {
         # Here, what came from the cache or went to it is not part of the input.
@@ -309,7 +309,7 @@ def _assistant(at: int, blocks: list[dict[str, Any]]) -> AssistantMessage:
             need(isinstance(given, dict), f"{where}.tool_use.input: Input should be a valid object")
             parts.append(ToolCall(block["id"], block["name"], json.dumps(given)))
         else:
-            parts.append(Native("anthropic", block))
+            parts.append(NativePart("anthropic", block))
     return AssistantMessage(parts=tuple(parts), model="anthropic/fake")
 
 

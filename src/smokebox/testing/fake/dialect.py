@@ -18,7 +18,7 @@ Trouble: TypeAlias = Literal[
 """What went wrong, which each dialect has its own status and words for."""
 
 
-class Rejected(Exception):
+class RequestRejected(Exception):
     """A request that the real one would answer with an error, too."""
 
     def __init__(self, message: str, trouble: Trouble = "invalid") -> None:
@@ -28,7 +28,7 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedRequest:
     """A request as it was understood.
 
     `blocks` are its pieces in order, and `caches` whether they are cached: never, by
@@ -43,7 +43,7 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class FakeReply:
     """What is answered. The input tokens of `usage` have those from the cache in them."""
 
     id: str
@@ -55,7 +55,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DialectError:
     """An error as HTTP: its status and its body."""
 
     status: int
@@ -69,11 +69,11 @@ class Dialect(Protocol):
         """Whether the request has the key."""
         ...
 
-    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> Parsed:
-        """Read and check a request. Raises `Rejected`."""
+    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> ParsedRequest:
+        """Read and check a request. Raises `RequestRejected`."""
         ...
 
-    def failure(self, trouble: Trouble, message: str) -> Failure:
+    def failure(self, trouble: Trouble, message: str) -> DialectError:
         """An error in this dialect."""
         ...
 
@@ -81,19 +81,19 @@ class Dialect(Protocol):
         """An error in the middle of a stream."""
         ...
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
+    def whole(self, reply: FakeReply) -> dict[str, Any]:
         """A reply that is not streamed."""
         ...
 
-    def opening(self, reply: Reply) -> bytes:
+    def opening(self, reply: FakeReply) -> bytes:
         """What a stream begins with."""
         ...
 
-    def pieces(self, reply: Reply) -> Iterator[bytes]:
+    def pieces(self, reply: FakeReply) -> Iterator[bytes]:
         """What it says, piece by piece."""
         ...
 
-    def closing(self, reply: Reply) -> bytes:
+    def closing(self, reply: FakeReply) -> bytes:
         """What it ends with."""
         ...
 
@@ -123,4 +123,4 @@ def need(condition: object, message: str) -> None:
 
 def reject(message: str) -> NoReturn:
     """Reject the request."""
-    raise Rejected(message)
+    raise RequestRejected(message)

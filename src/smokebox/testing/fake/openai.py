@@ -19,13 +19,13 @@ from smokebox.agents.messages import (
     UserMessage,
 )
 from smokebox.agents.model import ModelRequest, ToolSpec
-from smokebox.testing.fake.dialect import Failure, Parsed, canonical, cut, need, reject
+from smokebox.testing.fake.dialect import DialectError, ParsedRequest, canonical, cut, need, reject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from smokebox.agents.messages import AssistantPart, Message, UserPart
-    from smokebox.testing.fake.dialect import Reply, Trouble
+    from smokebox.testing.fake.dialect import FakeReply, Trouble
 
 _ERRORS: dict[Trouble, tuple[int, str, str | None]] = {
     "invalid": (400, "invalid_request_error", None),
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class OpenAI:
+class OpenAIDialect:
     """The dialect of `POST /v1/chat/completions`.
 
     With `reasoning`, thoughts come as OpenRouter tells them; else as most others do.
@@ -58,14 +58,14 @@ class OpenAI:
     def authorized(self, headers: Mapping[str, str], key: str) -> bool:
         return headers.get("authorization", "").removeprefix("Bearer ") == key
 
-    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> Parsed:
+    def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> ParsedRequest:
         need(body.get("model"), "you must provide a model parameter")
         turns = body.get("messages")
         need(isinstance(turns, list), "Missing required parameter: 'messages'.")
         need(turns, "Invalid 'messages': empty array. Expected an array with minimum length 1.")
         assert isinstance(turns, list)
         blocks = [canonical(body.get("tools") or []), *map(canonical, turns)]
-        return Parsed(
+        return ParsedRequest(
             request=ModelRequest(
                 system="\n\n".join(_words(turn) for turn in turns if _instructs(turn)),
                 messages=_messages(turns),
@@ -79,15 +79,15 @@ class OpenAI:
             caches="always",
         )
 
-    def failure(self, trouble: Trouble, message: str) -> Failure:
+    def failure(self, trouble: Trouble, message: str) -> DialectError:
         status, kind, code = _ERRORS[trouble]
         error = {"message": message, "type": kind, "param": None, "code": code}
-        return Failure(status, {"error": error})
+        return DialectError(status, {"error": error})
 
     def error_event(self, trouble: Trouble, message: str) -> bytes:
         return _event(self.failure(trouble, message).body)
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
+    def whole(self, reply: FakeReply) -> dict[str, Any]:
         made = [_call(part) for part in reply.parts if isinstance(part, ToolCall)]
         message: dict[str, Any] = {"role": "assistant", "content": _said(reply, Text) or None}
         if thought := _said(reply, Thinking):
@@ -97,10 +97,10 @@ class OpenAI:
         choice = {"index": 0, "message": message, "finish_reason": _STOPS[reply.stop]}
         return _shell(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
 
-    def opening(self, reply: Reply) -> bytes:
+    def opening(self, reply: FakeReply) -> bytes:
         return _chunk(reply, {"role": "assistant", "content": ""})
 
-    def pieces(self, reply: Reply) -> Iterator[bytes]:
+    def pieces(self, reply: FakeReply) -> Iterator[bytes]:
         calls = 0
         for index, part in enumerate(reply.parts):
             if isinstance(part, Text):
@@ -118,7 +118,7 @@ class OpenAI:
                     yield _chunk(reply, {"tool_calls": [more]})
                 calls += 1
 
-    def closing(self, reply: Reply) -> bytes:
+    def closing(self, reply: FakeReply) -> bytes:
         end = _chunk(reply, {}, finish=_STOPS[reply.stop])
         usage = _shell(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)}
         return end + _event(usage) + b"data: [DONE]\n\n"
@@ -134,7 +134,7 @@ def _event(data: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def _shell(reply: Reply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _shell(reply: FakeReply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": reply.id,
         "object": kind,
@@ -144,12 +144,12 @@ def _shell(reply: Reply, kind: str, choices: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def _chunk(reply: Reply, delta: dict[str, Any], *, finish: str | None = None) -> bytes:
+def _chunk(reply: FakeReply, delta: dict[str, Any], *, finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     return _event(_shell(reply, "chat.completion.chunk", [choice]))
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: FakeReply) -> dict[str, Any]:
     used = reply.usage
     return {
         "prompt_tokens": used.input_tokens,
@@ -159,7 +159,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _said(reply: Reply, kind: type[Text] | type[Thinking]) -> str:
+def _said(reply: FakeReply, kind: type[Text] | type[Thinking]) -> str:
     return "".join(part.text for part in reply.parts if isinstance(part, kind))
 
 

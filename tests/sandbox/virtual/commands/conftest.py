@@ -1,4 +1,4 @@
-"""A virtual shell, the machine's own bash to compare it with, and websites to talk to."""
+"""Fixtures for commands: a virtual shell, the bash of the machine to compare with, and websites."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def run() -> AsyncIterator[Run]:
-    """Runs a script in a virtual shell without a network."""
+    """Run a script in a virtual shell without network access."""
     async with virtual(env={"TZ": "UTC"}) as sandbox:
         yield sandbox.exec
 
 
 @pytest.fixture
 def same_as_gnu(run: Run, tmp_path: Path) -> Compare:
-    """Runs a script over the same small tree here and in bash, and compares what comes out."""
+    """Run a script over the same small tree here and in bash, and compare the output."""
     bash = shutil.which("bash")
     version = subprocess.run(["ls", "--version"], capture_output=True, text=True, check=False)
     if bash is None or "GNU" not in version.stdout:
@@ -55,7 +55,7 @@ def same_as_gnu(run: Run, tmp_path: Path) -> Compare:
         expected = gnu(script)
         result = await run(TREE + script)
         if (result.stdout, result.exit_code) != expected:
-            # The clock may have struck between the two.
+            # The second may have changed between the two runs.
             expected = gnu(script)
         assert (result.stdout, result.exit_code) == expected, result.stderr
 
@@ -64,7 +64,7 @@ def same_as_gnu(run: Run, tmp_path: Path) -> Compare:
 
 @pytest.fixture
 def make_site() -> Iterator[Callable[[], Website]]:
-    """Starts websites, each on a port of its own."""
+    """Start websites, each on its own port."""
     running: list[Running] = []
 
     def make() -> Website:

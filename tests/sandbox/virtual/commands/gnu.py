@@ -1,4 +1,4 @@
-"""What the tests of commands share: the small tree they run over, and types."""
+"""The small tree that tests of commands run over, and their shared types."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ async def count(call: CommandStream) -> int:
     return 0
 
 
-async def test_a_plain_command_gets_words_and_input() -> None:
+async def test_a_plain_command_gets_arguments_and_stdin() -> None:
     result = await run_with("greet a 'b c'; echo -n piped | greet", greet=greet)
     assert result.stdout == "hello a b c\nhello piped\n"
 
 
-async def test_a_plain_command_sees_exported_variables_and_where_it_is() -> None:
+async def test_a_plain_command_sees_exported_variables_and_cwd() -> None:
     def where(call: CommandCall) -> str:
         return f"{call.name} {call.cwd} {call.env.get('A')} {call.env.get('B')} {call.path('x')}\n"
 
@@ -56,7 +56,7 @@ async def test_output_and_exit_code_are_the_commands() -> None:
     assert (result.stdout, result.stderr) == ("out\n3\n", "err\n")
 
 
-async def test_files_written_by_a_command_are_there_for_the_script() -> None:
+async def test_files_written_by_a_command_are_visible_to_the_script() -> None:
     def make(call: CommandCall) -> str:
         call.files.write(call.path(call.args[0]), b"made\n")
         return ""
@@ -114,7 +114,7 @@ async def test_an_exception_is_one_line_on_stderr() -> None:
     assert result.stderr == "plain: it broke in two\nstreaming: KeyError\n"
 
 
-async def test_a_missing_file_is_told_in_the_words_of_a_shell() -> None:
+async def test_a_missing_file_is_reported_as_a_shell_does() -> None:
     def show(call: CommandCall) -> str:
         return call.files.read(call.path("nothere")).decode()
 
@@ -129,7 +129,7 @@ async def test_exit_from_argparse_is_an_exit_code() -> None:
     assert (await run_with("leave; echo $?", leave=leave)).stdout == "2\n"
 
 
-async def test_a_wrong_answer_is_told_and_not_shown() -> None:
+async def test_an_invalid_result_is_reported_and_not_printed() -> None:
     def wrong(call: CommandCall) -> str:
         return cast("str", b"bytes")
 
@@ -154,12 +154,12 @@ async def test_partials_and_objects_are_commands_too() -> None:
     assert result.stdout == "HI\n"
 
 
-async def test_a_command_replaces_the_one_of_the_shell() -> None:
+async def test_a_custom_command_replaces_the_builtin() -> None:
     result = await run_with("date", date=lambda call: "always\n")
     assert result.stdout == "always\n"
 
 
-async def test_two_streaming_commands_in_a_pipeline_end_with_a_reason_and_not_never() -> None:
+async def test_two_streaming_commands_in_a_pipeline_fail_instead_of_hanging() -> None:
     async def pour(call: CommandStream) -> int:
         await call.write(b"x" * 10)
         return 0
@@ -177,6 +177,6 @@ def test_names_that_cannot_be_called_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("commands", [["greet"], {"greet": "echo hi"}, {"greet": None}])
-def test_commands_that_are_no_functions_are_refused(commands: object) -> None:
+def test_commands_that_are_not_callable_are_refused(commands: object) -> None:
     with pytest.raises(InvalidOption):
         virtual(commands=cast("dict[str, Command]", commands))

@@ -1,4 +1,4 @@
-"""`csplit` cuts where GNU's cuts."""
+"""`csplit` splits as GNU csplit does."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_csplit_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_csplit_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)

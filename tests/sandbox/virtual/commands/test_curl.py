@@ -1,4 +1,4 @@
-"""`curl` speaks as curl speaks."""
+"""Options, output and exit codes of `curl`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandbox.virtual.commands.website import reach
 from smokebox import virtual
-from smokebox.sandbox.network import Allow, Network
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def run(site: Website) -> AsyncIterator[Run]:
-    """Runs a script that may ask the site for anything; `$U` is where it is."""
-    methods = ["GET", "HEAD", "POST", "PUT", "DELETE"]
-    network = Network(allow=[Allow(url=site.url, methods=methods, private=True)])
-    async with virtual(network=network, env={"U": site.url}) as sandbox:
+    """Run a script that may send any request to the site; `$U` is its URL."""
+    async with virtual(egress=reach(site), env={"U": site.url}) as sandbox:
         yield sandbox.exec
 
 
 async def asked(run: Run, script: str) -> dict[str, Any]:
-    """What the site saw, as it says itself."""
+    """Return the request that the site received, from its own response."""
     result = await run(script)
     assert result.exit_code == 0, result.stderr
     told: dict[str, Any] = json.loads(result.stdout)
@@ -60,7 +58,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("script", "method", "path", "body"), REQUESTS)
-async def test_the_request_is_the_one_asked_for(
+async def test_options_shape_the_request(
     script: str, method: str, path: str, body: str, run: Run
 ) -> None:
     told = await asked(run, script)
@@ -84,9 +82,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize(("options", "name", "value"), HEADERS)
-async def test_headers_are_set_as_asked(
-    options: str, name: str, value: str | None, run: Run
-) -> None:
+async def test_headers_are_set(options: str, name: str, value: str | None, run: Run) -> None:
     told = await asked(run, f"curl -s {options} $U/echo")
     assert told["headers"].get(name) == value
 
@@ -135,18 +131,18 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("script", "code", "output"), ENDINGS)
-async def test_it_ends_as_curl_ends(script: str, code: int, output: str, run: Run) -> None:
+async def test_exit_codes_match_curl(script: str, code: int, output: str, run: Run) -> None:
     result = await run(script)
     assert (result.exit_code, result.stdout) == (code, output), result.stderr
 
 
-async def test_errors_are_silent_only_when_asked(run: Run) -> None:
+async def test_errors_are_silent_only_with_the_option(run: Run) -> None:
     quiet, loud = await run("curl -sf $U/status/404"), await run("curl -sSf $U/status/404")
     assert quiet.stderr == ""
     assert loud.stderr == "curl: (22) The requested URL returned error: 404\n"
 
 
-async def test_heads_are_shown_when_asked(run: Run) -> None:
+async def test_response_headers_are_shown_with_the_option(run: Run) -> None:
     shown = (await run("curl -si $U/big?n=1")).stdout
     assert shown.startswith("HTTP/1.1 200 OK\r\n") and shown.endswith("\r\n\r\nx")
     only = (await run("curl -sI $U/big?n=1")).stdout
@@ -155,25 +151,27 @@ async def test_heads_are_shown_when_asked(run: Run) -> None:
     assert dumped == "HTTP/1.1 200 OK\r\n"
 
 
-async def test_verbose_tells_both_sides_on_stderr(run: Run) -> None:
+async def test_verbose_prints_both_sides_on_stderr(run: Run) -> None:
     result = await run("curl -sv $U/big?n=1")
     assert result.stdout == "x"
     assert "> GET /big?n=1 HTTP/1.1\n" in result.stderr and "< HTTP/1.1 200 OK\n" in result.stderr
 
 
-async def test_packed_answers_are_unpacked_when_asked(run: Run) -> None:
+async def test_compressed_responses_are_decoded_with_the_option(run: Run) -> None:
     assert (await asked(run, "curl -s --compressed $U/gzip"))["path"] == "/gzip"
     assert (await asked(run, "curl -s $U/gzip | gunzip"))["path"] == "/gzip"
 
 
-async def test_a_failure_that_may_pass_is_tried_again(run: Run, site: Website) -> None:
+async def test_transient_failures_are_retried(run: Run, site: Website) -> None:
     result = await run("curl -sf --retry 2 --retry-delay 0.01 $U/status/503")
     assert result.exit_code == 22
     assert len(site.seen) == 3
 
 
 @pytest.mark.parametrize("option", ["-k", "-x p:1", "--resolve a:1:b", "--unix-socket s", "-K f"])
-async def test_ways_round_the_policy_are_refused(option: str, run: Run, site: Website) -> None:
+async def test_options_that_bypass_the_policy_are_refused(
+    option: str, run: Run, site: Website
+) -> None:
     result = await run(f"curl {option} $U/echo")
     assert result.exit_code == 2
     assert "is refused" in result.stderr

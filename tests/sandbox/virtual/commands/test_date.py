@@ -1,4 +1,4 @@
-"""`date` reads and writes what GNU's does."""
+"""`date` parses and prints as GNU date does."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_date_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_date_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_the_time_itself_is_told_to_the_nanosecond(run: Run) -> None:
+async def test_the_current_time_has_nanoseconds(run: Run) -> None:
     result = await run("date +%s%N")
     assert len(result.stdout.strip()) == 19
 
@@ -94,7 +94,7 @@ async def test_the_clock_cannot_be_set(run: Run) -> None:
 
 
 @pytest.mark.parametrize("zone", ["../../etc/passwd", "/etc/passwd", "Nowhere/Land", "America"])
-async def test_a_zone_that_is_none_is_utc(zone: str, run: Run) -> None:
+async def test_an_unknown_zone_is_utc(zone: str, run: Run) -> None:
     result = await run(f"TZ={zone} date -d @0 +%T%z")
     assert result.stdout == "00:00:00+0000\n"
 

@@ -1,4 +1,4 @@
-"""`diff` prints what GNU's prints."""
+"""`diff` prints what GNU diff prints."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_diff_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_diff_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_random_edits_are_found_as_gnu_finds_them(seed: int, same_as_gnu: Compare) -> None:
+async def test_random_edits_match_gnu(seed: int, same_as_gnu: Compare) -> None:
     pick = random.Random(seed)
     old = [pick.choice("abcdefghij") * pick.randint(1, 3) for _ in range(40)]
     new = [line for line in old if pick.random() > 0.15]
@@ -82,6 +82,6 @@ async def test_many_scattered_edits_keep_what_is_common(run: Run) -> None:
     assert found == expected
 
 
-async def test_lines_that_are_not_utf8_are_told_apart(run: Run) -> None:
+async def test_lines_that_are_not_utf8_are_compared_by_bytes(run: Run) -> None:
     result = await run(r"printf 'a\xff\n' > a; printf 'a\xfe\n' > b; diff -q a b; echo $?")
     assert result.stdout == "Files a and b differ\n1\n"

@@ -1,4 +1,4 @@
-"""Words made to exhaust a command end in an error, soon."""
+"""Arguments made to exhaust a command end in an error quickly."""
 
 from __future__ import annotations
 

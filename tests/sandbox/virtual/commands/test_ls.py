@@ -1,4 +1,4 @@
-"""`ls` says what GNU's says."""
+"""`ls` prints what GNU ls prints."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_ls_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_ls_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_a_missing_file_is_named_in_gnus_words(run: Run) -> None:
+async def test_a_missing_file_is_reported_as_gnu_does(run: Run) -> None:
     result = await run("ls nothere")
     assert result.stderr == "ls: cannot access 'nothere': No such file or directory\n"
     assert result.exit_code == 2
 
 
-async def test_what_is_not_known_is_not_made_up(run: Run) -> None:
+async def test_unknown_metadata_is_not_invented(run: Run) -> None:
     result = await run("touch a; ls -i a; stat -c %i a")
     assert result.stdout == "? a\n?\n"
 

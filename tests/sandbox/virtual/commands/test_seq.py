@@ -1,4 +1,4 @@
-"""`seq` counts as GNU's does."""
+"""`seq` counts as GNU seq does."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_seq_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_seq_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_a_million_numbers_are_all_there(run: Run) -> None:
+async def test_a_million_numbers_are_printed(run: Run) -> None:
     result = await run("seq 1000000 | wc -l")
     assert result.stdout == "1000000\n"
 
 
-async def test_more_than_the_shell_can_hold_is_an_error_and_not_a_part(run: Run) -> None:
+async def test_output_over_the_shell_limit_is_an_error_not_a_partial_result(run: Run) -> None:
     result = await run("seq 1000000000; echo $?")
     assert result.stdout == "1\n"
     assert "more than" in result.stderr

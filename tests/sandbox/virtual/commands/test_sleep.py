@@ -1,4 +1,4 @@
-"""`sleep` waits, and stops when it is told to."""
+"""`sleep` waits, and stops on timeout or cancellation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_sleep_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_sleep_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_sleep_waits_as_long_as_it_says(run: Run) -> None:
+async def test_sleep_waits_for_the_given_time(run: Run) -> None:
     started = time.monotonic()
     await run("sleep 0.1 0.1")
     assert time.monotonic() - started >= 0.2
@@ -37,7 +37,7 @@ async def test_a_timeout_ends_a_long_sleep() -> None:
     assert (result.exit_code, result.stdout) == (124, "before\n")
 
 
-async def test_cancelling_ends_a_sleep_without_end_and_the_shell_goes_on() -> None:
+async def test_cancelling_an_infinite_sleep_keeps_the_shell_usable() -> None:
     async with virtual() as sandbox:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):

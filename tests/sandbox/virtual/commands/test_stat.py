@@ -1,4 +1,4 @@
-"""`stat` says what GNU's says, of what a sandbox knows."""
+"""`stat` prints what GNU stat prints, for the metadata that a sandbox has."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_stat_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_stat_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)

@@ -1,4 +1,4 @@
-"""`touch`: the engine's where it works, ours over mounts, both as GNU's."""
+"""`touch`: the shell's own where it works, ours on mounts, both as GNU touch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox import Limits, bucket, virtual
+from smokebox import VirtualLimits, bucket, virtual
 from smokebox.sandbox.filesystems import MemoryFilesystem
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAKERS: list[Callable[[], VirtualSandbox]] = [
     virtual,
-    lambda: virtual(limits=Limits(file_size=64_000_000)),
+    lambda: virtual(limits=VirtualLimits(file_size=64_000_000)),
     lambda: virtual(mounts={"/workspace": MemoryFilesystem()}),
     lambda: virtual(files={"lazy": lambda: "x"}),
     lambda: bucket("memory:///"),
@@ -24,7 +24,7 @@ MAKERS: list[Callable[[], VirtualSandbox]] = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-async def test_touch_makes_what_is_not_there(make: Callable[[], VirtualSandbox]) -> None:
+async def test_touch_creates_missing_files(make: Callable[[], VirtualSandbox]) -> None:
     async with make() as sandbox:
         result = await sandbox.exec("touch a 'b c'; echo $?; touch -c d; ls a 'b c' d")
         assert result.stdout == "0\na\nb c\n"
@@ -32,7 +32,7 @@ async def test_touch_makes_what_is_not_there(make: Callable[[], VirtualSandbox])
 
 
 @pytest.mark.parametrize("make", MAKERS)
-async def test_touch_keeps_what_is_there(make: Callable[[], VirtualSandbox]) -> None:
+async def test_touch_keeps_content(make: Callable[[], VirtualSandbox]) -> None:
     async with make() as sandbox:
         result = await sandbox.exec("echo kept > a; touch a; cat a")
         assert (result.stdout, result.stderr) == ("kept\n", "")
@@ -49,14 +49,14 @@ async def test_touch_sets_the_time(make: Callable[[], VirtualSandbox], options: 
 
 
 @pytest.mark.parametrize("words", ["", "-d nonsense a", "-t 99 a", "-r nope a"])
-async def test_a_touch_that_cannot_be(words: str) -> None:
+async def test_touch_errors_match_gnu(words: str) -> None:
     async with MAKERS[1]() as sandbox:
         result = await sandbox.exec(f"touch {words}")
         assert result.exit_code == 1
         assert result.stderr.startswith("touch: ")
 
 
-async def test_devices_are_there_whatever_the_root() -> None:
+async def test_devices_exist_on_any_root() -> None:
     async with MAKERS[1]() as sandbox:
         script = "cat /dev/null; head -c 3 /dev/zero | xxd -p; echo x > /dev/null; echo $?"
         assert (await sandbox.exec(script)).stdout == "000000\n0\n"

@@ -1,4 +1,4 @@
-"""`yes` goes on for as long as somebody reads."""
+"""`yes` writes for as long as its output is read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_yes_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_yes_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_a_reader_that_leaves_ends_it_without_a_word(run: Run) -> None:
+async def test_closed_reader_ends_it_silently(run: Run) -> None:
     result = await run("yes | head -1; echo ${PIPESTATUS[0]}")
     assert (result.stdout, result.stderr) == ("y\n141\n", "")

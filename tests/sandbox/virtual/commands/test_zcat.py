@@ -1,4 +1,4 @@
-"""`zcat` unpacks what GNU's unpacks."""
+"""`zcat` decompresses what GNU zcat decompresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_zcat_is_gnus(script: str, same_as_gnu: Compare) -> None:
+async def test_zcat_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
@@ -26,7 +26,7 @@ async def test_bytes_of_any_kind_come_through(run: Run) -> None:
     assert result.stdout == "same\n"
 
 
-async def test_what_packs_well_unpacks_too(run: Run) -> None:
+async def test_highly_compressible_data_is_decompressed(run: Run) -> None:
     result = await run("truncate -s 5000000 z; gzip z; zcat z.gz | wc -c")
     assert result.stdout == "5000000\n"
 

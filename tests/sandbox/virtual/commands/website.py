@@ -1,4 +1,4 @@
-"""A small site on the loopback address, for requests to go to."""
+"""A small website on the loopback address for requests to go to."""
 
 from __future__ import annotations
 
@@ -7,26 +7,46 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+from smokebox import Egress
+
+if TYPE_CHECKING:
+    from smokebox.egress import Handler
 
 
 @dataclass
 class Website:
-    """Where it is, and the requests it has seen."""
+    """Address of a site, and the requests it has received."""
 
     url: str
     seen: list[dict[str, object]] = field(default_factory=list)
     going_down: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def place(self) -> str:
+        """Return host and port as policies name them."""
+        return self.url.partition("://")[2]
+
+
+def reach(*sites: Website, handler: Handler | None = None, **fields: Any) -> Egress:
+    """Return a policy that allows some websites, each through the handler if one is given."""
+    places = [site.place for site in sites]
+    named: dict[str, Any] = {"tcp": places}
+    if handler is not None:
+        named = {"outbound_by_host": dict.fromkeys(places, handler)}
+    return Egress(hosts={"127.0.0.1": "127.0.0.1"}, **named, **fields)
+
 
 class Pages(BaseHTTPRequestHandler):
-    """Answers by path: /echo, /status/N, /redirect, /big, /gzip, /hang, /cut, /leak."""
+    """Handler of the paths /echo, /status/N, /redirect, /big, /gzip, /hang, /cut and /leak."""
 
     protocol_version = "HTTP/1.1"
     site: Website
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -76,7 +96,7 @@ class Pages(BaseHTTPRequestHandler):
 
 
 class Running:
-    """A site that is served by a thread until `stop`."""
+    """A site that a thread serves until `stop`."""
 
     def __init__(self, scheme: str = "http") -> None:
         pages = type("Pages", (Pages,), {})
@@ -89,12 +109,12 @@ class Running:
         )
 
     def start(self) -> Website:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
         return self.site
 
     def stop(self) -> None:
-        """Let go of requests that hang, and of the port."""
+        """Release requests that hang, and close the port."""
         self.site.going_down.set()
         self.server.shutdown()
         self._thread.join()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.function import as_tools
-from smokebox.agents.tools.mcp.connection import Connection
+from smokebox.agents.tools.mcp.connection import MCPConnection
 from smokebox.agents.tools.mcp.server import MCPServer
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smokebox.agents.tools.tool import Tool
     from smokebox.sandbox.api import SandboxApi
 
-__all__ = ["Connection", "MCPServer", "mcp_tools", "open_tools"]
+__all__ = ["MCPConnection", "MCPServer", "mcp_tools", "open_tools"]
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def open_tools(
     found: list[Tool | Callable[..., object]] = []
     for value in values:
         if isinstance(value, MCPServer):
-            connection = Connection(value, sandbox)
+            connection = MCPConnection(value, sandbox)
             opened.push_async_callback(connection.aclose)
             found += await connection.tools()
         else:

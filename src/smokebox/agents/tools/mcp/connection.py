@@ -3,23 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import dataclasses
 import hashlib
 import importlib
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.tools.tool import Tool, ToolResult, failure
+from smokebox.agents.tools.output import as_result, image_type
+from smokebox.agents.tools.tool import Tool, ToolImage, ToolResult, failure
 from smokebox.errors import MissingDependency, ServiceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from mcp_types import CallToolResult, ContentBlock
     from mcp_types import Tool as RemoteTool
 
-    from smokebox.agents.tools.mcp.link import Link
+    from smokebox.agents.tools.mcp.link import MCPLink
     from smokebox.agents.tools.mcp.server import MCPServer
-    from smokebox.agents.tools.toolcontext import ToolContext
+    from smokebox.agents.tools.tool import ToolContext
     from smokebox.sandbox.api import SandboxApi
+
+
+async def tool_result(tool: str, answer: CallToolResult, sandbox: SandboxApi | None) -> ToolResult:
+    """The result of a call, with its images; long text is cut, and kept in the workspace."""
+    parts = [_part(block) for block in answer.content]
+    if not parts and answer.structured_content is not None:
+        parts = [json.dumps(answer.structured_content, ensure_ascii=False)]
+    words = "\n\n".join(part for part in parts if isinstance(part, str) and part)
+    images = [part for part in parts if isinstance(part, ToolImage)]
+    value = [words, *images] if images and words else images or words
+    result = await as_result(tool, value, sandbox)
+    return dataclasses.replace(result, is_error=result.is_error or answer.is_error)
+
+
+def _part(block: ContentBlock) -> str | ToolImage:
+    match block.type:
+        case "text":
+            return block.text
+        case "image":
+            return _decoded(block.data, "an image", block.mime_type)
+        case "audio":
+            return f"[audio, {block.mime_type}: it cannot be played here]"
+        case "resource_link":
+            about = f": {block.description}" if block.description else ""
+            return f"[resource {block.name}, {block.uri}{about}]"
+        case "resource":
+            held = block.resource
+            if hasattr(held, "text"):
+                return f"{held.uri}:\n{held.text}"
+            return _decoded(held.blob, str(held.uri), held.mime_type or "")
+
+
+def _decoded(data: str, what: str, media_type: str) -> str | ToolImage:
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        return f"[{what} that is not base64]"
+    kind = image_type(decoded)
+    if kind is None:
+        return f"[{what}: {media_type or 'binary data'}, {len(decoded)} bytes]"
+    return ToolImage(media_type=kind, data=decoded)
+
 
 MAX_PAGES = 100
 _MOST_LETTERS = 64
@@ -28,13 +76,13 @@ _LINK = "smokebox.agents.tools.mcp.link"
 _CONTEXT = "smokebox_ctx"
 
 
-class Connection:
+class MCPConnection:
     """A server in use. It is reached when its tools are first asked for."""
 
     def __init__(self, server: MCPServer, sandbox: SandboxApi | None = None) -> None:
         self.server = server
         self._sandbox = sandbox
-        self._link: Link | None = None
+        self._link: MCPLink | None = None
         self._lock = asyncio.Lock()
         self._closed = False
 
@@ -70,7 +118,7 @@ class Connection:
                 await self._link.aclose()
                 self._link = None
 
-    async def _alive(self) -> Link:
+    async def _alive(self) -> MCPLink:
         async with self._lock:
             if self._closed:
                 raise self._unavailable("the connection was closed")
@@ -106,7 +154,7 @@ class Connection:
     ) -> ToolResult:
         from mcp.shared.exceptions import MCPError
 
-        from smokebox.agents.tools.mcp.content import shown
+        from smokebox.agents.tools.mcp.connection import tool_result
 
         link = await self._alive()
         for last in (False, True):
@@ -115,7 +163,7 @@ class Connection:
                 # Not the tool's own timeout, which would count the way to the server too.
                 async with asyncio.timeout(self.server.timeout):
                     answer = await client.call_tool(remote, arguments, None, _progress(ctx))
-                return await shown(name, answer, ctx.sandbox)
+                return await tool_result(name, answer, ctx.sandbox)
             except TimeoutError:
                 said = f"{name} took longer than {self.server.timeout:g} seconds and was stopped."
                 return ToolResult(text=said, is_error=True, timed_out=True)
@@ -133,14 +181,14 @@ class Connection:
                 return failure(f"{name} answered what cannot be read: {error}")
         raise AssertionError("unreachable")
 
-    async def _renewed(self, link: Link) -> Link:
+    async def _renewed(self, link: MCPLink) -> MCPLink:
         async with self._lock:
             if self._link is link:
                 await link.aclose()
                 self._link = None
         return await self._alive()
 
-    async def _lost(self, link: Link) -> str:
+    async def _lost(self, link: MCPLink) -> str:
         complaint = link.complaint()
         wrote = f" Last heard of it: {complaint}." if complaint else ""
         return (
@@ -172,7 +220,7 @@ def _with_context(call: Callable[..., Awaitable[ToolResult]]) -> Callable[..., A
     return function
 
 
-async def _new_link(server: MCPServer, sandbox: SandboxApi | None) -> Link:
+async def _new_link(server: MCPServer, sandbox: SandboxApi | None) -> MCPLink:
     try:
         # A second and more of imports, during which others want to go on.
         module = await asyncio.to_thread(importlib.import_module, _LINK)
@@ -183,11 +231,11 @@ async def _new_link(server: MCPServer, sandbox: SandboxApi | None) -> Link:
             package="mcp",
             extra="mcp",
         ) from error
-    link: Link = module.Link(server, sandbox)
+    link: MCPLink = module.MCPLink(server, sandbox)
     return link
 
 
-async def _unsent(link: Link) -> bool:
+async def _unsent(link: MCPLink) -> bool:
     return not link.alive and await link.refused()
 
 

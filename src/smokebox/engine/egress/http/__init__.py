@@ -1,1 +1,1 @@
-"""HTTP at the door: read strictly, judged, handled, and written anew to where it goes."""
+"""HTTP of the egress proxy: strict parsing, handlers, forwarding and responses."""

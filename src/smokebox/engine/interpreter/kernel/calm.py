@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Calm:
+class InterruptGuard:
     """SIGINT as `KeyboardInterrupt`, while code runs, and not while the kernel does.
 
     `with calm:` holds an interrupt back until the end of the block. Only the main thread is

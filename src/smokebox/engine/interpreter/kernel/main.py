@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from .bundles import bundle_of, fit
-from .calm import Calm
+from .calm import InterruptGuard
 from .imports import Imports
 from .outputs import Outputs
 from .wire import Frames, Requests
@@ -34,7 +34,7 @@ _HERE = os.path.dirname(__file__) + os.sep
 class Kernel:
     """The state between pieces of code: their names, and how many there were."""
 
-    def __init__(self, requests: Requests, frames: Frames, calm: Calm) -> None:
+    def __init__(self, requests: Requests, frames: Frames, calm: InterruptGuard) -> None:
         self._requests = requests
         self._frames = frames
         self._calm = calm
@@ -287,5 +287,5 @@ def main() -> None:
     sys.argv = [""]
     # Where the kernel was: the code looks in its own directory first, as in any Python.
     sys.path[0] = ""
-    calm = Calm()
+    calm = InterruptGuard()
     Kernel(Requests(requests), Frames(frames, calm), calm).serve()

@@ -17,7 +17,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .calm import Calm
+    from .calm import InterruptGuard
     from .wire import Frames
 
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -29,7 +29,7 @@ MOST_IDLE = 1 << 16
 _PIPE = 1 << 16
 
 
-class Written(io.RawIOBase):
+class OutputBytes(io.RawIOBase):
     """The bytes below sys.stdout or sys.stderr; its descriptor is for child processes."""
 
     def __init__(self, outputs: Outputs, fd: int) -> None:
@@ -49,12 +49,12 @@ class Written(io.RawIOBase):
         return len(piece)
 
 
-class Text(io.TextIOWrapper):
+class OutputText(io.TextIOWrapper):
     """sys.stdout or sys.stderr: by lines, as in a terminal, and at once when it is flushed."""
 
     def __init__(self, outputs: Outputs, fd: int) -> None:
         super().__init__(
-            Written(outputs, fd),  # type: ignore[arg-type]
+            OutputBytes(outputs, fd),  # type: ignore[arg-type]
             encoding="utf-8",
             errors="backslashreplace",
             newline="\n",
@@ -75,7 +75,7 @@ class Text(io.TextIOWrapper):
 class Outputs:
     """Both streams of the kernel."""
 
-    def __init__(self, frames: Frames, calm: Calm) -> None:
+    def __init__(self, frames: Frames, calm: InterruptGuard) -> None:
         self._frames = frames
         self._calm = calm
         self._lock = threading.RLock()
@@ -89,7 +89,7 @@ class Outputs:
         self._decoders = {fd: make("replace") for fd in STREAMS}
         self._pipes = {_redirect(fd): fd for fd in STREAMS}
         self._peek = self._poll()
-        self._texts: dict[str, Text] = {}
+        self._texts: dict[str, OutputText] = {}
         self.bind()
         os.register_at_fork(after_in_child=self._be_plain)
         # An interrupt is for the main thread, and threads take over what it blocks.
@@ -103,7 +103,7 @@ class Outputs:
         for fd, name in STREAMS.items():
             text = self._texts.get(name)
             if text is None or text.closed:
-                text = self._texts[name] = Text(self, fd)
+                text = self._texts[name] = OutputText(self, fd)
             setattr(sys, name, text)
 
     def begin(self) -> None:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .calm import Calm
+    from .calm import InterruptGuard
 
 READ = 1 << 16
 
@@ -38,7 +38,7 @@ class Requests:
 class Frames:
     """Lines to the engine. Each is whole, whoever sends one beside it, or interrupts."""
 
-    def __init__(self, fd: int, calm: Calm) -> None:
+    def __init__(self, fd: int, calm: InterruptGuard) -> None:
         self._fd = fd
         self._calm = calm
         self._lock = threading.Lock()

@@ -1,13 +1,12 @@
-"""The commands Smokebox adds to the virtual shell, one file each.
+"""Commands that Smokebox adds to the virtual shell, one file each.
 
-They fill what the engine leaves out or cuts short; what works there is left there.
+They replace commands that the engine lacks or implements only in part.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.egress.policy import Egress
 from smokebox.sandbox.virtual.commands.csplit import csplit
 from smokebox.sandbox.virtual.commands.curl import curl_on
 from smokebox.sandbox.virtual.commands.date import date
@@ -22,19 +21,19 @@ from smokebox.sandbox.virtual.commands.touch import touch
 from smokebox.sandbox.virtual.commands.wget import wget_on
 from smokebox.sandbox.virtual.commands.yes import yes
 from smokebox.sandbox.virtual.commands.zcat import zcat
-from smokebox.sandbox.virtual.guarded import Guarded
+from smokebox.sandbox.virtual.fetch import EgressClient
 
 if TYPE_CHECKING:
-    from smokebox.sandbox.network import Network
+    from smokebox.egress.policy import Egress
     from smokebox.sandbox.virtual.command import Command
 
 
-def own_commands(policy: Network | Egress | None) -> dict[str, Command]:
-    """Every command of ours, for a sandbox with this network."""
-    network = Guarded(policy) if isinstance(policy, Egress) else policy
+def own_commands(egress: Egress | None) -> dict[str, Command]:
+    """Return our commands for a sandbox with this policy."""
+    client = None if egress is None else EgressClient(egress)
     return {
         "csplit": csplit,
-        "curl": curl_on(network),
+        "curl": curl_on(client),
         "date": date,
         "diff": diff,
         "dir": ls,
@@ -47,12 +46,12 @@ def own_commands(policy: Network | Egress | None) -> dict[str, Command]:
         "stat": stat,
         "touch": touch,
         "vdir": ls,
-        "wget": wget_on(network),
+        "wget": wget_on(client),
         "yes": yes,
         "zcat": zcat,
     }
 
 
-def absent_commands(network: Network | Egress | None) -> frozenset[str]:
-    """Those that are there only to say why they are not."""
-    return frozenset({"git"} if network is not None else {"git", "curl", "wget"})
+def absent_commands(egress: Egress | None) -> frozenset[str]:
+    """Return the commands that exist only to explain why they are missing."""
+    return frozenset({"git"} if egress is not None else {"git", "curl", "wget"})

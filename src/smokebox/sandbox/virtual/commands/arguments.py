@@ -1,4 +1,4 @@
-"""GNU-style command lines for our own commands: clusters, long names, permutation."""
+"""GNU-style argument parser for our commands: clusters, long names, permutation."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 
 class UsageError(Exception):
-    """A command line that cannot be followed; the text is what the command prints."""
+    """Invalid command line; the text is what the command prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """Options in the order they came, under one name each, and what is left."""
+    """Parsed options in order, each under one name, and the operands."""
 
     options: Sequence[tuple[str, str]]
     operands: list[str]
 
     def has(self, *names: str) -> bool:
-        """Whether any of the options was given."""
+        """Return whether any of the options was given."""
         return any(name in names for name, _ in self.options)
 
     def last(self, *names: str) -> str | None:
-        """The value of the last of these options, or None."""
+        """Return the value of the last of these options, or None."""
         return next((value for name, value in reversed(self.options) if name in names), None)
 
 
 def parse(words: list[str], short: str, long: Mapping[str, str]) -> Arguments:
-    """Read a command line, or raise `UsageError`.
+    """Parse a command line, or raise `UsageError`.
 
-    `short` is as in getopt(3). `long` maps each long option, with `=` behind it where it
-    takes a value and `?` where it may, to the name it is reported under.
+    `short` is as in getopt(3). `long` maps each long option, followed by `=` if it takes a value
+    and `?` if the value is optional, to the name it is reported under.
     """
     optional = {name[:-1] for name in long if name.endswith("?")}
     plain = [_give_value(word, optional) for word in words]
@@ -51,12 +51,12 @@ def parse(words: list[str], short: str, long: Mapping[str, str]) -> Arguments:
 
 
 def failure(name: str, message: str, exit_code: int = 1) -> CommandOutput:
-    """A command's one-line complaint."""
+    """Return a command's one-line error."""
     return CommandOutput(stderr=f"{name}: {message}\n", exit_code=exit_code)
 
 
 def _give_value(word: str, optional: set[str]) -> str:
-    # getopt would take the next word for the value: an empty one keeps it away.
+    # getopt would take the next word as the value: an empty one prevents that.
     return f"{word}=" if word.startswith("--") and word[2:] in optional else word
 
 

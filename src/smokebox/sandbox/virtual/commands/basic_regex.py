@@ -1,4 +1,4 @@
-"""POSIX basic regular expressions, as Python's."""
+"""POSIX basic regular expressions, translated to Python's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class BasicPattern:
-    """A compiled pattern that knows how much work it may be.
+    """Compiled pattern with a bound on its cost.
 
-    Python's matcher backtracks: with `n` repeats, a line costs its length to the power of
-    `n + 1`, and nothing can stop it half-way.
+    Python's matcher backtracks: with `n` repeats, a line costs its length to the power of `n + 1`,
+    and a match cannot be interrupted.
     """
 
     text: str
@@ -29,7 +29,7 @@ class BasicPattern:
     repeats: int
 
     def is_in(self, line: str) -> bool:
-        """Whether it matches somewhere in the line."""
+        """Return whether it matches somewhere in the line."""
         if len(line) ** (self.repeats + 1) > _MOST_WORK and self.repeats:
             raise UsageError(
                 f"'{self.text}': too many repeats for a line of {len(line)} characters"
@@ -39,7 +39,7 @@ class BasicPattern:
 
 @functools.lru_cache(maxsize=128)
 def compile_basic(text: str) -> BasicPattern:
-    """The pattern, or `UsageError` where it is none, or repeats a group."""
+    """Compile a pattern; raise `UsageError` if it is invalid or repeats a group."""
     parts = [_translated(token, n == 0) for n, token in enumerate(_TOKEN.findall(text))]
     source = "".join(parts)
     if re.search(r"(?<!\\)\)[*+?{]", source):

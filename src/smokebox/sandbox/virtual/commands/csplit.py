@@ -1,4 +1,4 @@
-"""`csplit`, which cuts a file at lines and patterns."""
+"""`csplit`: split a file at lines and patterns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Cutter:
     lines: list[str]
     suppress: bool
     place: int = 0
-    # The search for a pattern goes on after the line it last found.
+    # The search continues after the line matched last.
     sought: int = 0
     pieces: list[list[str]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class _Cutter:
 
 
 def csplit(call: CommandCall) -> CommandOutput:
-    """Write the pieces to files xx00, xx01 and on, and print their sizes."""
+    """Write the pieces to files xx00, xx01, ..., and print their sizes."""
     try:
         arguments = parse(call.args, "f:b:n:skqz", _LONG)
         if len(arguments.operands) < 2:

@@ -1,4 +1,4 @@
-"""`curl`, on a `Network` policy instead of a network."""
+"""`curl`, under the egress policy of the sandbox."""
 
 from __future__ import annotations
 
@@ -11,65 +11,68 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from smokebox.errors import PathError
-from smokebox.sandbox.virtual.commands.curl_body import Body, make_body, read_input
-from smokebox.sandbox.virtual.commands.curl_options import CurlOptions, UsageError, parse_options
+from smokebox.sandbox.virtual.commands.curl_body import CurlBody, make_body, read_input
+from smokebox.sandbox.virtual.commands.curl_options import (
+    CurlOptions,
+    CurlUsageError,
+    parse_options,
+)
 from smokebox.sandbox.virtual.commands.curl_write_out import write_out
 from smokebox.sandbox.virtual.connection import FetchFailed, Head
-from smokebox.sandbox.virtual.fetch import Request, Response, Sent, fetch
+from smokebox.sandbox.virtual.fetch import FetchRequest
 
 if TYPE_CHECKING:
-    from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
-    from smokebox.sandbox.virtual.guarded import Guarded
+    from smokebox.sandbox.virtual.fetch import EgressClient, FetchResponse, Hop
 
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_DELAY = 600.0
 _OFF = (
-    "curl: (7) the network is off in this sandbox. Whoever made it can open it: "
-    "virtual(network=Network(allow=['https://...']))\n"
+    "curl: (7) the network is off in this sandbox. Open it with "
+    "virtual(egress=['api.github.com']).\n"
 )
 
 
-def curl_on(network: Network | Guarded | None) -> StreamingCommand:
-    """The `curl` command of a sandbox with this policy, or of one that has no network."""
+def curl_on(client: EgressClient | None) -> StreamingCommand:
+    """Return the `curl` command; without a client it reports that the network is off."""
 
     async def curl(call: CommandStream) -> int:
-        if network is None:
+        if client is None:
             await call.write_error(_OFF)
             return 7
         try:
             options = parse_options(call.args)
-        except UsageError as error:
+        except CurlUsageError as error:
             await call.write_error(f"curl: {error}\n")
             return 2
         if not options.urls:
             await call.write_error("curl: (2) no URL specified\n")
             return 2
-        return await _all(call, network, options)
+        return await _all(call, client, options)
 
     return curl
 
 
 @dataclass(slots=True)
-class Transfer:
-    """One URL under way: what came of it so far."""
+class CurlTransfer:
+    """State of the transfer of one URL."""
 
     url: str
     output: str | None
     started: float = field(default_factory=time.monotonic)
-    hops: list[Sent] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
     size: int = 0
     error: FetchFailed | None = None
     held: bytearray = field(default_factory=bytearray)
 
 
-async def _all(call: CommandStream, network: Network | Guarded, options: CurlOptions) -> int:
+async def _all(call: CommandStream, client: EgressClient, options: CurlOptions) -> int:
     code = 0
     for index, url in enumerate(options.urls):
-        transfer = Transfer(url, "-")
+        transfer = CurlTransfer(url, "-")
         try:
             transfer.output = _destination(url, options, index)
-            await _with_retries(call, network, options, transfer)
+            await _with_retries(call, client, options, transfer)
         except FetchFailed as error:
             transfer.error = error
             if options.show_error or not options.silent:
@@ -81,7 +84,7 @@ async def _all(call: CommandStream, network: Network | Guarded, options: CurlOpt
 
 
 def _destination(url: str, options: CurlOptions, index: int) -> str | None:
-    """Where the body goes: a file, or None for stdout."""
+    """Return the file to write the body to, or None for stdout."""
     if index >= len(options.outputs):
         return None
     given = options.outputs[index]
@@ -97,14 +100,14 @@ def _destination(url: str, options: CurlOptions, index: int) -> str | None:
 
 
 async def _with_retries(
-    call: CommandStream, network: Network | Guarded, options: CurlOptions, transfer: Transfer
+    call: CommandStream, client: EgressClient, options: CurlOptions, transfer: CurlTransfer
 ) -> None:
     request = await _request(call, options, transfer.url)
     for attempt in range(options.retry + 1):
         last = attempt == options.retry
         transfer.held.clear()
         try:
-            retry_after = await _once(call, network, options, transfer, request, last)
+            retry_after = await _once(call, client, options, transfer, request, last)
             if retry_after is None:
                 return await _save(call, options, transfer)
         except FetchFailed as error:
@@ -118,14 +121,14 @@ async def _with_retries(
 
 async def _once(
     call: CommandStream,
-    network: Network | Guarded,
+    client: EgressClient,
     options: CurlOptions,
-    transfer: Transfer,
-    request: Request,
+    transfer: CurlTransfer,
+    request: FetchRequest,
     last: bool,
 ) -> float | None:
-    """One attempt. A number means: not this time, try again after so many seconds."""
-    async with fetch(network, request) as response:
+    """Make one attempt. Return the seconds to wait before a retry, or None when done."""
+    async with client.fetch(request) as response:
         transfer.hops = response.hops
         head = response.last.head
         if not last and head.status in _TRANSIENT:
@@ -146,9 +149,9 @@ async def _once(
 
 
 async def _show(
-    call: CommandStream, options: CurlOptions, transfer: Transfer, response: Response
+    call: CommandStream, options: CurlOptions, transfer: CurlTransfer, response: FetchResponse
 ) -> None:
-    """The heads, in as many of the places as were asked for."""
+    """Write the response heads to each destination that the options name."""
     heads = b"".join(_head_bytes(sent.head) for sent in response.hops)
     if options.verbose:
         for sent in response.hops:
@@ -168,14 +171,14 @@ def _head_bytes(head: Head) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _conversation(sent: Sent) -> str:
+def _conversation(sent: Hop) -> str:
     lines = [f"> {sent.method} {sent.url.target} HTTP/1.1"]
     lines += [f"> {name}: {value}" for name, value in sent.headers]
     lines += [">", *(f"< {line}" for line in _head_bytes(sent.head).decode().split("\r\n")[:-2])]
     return "\n".join([*lines, "<", ""])
 
 
-async def _emit(call: CommandStream, transfer: Transfer, data: bytes) -> None:
+async def _emit(call: CommandStream, transfer: CurlTransfer, data: bytes) -> None:
     if transfer.output is None:
         await call.write(data)
     elif transfer.output == "/dev/stderr":
@@ -186,7 +189,7 @@ async def _emit(call: CommandStream, transfer: Transfer, data: bytes) -> None:
         transfer.held += data
 
 
-async def _save(call: CommandStream, options: CurlOptions, transfer: Transfer) -> None:
+async def _save(call: CommandStream, options: CurlOptions, transfer: CurlTransfer) -> None:
     if transfer.output is not None and not transfer.output.startswith("/dev/"):
         _write_file(call, options, transfer.output, bytes(transfer.held))
 
@@ -201,7 +204,7 @@ def _write_file(call: CommandStream, options: CurlOptions, name: str, data: byte
         raise FetchFailed(23, f"Failure writing output to {name}: {error.reason}") from None
 
 
-async def _request(call: CommandStream, options: CurlOptions, url: str) -> Request:
+async def _request(call: CommandStream, options: CurlOptions, url: str) -> FetchRequest:
     body = await make_body(call, options)
     url = url if "://" in url else f"http://{url}"
     if options.upload is not None and url.endswith("/"):
@@ -209,7 +212,7 @@ async def _request(call: CommandStream, options: CurlOptions, url: str) -> Reque
     if body is not None and options.as_query:
         url += ("&" if "?" in url else "?") + body.data.decode("utf-8", "replace")
         body = None
-    return Request(
+    return FetchRequest(
         method=options.method or _method(options, body),
         url=url,
         headers=await _headers(call, options, body),
@@ -222,7 +225,7 @@ async def _request(call: CommandStream, options: CurlOptions, url: str) -> Reque
     )
 
 
-def _method(options: CurlOptions, body: Body | None) -> str:
+def _method(options: CurlOptions, body: CurlBody | None) -> str:
     if options.head:
         return "HEAD"
     if options.upload is not None:
@@ -231,7 +234,7 @@ def _method(options: CurlOptions, body: Body | None) -> str:
 
 
 async def _headers(
-    call: CommandStream, options: CurlOptions, body: Body | None
+    call: CommandStream, options: CurlOptions, body: CurlBody | None
 ) -> list[tuple[str, str]]:
     chosen = {"user-agent": ("User-Agent", "curl/8 (smokebox)"), "accept": ("Accept", "*/*")}
     if options.json:
@@ -257,7 +260,7 @@ async def _headers(
 
 
 async def _own_headers(call: CommandStream, given: list[str]) -> list[tuple[str, str | None]]:
-    """`Name: value` sets, `Name;` sets to nothing, `Name:` takes a header of curl's out."""
+    """Apply `-H`: `Name: value` sets, `Name;` sets to empty, `Name:` removes a header."""
     lines: list[str] = []
     for text in given:
         if text.startswith("@"):

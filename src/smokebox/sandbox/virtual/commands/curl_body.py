@@ -1,4 +1,4 @@
-"""The body of a request, put together from `-d`, `-F`, `-T` and their relatives."""
+"""Body of a curl request, from `-d`, `-F`, `-T` and related options."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """What is sent, and the content type it has unless the script names another."""
+class CurlBody:
+    """Body to send, and its default content type."""
 
     data: bytes
     content_type: str | None = None
 
 
 async def read_input(call: CommandStream, name: str) -> bytes:
-    """A file the command line names, or all of stdin for `-`."""
+    """Read a file that the command line names, or all of stdin for `-`."""
     if name == "-":
         return await call.read()
     try:
@@ -35,18 +35,18 @@ async def read_input(call: CommandStream, name: str) -> bytes:
         raise FetchFailed(26, f"Failed to open {name}") from None
 
 
-async def make_body(call: CommandStream, options: CurlOptions) -> Body | None:
-    """The body, or None where nothing is sent."""
+async def make_body(call: CommandStream, options: CurlOptions) -> CurlBody | None:
+    """Return the body, or None if there is none."""
     if options.forms:
         return await _multipart(call, options.forms)
     if options.upload is not None:
-        return Body(data=await read_input(call, options.upload))
+        return CurlBody(data=await read_input(call, options.upload))
     if not options.data:
         return None
     separator = b"" if options.json else b"&"
     data = separator.join([await _piece(call, kind, text) for kind, text in options.data])
     kind = "application/json" if options.json else "application/x-www-form-urlencoded"
-    return Body(data=data, content_type=kind)
+    return CurlBody(data=data, content_type=kind)
 
 
 async def _piece(call: CommandStream, kind: str, text: str) -> bytes:
@@ -61,7 +61,7 @@ async def _piece(call: CommandStream, kind: str, text: str) -> bytes:
 
 
 async def _urlencoded(call: CommandStream, text: str) -> bytes:
-    """The five shapes of `--data-urlencode`: text, =text, name=text, @file, name@file."""
+    """Encode a `--data-urlencode` value: text, =text, name=text, @file, or name@file."""
     mark = next((c for c in text if c in "=@"), "")
     name, _, content = text.partition(mark) if mark else ("", "", text)
     data = await read_input(call, content) if mark == "@" else content.encode()
@@ -69,7 +69,7 @@ async def _urlencoded(call: CommandStream, text: str) -> bytes:
     return name.encode() + b"=" + encoded if name else encoded
 
 
-async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> Body:
+async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> CurlBody:
     boundary = f"------------------------{secrets.token_hex(11)}"
     lines: list[bytes] = []
     for kind, form in forms:
@@ -78,7 +78,9 @@ async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> Body:
             raise FetchFailed(2, f"Illegally formatted input field: {form}")
         lines += [f"--{boundary}".encode(), *await _part(call, name, value, kind == "form")]
     lines += [f"--{boundary}--".encode(), b""]
-    return Body(data=b"\r\n".join(lines), content_type=f"multipart/form-data; boundary={boundary}")
+    return CurlBody(
+        data=b"\r\n".join(lines), content_type=f"multipart/form-data; boundary={boundary}"
+    )
 
 
 async def _part(call: CommandStream, name: str, value: str, special: bool) -> list[bytes]:

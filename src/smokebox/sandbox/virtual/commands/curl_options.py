@@ -1,4 +1,4 @@
-"""The words of a curl command line, read into one value."""
+"""Parser of curl's command line."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
-class UsageError(Exception):
-    """A command line that cannot be followed; the text is what curl would print."""
+class CurlUsageError(Exception):
+    """Invalid command line; the text is what curl would print."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CurlOptions:
-    """What one curl command line asks for."""
+    """Options of one curl command line."""
 
     urls: list[str] = field(default_factory=list)
     outputs: list[str | None] = field(default_factory=list)
     method: str | None = None
     headers: list[str] = field(default_factory=list)
-    # How to read a piece of data, and the piece: ("d", "a=1"), ("binary", "@file"), ...
+    # Kind and text of each piece of data: ("d", "a=1"), ("binary", "@file"), ...
     data: list[tuple[str, str]] = field(default_factory=list)
     forms: list[tuple[str, str]] = field(default_factory=list)
     json: bool = False
@@ -142,7 +142,7 @@ _VALUES: dict[str, Setter] = {
     "tls-max": _ignore,
 }
 
-# Each would go round the policy, or needs what the sandbox does not have.
+# Each would bypass the policy, or needs a feature that the sandbox lacks.
 _REFUSED = {
     "insecure": "certificates are always checked in this sandbox",
     "proxy": "the sandbox's own network is the only way out",
@@ -173,7 +173,7 @@ _REFUSED = {
 
 
 def parse_options(words: list[str]) -> CurlOptions:
-    """Read a command line, or raise `UsageError`."""
+    """Parse a command line, or raise `CurlUsageError`."""
     options = CurlOptions()
     rest = list(words)
     while rest:
@@ -200,12 +200,12 @@ def _long(options: CurlOptions, word: str, rest: list[str]) -> None:
 
 
 def _cluster(options: CurlOptions, letters: str, rest: list[str]) -> None:
-    """`-sSLo file` and `-XPOST`: flags in a row, the last of which may take a value."""
+    """Parse a cluster of short options, `-sSLo file` or `-XPOST`; the last may take a value."""
     while letters:
         letter, letters = letters[0], letters[1:]
         name = _SHORT.get(letter)
         if name is None:
-            raise UsageError(f"option -{letter}: is unknown")
+            raise CurlUsageError(f"option -{letter}: is unknown")
         if name in _VALUES and letters:
             rest.insert(0, letters)
             letters = ""
@@ -220,17 +220,17 @@ def _apply(options: CurlOptions, name: str, word: str, rest: list[str]) -> None:
     elif name in _VALUES:
         _take_value(options, name, word, rest)
     elif name in _REFUSED:
-        raise UsageError(f"option {word}: is refused; {_REFUSED[name]}")
+        raise CurlUsageError(f"option {word}: is refused; {_REFUSED[name]}")
     elif name.startswith("no-") and name[3:] in _FLAGS:
         setattr(options, _FLAGS[name[3:]], False)
     elif name not in _IGNORED_FLAGS:
-        raise UsageError(f"option {word}: is unknown")
+        raise CurlUsageError(f"option {word}: is unknown")
 
 
 def _take_value(options: CurlOptions, name: str, word: str, rest: list[str]) -> None:
     if not rest:
-        raise UsageError(f"option {word}: requires parameter")
+        raise CurlUsageError(f"option {word}: requires parameter")
     try:
         _VALUES[name](options, rest.pop(0))
     except ValueError:
-        raise UsageError(f"option {word}: expected a proper numerical parameter") from None
+        raise CurlUsageError(f"option {word}: expected a proper numerical parameter") from None

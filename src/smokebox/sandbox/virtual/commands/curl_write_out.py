@@ -1,4 +1,4 @@
-"""What `curl -w` prints: text with `%{variables}` and backslash escapes."""
+"""Output of `curl -w`: text with `%{variables}` and backslash escapes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.sandbox.urls import join_url
+from smokebox.egress.urls import join_url
 from smokebox.sandbox.virtual.commands.curl_body import read_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.sandbox.virtual.command import CommandStream
-    from smokebox.sandbox.virtual.commands.curl import Transfer
+    from smokebox.sandbox.virtual.commands.curl import CurlTransfer
 
 _TOKEN = re.compile(r"%\{([^}]*)\}|%%|\\([ntr\\])")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
-async def write_out(call: CommandStream, template: str, transfer: Transfer) -> None:
-    """Print the template on stdout, or from `%{stderr}` on, on stderr."""
+async def write_out(call: CommandStream, template: str, transfer: CurlTransfer) -> None:
+    """Print the template to stdout, or after `%{stderr}` to stderr."""
     if template.startswith("@"):
         template = (await read_input(call, template[1:])).decode("utf-8", "replace")
     write = call.write
@@ -32,8 +32,8 @@ async def write_out(call: CommandStream, template: str, transfer: Transfer) -> N
             await write(expand(part, transfer))
 
 
-def expand(template: str, transfer: Transfer) -> str:
-    """The template with everything filled in; what is not known is empty."""
+def expand(template: str, transfer: CurlTransfer) -> str:
+    """Expand the template; unknown variables are empty."""
 
     def one(match: re.Match[str]) -> str:
         if match[1] is not None:
@@ -43,7 +43,7 @@ def expand(template: str, transfer: Transfer) -> str:
     return _TOKEN.sub(one, template)
 
 
-def _variable(name: str, transfer: Transfer) -> str:
+def _variable(name: str, transfer: CurlTransfer) -> str:
     if name.startswith("time_"):
         whole = name == "time_total"
         return f"{time.monotonic() - transfer.started if whole else 0:.6f}"
@@ -53,28 +53,28 @@ def _variable(name: str, transfer: Transfer) -> str:
     return known(transfer) if known else ""
 
 
-def _header_json(transfer: Transfer) -> str:
+def _header_json(transfer: CurlTransfer) -> str:
     headers: dict[str, list[str]] = {}
     for key, value in transfer.hops[-1].head.headers if transfer.hops else ():
         headers.setdefault(key.lower(), []).append(value)
     return json.dumps(headers)
 
 
-def _status(transfer: Transfer) -> str:
+def _status(transfer: CurlTransfer) -> str:
     return f"{transfer.hops[-1].head.status if transfer.hops else 0:03d}"
 
 
-def _redirect_url(transfer: Transfer) -> str:
+def _redirect_url(transfer: CurlTransfer) -> str:
     last = transfer.hops[-1] if transfer.hops else None
     location = last.head.get("location") if last else None
     return join_url(last.url, location) if last and location else ""
 
 
-def _last(transfer: Transfer, name: str) -> str:
+def _last(transfer: CurlTransfer, name: str) -> str:
     return (transfer.hops[-1].head.get(name) or "") if transfer.hops else ""
 
 
-_VARIABLES: dict[str, Callable[[Transfer], str]] = {
+_VARIABLES: dict[str, Callable[[CurlTransfer], str]] = {
     "http_code": _status,
     "response_code": _status,
     "http_version": lambda t: t.hops[-1].head.version if t.hops else "0",

@@ -1,4 +1,4 @@
-"""`date`, with the relative dates of GNU's."""
+"""`date`, with GNU's relative dates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from smokebox.errors import PathError
 from smokebox.sandbox.virtual.command import CommandOutput, describe
 from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
-from smokebox.sandbox.virtual.commands.date_format import format_time
+from smokebox.sandbox.virtual.commands.date_format import format_time, zone_from
 from smokebox.sandbox.virtual.commands.date_parse import Moment, NotADate, parse_date
-from smokebox.sandbox.virtual.commands.date_zone import zone_from
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -33,7 +32,7 @@ _RFC_3339 = {
 
 
 def date(call: CommandCall) -> CommandOutput:
-    """Print the time, or the time that was asked for."""
+    """Print the current time, or the one given by `-d`."""
     try:
         arguments = parse([_long_iso(word) for word in call.args], "d:f:ur:Rs:", _LONG)
         template = _template(arguments)
@@ -55,7 +54,7 @@ def date(call: CommandCall) -> CommandOutput:
 
 
 def _long_iso(word: str) -> str:
-    """`-I` and `-Iseconds` under their long name, whose value is optional too."""
+    """Handle the long name of `-I`, whose value is optional too."""
     if word.startswith("-I"):
         return f"--iso-8601={word[2:]}"
     return word
@@ -88,7 +87,7 @@ def _asked(call: CommandCall, arguments: Arguments, zone: tzinfo) -> Moment:
     text = arguments.last("d")
     if text is None:
         return now
-    # An empty string is midnight of today.
+    # An empty string is midnight today.
     return parse_date(text.strip() or "00:00", now.when)
 
 

@@ -1,13 +1,15 @@
-"""`+FORMAT` of `date`: every directive of GNU's, with its flags and widths."""
+"""`+FORMAT` of `date`: all GNU directives, with flags and widths."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 _DIRECTIVE = re.compile(r"%([-_0+^#]*)(\d*)(:{0,3})([%a-zA-Z])")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -24,7 +26,7 @@ _COMPOUND = {
 
 
 def format_time(template: str, moment: datetime, nanoseconds: int | None = None) -> str:
-    """The template with its directives filled in; unknown ones stay as they are."""
+    """Expand the directives of a template; unknown ones stay unchanged."""
     nanos = moment.microsecond * 1000 if nanoseconds is None else nanoseconds
 
     def one(match: re.Match[str]) -> str:
@@ -138,3 +140,38 @@ def _offset(moment: datetime, flags: str, width: str, colons: int) -> str:
     }[colons]
     wanted = min(int(width), _WIDEST) - 1 if width else 0
     return sign + text.rjust(wanted, "0")
+
+
+_POSIX = re.compile(r"<?([A-Za-z0-9+-]{3,}?)>?([+-]?\d{1,2})(?::?(\d{2}))?")
+
+# Names that GNU date knows on every system.
+_ABBREVIATIONS = {
+    "utc": 0, "gmt": 0, "z": 0, "wet": 0, "est": -5, "edt": -4, "cst": -6, "cdt": -5,
+    "mst": -7, "mdt": -6, "pst": -8, "pdt": -7, "cet": 1, "cest": 2, "met": 1, "bst": 1,
+    "eet": 2, "eest": 3, "msk": 3, "jst": 9, "ist": 5.5, "sgt": 8,
+}  # fmt: skip
+
+
+def zone_from(name: str | None) -> tzinfo:
+    """Return the zone that TZ names; UTC if it names none, as in a C library."""
+    text = (name or "").removeprefix(":")
+    if not text:
+        return UTC
+    try:
+        return ZoneInfo(text)
+    except (ValueError, OSError, KeyError):
+        match = _POSIX.fullmatch(text)
+    if not match:
+        return UTC
+    # POSIX counts westward: UTC-3 is three hours east of Greenwich.
+    hours = int(match[2])
+    minutes = int(match[3] or 0) * (-1 if match[2].startswith("-") else 1)
+    if abs(hours) > 23:
+        return UTC
+    return timezone(-timedelta(hours=hours, minutes=minutes), match[1])
+
+
+def abbreviated_zone(word: str) -> tzinfo | None:
+    """Return the zone of an abbreviation such as EST, or None."""
+    hours = _ABBREVIATIONS.get(word.lower())
+    return None if hours is None else timezone(timedelta(hours=hours), word.upper())

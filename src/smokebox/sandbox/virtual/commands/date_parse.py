@@ -1,4 +1,4 @@
-"""The dates people write for `date -d`, read as GNU reads them."""
+"""Parser of the dates that `date -d` accepts, as GNU reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from smokebox.sandbox.virtual.commands.date_zone import abbreviated_zone, zone_from
+from smokebox.sandbox.virtual.commands.date_format import abbreviated_zone, zone_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +36,14 @@ _LONGEST = 1000
 
 
 class NotADate(ValueError):
-    """Text that no rule reads, or a day that does not exist."""
+    """Text that is not a date, or a day that does not exist."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What was found so far."""
+    """Fields found so far."""
 
-    # The year is None where it was left open.
+    # None if the year was omitted.
     date: tuple[int | None, int, int] | None = None
     time: tuple[int, int, int, int] | None = None
     zone: tzinfo | None = None
@@ -57,14 +57,14 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time, to the nanosecond, in a zone."""
+    """Point in time with nanoseconds and a time zone."""
 
     when: datetime
     nanoseconds: int = 0
 
 
 def parse_date(text: str, now: datetime) -> Moment:
-    """Read a date. What it leaves open comes from `now`, which also gives the zone."""
+    """Parse a date. Omitted fields and the time zone come from `now`."""
     if len(text) > _LONGEST:
         raise NotADate(text)
     rest = re.sub(r"\([^()]*\)", " ", text).strip().lower()
@@ -99,7 +99,7 @@ def _from_epoch(seconds: int, fraction: str, zone: tzinfo | None) -> Moment:
 
 
 def _settle(reading: _Reading, now: datetime) -> Moment:
-    """The moment that the parts name together: calendar first, then the clock."""
+    """Combine the fields into a moment: calendar first, then the clock."""
     zone = reading.zone or now.tzinfo
     base = now.astimezone(zone)
     year, month, day = reading.date or (base.year, base.month, base.day)
@@ -118,7 +118,7 @@ def _settle(reading: _Reading, now: datetime) -> Moment:
     start = datetime(months // 12, months % 12 + 1, 1, hour, minute, second)
     local = (start + timedelta(days=day - 1 + reading.days)).replace(tzinfo=zone)
     total = nanos + reading.nanoseconds
-    # Hours are counted in real time, across a change of the clocks.
+    # Hours are counted in real time, across DST changes.
     exact = local.astimezone(UTC) + timedelta(seconds=total // 1_000_000_000)
     return Moment(exact.astimezone(now.tzinfo), total % 1_000_000_000)
 
@@ -219,7 +219,7 @@ def _span(reading: _Reading, match: re.Match[str]) -> None:
 
 
 def _number(reading: _Reading, match: re.Match[str]) -> None:
-    """A bare number: the year that a date left open, or else an hour, or hours and minutes."""
+    """Parse a bare number: an omitted year, or else an hour, or hours and minutes."""
     digits = match[0]
     if reading.date is not None and reading.date[0] is None and (reading.time or len(digits) > 2):
         reading.date = (_full_year(digits), *reading.date[1:])

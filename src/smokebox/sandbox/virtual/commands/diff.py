@@ -1,4 +1,4 @@
-"""`diff`, of files and of folders, in the formats of GNU's."""
+"""`diff` of files and directories, in GNU's formats."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import fnmatch
 import posixpath
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from smokebox.errors import PathError, PathNotFound
 from smokebox.sandbox.virtual.command import CommandOutput, describe
 from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
-from smokebox.sandbox.virtual.commands.diff_format import Side, context, normal, unified
+from smokebox.sandbox.virtual.commands.date_format import format_time, zone_from
 from smokebox.sandbox.virtual.commands.diff_lines import changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from smokebox.sandbox.virtual.command import CommandCall
+    from smokebox.sandbox.virtual.commands.diff_lines import Change
     from smokebox.types import FileInfo
+
 
 _LONG = {
     "recursive": "r", "unified?": "u", "context?": "c", "brief": "q", "new-file": "N",
@@ -48,7 +51,7 @@ class _Comparison:
 
 
 def diff(call: CommandCall) -> CommandOutput:
-    """Compare two files, or two folders file by file."""
+    """Compare two files, or two directories file by file."""
     try:
         arguments = parse(call.args, "ruU:cC:qNPiwbBsaZdtTx:", _LONG)
         if len(arguments.operands) != 2:
@@ -80,7 +83,7 @@ def _compare_operands(comparison: _Comparison, left: str, right: str) -> None:
             return
     if kinds == ["directory", "directory"]:
         return _folders(comparison, left, right)
-    # A folder and a file: the file of that name in the folder is meant.
+    # A directory and a file: compare with the file of that name in the directory.
     if kinds[0] == "directory":
         left = posixpath.join(left, posixpath.basename(right))
     if kinds[1] == "directory":
@@ -92,7 +95,7 @@ def _kind(comparison: _Comparison, name: str) -> str | None:
     info = _info(comparison, name)
     if info is not None:
         return info.type
-    # `<(...)` is no file of the sandbox, but can be read like one.
+    # `<(...)` is not a file of the sandbox, but can be read.
     return "file" if name == "-" or name.startswith("/dev/") else None
 
 
@@ -202,7 +205,7 @@ def _read(comparison: _Comparison, name: str) -> bytes:
 
 
 def _flags(comparison: _Comparison) -> str:
-    """The options as they were given, which stand in the head of each file's part."""
+    """Return the options as given, for the header of each file."""
     operands = set(comparison.arguments.operands)
     words = [word for word in comparison.call.args if word not in operands]
     quoted = [word if re.fullmatch(r"[\w@%+=:,./-]+", word) else f"'{word}'" for word in words]
@@ -242,7 +245,7 @@ def _matters(lines: list[list[str]], a_low: int, a_high: int, b_low: int, b_high
 
 
 def _key(arguments: Arguments) -> Callable[[str], str]:
-    """What of a line counts, under the options that ignore something."""
+    """Return the part of a line that is compared, under the options that ignore something."""
     steps: list[Callable[[str], str]] = []
     if arguments.has("cr"):
         steps.append(lambda line: line.replace("\r\n", "\n"))
@@ -261,3 +264,137 @@ def _key(arguments: Arguments) -> Callable[[str], str]:
         return line
 
     return key
+
+
+_TIME = "%Y-%m-%d %H:%M:%S.%N %z"
+_NO_NEWLINE = "\n\\ No newline at end of file\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two files: its lines, and the name in its header."""
+
+    lines: list[str]
+    name: str
+    label: str | None = None
+    info: FileInfo | None = None
+
+    def head(self, zone: str | None) -> str:
+        """Return the header: name and time, or the label."""
+        if self.label is not None:
+            return self.label
+        mtime = (self.info.mtime if self.info else None) or 0.0
+        moment = datetime.fromtimestamp(mtime, zone_from(zone) if zone else UTC)
+        return f"{self.name}\t{format_time(_TIME, moment, int(mtime % 1 * 1_000_000_000))}"
+
+
+def _written(mark: str, lines: list[str]) -> str:
+    return "".join(f"{mark}{x if x.endswith(chr(10)) else x + _NO_NEWLINE}" for x in lines)
+
+
+def normal(a: Side, b: Side, found: list[Change]) -> str:
+    """Format changes as plain `diff`: `2c2`, `<` and `>`."""
+    parts = []
+    for change in found:
+        old, new = a.lines[change.a_start : change.a_end], b.lines[change.b_start : change.b_end]
+        letter = "c" if old and new else "d" if old else "a"
+        where = _range(change.a_start, change.a_end) + letter + _range(change.b_start, change.b_end)
+        middle = "---\n" if old and new else ""
+        parts.append(f"{where}\n{_written('< ', old)}{middle}{_written('> ', new)}")
+    return "".join(parts)
+
+
+def _range(start: int, end: int) -> str:
+    if end <= start + 1:
+        return str(end if end > start else start)
+    return f"{start + 1},{end}"
+
+
+def _hunks(found: list[Change], size: int) -> Iterator[list[Change]]:
+    """Group changes that share context."""
+    group: list[Change] = []
+    for change in found:
+        if group and change.a_start - group[-1].a_end > 2 * size:
+            yield group
+            group = []
+        group.append(change)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Range of lines that a hunk shows."""
+
+    a_low: int
+    a_high: int
+    b_low: int
+    b_high: int
+
+
+def _window(a: Side, b: Side, group: list[Change], size: int) -> _Window:
+    before = min(size, group[0].a_start, group[0].b_start)
+    a_room, b_room = len(a.lines) - group[-1].a_end, len(b.lines) - group[-1].b_end
+    after = min(size, a_room, b_room)
+    return _Window(
+        group[0].a_start - before,
+        group[-1].a_end + after,
+        group[0].b_start - before,
+        group[-1].b_end + after,
+    )
+
+
+def unified(a: Side, b: Side, found: list[Change], size: int, zone: str | None) -> str:
+    """Format changes as `diff -u`."""
+    parts = [f"--- {a.head(zone)}\n+++ {b.head(zone)}\n"]
+    for group in _hunks(found, size):
+        w = _window(a, b, group, size)
+        parts.append(f"@@ -{_span(w.a_low, w.a_high)} +{_span(w.b_low, w.b_high)} @@\n")
+        place = w.a_low
+        for change in group:
+            parts.append(_written(" ", a.lines[place : change.a_start]))
+            parts.append(_written("-", a.lines[change.a_start : change.a_end]))
+            parts.append(_written("+", b.lines[change.b_start : change.b_end]))
+            place = change.a_end
+        parts.append(_written(" ", a.lines[place : w.a_high]))
+    return "".join(parts)
+
+
+def _span(start: int, end: int) -> str:
+    count = end - start
+    return str(end) if count == 1 else f"{start + 1 if count else start},{count}"
+
+
+def context(a: Side, b: Side, found: list[Change], size: int, zone: str | None) -> str:
+    """Format changes as `diff -c`."""
+    parts = [f"*** {a.head(zone)}\n--- {b.head(zone)}\n"]
+    for group in _hunks(found, size):
+        w = _window(a, b, group, size)
+        parts.append(f"***************\n*** {_pair(w.a_low, w.a_high)} ****\n")
+        if any(change.a_start < change.a_end for change in group):
+            runs = [(c.a_start, c.a_end, c.b_start < c.b_end) for c in group]
+            parts.append(_marked(a.lines, w.a_low, w.a_high, runs, "-"))
+        parts.append(f"--- {_pair(w.b_low, w.b_high)} ----\n")
+        if any(change.b_start < change.b_end for change in group):
+            runs = [(c.b_start, c.b_end, c.a_start < c.a_end) for c in group]
+            parts.append(_marked(b.lines, w.b_low, w.b_high, runs, "+"))
+    return "".join(parts)
+
+
+def _pair(start: int, end: int) -> str:
+    if end <= start + 1:
+        return str(end)
+    return f"{start + 1},{end}"
+
+
+def _marked(
+    lines: list[str], low: int, high: int, runs: list[tuple[int, int, bool]], sign: str
+) -> str:
+    parts = []
+    place = low
+    for start, end, both in runs:
+        parts.append(_written("  ", lines[place:start]))
+        parts.append(_written("! " if both else f"{sign} ", lines[start:end]))
+        place = end
+    parts.append(_written("  ", lines[place:high]))
+    return "".join(parts)

@@ -1,4 +1,4 @@
-"""The shortest edit between two lists of lines, after Myers, within a budget of work."""
+"""Shortest edit between two lists of lines, by Myers' algorithm, within a budget."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Steps of the search before it settles for a longer edit: about a second of work.
+# Steps before the search accepts a longer edit: about a second of work.
 _BUDGET = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Lines `a_start` to `a_end` of the first file become `b_start` to `b_end` of the second."""
+    """Replacement of lines `a_start` to `a_end` of the first file by `b_start` to `b_end` of the
+    second.
+    """
 
     a_start: int
     a_end: int
@@ -26,7 +28,7 @@ class Change:
 
 
 def changes(a: Sequence[object], b: Sequence[object]) -> list[Change]:
-    """The places where two lists differ, in order and apart from one another."""
+    """Return the differences between two lists, in order and not adjacent."""
     numbers: dict[object, int] = {}
     left = [numbers.setdefault(line, len(numbers)) for line in a]
     right = [numbers.setdefault(line, len(numbers)) for line in b]
@@ -37,14 +39,14 @@ def changes(a: Sequence[object], b: Sequence[object]) -> list[Change]:
 
 
 class _Marks(NamedTuple):
-    """For each line of either side, 1 where it has no partner on the other."""
+    """For each line of either side, 1 if it has no match on the other."""
 
     deleted: bytearray
     inserted: bytearray
 
 
 def _unmatched(a: list[int], b: list[int]) -> _Marks:
-    # A line that the other side does not have at all can wait: the search is over the rest.
+    # Lines that the other side lacks entirely are excluded from the search.
     common = set(a) & set(b)
     a_rest = [n for n, line in enumerate(a) if line in common]
     b_rest = [n for n, line in enumerate(b) if line in common]
@@ -59,7 +61,7 @@ def _unmatched(a: list[int], b: list[int]) -> _Marks:
 
 
 class _Search:
-    """Marks the lines that have no partner, by the linear-space form of the algorithm."""
+    """Linear-space search that marks the lines without a match."""
 
     def __init__(self, a: list[int], b: list[int]) -> None:
         self.a, self.b = a, b
@@ -100,7 +102,7 @@ class _Search:
         self.inserted[b_low:b_high] = b"\1" * (b_high - b_low)
 
     def _middle(self, a_low: int, a_high: int, b_low: int, b_high: int) -> tuple[int, int]:
-        """A point that a shortest edit passes through, found from both ends at once."""
+        """Return a point on a shortest edit, searching from both ends."""
         a, b = self.a, self.b
         top, bottom = a_low - b_low, a_high - b_high
         odd = (top - bottom) & 1
@@ -139,7 +141,7 @@ class _Search:
                 return a_low, b_low
 
     def _anchors(self, a_low: int, a_high: int, b_low: int, b_high: int) -> list[tuple[int, int]]:
-        """Lines that each side has once, as many as stand in the same order in both."""
+        """Return lines that occur once on each side, as many as are in the same order."""
         once_a = _once(self.a, a_low, a_high)
         once_b = _once(self.b, b_low, b_high)
         tails: list[int] = []
@@ -167,7 +169,7 @@ def _once(lines: list[int], low: int, high: int) -> dict[int, int]:
 def _widen(
     least: int, most: int, low: int, high: int, reached: dict[int, int], nowhere: int
 ) -> tuple[int, int]:
-    """One diagonal more on either side, or one less where the edge of the grid is met."""
+    """Widen the search by a diagonal on either side, or narrow it at the edge of the grid."""
     if least > low:
         least -= 1
         reached[least - 1] = nowhere
@@ -184,8 +186,8 @@ def _widen(
 def _slide(changed: bytearray, other: bytearray, lines: list[int]) -> None:
     """Move runs of changed lines to where people expect them.
 
-    Where the lines around a run allow it, the run joins its neighbours, ends as far down as
-    it can, and comes back up to the last place where the other file has a run as well.
+    Where the surrounding lines allow it, a run joins its neighbours, ends as far down as possible,
+    and moves back up to the last place where the other file has a run as well.
     """
     waiting = _runs(changed)[::-1]
     met = {start - before for start, before in _starts(_runs(other))}
@@ -221,7 +223,7 @@ def _runs(changed: bytearray) -> list[tuple[int, int]]:
 
 
 def _starts(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Each run's start, with how many changed lines come before it."""
+    """Yield each run's start, with the number of changed lines before it."""
     before = 0
     for start, end in runs:
         yield start, before

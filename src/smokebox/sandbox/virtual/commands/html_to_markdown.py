@@ -1,4 +1,4 @@
-"""`html-to-markdown`: a page as text that a model reads with ease."""
+"""`html-to-markdown`: convert a page to text that a model can read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def html_to_markdown(call: CommandCall) -> CommandOutput:
 
 
 def to_markdown(page: str) -> str:
-    """The Markdown of one page; nothing for one that shows nothing."""
+    """Return the Markdown of a page; empty for a page without content."""
     converter = _Converter()
     converter.feed(page)
     converter.close()
@@ -51,7 +51,7 @@ def to_markdown(page: str) -> str:
 
 
 class _Converter(HTMLParser):
-    """Writes Markdown as the tags go by."""
+    """Parser that writes Markdown for each tag."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -106,7 +106,7 @@ class _Converter(HTMLParser):
             self._out.append(text)
 
     def _check_time(self) -> None:
-        # The parser goes over a page of broken tags again and again.
+        # The parser rescans a page of broken tags repeatedly.
         if time.monotonic() > self._deadline:
             raise TimeoutError("the page takes too long to read")
 
@@ -182,7 +182,7 @@ class _Converter(HTMLParser):
         self._out.append("  " * depth + (f"{number}. " if kind == "ol" else "- "))
 
     def _close_emphasis(self, mark: str) -> None:
-        # `** bold **` is not bold: the blank goes outside.
+        # `** bold **` is not bold: the space moves outside.
         if self._out and self._out[-1] == mark:
             self._out.pop()
             return
@@ -221,7 +221,7 @@ class _Converter(HTMLParser):
             self._block()
 
     def _block(self) -> None:
-        """End the paragraph, once."""
+        """End the current paragraph."""
         if self._lists or self._cell is not None:
             if self._out and not self._out[-1].endswith((" ", "\n")):
                 self._out.append(" ")
@@ -229,7 +229,7 @@ class _Converter(HTMLParser):
             self._out.append("\n\n")
 
     def finish(self) -> str:
-        """The text, with at most one blank line between paragraphs."""
+        """Return the text, with at most one blank line between paragraphs."""
         return _tidy("".join(self._out))
 
 

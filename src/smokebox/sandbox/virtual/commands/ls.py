@@ -1,4 +1,4 @@
-"""`ls`, `dir` and `vdir`, with the flags and the order of GNU's in the C locale."""
+"""`ls`, `dir` and `vdir`, with GNU's flags and C-locale order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Listing:
 
 
 def ls(call: CommandCall) -> CommandOutput:
-    """List files, and what is in directories."""
+    """List files and directory contents."""
     try:
         arguments = parse(call.args, _SHORT, _LONG)
         style = Style.read(arguments, call)
@@ -60,7 +60,7 @@ def ls(call: CommandCall) -> CommandOutput:
 
 
 def _blocks(listing: _Listing, names: list[str]) -> Iterator[str]:
-    """The texts to print, which a blank line separates."""
+    """Yield the blocks of output, separated by blank lines."""
     files: list[Item] = []
     directories: list[Item] = []
     for name in names:

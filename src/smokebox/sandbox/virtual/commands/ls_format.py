@@ -1,4 +1,4 @@
-"""How `ls` writes what it found: lines, long lines, columns, sizes and times."""
+"""Output of `ls`: lines, long lines, columns, sizes and times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from stat import filemode
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.sandbox.virtual.commands.arguments import UsageError
-from smokebox.sandbox.virtual.commands.date_format import format_time
-from smokebox.sandbox.virtual.commands.date_zone import zone_from
+from smokebox.sandbox.virtual.commands.date_format import format_time, zone_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +29,7 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One line of a listing. `behind` is what a symlink leads to, where it matters."""
+    """One line of a listing. `behind` is the target of a symlink, if it matters."""
 
     name: str
     entry: Entry
@@ -40,7 +39,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """What the flags ask for."""
+    """Formatting options."""
 
     long: bool
     columns: str
@@ -60,7 +59,7 @@ class Style:
 
     @classmethod
     def read(cls, arguments: Arguments, call: CommandCall) -> Style:
-        """The style for a command line; the last of several layouts wins, as in GNU's."""
+        """Return the style for a command line; the last of several layouts wins, as in GNU's."""
         layout = next((n for n, _ in reversed(arguments.options) if n in "1lCxmgno"), "")
         layout = layout or {"dir": "C", "vdir": "l"}.get(call.name, "1")
         long = arguments.has("l", "g", "n", "o", "full-time") or call.name == "vdir"
@@ -88,11 +87,11 @@ class Style:
         )
 
     def total(self, items: list[Item]) -> str:
-        """The line above a long listing."""
+        """Return the line above a long listing."""
         return f"total {self.blocks_of(sum(_allocated(item.entry) for item in items))}"
 
     def blocks_of(self, size: int) -> str:
-        """An allocated size, in kilobytes or for people."""
+        """Return an allocated size, in kilobytes or human-readable."""
         return human(size, self.base) if self.base else str(size // 1024)
 
 
@@ -141,7 +140,7 @@ def _extension(name: str) -> str:
 
 
 def _version(name: str) -> str:
-    # Numbers compare as numbers once all have as many digits.
+    # Digits are padded to equal length so that numbers compare as numbers.
     return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
 
 
@@ -158,7 +157,7 @@ def _size(item: Item) -> int:
 
 
 def human(size: int, base: int = 1024) -> str:
-    """A size for people, rounded up as GNU does: 999, 1.1K, 12M."""
+    """Return a human-readable size, rounded up as GNU does: 999, 1.1K, 12M."""
     if size < base:
         return str(size)
     units = "kMGTPE" if base == 1000 else "KMGTPE"
@@ -203,7 +202,7 @@ def _mark(entry: Entry, style: Style) -> str:
 
 
 def in_lines(items: list[Item], style: Style) -> str:
-    """One item a line, long or short."""
+    """Format one item per line, long or short."""
     rows = [_fields(item, style) for item in items]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))] if rows else []
     return "".join(
@@ -218,7 +217,7 @@ def in_lines(items: list[Item], style: Style) -> str:
 
 
 def _fields(item: Item, style: Style) -> list[str]:
-    """What stands before the name, in columns."""
+    """Return the columns before the name."""
     entry = item.entry
     fields = ["?"] if style.inode else []
     if style.blocks:
@@ -236,7 +235,7 @@ def _fields(item: Item, style: Style) -> list[str]:
 
 
 def _padded(cell: str, width: int, index: int, style: Style) -> str:
-    # Owner and group, marked by a NUL, stand to the left; everything else to the right.
+    # Owner and group, marked by a NUL, are left-aligned; the rest is right-aligned.
     return (
         f"{cell.lstrip(chr(0)).ljust(width - 1)} "
         if cell.startswith("\0")
@@ -245,7 +244,7 @@ def _padded(cell: str, width: int, index: int, style: Style) -> str:
 
 
 def mode_text(entry: Entry) -> str:
-    """The ten characters, such as `drwxr-xr-x`."""
+    """Return the ten mode characters, such as `drwxr-xr-x`."""
     mode = 0o777 if entry.kind == "symlink" else entry.mode & 0o7777
     return filemode(_KINDS[entry.kind] | mode)
 
@@ -267,7 +266,7 @@ def _when(mtime: float, style: Style) -> str:
 
 
 def in_columns(items: list[Item], style: Style) -> str:
-    """As many columns as fit: down (`-C`), across (`-x`), or one run with commas (`-m`)."""
+    """Format columns: down (`-C`), across (`-x`), or separated by commas (`-m`)."""
     labels = [
         "".join(f"{cell} " for cell in _fields(item, style)) + _label(item, style) for item in items
     ]
@@ -300,7 +299,7 @@ def _row(row: list[str], widths: list[int]) -> str:
 
 
 def _gap(place: int, start: int) -> str:
-    # GNU fills with tabs where a stop of 8 lies between.
+    # GNU pads with tabs if a tab stop lies between.
     gap = ""
     while place < start:
         if start // 8 > (place + 1) // 8:

@@ -1,4 +1,4 @@
-"""`seq`, which counts as far as the shell can carry, and says so where it cannot."""
+"""`seq`, with a clear error where the output would be too large for the shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from smokebox.sandbox.virtual.command import CommandCall
 
-# What comes out is held in memory at once, and the shell holds no more than 32 MB.
+# The output is held in memory at once, and the shell holds at most 32 MB.
 _MOST = 30_000_000
 _BLOCK = 8192
 _LONGEST = 40
@@ -25,7 +25,7 @@ _LONG = {"--format": "-f", "--separator": "-s", "--equal-width": "-w"}
 
 
 def seq(call: CommandCall) -> CommandOutput:
-    """Print numbers from a first to a last one."""
+    """Print a sequence of numbers."""
     try:
         plan = _read(call.args)
         blocks: list[str] = []
@@ -41,7 +41,7 @@ def seq(call: CommandCall) -> CommandOutput:
 
 
 class _Plan(NamedTuple):
-    """The numbers as they are printed, and what stands between them."""
+    """Formatted numbers and their separator."""
 
     numbers: Iterator[str]
     separator: str
@@ -84,7 +84,7 @@ def _take_option(options: dict[str, str], word: str, rest: list[str]) -> None:
 
 
 def _is_number(word: str) -> bool:
-    # Short, and of a size that can be written out.
+    # Short, and small enough to print.
     try:
         number = Decimal(word)
     except InvalidOperation:

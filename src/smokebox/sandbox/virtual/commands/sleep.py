@@ -13,7 +13,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(
     r"\+?(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?)([smhd]?)"
 )
-# A timer further away than this overflows the clock; nothing lives so long.
+# A longer timer overflows the clock.
 _FOREVER = 100_000_000.0
 
 

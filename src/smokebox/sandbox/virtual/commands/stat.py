@@ -1,4 +1,4 @@
-"""`stat`, with the format directives of GNU's for what a sandbox knows of a file."""
+"""`stat`, with GNU's format directives for the metadata that a sandbox has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from smokebox.errors import PathError
 from smokebox.sandbox.filesystems.filesystem import Entry
 from smokebox.sandbox.virtual.command import CommandOutput, describe
 from smokebox.sandbox.virtual.commands.arguments import UsageError, failure, parse
-from smokebox.sandbox.virtual.commands.date_format import format_time
-from smokebox.sandbox.virtual.commands.date_zone import zone_from
+from smokebox.sandbox.virtual.commands.date_format import format_time, zone_from
 from smokebox.sandbox.virtual.commands.ls_format import mode_text
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _USUAL = (
 
 
 def stat(call: CommandCall) -> CommandOutput:
-    """Print what is known of each file."""
+    """Print the metadata of each file."""
     try:
         arguments = parse(call.args, "Lfc:t", _LONG)
         if not arguments.operands:
@@ -97,7 +96,7 @@ def _filled(call: CommandCall, name: str, info: FileInfo, template: str) -> str:
 
 
 def _value(call: CommandCall, name: str, info: FileInfo, letter: str) -> str:
-    """One directive; `?` for what the sandbox does not know, as GNU has it."""
+    """Return the value of one directive; `?` for unknown metadata, as GNU prints."""
     mode = 0o777 if info.type == "symlink" else (info.mode or 0) & 0o7777
     size = 4096 if info.type == "directory" else info.size or 0
     user = call.env.get("USER") or call.env.get("LOGNAME") or "user"
@@ -125,7 +124,7 @@ def _value(call: CommandCall, name: str, info: FileInfo, letter: str) -> str:
 
 
 def _time(call: CommandCall, mtime: float | None, letter: str) -> str:
-    # One time is kept of a file: it stands for the other two, as on a noatime mount.
+    # Only one timestamp is kept: it stands for the other two, as on a noatime mount.
     if mtime is None:
         return "?"
     if letter.isupper():

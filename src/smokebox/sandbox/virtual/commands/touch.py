@@ -1,4 +1,4 @@
-"""`touch`, which the engine's own cannot do in filesystems of ours."""
+"""`touch`, for filesystems in which the shell's own fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from smokebox.errors import PathError
 from smokebox.sandbox.virtual.command import CommandOutput, describe
 from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
+from smokebox.sandbox.virtual.commands.date_format import zone_from
 from smokebox.sandbox.virtual.commands.date_parse import NotADate, parse_date
-from smokebox.sandbox.virtual.commands.date_zone import zone_from
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -25,7 +25,7 @@ _STAMP = re.compile(r"(\d\d)??(\d\d)?(\d\d)(\d\d)(\d\d)(\d\d)(?:\.(\d\d))?")
 
 
 def touch(call: CommandCall) -> CommandOutput:
-    """Make files that are not there, and set the time of those that are."""
+    """Create missing files, and set the modification time of existing ones."""
     try:
         arguments = parse(call.args, "acfhmd:t:r:", _LONG)
         if not arguments.operands:
@@ -40,7 +40,7 @@ def touch(call: CommandCall) -> CommandOutput:
 
 def _one(call: CommandCall, arguments: Arguments, name: str, mtime: float) -> str:
     path = call.path(name)
-    # There is one time here, that of the last change: asked for the other, it stays.
+    # Only the modification time is kept: setting the access time does nothing.
     only_access = arguments.last("time") in _ACCESS or (
         arguments.has("a") and not arguments.has("m")
     )
@@ -79,7 +79,7 @@ def _stamped(text: str, zone: tzinfo) -> float:
         century, short, month, day, hour, minute, second = match.groups()
         year = datetime.now(zone).year
         if short is not None:
-            # As POSIX has it, 69 to 99 are of the last century where none is named.
+            # POSIX: 69 to 99 are in the last century if none is given.
             year = int(century or (19 if int(short) >= 69 else 20)) * 100 + int(short)
         when = datetime(year, int(month), int(day), int(hour), int(minute), int(second or 0))
         return when.replace(tzinfo=zone).timestamp()

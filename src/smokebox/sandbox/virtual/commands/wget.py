@@ -1,4 +1,4 @@
-"""`wget`, as far as fetching one file or page after another goes."""
+"""`wget` for downloads of single files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from urllib.parse import unquote
 
 from smokebox.errors import PathError
 from smokebox.sandbox.virtual.connection import FetchFailed
-from smokebox.sandbox.virtual.fetch import Request, Response, fetch
+from smokebox.sandbox.virtual.fetch import FetchRequest
 
 if TYPE_CHECKING:
-    from smokebox.sandbox.network import Network
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
-    from smokebox.sandbox.virtual.guarded import Guarded
+    from smokebox.sandbox.virtual.fetch import EgressClient, FetchResponse
 
 _OFF = (
-    "wget: the network is off in this sandbox. Whoever made it can open it: "
-    "virtual(network=Network(allow=['https://...']))\n"
+    "wget: the network is off in this sandbox. Open it with virtual(egress=['api.github.com']).\n"
 )
 _VALUES = {
     "-O": "output", "--output-document": "output", "-P": "directory",
@@ -44,11 +42,11 @@ class _Options:
     flags: set[str] = field(default_factory=set)
 
 
-def wget_on(network: Network | Guarded | None) -> StreamingCommand:
-    """The `wget` command of a sandbox with this policy, or of one that has no network."""
+def wget_on(client: EgressClient | None) -> StreamingCommand:
+    """Return the `wget` command; without a client it reports that the network is off."""
 
     async def wget(call: CommandStream) -> int:
-        if network is None:
+        if client is None:
             await call.write_error(_OFF)
             return 4
         try:
@@ -56,7 +54,7 @@ def wget_on(network: Network | Guarded | None) -> StreamingCommand:
         except ValueError as error:
             await call.write_error(f"wget: {error}\n")
             return 2
-        codes = [await _one(call, network, options, url) for url in options.urls]
+        codes = [await _one(call, client, options, url) for url in options.urls]
         return next((code for code in codes if code), 0)
 
     return wget
@@ -98,12 +96,12 @@ def _take(options: _Options, name: str, value: str) -> None:
         options.values[name] = value
 
 
-async def _one(call: CommandStream, network: Network | Guarded, options: _Options, url: str) -> int:
+async def _one(call: CommandStream, client: EgressClient, options: _Options, url: str) -> int:
     try:
         name = _target(call, options, url)
         if name is None:
             return 0
-        async with fetch(network, await _request(call, options, url)) as response:
+        async with client.fetch(await _request(call, options, url)) as response:
             return await _receive(call, options, response, name)
     except FetchFailed as error:
         if "quiet" not in options.flags:
@@ -111,7 +109,7 @@ async def _one(call: CommandStream, network: Network | Guarded, options: _Option
         return {35: 5, 60: 5, 23: 3, 26: 3}.get(error.exit_code, 4)
 
 
-async def _request(call: CommandStream, options: _Options, url: str) -> Request:
+async def _request(call: CommandStream, options: _Options, url: str) -> FetchRequest:
     body: bytes | None = None
     if "data" in options.values:
         body = options.values["data"].encode()
@@ -126,7 +124,7 @@ async def _request(call: CommandStream, options: _Options, url: str) -> Request:
     own = {name.lower() for name, _ in options.headers}
     default = "HEAD" if "spider" in options.flags else "GET" if body is None else "POST"
     timeout = options.values.get("timeout")
-    return Request(
+    return FetchRequest(
         method=options.values.get("method", default),
         url=url if "://" in url else f"http://{url}",
         headers=[pair for pair in headers if pair[0].lower() not in own] + options.headers,
@@ -137,7 +135,7 @@ async def _request(call: CommandStream, options: _Options, url: str) -> Request:
 
 
 def _target(call: CommandStream, options: _Options, url: str) -> str | None:
-    """The file to write, `-` for stdout, or None where one is there and is to stay."""
+    """Return the file to write, `-` for stdout, or None to keep an existing file."""
     if "output" in options.values:
         return options.values["output"]
     path = url.partition("://")[2].partition("?")[0].partition("#")[0]
@@ -154,7 +152,9 @@ def _target(call: CommandStream, options: _Options, url: str) -> str | None:
     return f"{place}.{number}"
 
 
-async def _receive(call: CommandStream, options: _Options, response: Response, name: str) -> int:
+async def _receive(
+    call: CommandStream, options: _Options, response: FetchResponse, name: str
+) -> int:
     head = response.last.head
     if "show_head" in options.flags:
         lines = [f"HTTP/{head.version} {head.status} {head.reason}"]

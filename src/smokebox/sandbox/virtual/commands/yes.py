@@ -1,4 +1,4 @@
-"""`yes`, for as long as somebody reads."""
+"""`yes`, until the reader exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK = 16 * 1024
 
 
 async def yes(call: CommandStream) -> int:
-    """Repeat the words, or `y`."""
+    """Repeat the arguments, or `y`."""
     words = call.args[1:] if call.args[:1] == ["--"] else call.args
     line = (" ".join(words or ["y"]) + "\n").encode()
     block = line * max(1, _BLOCK // len(line))

@@ -1,4 +1,4 @@
-"""`zcat` and `gzcat`: gzip files of any kind and ratio, unpacked to stdout."""
+"""`zcat` and `gzcat`: decompress gzip files to stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = 256 * 1024
 
 
 class _NotGzip(Exception):
-    """Data that cannot be unpacked; the text says why."""
+    """Data that cannot be decompressed; the text says why."""
 
 
 async def zcat(call: CommandStream) -> int:
@@ -55,7 +55,7 @@ async def _one(call: CommandStream, name: str, *, loose: bool) -> None:
 
 
 def unpacked(data: bytes) -> Iterator[bytes]:
-    """The content of every member, in pieces of bounded size."""
+    """Yield the content of every member, in chunks of bounded size."""
     if not data:
         raise _NotGzip("unexpected end of file")
     first = True

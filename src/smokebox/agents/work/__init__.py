@@ -1,0 +1,1 @@
+"""Units of work of a session: prompts, shell commands, tasks and compactions."""

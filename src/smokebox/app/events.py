@@ -1,0 +1,128 @@
+"""Events of one submission.
+
+Those of an agent come from the record of its conversation, those of a function from its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from smokebox.agents.log.store import SessionKey
+from smokebox.agents.session_context import DEFAULT
+from smokebox.app.definitions import ServedAgent
+from smokebox.app.streams import ConversationEvents, SubmissionEvents, record_event
+from smokebox.errors import InvalidOption
+from smokebox.foundation import sse
+from smokebox.wire import HEARTBEAT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.requests import Request
+
+    from smokebox.app.app import App
+    from smokebox.app.inbox import Submission
+    from smokebox.app.streams import StreamEvent
+
+
+def submission_events(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a submission after an offset, encoded, until it ends."""
+    served = app.project.find(submission.target.kind, submission.target.name)
+    if isinstance(served, ServedAgent):
+        return _recorded(app, submission, after)
+    return app.streams.events(SubmissionEvents(app.inbox, submission.id), after)
+
+
+async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
+    target, unit = submission.target, SubmissionFilter(submission.id)
+    key, at = SessionKey(target.name, target.id, DEFAULT), submission.head
+    ended = asyncio.create_task(app.inbox.wait(submission.id))
+    lines = app.streams.lines(ConversationEvents(app.store, key), at)
+    following: asyncio.Task[StreamEvent | None] | None = None
+    try:
+        while not unit.ended:
+            following = following or asyncio.ensure_future(anext(lines, None))
+            await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                break
+            line, following = following.result(), None
+            if line is None:
+                return
+            at = line.offset
+            if unit.takes(line) and at > after:
+                yield line.event
+        # The outcome is recorded before the inbox has it, so the store has everything that is left.
+        # Work that fails before it starts has no record.
+        while not unit.ended and (page := await app.store.read(key, after=at)):
+            for line in map(record_event, page):
+                at = line.offset
+                if unit.takes(line) and at > after:
+                    yield line.event
+    finally:
+        ended.cancel()
+        if following is not None:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await following
+        await lines.aclose()
+
+
+class SubmissionFilter:
+    """Selects the records of one submission from its conversation."""
+
+    def __init__(self, key: str) -> None:
+        self.ended = False
+        self._key = key
+        self._work: str | None = None
+        self._parts: set[str] = set()
+
+    def takes(self, line: StreamEvent) -> bool:
+        """Return whether an event belongs to the submission."""
+        record: dict[str, Any] = msgspec.json.decode(line.data)
+        if line.kind == "work_accepted" and record.get("key") == self._key:
+            self._work = record["work_id"]
+            return True
+        mine = self._work is not None and record.get("work_id") == self._work
+        for part in ("reply_id", "call_id", "session"):
+            if part in record:
+                if mine:
+                    self._parts.add(record[part])
+                mine = mine or record[part] in self._parts
+        if mine and line.kind == "work_ended":
+            self.ended = True
+        return mine
+
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def wants_events(request: Request) -> bool:
+    """Return whether the client accepts an event stream."""
+    return sse.MEDIA in request.headers.get("accept", "")
+
+
+def last_offset(request: Request, default: int = 0) -> int:
+    """Return the offset to continue after: that of Last-Event-ID, or of the query."""
+    text = request.headers.get("last-event-id") or request.query_params.get("offset")
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    raise InvalidOption(
+        f"offset must be a non-negative integer, not {text!r:.80}.",
+        hint="Send the offset of the last event you received.",
+        option="offset",
+        value=text,
+    )
+
+
+def events_response(source: AsyncGenerator[bytes, None]) -> StreamingResponse:
+    """Stream events until the source ends or the client disconnects."""
+    return StreamingResponse(
+        sse.with_heartbeat(source, HEARTBEAT), media_type=sse.MEDIA, headers=_HEADERS
+    )

@@ -1,0 +1,174 @@
+"""Signatures of webhooks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from smokebox.errors import InvalidOption, Unauthorized
+from smokebox.options import refuse_unknown
+
+PRESETS = ("github", "slack", "stripe", "standard", "hmac")
+# Maximum age of a request whose signature covers the time.
+WINDOW_SECONDS = 300.0
+_OPTIONS = ("verify", "secret", "header", "algorithm", "window")
+# Options by preset. Only these presets sign the time.
+_OF = {
+    "github": frozenset[str](),
+    "slack": frozenset(("window",)),
+    "stripe": frozenset(("window",)),
+    "standard": frozenset(("window",)),
+    "hmac": frozenset(("header", "algorithm")),
+}
+_ALGORITHMS = ("sha256", "sha512", "sha1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Signature scheme of a webhook; `secret` is the name of the variable that holds the secret."""
+
+    preset: str
+    secret: str
+    header: str = "x-signature"
+    algorithm: str = "sha256"
+    window: float = WINDOW_SECONDS
+
+    def check(self, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+        """Raise `Unauthorized` unless the request is signed; return the delivery's id, if it has
+        one.
+        """
+        return _CHECKS[self.preset](self, headers, body, secret)
+
+
+def parse_signature(given: object, where: str) -> Signature:
+    """Parse `triggers = {"webhook": {"verify": "github", "secret": "NAME"}}`."""
+    if not isinstance(given, Mapping):
+        raise InvalidOption(
+            f"{where}: webhook must be True, False or a dict, not {given!r:.80}.",
+            hint='Write {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}.',
+            option="webhook",
+            value=given,
+        )
+    refuse_unknown(f"{where}: webhook", given, _OPTIONS)
+    preset, secret = given.get("verify"), given.get("secret")
+    if preset not in PRESETS:
+        raise InvalidOption(
+            f"{where}: verify must be one of {', '.join(PRESETS)}, not {preset!r:.80}.",
+            hint="Use 'hmac' for senders that are not listed.",
+            option="verify",
+            value=preset,
+        )
+    if not (isinstance(secret, str) and secret.isidentifier()):
+        raise InvalidOption(
+            f"{where}: secret must be the name of a variable that holds the secret.",
+            hint='Write "secret": "WEBHOOK_SECRET", and put WEBHOOK_SECRET=... into .env.',
+            option="secret",
+        )
+    for option in given.keys() - _OF[str(preset)] - {"verify", "secret"}:
+        raise InvalidOption(
+            f"{where}: {preset} does not take {option}.",
+            hint="Leave it out.",
+            option=str(option),
+            value=given[option],
+        )
+    algorithm, window = given.get("algorithm", "sha256"), given.get("window", WINDOW_SECONDS)
+    if algorithm not in _ALGORITHMS or not isinstance(window, (int, float)) or window <= 0:
+        raise InvalidOption(
+            f"{where}: algorithm must be one of {', '.join(_ALGORITHMS)}, and window seconds.",
+            hint="Leave them out for sha256 and five minutes.",
+            option="algorithm",
+            value=algorithm,
+        )
+    return Signature(
+        preset=str(preset),
+        secret=secret,
+        header=str(given.get("header", "x-signature")).lower(),
+        algorithm=str(algorithm),
+        window=float(window),
+    )
+
+
+def _github(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    given = headers.get("x-hub-signature-256", "").removeprefix("sha256=")
+    expected = _hex(secret.encode(), body)
+    _compare(given, expected)
+    # GitHub signs neither the time nor the delivery's id: the same body is accepted once.
+    return expected
+
+
+def _slack(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    stamp = headers.get("x-slack-request-timestamp", "")
+    _check_age(stamp, how.window)
+    expected = _hex(secret.encode(), b"v0:" + stamp.encode() + b":" + body)
+    _compare(headers.get("x-slack-signature", "").removeprefix("v0="), expected)
+    # Slack resends a delivery that got no timely response, with the same signature.
+    return expected
+
+
+def _stripe(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    pairs = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
+    stamp = next((value for name, _, value in pairs if name.strip() == "t"), "")
+    _check_age(stamp, how.window)
+    expected = _hex(secret.encode(), stamp.encode() + b"." + body)
+    given = [value for name, _, value in pairs if name.strip() == "v1"]
+    if not any([hmac.compare_digest(one.encode(), expected.encode()) for one in given]):
+        raise _unsigned()
+    return expected
+
+
+def _standard(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    _check_age(stamp, how.window)
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        raise Unauthorized("the secret of this webhook is not base64.") from None
+    signed = f"{id}.{stamp}.".encode() + body
+    expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest())
+    given = [one.partition(",")[2] for one in headers.get("webhook-signature", "").split(" ")]
+    if not any([hmac.compare_digest(one.encode(), expected) for one in given]):
+        raise _unsigned()
+    return id or None
+
+
+def _hmac(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    given = headers.get(how.header, "").removeprefix(f"{how.algorithm}=")
+    _compare(given, _hex(secret.encode(), body, how.algorithm))
+    return None
+
+
+_CHECKS: dict[str, Callable[[Signature, Mapping[str, str], bytes, str], str | None]] = {
+    "github": _github,
+    "slack": _slack,
+    "stripe": _stripe,
+    "standard": _standard,
+    "hmac": _hmac,
+}
+
+
+def _hex(key: bytes, body: bytes, algorithm: str = "sha256") -> str:
+    return hmac.new(key, body, algorithm).hexdigest()
+
+
+def _compare(given: str, expected: str) -> None:
+    if not hmac.compare_digest(given.lower().encode(), expected.encode()):
+        raise _unsigned()
+
+
+def _check_age(stamp: str, window: float) -> None:
+    if not stamp.isascii() or not stamp.isdigit() or abs(time.time() - int(stamp)) > window:
+        raise Unauthorized(
+            f"this webhook is older than {window:g} seconds.",
+            hint="Send it again, and check that both clocks agree.",
+        )
+
+
+def _unsigned() -> Unauthorized:
+    return Unauthorized(
+        "this webhook has no valid signature.",
+        hint="Check that sender and app have the same secret.",
+    )

@@ -1,1 +1,0 @@
-"""What a shell offers while somebody types a command line."""

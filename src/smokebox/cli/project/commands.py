@@ -1,0 +1,124 @@
+"""Commands on a project: init, dev, app."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smokebox import __version__
+from smokebox.cli.project.folder import EnvFile, Folder, Host, Port, enter
+
+
+def init(
+    folder: Annotated[str, typer.Argument(help="Folder to create the project in.")] = ".",
+) -> int:
+    """Create a project with an agent, a workflow and tests.
+
+    It runs without an API key. Existing files are not overwritten.
+    """
+    from smokebox.cli.project.starter import write_starter
+
+    root = Path(folder)
+    for file in write_starter(root):
+        typer.echo(f"  {file}")
+    cd = "" if root.absolute() == Path.cwd() else f"cd {shlex.quote(folder)} && "
+    typer.echo(f"\nNext: {cd}smokebox dev")
+    return 0
+
+
+def dev(
+    folder: Folder = ".", host: Host = "127.0.0.1", port: Port = 8600, env: EnvFile = None
+) -> int:
+    """Serve a project for development, and show what its agents do.
+
+    Changed files are reloaded, and conversations are kept. A file with an error is reported;
+    the others are served. Ctrl-C stops.
+    """
+    import asyncio
+
+    import uvloop
+
+    from smokebox.app.app import App
+    from smokebox.app.server import serve
+    from smokebox.cli.project.activity import ActivityView
+    from smokebox.cli.project.development import (
+        exit_soon,
+        print_examples,
+        print_routes,
+        reload_changes,
+    )
+
+    root = enter(folder, env)
+    app = App(root, strict=False)
+
+    async def ready(url: str) -> None:
+        typer.echo(f"smokebox {__version__} serves {root} on {url}\n")
+        print_routes(app.project)
+        print_examples(app.project, url, keys=bool(app.keys))
+        sys.stdout.flush()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ActivityView(app).follow())
+            group.create_task(reload_changes(app, root))
+
+    async def work() -> None:
+        await serve(app, host=host, port=port, grace=3.0, ready=ready)
+        exit_soon()
+
+    uvloop.run(work())
+    return 0
+
+
+def app(
+    folder: Folder = ".",
+    host: Host = "127.0.0.1",
+    port: Port = 8600,
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="State directory; else that of smokebox.toml."),
+    ] = None,
+    env: EnvFile = None,
+    open: Annotated[
+        bool,
+        typer.Option(
+            "--open", help="Accept requests without a key; a proxy in front must check them."
+        ),
+    ] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Time for work to finish after SIGTERM."),
+    ] = None,
+) -> int:
+    """Serve the agents and workflows of a project in production.
+
+    A file with an error stops the start. Other machines need a key of SMOKEBOX_APP_KEYS. After
+    SIGTERM, work in progress may finish; the rest is resumed by the next start.
+    """
+    import logging
+
+    import uvloop
+
+    from smokebox.app.app import App
+    from smokebox.app.server import serve
+    from smokebox.app.settings import STATE
+    from smokebox.cli.project.development import exit_soon
+
+    if state is not None:
+        os.environ[STATE] = os.path.abspath(state)
+    root = enter(folder, env)
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    served = App(root)
+
+    async def ready(url: str) -> None:
+        typer.echo(f"smokebox {__version__} serves {root} on {url}")
+
+    async def work() -> None:
+        await serve(served, host=host, port=port, open=open, grace=grace, ready=ready)
+        exit_soon()
+
+    uvloop.run(work())
+    return 0

@@ -1,1 +1,0 @@
-"""What verbs share that talk to a server."""

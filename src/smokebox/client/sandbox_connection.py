@@ -1,0 +1,256 @@
+"""Requests about one sandbox, which is created on the server before the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from smokebox.client.answering import is_lost
+from smokebox.client.handlers import HandlerChannel
+from smokebox.client.transport import REQUEST_SECONDS
+from smokebox.errors import InvalidOption, NotFound, SandboxGone, ServiceUnavailable
+from smokebox.foundation.ids import new_global_id
+from smokebox.foundation.paths import resolve
+from smokebox.types import SandboxInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+
+    import msgspec
+
+    from smokebox.client.socket import Socket
+    from smokebox.client.transport import Transport
+    from smokebox.egress.handler import Handler
+    from smokebox.foundation.sse import Event
+    from smokebox.wire.requests import Settings
+
+T = TypeVar("T")
+
+DEFAULT_CWD = "/workspace"
+_RESUME_ATTEMPTS = 8
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class SandboxConnection:
+    """One sandbox on one server: it is created before the first request, and again after a destroy.
+
+    `channel` serves the egress handlers that are functions of this process. May be used by
+    several threads and event loops.
+    """
+
+    def __init__(
+        self, id: str, transport: Transport, settings: Settings, handlers: Mapping[str, Handler]
+    ) -> None:
+        self.id = id
+        self.transport = transport
+        self.settings = settings
+        self.root = f"/sandboxes/{path_segment('id', id)}"
+        self.cwd = settings.cwd or DEFAULT_CWD
+        self.created = False
+        self.channel = HandlerChannel(id, transport, f"{self.root}/egress/handlers", handlers)
+        weakref.finalize(self, self.channel.close).atexit = False
+        self._creating: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxInfo]] = {}
+
+    def resolve_path(self, path: str) -> str:
+        """Return `path` as an absolute path, without looking at any file."""
+        return resolve(path, self.cwd)
+
+    async def request(
+        self,
+        response: type[T],
+        method: str,
+        path: str,
+        *,
+        body: msgspec.Struct | None = None,
+        query: Mapping[str, Any] | None = None,
+        timeout: float | None = REQUEST_SECONDS,
+        repeat_key: str | None = None,
+    ) -> T:
+        """Send a request below the sandbox's path and decode the response as `response`."""
+
+        async def send() -> T:
+            return await self.transport.ask(
+                response,
+                method,
+                self.root + path,
+                body=body,
+                query=query,
+                timeout=timeout,
+                repeat_key=repeat_key,
+            )
+
+        await self.ensure_created()
+        try:
+            return await send()
+        except NotFound as error:
+            if not _is_destroyed(error):
+                raise
+        await self.create()
+        return await send()
+
+    async def upload(
+        self,
+        response: type[T],
+        method: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        query: Mapping[str, Any] | None = None,
+        repeatable: bool = True,
+    ) -> T:
+        """Send bytes of any amount and decode the response as `response`."""
+        await self.ensure_created()
+        target = self.root + path
+        try:
+            return await self.transport.upload(
+                response, method, target, data, query=query, repeatable=repeatable
+            )
+        except NotFound as error:
+            # A stream may have been consumed, so only bytes can be sent a second time.
+            if not _is_destroyed(error) or not isinstance(data, bytes):
+                raise
+        await self.create()
+        return await self.transport.upload(response, method, target, data, query=query)
+
+    def events(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: msgspec.Struct | None = None,
+        query: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Send a request and yield the events of its response."""
+        target = self.root + path
+        return self._stream(lambda: self.transport.events(method, target, body=body, query=query))
+
+    async def resumed_events(
+        self, path: str, query: Mapping[str, Any]
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of a stream from the query's `cursor`, reconnecting as needed.
+
+        A lost connection is replaced by one that starts after the last event. Raises the
+        last error when several attempts in a row yield nothing.
+        """
+        query, failures = dict(query), 0
+        while True:
+            try:
+                async with contextlib.aclosing(self.events("GET", path, query=query)) as events:
+                    async for event in events:
+                        if event.id is not None:
+                            query["cursor"] = event.id
+                        failures = 0
+                        yield event
+                return
+            except (SandboxGone, ServiceUnavailable) as error:
+                failures += 1
+                retry = is_lost(error) or isinstance(error, ServiceUnavailable)
+                if not retry or failures == _RESUME_ATTEMPTS:
+                    raise
+            await asyncio.sleep(min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE))
+
+    def bytes(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """Send a GET request and yield the bytes of its response."""
+        target = self.root + path
+        return self._stream(lambda: self.transport.bytes_of(target, query=query, headers=headers))
+
+    @contextlib.asynccontextmanager
+    async def socket(self, path: str, *, heartbeat: float) -> AsyncIterator[Socket]:
+        """Open a WebSocket that pings the server every `heartbeat` seconds."""
+        await self.ensure_created()
+        async with self.transport.connect(self.root + path, heartbeat=heartbeat) as socket:
+            yield socket
+
+    async def ensure_created(self) -> None:
+        """Create the sandbox and connect its handlers, unless that was done before."""
+        if not (self.created and self.channel.ready):
+            await self.create()
+
+    async def create(self) -> SandboxInfo:
+        """Create or find the sandbox; concurrent calls on one event loop share one request."""
+        loop = asyncio.get_running_loop()
+        task = self._creating.get(loop)
+        if task is None:
+            task = self._creating[loop] = loop.create_task(self.put())
+            task.add_done_callback(self._forget_creation)
+        return await asyncio.shield(task)
+
+    async def put(self) -> SandboxInfo:
+        """Send the settings to the server, then connect the handlers."""
+        info = await self.transport.ask(
+            SandboxInfo, "PUT", self.root, body=self.settings, timeout=None
+        )
+        self.set_created(info)
+        if self.channel.handlers:
+            await self.channel.open()
+        return info
+
+    def set_created(self, info: SandboxInfo) -> None:
+        """Record that the sandbox exists, with the directory it starts in."""
+        self.cwd, self.created = info.cwd, True
+
+    async def destroy(self) -> None:
+        """Destroy the sandbox and disconnect its handlers."""
+        await self.transport.ask(type(None), "DELETE", self.root, timeout=None)
+        self.created = False
+        await self.channel.aclose()
+
+    async def _stream(
+        self, begin: Callable[[], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        await self.ensure_created()
+        retry = True
+        while True:
+            try:
+                async with contextlib.aclosing(begin()) as items:
+                    async for item in items:
+                        retry = False
+                        yield item
+                return
+            except NotFound as error:
+                if not retry or not _is_destroyed(error):
+                    raise
+            retry = False
+            await self.create()
+
+    def _forget_creation(self, task: asyncio.Task[SandboxInfo]) -> None:
+        self._creating.pop(task.get_loop(), None)
+        # All waiters may have been cancelled: mark the exception as retrieved.
+        if not task.cancelled():
+            task.exception()
+
+
+def path_segment(option: str, name: object) -> str:
+    """Return a name quoted as one segment of a path.
+
+    Raises:
+        InvalidOption: It is empty, has a slash or is not a str. The server checks the rest.
+    """
+    if isinstance(name, str) and name and "/" not in name:
+        return quote(name, safe="")
+    raise InvalidOption(
+        f"{option} is a name without slashes, not {name!r}.",
+        hint="Use letters, digits and hyphens.",
+        option=option,
+        value=name,
+    )
+
+
+def new_repeat_key() -> str:
+    """Return a key with which a request that creates something can safely be repeated."""
+    # As `secrets` does it, whose import takes as long as a request.
+    return new_global_id()
+
+
+def _is_destroyed(error: NotFound) -> bool:
+    return error.fields.get("kind") == "sandbox"

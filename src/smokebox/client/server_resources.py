@@ -1,0 +1,89 @@
+"""Resources of a server besides sandboxes: all backups, and API keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smokebox.client.sandbox_connection import path_segment
+from smokebox.types import Backup
+from smokebox.wire import responses
+from smokebox.wire.requests import CreateKey
+from smokebox.wire.responses import KeyInfo, NewKey
+
+if TYPE_CHECKING:
+    from smokebox.client.transport import Transport
+
+
+class Backups:
+    """Backups of one server, including those of destroyed sandboxes, as `Client.backups`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(self, *, sandbox: str | None = None, prefix: str = "") -> list[Backup]:
+        """Return backups, oldest first.
+
+        Args:
+            sandbox: Only those of the sandbox of this id.
+            prefix: Only those of sandboxes whose ids start with this.
+        """
+        query = {"sandbox": sandbox, "prefix": prefix}
+        return (
+            await self._transport.ask(responses.Backups, "GET", "/backups", query=query)
+        ).backups
+
+    async def get(self, id: str) -> Backup:
+        """Return a backup by its id.
+
+        Raises:
+            NotFound: There is no such backup, or it has expired.
+        """
+        return await self._transport.ask(Backup, "GET", f"/backups/{backup_segment(id)}")
+
+    async def delete(self, backup: Backup | str) -> None:
+        """Delete a backup. Safe to repeat."""
+        path = f"/backups/{backup_segment(backup)}"
+        await self._transport.ask(type(None), "DELETE", path, timeout=None)
+
+
+class Keys:
+    """API keys of one server, as `Client.keys`. For administrators."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(self) -> list[KeyInfo]:
+        """Return all keys without their secrets, oldest first."""
+        return (await self._transport.ask(responses.Keys, "GET", "/keys")).keys
+
+    async def create(
+        self,
+        name: str,
+        *,
+        prefix: str = "",
+        admin: bool = False,
+        expires_in: float | None = None,
+    ) -> NewKey:
+        """Create a key. Its secret, in `key`, is returned only here.
+
+        Args:
+            name: Name for people.
+            prefix: Restrict it to sandboxes whose ids start with this.
+            admin: Allow it to manage keys and the server as well.
+            expires_in: Seconds until it expires, by default never.
+        """
+        body = CreateKey(name=name, prefix=prefix, admin=admin, expires_in=expires_in)
+        return await self._transport.ask(NewKey, "POST", "/keys", body=body)
+
+    async def revoke(self, id: str) -> None:
+        """Revoke a key by its id.
+
+        Raises:
+            NotFound: There is no such key.
+        """
+        await self._transport.ask(type(None), "DELETE", f"/keys/{path_segment('key', id)}")
+
+
+def backup_segment(backup: Backup | str) -> str:
+    """Return the id of a backup as a segment of a path."""
+    return path_segment("backup", backup.id if isinstance(backup, Backup) else backup)

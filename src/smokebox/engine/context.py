@@ -1,0 +1,98 @@
+"""Objects that all sandboxes of one host share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smokebox.engine.disk import usage
+from smokebox.engine.egress.audit_log import TrafficTotals
+from smokebox.engine.files.trees import remove_tree
+from smokebox.engine.jail.api import JailSpec
+from smokebox.engine.names import random_key
+from smokebox.errors import IsolationUnavailable, PathNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from smokebox.egress.clients import Clients
+    from smokebox.engine.backups.backups import Backups
+    from smokebox.engine.guard import ResourceGuard
+    from smokebox.engine.home import Home
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.images.store import ImageStore
+    from smokebox.engine.jail.api import Jailer
+    from smokebox.engine.pool import JailPool
+    from smokebox.engine.record.record import Record
+    from smokebox.engine.workers import Workers
+    from smokebox.isolation import Tier
+    from smokebox.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """The state directory and the services that work in it. `tier` is the default tier.
+
+    `cwds` maps sandbox ids to working directories that differ from the default, and `clients`
+    maps ids to the clients that run egress handlers. `traffic` sums up all sandboxes.
+    """
+
+    home: Home
+    record: Record
+    images: ImageStore
+    jailers: Mapping[str, Jailer]
+    tier: Tier
+    workers: Workers
+    guard: ResourceGuard
+    pool: JailPool
+    backups: Backups
+    tag: str
+    cwds: dict[str, str] = field(default_factory=dict)
+    clients: dict[str, Clients] = field(default_factory=dict)
+    traffic: TrafficTotals = field(default_factory=TrafficTotals)
+
+    def jailer(self, tier: str) -> Jailer:
+        """Return the jailer of a tier. Raises `IsolationUnavailable`."""
+        found = self.jailers.get(tier)
+        if found is None:
+            raise IsolationUnavailable(
+                f"this engine has no tier {tier!r}.",
+                hint=f"It has: {', '.join(self.jailers)}. `smokebox doctor` shows what is missing.",
+                tier=tier,
+            )
+        return found
+
+    def key(self) -> str:
+        """Return a random jail name, tagged so that leftovers of this host are recognised."""
+        return f"{self.tag}-{random_key()}"
+
+    def spec(self, key: str, image: Image | None, limits: Limits) -> JailSpec:
+        """Return the spec of a jail. Adopting a running jail needs no image."""
+        layers = image.layers if image is not None else ()
+        return JailSpec(key=key, directory=self.home.box(key), layers=layers, limits=limits)
+
+    async def remove(self, key: str) -> None:
+        """Delete the files of a sandbox, whatever their modes. Absence is fine."""
+        with contextlib.suppress(PathNotFound, FileNotFoundError):
+            await asyncio.to_thread(_remove, self.home.boxes, key)
+
+    async def measure(self, key: str) -> int:
+        """Measure the bytes that a sandbox occupies on disk."""
+        return await asyncio.to_thread(usage, self.home.box(key))
+
+
+def _remove(boxes: str, key: str) -> None:
+    parent = os.open(boxes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(parent, key, os.path.join(boxes, key))
+    finally:
+        os.close(parent)
+
+
+def tag_of(home: str) -> str:
+    """Return the prefix of all jail names of a state directory."""
+    return hashlib.sha256(home.encode()).hexdigest()[:8]

@@ -1,0 +1,378 @@
+"""Answers what the kernel asks of a mounted bucket, in as many threads as that takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from smokebox.engine.mounts import fuse_protocol
+from smokebox.engine.mounts.fuse_protocol import Init, Op, Valid
+from smokebox.engine.mounts.volume import DOTS, Attributes
+from smokebox.errors import (
+    AccessDenied,
+    InvalidPath,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smokebox.engine.mounts.volume import Volume
+
+# So many requests at a time: one that waits for the store holds up no other.
+THREADS = 64
+# What the kernel may believe without asking, in seconds.
+VALID_SECONDS = 1
+
+_WANTED = (
+    Init.ASYNC_READ
+    | Init.ATOMIC_O_TRUNC
+    | Init.BIG_WRITES
+    | Init.AUTO_INVAL_DATA
+    | Init.DO_READDIRPLUS
+    | Init.READDIRPLUS_AUTO
+    | Init.PARALLEL_DIROPS
+    | Init.MAX_PAGES
+)
+_BLOCK = 4096
+# A bucket has no end; `df` wants a number.
+_BLOCKS = 1 << 40
+# Waking a thread that waits takes longer than most answers, so a few wait always.
+_IDLE = 2
+# For a name of which the kernel shall not know more than the name.
+_NO_ENTRY = bytes(fuse_protocol.ENTRY.size + fuse_protocol.ATTR.size)
+
+Answer = bytes | list[bytes]
+
+
+class FuseServer:
+    """One connection to the kernel. `uid` and `gid` are who all files are of."""
+
+    def __init__(self, fd: int, *, uid: int, gid: int) -> None:
+        self._fd = fd
+        self._uid = uid
+        self._gid = gid
+        self._volume: Volume | None = None
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._ended = threading.Event()
+        self._answers: dict[int, Callable[[int, memoryview], Answer]] = {
+            Op.LOOKUP: self._lookup,
+            Op.GETATTR: self._getattr,
+            Op.SETATTR: self._setattr,
+            Op.MKNOD: self._mknod,
+            Op.MKDIR: self._mkdir,
+            Op.UNLINK: self._unlink,
+            Op.RMDIR: self._rmdir,
+            Op.RENAME: self._rename,
+            Op.RENAME2: self._rename2,
+            Op.OPEN: self._open,
+            Op.CREATE: self._create,
+            Op.READ: self._read,
+            Op.WRITE: self._write,
+            Op.FLUSH: self._sync,
+            Op.FSYNC: self._sync,
+            Op.RELEASE: self._release,
+            Op.OPENDIR: self._opendir,
+            Op.READDIR: self._readdir,
+            Op.READDIRPLUS: self._readdirplus,
+            Op.RELEASEDIR: self._releasedir,
+            Op.FSYNCDIR: _nothing,
+            Op.STATFS: _statfs,
+            Op.INIT: _init,
+            Op.SYMLINK: _not_here,
+            Op.LINK: _not_here,
+            Op.READLINK: _no_link,
+            Op.DESTROY: _nothing,
+        }
+
+    @property
+    def volume(self) -> Volume:
+        """What is served."""
+        assert self._volume is not None, "a server serves one volume"
+        return self._volume
+
+    def run(self, volume: Volume) -> None:
+        """Answer until nobody has it mounted any more."""
+        self._volume = volume
+        with self._lock:
+            self._add_thread()
+        self._ended.wait()
+
+    def invalidate(self, number: int) -> None:
+        """Have the kernel ask again for all that it knows of an inode."""
+        body = fuse_protocol.INVALID_INODE.pack(number, 0, 0)
+        self._send(0, fuse_protocol.NOTIFY_INVALID_INODE, [body])
+
+    def _add_thread(self) -> None:
+        self._threads += 1
+        name = f"smokebox-fuse-{self._threads}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        buffer = bytearray(fuse_protocol.BUFFER_SIZE)
+        view = memoryview(buffer)
+        while not self._ended.is_set():
+            with self._lock:
+                self._idle += 1
+            try:
+                size = os.readv(self._fd, [buffer])
+            except OSError as error:
+                size = 0
+                # Unmounted, or cut off. What is interrupted before we had it is ENOENT.
+                if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
+                    self._ended.set()
+            with self._lock:
+                self._idle -= 1
+                if size and not self._idle and self._threads < THREADS:
+                    self._add_thread()
+            if size:
+                self._answer(view[:size])
+            with self._lock:
+                if self._idle > _IDLE:
+                    self._threads -= 1
+                    return
+
+    def _answer(self, request: memoryview) -> None:
+        _, opcode, unique, node, *_ = fuse_protocol.IN_HEADER.unpack_from(request)
+        body = request[fuse_protocol.IN_HEADER.size :]
+        if opcode in (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT):
+            self._take_note(opcode, node, body)
+            return
+        answer = self._answers.get(opcode)
+        try:
+            if answer is None:
+                raise OSError(errno.ENOSYS, "not here")
+            found = answer(node, body)
+        except Exception as error:
+            self._send(unique, -_number(error), [])
+            return
+        self._send(unique, 0, found if isinstance(found, list) else [found])
+
+    def _send(self, unique: int, error: int, parts: list[bytes]) -> None:
+        size = fuse_protocol.OUT_HEADER.size + sum(map(len, parts))
+        try:
+            os.writev(self._fd, [fuse_protocol.OUT_HEADER.pack(size, error, unique), *parts])
+        except OSError as failure:
+            if failure.errno == errno.ENODEV:
+                self._ended.set()
+            elif failure.errno != errno.ENOENT and not error:
+                # Whoever waits for an answer would do so for ever.
+                self._send(unique, -errno.EIO, [])
+            # ENOENT: nobody waits for it any more, or the kernel knows of no such inode.
+
+    def _take_note(self, opcode: int, node: int, body: memoryview) -> None:
+        """What wants no answer."""
+        inodes = self.volume.inodes
+        if opcode == Op.FORGET:
+            inodes.forget(node, fuse_protocol.FORGET_IN.unpack_from(body)[0])
+        elif opcode == Op.BATCH_FORGET:
+            for number, lookups in fuse_protocol.forgotten(body):
+                inodes.forget(number, lookups)
+
+    def _lookup(self, node: int, body: memoryview) -> Answer:
+        [name] = fuse_protocol.names(body)
+        return self._entry(self.volume.lookup(node, name))
+
+    def _getattr(self, node: int, body: memoryview) -> Answer:
+        return self._attributes(self.volume.attributes(node))
+
+    def _setattr(self, node: int, body: memoryview) -> Answer:
+        fields = fuse_protocol.SETATTR_IN.unpack_from(body)
+        valid, size, mtime, nanoseconds, mode = (
+            fields[0],
+            fields[3],
+            fields[6],
+            fields[9],
+            fields[11],
+        )
+        uid, gid = fields[13], fields[14]
+        if (valid & Valid.UID and uid != self._uid) or (valid & Valid.GID and gid != self._gid):
+            raise PermissionError(errno.EPERM, "a bucket has no owners")
+        when = None
+        if valid & Valid.MTIME:
+            when = time.time() if valid & Valid.MTIME_NOW else mtime + nanoseconds / 1e9
+        return self._attributes(
+            self.volume.set_attributes(
+                node,
+                size=size if valid & Valid.SIZE else None,
+                mode=mode if valid & Valid.MODE else None,
+                mtime=when,
+            )
+        )
+
+    def _mknod(self, node: int, body: memoryview) -> Answer:
+        mode, *_ = fuse_protocol.MKNOD_IN.unpack_from(body)
+        if not stat.S_ISREG(mode):
+            raise PermissionError(errno.EPERM, "a bucket holds files")
+        [name] = fuse_protocol.names(body[fuse_protocol.MKNOD_IN.size :])
+        attributes, handle = self.volume.create(node, name, mode)
+        try:
+            self.volume.sync(handle)
+        finally:
+            self.volume.release(handle)
+        return self._entry(attributes)
+
+    def _mkdir(self, node: int, body: memoryview) -> Answer:
+        [name] = fuse_protocol.names(body[fuse_protocol.MKDIR_IN.size :])
+        return self._entry(self.volume.make_directory(node, name))
+
+    def _unlink(self, node: int, body: memoryview) -> Answer:
+        [name] = fuse_protocol.names(body)
+        self.volume.unlink(node, name)
+        return b""
+
+    def _rmdir(self, node: int, body: memoryview) -> Answer:
+        [name] = fuse_protocol.names(body)
+        self.volume.remove_directory(node, name)
+        return b""
+
+    def _rename(self, node: int, body: memoryview) -> Answer:
+        (target,) = fuse_protocol.RENAME_IN.unpack_from(body)
+        name, to = fuse_protocol.names(body[fuse_protocol.RENAME_IN.size :])
+        self.volume.rename(node, name, target, to)
+        return b""
+
+    def _rename2(self, node: int, body: memoryview) -> Answer:
+        target, flags, _ = fuse_protocol.RENAME2_IN.unpack_from(body)
+        name, to = fuse_protocol.names(body[fuse_protocol.RENAME2_IN.size :])
+        self.volume.rename(node, name, target, to, flags)
+        return b""
+
+    def _open(self, node: int, body: memoryview) -> Answer:
+        flags, _ = fuse_protocol.OPEN_IN.unpack_from(body)
+        handle, kept = self.volume.open(node, flags)
+        return fuse_protocol.OPEN_OUT.pack(handle, fuse_protocol.KEEP_CACHE if kept else 0, 0)
+
+    def _create(self, node: int, body: memoryview) -> Answer:
+        _, mode, *_ = fuse_protocol.CREATE_IN.unpack_from(body)
+        [name] = fuse_protocol.names(body[fuse_protocol.CREATE_IN.size :])
+        attributes, handle = self.volume.create(node, name, mode)
+        return [self._entry(attributes), fuse_protocol.OPEN_OUT.pack(handle, 0, 0)]
+
+    def _read(self, node: int, body: memoryview) -> Answer:
+        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        return self.volume.read(handle, offset, size)
+
+    def _write(self, node: int, body: memoryview) -> Answer:
+        handle, offset, size, _, _, flags, _ = fuse_protocol.WRITE_IN.unpack_from(body)
+        data = body[fuse_protocol.WRITE_IN.size : fuse_protocol.WRITE_IN.size + size]
+        append = bool(flags & os.O_APPEND)
+        return fuse_protocol.WRITE_OUT.pack(
+            self.volume.write(handle, offset, data, append=append), 0
+        )
+
+    def _sync(self, node: int, body: memoryview) -> Answer:
+        self.volume.sync(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
+        return b""
+
+    def _release(self, node: int, body: memoryview) -> Answer:
+        self.volume.release(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
+        return b""
+
+    def _opendir(self, node: int, body: memoryview) -> Answer:
+        return fuse_protocol.OPEN_OUT.pack(self.volume.open_directory(node), 0, 0)
+
+    def _readdir(self, node: int, body: memoryview) -> Answer:
+        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        found: list[bytes] = []
+        for place, one in enumerate(self.volume.listing(handle)[offset:], offset + 1):
+            kind = (stat.S_IFDIR if one.entry.kind == "directory" else stat.S_IFREG) >> 12
+            # A number is given out with a lookup only; programs that list take any but 0.
+            item = fuse_protocol.dirent(place + 1, place, one.name.encode(), kind)
+            size -= len(item)
+            if size < 0:
+                break
+            found.append(item)
+        return b"".join(found)
+
+    def _readdirplus(self, node: int, body: memoryview) -> Answer:
+        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        found: list[bytes] = []
+        for place, one in enumerate(self.volume.listing(handle)[offset:], offset + 1):
+            name = one.name.encode()
+            size -= len(_NO_ENTRY) + fuse_protocol.DIRENT.size + (len(name) + 7 & ~7)
+            if size < 0:
+                break
+            if one.name in DOTS:
+                found += [_NO_ENTRY, fuse_protocol.dirent(node, place, name, stat.S_IFDIR >> 12)]
+                continue
+            attributes = self.volume.listed(node, one.name, one.entry)
+            kind = stat.S_IFMT(attributes.mode) >> 12
+            found += [
+                self._entry(attributes),
+                fuse_protocol.dirent(attributes.number, place, name, kind),
+            ]
+        return b"".join(found)
+
+    def _releasedir(self, node: int, body: memoryview) -> Answer:
+        self.volume.release_directory(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
+        return b""
+
+    def _entry(self, attributes: Attributes) -> bytes:
+        head = fuse_protocol.ENTRY.pack(attributes.number, 0, VALID_SECONDS, VALID_SECONDS, 0, 0)
+        return head + self._packed(attributes)
+
+    def _attributes(self, attributes: Attributes) -> bytes:
+        return fuse_protocol.ATTR_OUT.pack(VALID_SECONDS, 0, 0) + self._packed(attributes)
+
+    def _packed(self, attributes: Attributes) -> bytes:
+        size = attributes.size
+        seconds, rest = divmod(attributes.mtime, 1)
+        when, part = int(seconds), int(rest * 1e9)
+        links = 2 if stat.S_ISDIR(attributes.mode) else 1
+        return fuse_protocol.ATTR.pack(
+            *(attributes.number, size, -(-size // 512), when, when, when, part, part, part),
+            *(attributes.mode, links, self._uid, self._gid, 0, _BLOCK, 0),
+        )
+
+
+def _number(error: Exception) -> int:
+    """The errno for what went wrong."""
+    if isinstance(error, InvalidPath):
+        return errno.EINVAL
+    if isinstance(error, AccessDenied):
+        return errno.EACCES
+    if isinstance(error, Unsupported):
+        return errno.EOPNOTSUPP
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        return error.errno
+    return errno.EIO
+
+
+def _init(node: int, body: memoryview) -> Answer:
+    _, minor, readahead, offered = fuse_protocol.INIT_IN.unpack_from(body)
+    if minor < fuse_protocol.MINOR:
+        raise OSError(errno.EPROTO, "a kernel before 5.4")
+    return fuse_protocol.INIT_OUT.pack(
+        *(
+            fuse_protocol.MAJOR,
+            fuse_protocol.MINOR,
+            max(readahead, fuse_protocol.MOST_DATA),
+            offered & _WANTED,
+        ),
+        *(THREADS, THREADS * 3 // 4, fuse_protocol.MOST_DATA, 1, fuse_protocol.MOST_PAGES, 0),
+    )
+
+
+def _statfs(node: int, body: memoryview) -> Answer:
+    return fuse_protocol.STATFS_OUT.pack(
+        *(_BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCK, fuse_protocol.NAME_MAX, _BLOCK)
+    )
+
+
+def _nothing(node: int, body: memoryview) -> Answer:
+    return b""
+
+
+def _not_here(node: int, body: memoryview) -> Answer:
+    raise PermissionError(errno.EPERM, "a bucket holds no links")
+
+
+def _no_link(node: int, body: memoryview) -> Answer:
+    raise OSError(errno.EINVAL, "not a symlink")

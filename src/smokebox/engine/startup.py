@@ -1,0 +1,147 @@
+"""Start of a run: made from its record, or adopted where it still runs.
+
+A run is recorded before its jail can outlive this process. A failed start leaves nothing
+behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from smokebox.egress.layers import EgressLayers
+from smokebox.engine.egress.trust import VARIABLES
+from smokebox.engine.files.executor import RootExecutor
+from smokebox.engine.files.rooted import Rooted
+from smokebox.engine.jail.namespace_setup import IO
+from smokebox.engine.options import DEFAULT_IMAGE
+from smokebox.engine.record.rows import DEFAULT_CWD, SandboxRow, delete, put, update
+from smokebox.engine.run import Run
+from smokebox.errors import SandboxGone, SmokeboxError, from_os_error
+from smokebox.runtime.spill import SpillFolder
+
+if TYPE_CHECKING:
+    from smokebox.engine.context import EngineContext
+    from smokebox.engine.images.image import Image
+    from smokebox.engine.jail.api import Jail, JailState, Owner
+    from smokebox.engine.options import CheckedOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedRun:
+    """A started run and its row in the record."""
+
+    row: SandboxRow
+    run: Run
+
+
+async def start(
+    context: EngineContext, id: str, row: SandboxRow | None, asked: CheckedOptions
+) -> StartedRun:
+    """Wake the sandbox of a row, or make one from the given options."""
+    image = await context.images.get((row.image if row else asked.image) or DEFAULT_IMAGE)
+    jailer = context.jailer((row.tier if row else asked.tier) or context.tier)
+    ready = context.pool.take(jailer, image) if row is None else None
+    known = row is not None
+    if row is None:
+        key = ready.spec.key if ready is not None else context.key()
+        row = asked.row(id, key=key, image=image, tier=jailer.tier)
+    jail = ready.jail if ready is not None else None
+    awake = replace(
+        row,
+        status="active",
+        generation=row.generation + 1,
+        last_active_at=time.time(),
+        stop_reason=None,
+    )
+
+    async def write_down(state: JailState) -> None:
+        await context.record.write(put(replace(awake, jail=state)))
+
+    try:
+        if jail is not None:
+            await write_down(jail.state)
+        else:
+            spec = context.spec(row.key, image, row.limits)
+            jail = await jailer.make(spec, known=write_down)
+        started = await _enter(context, replace(awake, jail=jail.state), jail, image)
+    except BaseException as error:
+        await _undo(context, row, jail, known=known)
+        if isinstance(error, OSError) and not isinstance(error, SmokeboxError):
+            raise from_os_error(error, error.filename or context.home.path) from error
+        raise
+    if row.settings.cwd != DEFAULT_CWD:
+        # A cwd requested meanwhile takes precedence.
+        context.cwds.setdefault(id, row.settings.cwd)
+    return started
+
+
+async def find(context: EngineContext, row: SandboxRow) -> Jail | None:
+    """Return the running jail of a row, or None."""
+    if row.jail is None:
+        return None
+    # Without the layers: the store may have dropped them.
+    spec = context.spec(row.key, None, row.limits)
+    return await context.jailer(row.tier).adopt(spec, row.jail)
+
+
+async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Image) -> Run:
+    """Build the run of a jail."""
+
+    async def root() -> tuple[int, Owner]:
+        if not jail.alive:
+            raise SandboxGone(f"sandbox {row.id} stopped.", reason="jail ended")
+        return jail.root, jail.owner
+
+    executor = RootExecutor(root, context.workers)
+    directory = context.home.box(row.key)
+    return Run(
+        id=row.id,
+        jail=jail,
+        generation=row.generation,
+        directory=directory,
+        image=image,
+        env=environment(image, row),
+        cwd=row.settings.cwd,
+        default_user=row.settings.user,
+        shell=await executor.run(_prepare, row.settings.cwd),
+        limits=row.limits,
+        spills=SpillFolder(parent=f"{directory}/run/io", seen_at=IO),
+        read=lambda path: executor.run(Rooted.read, path),
+    )
+
+
+def environment(image: Image, row: SandboxRow) -> dict[str, str]:
+    """Return the environment variables of all programs of a sandbox."""
+    closed = row.egress == EgressLayers() or row.egress.egress().closed
+    return {**image.env, **({} if closed else VARIABLES), **row.env}
+
+
+async def _enter(context: EngineContext, row: SandboxRow, jail: Jail, image: Image) -> StartedRun:
+    entering = asyncio.create_task(jail.enter(row.id, row.limits))
+    try:
+        run = await as_run(context, row, jail, image)
+    finally:
+        await entering
+    return StartedRun(row=row, run=run)
+
+
+async def _undo(context: EngineContext, row: SandboxRow, jail: Jail | None, *, known: bool) -> None:
+    """Clean up after a failed start. An existing sandbox keeps its files."""
+    if jail is not None:
+        await jail.kill()
+    if not known:
+        await context.remove(row.key)
+    idle = replace(row, status="idle", jail=None)
+    # If this write fails, the record says "active"; the next look finds the jail dead.
+    with contextlib.suppress(SmokeboxError):
+        await context.record.write(update(idle) if known else delete(SandboxRow, row.id))
+
+
+def _prepare(rooted: Rooted, cwd: str) -> str:
+    """Create the working directory of commands, and return their shell."""
+    rooted.make_directory(cwd, recursive=True)
+    return "/bin/bash" if rooted.exists("/bin/bash") else "/bin/sh"

@@ -1,0 +1,1 @@
+"""Modules that several rooms share and no library provides."""

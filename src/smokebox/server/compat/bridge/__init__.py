@@ -1,0 +1,1 @@
+"""The bridge protocol, which OpenAI's Agents SDK uses to drive a Cloudflare Sandbox."""

@@ -1,0 +1,227 @@
+"""Search for clients' regular expressions in the logs of processes.
+
+Neither is trusted, and Python's search cannot be interrupted and holds the GIL. Another process
+does it, with a limit of CPU time that kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from smokebox.engine.processes.lifetime import ended_before, too_late
+from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
+from smokebox.errors import InvalidOption, ServiceUnavailable
+from smokebox.options import check_timeout
+from smokebox.types import LogMatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from smokebox.engine.processes.background_process import BackgroundProcess
+    from smokebox.types import LogChunk, Stream
+
+LONGEST_PATTERN = 4096
+# IGNORECASE, MULTILINE, DOTALL, UNICODE, VERBOSE and ASCII.
+FLAGS = 2 | 8 | 16 | 32 | 64 | 256
+
+_PROGRAM = str(Path(__file__).with_name("log_search_worker.py"))
+# The worker's limit of CPU time ends it long before, unless the machine is overloaded.
+_RESPONSE_SECONDS = 60.0
+# The largest groups, with every character escaped.
+_LONGEST_RESPONSE = 16 << 20
+
+
+class SearchResult(msgspec.Struct):
+    """Response of the worker: the first matching line, its match, or an error."""
+
+    line: int | None = None
+    span: tuple[int, int] = (0, 0)
+    groups: tuple[str | None, ...] = ()
+    error: str = ""
+
+
+class LogSearch:
+    """The worker process, which runs while there are searches. Searches take turns."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def find_line(
+        self, process: BackgroundProcess, pattern: str, flags: int, timeout: float | None
+    ) -> LogMatch:
+        """Do what `BackgroundProcess.wait_for_log` does, for an untrusted pattern and log."""
+        timeout = check_timeout(timeout)
+        scan = LogScan(self, _checked(pattern, flags), flags)
+        what = f"to log {pattern!r:.80}"
+        try:
+            async with (
+                self._used(),
+                asyncio.timeout(timeout) as limit,
+                contextlib.aclosing(process.stream_logs()) as chunks,
+            ):
+                # Refuse an invalid pattern even if the log is empty.
+                await self.search(pattern, flags, [""])
+                found = await scan.follow(chunks)
+        except TimeoutError as error:
+            if timeout is None or not limit.expired():
+                raise
+            raise too_late(process.row, what, timeout) from error
+        if found is None:
+            raise ended_before(process.row, process.log, what)
+        return found
+
+    async def search(self, pattern: str, flags: int, lines: list[str]) -> SearchResult:
+        """Find the first line that a pattern matches."""
+        request = {"pattern": pattern, "flags": flags, "lines": lines}
+        async with self._turn:
+            response = await self._send(msgspec.json.encode(request) + b"\n")
+        if response is None:
+            raise _bad(pattern, "it takes too long on a line of this log")
+        found = msgspec.json.decode(response, type=SearchResult)
+        if found.error:
+            raise _bad(pattern, found.error)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _used(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            async with self._turn:
+                if not self._users:
+                    await self._end()
+
+    async def _send(self, request: bytes) -> bytes | None:
+        """Return the worker's response; None if the request killed it."""
+        process = self._process or await self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        response = b""
+        try:
+            async with asyncio.timeout(_RESPONSE_SECONDS):
+                process.stdin.write(request)
+                await process.stdin.drain()
+                response = await process.stdout.readline()
+        except (TimeoutError, ConnectionError):
+            return None
+        finally:
+            if not response:
+                # Also when cancelled: the next search would read this response.
+                await self._end()
+        return response or None
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                _PROGRAM,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=_LONGEST_RESPONSE,
+                env={},
+                cwd="/",
+            )
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"cannot start the process that searches logs: {error.strerror}.",
+                hint="Try again, or wait for text without regex.",
+                service="patterns",
+            ) from error
+        return self._process
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+class LogScan:
+    """A scan of a log: its complete lines, and the incomplete last line of each stream.
+
+    A match at the end of an incomplete line may be partial; it counts once no output follows
+    for `SETTLE_SECONDS`.
+    """
+
+    def __init__(self, patterns: LogSearch, pattern: str, flags: int) -> None:
+        self.pattern = pattern
+        self._patterns = patterns
+        self._flags = flags
+        self._rests: dict[Stream, str] = {}
+        self._unsure: dict[Stream, LogMatch] = {}
+
+    async def follow(self, chunks: AsyncGenerator[LogChunk, None]) -> LogMatch | None:
+        """Return the first match; None if the log ends without one."""
+        pending: asyncio.Future[LogChunk] | None = None
+        try:
+            while True:
+                pending = pending or asyncio.ensure_future(anext(chunks))
+                timeout = SETTLE_SECONDS if self._unsure else None
+                if not (await asyncio.wait((pending,), timeout=timeout))[0]:
+                    return self._unsure_one()
+                chunk, pending = pending, None
+                try:
+                    found = await self._feed(chunk.result())
+                except StopAsyncIteration:
+                    return self._unsure_one()
+                if found is not None:
+                    return found
+        finally:
+            if pending is not None:
+                pending.cancel()
+                await asyncio.wait((pending,))
+
+    async def _feed(self, chunk: LogChunk) -> LogMatch | None:
+        stream = chunk.stream
+        text = "" if chunk.dropped else self._rests.get(stream, "") + chunk.data
+        self._unsure.pop(stream, None)
+        lines = [line.removesuffix("\r")[-LONGEST_LINE:] for line in text.split("\n")]
+        rest = self._rests[stream] = text.rpartition("\n")[2][-LONGEST_LINE:]
+        found = await self._patterns.search(self.pattern, self._flags, lines)
+        if found.line is None:
+            return None
+        line, (start, end) = lines[found.line], found.span
+        match = LogMatch(stream=stream, line=line, text=line[start:end], groups=found.groups)
+        if found.line < len(lines) - 1 or not rest.endswith(match.text):
+            return match
+        self._unsure[stream] = match
+        return None
+
+    def _unsure_one(self) -> LogMatch | None:
+        return next(iter(self._unsure.values()), None)
+
+
+def _checked(pattern: str, flags: int) -> str:
+    if not 1 <= len(pattern) <= LONGEST_PATTERN:
+        raise _bad(pattern, f"it has 1 to {LONGEST_PATTERN} characters, not {len(pattern)}")
+    if flags & ~FLAGS:
+        raise InvalidOption(
+            f"flags {flags} are not those of a regular expression for text.",
+            hint="Add up re.IGNORECASE, MULTILINE, DOTALL, VERBOSE and ASCII.",
+            option="flags",
+            value=flags,
+        )
+    return pattern
+
+
+def _bad(pattern: str, problem: str) -> InvalidOption:
+    return InvalidOption(
+        f"the regular expression {pattern!r:.80} cannot be used: {problem}.",
+        hint="Fix it, or wait for text without regex.",
+        option="pattern",
+        value=pattern[:LONGEST_PATTERN],
+    )

@@ -1,0 +1,238 @@
+"""Running a server: its sockets, its engine and its shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+
+from smokebox.engine import Host
+from smokebox.foundation import endpoint
+from smokebox.foundation.endpoint import socket_path
+from smokebox.server import websocket
+from smokebox.server.app import create_app
+from smokebox.server.health import Drain, HealthCheck
+from smokebox.server.hosts import AllowedHosts
+from smokebox.server.idempotency import IdempotencyStore
+from smokebox.server.keys import Keys
+from smokebox.server.metrics import Metrics
+from smokebox.server.previews.front import Front
+from smokebox.server.previews.previews import Previews
+from smokebox.server.rate_limit import RateLimiter
+from smokebox.server.state import ServerState
+from smokebox.server.telemetry import Telemetry
+from smokebox.wire.frames import LARGEST_FRAME
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from smokebox.server.settings import ServerSettings
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_CLOSING_SECONDS = 2
+_IDLE_CHECK_SECONDS = 5.0
+
+
+async def serve(
+    settings: ServerSettings, ready: Callable[[RunningServer], Awaitable[None]] | None = None
+) -> None:
+    """Serve until a signal, `POST /api/shutdown` or the idle timer stops the server.
+
+    `ready` is awaited once it serves. After SIGTERM or SIGINT new requests are refused, running
+    ones have `drain_seconds`, and sandboxes keep running: the next server of the state directory
+    adopts them, so a restart or an upgrade ends no processes. A second signal does not wait for
+    requests. `POST /api/shutdown` can put the sandboxes to sleep instead.
+    """
+    drain = Drain()
+    # Around everything: a signal must not interrupt putting sandboxes to sleep.
+    with _signals(drain):
+        async with run_server(settings, drain) as server:
+            if ready is not None:
+                await ready(server)
+            await drain.started.wait()
+
+
+@contextlib.asynccontextmanager
+async def run_server(
+    settings: ServerSettings, drain: Drain | None = None
+) -> AsyncIterator[RunningServer]:
+    """Run a server on this event loop for the duration of the block.
+
+    At the end sandboxes are put to sleep, unless the drain began with `keep`.
+    """
+    async with open_state(settings, drain) as state:
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(one) for one in listen(settings)]
+            state.previews.start(_port(sockets))
+            await state.previews.resume()
+            server = _Embedded(_config(state))
+            serving = asyncio.create_task(server.serve(sockets=sockets))
+            watching = asyncio.create_task(_stop_when_idle(state))
+            try:
+                yield RunningServer(
+                    state=state, socket=socket_path(settings.home), url=_url(sockets)
+                )
+            finally:
+                watching.cancel()
+                state.drain.begin(keep=False)
+                until = time.monotonic() + settings.drain_seconds
+                await state.previews.finish(settings.drain_seconds)
+                await state.drain.finish(max(0.0, until - time.monotonic()))
+                server.should_exit = True
+                await asyncio.wait((serving, watching))
+            serving.result()
+        await state.host.aclose(detach=state.drain.keep)
+
+
+@contextlib.contextmanager
+def _signals(drain: Drain) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if drain.begun:
+            drain.hurry()
+        drain.begin(keep=True)
+
+    for number in _STOPPING:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+
+
+async def _stop_when_idle(state: ServerState) -> None:
+    """Stop the server after `idle_exit` seconds without a request and a running sandbox."""
+    idle_exit, drain = state.settings.idle_exit, state.drain
+    while idle_exit is not None:
+        rest = drain.last_request + idle_exit - time.monotonic()
+        await asyncio.sleep(max(rest, min(idle_exit / 4, _IDLE_CHECK_SECONDS)))
+        if drain.requests or time.monotonic() - drain.last_request < idle_exit:
+            continue
+        if not await state.host.list(status="active"):
+            drain.begin(keep=False)
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A running server: its unix socket, and its URL if it listens on TCP."""
+
+    state: ServerState
+    socket: str
+    url: str | None
+
+
+class _Embedded(uvicorn.Server):
+    """A uvicorn server that leaves signals to its caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(state: ServerState) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(state),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=cast("type[asyncio.Protocol]", functools.partial(Front, state.previews)),
+        ws=websocket.WebSocketProtocol,
+        ws_max_size=LARGEST_FRAME,
+        ws_ping_interval=websocket.PING_SECONDS,
+        ws_ping_timeout=websocket.PONG_SECONDS,
+        ws_per_message_deflate=False,
+        server_header=False,
+        date_header=False,
+        # The drain has already waited for requests.
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+        timeout_keep_alive=60,
+    )
+
+
+def _url(sockets: list[socket.socket]) -> str | None:
+    for one in sockets:
+        if one.family != socket.AF_UNIX:
+            return endpoint.url_of(one)
+    return None
+
+
+def _port(sockets: list[socket.socket]) -> int | None:
+    for one in sockets:
+        if one.family != socket.AF_UNIX:
+            return int(one.getsockname()[1])
+    return None
+
+
+@contextlib.asynccontextmanager
+async def open_state(
+    settings: ServerSettings, drain: Drain | None = None
+) -> AsyncIterator[ServerState]:
+    """Open the engine and the stores of a server for the duration of the block."""
+    telemetry = Telemetry.open(settings)
+    drain = drain or Drain()
+    async with contextlib.AsyncExitStack() as stack:
+        if telemetry is not None:
+            stack.push_async_callback(telemetry.aclose)
+        host = await Host.open(
+            settings.home, tier=settings.tier, pool=settings.pool, backups=settings.backups
+        )
+        await stack.enter_async_context(host)
+        keys = Keys(settings)
+        stack.push_async_callback(keys.aclose)
+        idempotency = await stack.enter_async_context(await IdempotencyStore.open(host.home))
+        metrics = Metrics(drain)
+        yield ServerState(
+            host=host,
+            settings=settings,
+            hosts=AllowedHosts(settings),
+            keys=keys,
+            idempotency=idempotency,
+            rate_limiter=RateLimiter(settings),
+            drain=drain,
+            health=HealthCheck(),
+            metrics=metrics,
+            telemetry=telemetry,
+            previews=Previews(
+                host=host, settings=settings, keys=keys, drain=drain, metrics=metrics
+            ),
+        )
+
+
+def listen(settings: ServerSettings) -> list[socket.socket]:
+    """Listen on the unix socket of the state directory, and on TCP if a host is set."""
+    sockets = [_unix(socket_path(settings.home))]
+    if settings.host is not None:
+        sockets.append(endpoint.listen(settings.host, settings.port))
+    return sockets
+
+
+def _unix(path: str) -> socket.socket:
+    # We own the state directory, so an existing socket is left over from an earlier server.
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+        try:
+            # A short name for a path of any length: socket addresses have at most 107 bytes.
+            listener.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        finally:
+            os.close(directory)
+    finally:
+        os.umask(before)
+    listener.listen(endpoint.BACKLOG)
+    return listener

@@ -1,1 +1,0 @@
-"""Traffic with real providers of models, kept in a file and given back without them."""

@@ -1,0 +1,241 @@
+"""Bounded output: head, tail and marker in memory, the whole on disk, text at the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from smokebox.runtime.output import FLUSH_SIZE, Collector, Decoder, Output
+from smokebox.runtime.spill import Spill, SpillFolder
+
+
+def collect(output: Output, data: bytes, step: int) -> None:
+    for start in range(0, len(data), step):
+        output.feed(data[start : start + step])
+        if output.due:
+            output.flush()
+
+
+def test_short_output_is_kept_whole_and_needs_no_file() -> None:
+    output = Output(SpillFolder(), limit=10)
+    collect(output, b"0123456789", 3)
+    captured = output.finish()
+    assert (captured.text, captured.truncated, captured.file) == ("0123456789", False, None)
+
+
+def test_no_output_is_empty_text() -> None:
+    assert Output(SpillFolder()).finish().text == ""
+
+
+def test_long_output_keeps_head_and_tail_around_a_marker() -> None:
+    folder = SpillFolder()
+    output = Output(folder, limit=8)
+    collect(output, b"abcdefghijklmnop", 5)
+    captured = output.finish()
+    head, marker, tail = captured.text.split("\n")
+    assert (head, tail, captured.truncated) == ("abcd", "mnop", True)
+    assert marker == f"[smokebox: 8 bytes left out here; the whole stream is in {captured.file}]"
+    folder.close()
+
+
+@pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
+def test_the_file_holds_the_whole_stream(step: int) -> None:
+    folder = SpillFolder()
+    output = Output(folder, limit=1000)
+    data = os.urandom(20_000)
+    collect(output, data, step)
+    captured = output.finish()
+    assert captured.file is not None
+    assert Path(captured.file).read_bytes() == data
+    folder.close()
+
+
+def test_memory_does_not_grow_with_the_stream() -> None:
+    folder = SpillFolder()
+    output = Output(folder, limit=1 << 20)
+    for _ in range(200):
+        output.feed(bytes(1 << 18))
+        if output.due:
+            output.flush()
+    held = sum(map(len, (*output._head, *output._tail, *output._waiting)))
+    assert held <= (1 << 20) + 2 * FLUSH_SIZE
+    folder.close()
+
+
+@pytest.mark.parametrize("limit", range(8, 40))
+def test_no_character_is_cut_at_the_marker(limit: int) -> None:
+    output = Output(SpillFolder(), limit=limit)
+    collect(output, "aé€😀".encode() * 10, 3)
+    text = output.finish().text
+    assert "�" not in text
+    assert text.startswith("aé")
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_the_marker_counts_exactly_what_is_left_out(limit: int) -> None:
+    output = Output(SpillFolder(), limit=limit)
+    data = "€é".encode() * 20
+    collect(output, data, 6)
+    head, marker, tail = output.finish().text.split("\n")
+    count = int(marker.split()[1])
+    assert count == len(data) - len(head.encode()) - len(tail.encode())
+
+
+def test_bytes_that_are_not_utf8_are_replaced() -> None:
+    output = Output(SpillFolder())
+    output.feed(b"a\xff\xfeb")
+    assert output.finish().text == "a��b"
+
+
+def test_a_decoder_waits_for_the_rest_of_a_character() -> None:
+    decoder = Decoder()
+    parts = [decoder.feed(bytes([byte])) for byte in "é€😀".encode()]
+    assert [part for part in parts if part] == ["é", "€", "😀"]
+    assert decoder.finish() == ""
+
+
+def test_a_decoder_replaces_a_character_that_never_ends() -> None:
+    decoder = Decoder()
+    assert decoder.feed("€".encode()[:2]) == ""
+    assert decoder.finish() == "�"
+
+
+def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
+    folder = SpillFolder()
+    output = Output(folder, limit=8)
+    collect(output, b"0123456789", 5)
+    output.abandon()
+    path = tmp_path / "stream"
+    output._spill = Spill(folder, str(path), str(path), FileIO("/dev/full", "w"))
+    collect(output, b"abcdefghij", 5)
+    captured = output.finish()
+    assert captured.file is None
+    assert (
+        captured.text
+        == "0123\n[smokebox: 12 bytes left out here; the whole stream was not kept]\nghij"
+    )
+
+
+def test_no_place_for_files_costs_the_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    output = Output(SpillFolder(), limit=4)
+    output.feed(b"0123456789")
+    captured = output.finish()
+    assert captured.truncated
+    assert captured.file is None
+
+
+def test_a_stream_beyond_the_folders_limit_is_not_kept() -> None:
+    folder = SpillFolder(max_bytes=100)
+    output = Output(folder, limit=10)
+    output.feed(bytes(101))
+    assert output.finish().file is None
+    folder.close()
+
+
+def spilled(folder: SpillFolder, size: int) -> Path:
+    output = Output(folder, limit=1)
+    output.feed(bytes(size))
+    file = output.finish().file
+    assert file is not None
+    return Path(file)
+
+
+def test_the_oldest_files_make_room_when_there_are_too_many() -> None:
+    folder = SpillFolder(max_files=2)
+    files = [spilled(folder, 10) for _ in range(3)]
+    assert [file.exists() for file in files] == [False, True, True]
+    folder.close()
+
+
+def test_the_oldest_files_make_room_when_they_are_too_large() -> None:
+    folder = SpillFolder(max_bytes=100)
+    files = [spilled(folder, 40) for _ in range(3)]
+    assert [file.exists() for file in files] == [False, True, True]
+    folder.close()
+
+
+def test_files_are_private_to_the_user() -> None:
+    folder = SpillFolder()
+    file = spilled(folder, 10)
+    assert file.stat().st_mode & 0o077 == 0
+    assert file.parent.stat().st_mode & 0o077 == 0
+    folder.close()
+
+
+def test_closing_removes_everything_and_can_be_repeated() -> None:
+    folder = SpillFolder()
+    file = spilled(folder, 10)
+    folder.close()
+    folder.close()
+    assert not file.parent.exists()
+
+
+def test_an_abandoned_stream_leaves_no_file() -> None:
+    folder = SpillFolder()
+    output = Output(folder, limit=1)
+    output.feed(b"12345")
+    output.flush()
+    assert output._spill is not None
+    path = Path(output._spill.path)
+    output.abandon()
+    assert not path.exists()
+    folder.close()
+
+
+def test_a_folder_goes_with_its_last_reference() -> None:
+    folder = SpillFolder()
+    place = spilled(folder, 10).parent
+    del folder
+    gc.collect()
+    assert not place.exists()
+
+
+def test_a_closed_folder_can_be_used_again() -> None:
+    folder = SpillFolder()
+    spilled(folder, 10)
+    folder.close()
+    assert spilled(folder, 10).exists()
+    folder.close()
+
+
+async def test_a_collector_keeps_the_streams_apart() -> None:
+    collector = Collector(SpillFolder())
+    await collector.feed("stdout", b"out")
+    await collector.feed("stderr", b"err")
+    await collector.feed("stdout", b"put")
+    collected = await collector.finish()
+    assert (collected.stdout.text, collected.stderr.text) == ("output", "err")
+
+
+async def test_a_collector_spills_while_it_is_fed() -> None:
+    folder = SpillFolder()
+    collector = Collector(folder, limit=1000)
+    pieces = [os.urandom(1 << 20) for _ in range(20)]
+    for piece in pieces:
+        await collector.feed("stderr", piece)
+    file = (await collector.finish()).stderr.file
+    assert file is not None
+    assert await asyncio.to_thread(Path(file).read_bytes) == b"".join(pieces)
+    folder.close()
+
+
+def test_dropping_a_file_under_its_writer_is_safe() -> None:
+    folder = SpillFolder()
+    for _ in range(20):
+        spill = folder.open()
+        writer = threading.Thread(target=spill.write, args=([bytes(1 << 20)] * 4,))
+        writer.start()
+        folder.discard(spill)
+        writer.join()
+        assert spill._file.closed
+        assert not os.path.exists(spill.path)
+    folder.close()
