@@ -44,7 +44,7 @@ soak: $(VENV)/.installed-dev
 	@SMOKEBOX_CRASH_ROUNDS=500 $(BIN)/python -m pytest tests/crash
 	@SMOKEBOX_SOAK=1 $(BIN)/python -m pytest $(PARALLEL) \
 		tests/engine/test_leftovers.py tests/engine/terminals tests/server/test_schemathesis.py \
-		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_ordinary_user.py tests/app/test_load.py
+		tests/engine/mounts tests/sandbox/test_bucket.py tests/integrations/test_unprivileged.py tests/app/test_load.py
 
 check: lint test
 

@@ -1,12 +1,12 @@
-"""What serving agents costs, beside pyflue's server, with the same server of models behind both.
+"""Overhead of serving agents, compared with pyflue, with the same model server behind both.
 
     python bench/app.py [--admissions 400] [--readers 100] [--lines 100] [--rounds 15]
 
-Admissions are messages accepted for work that goes on by itself: ours are on the disk before
-the answer, pyflue's are in its memory. The time to the first token is that from a POST to the
-first piece of the answer, less what the model itself takes. Fan-out is how many lines of a run
-reach all who watch it, each second. pyflue wants another version of Pydantic AI than we do, so
-it has an environment of its own, made at the first run. Each server is a process of its own.
+Admissions are messages accepted for background work: ours are on disk before the response,
+pyflue's are in memory. The time to the first token is that from a POST to the first piece of the
+reply, minus the model's own. Fan-out is the number of log lines of a run that reach all watchers
+each second. pyflue needs another version of Pydantic AI, so it has its own environment, created by
+the first run. Each server is a separate process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+
+from table import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -81,24 +82,24 @@ MODELS = """
 import asyncio, sys
 from smokebox.testing import FakeModelServer, Turn, last_text
 
-def answer(request):
+def reply(request):
     return Turn("A short answer. " * 4, delay=20 if "slow" in last_text(request) else 0)
 
 async def main():
-    async with FakeModelServer(then=answer) as server:
+    async with FakeModelServer(then=reply) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
 """
-# How each is asked, and which of its events has words of the answer.
+# Paths of each server, and the events that have text of the reply.
 DISPATCH = {"ours": "/agents/echo/{id}", "pyflue": "/agents/echo/{id}/dispatch"}
 STREAM = {"ours": "/runs/{id}", "pyflue": "/runs/{id}/stream"}
 WORDS = {"ours": (b"event: reply_delta", b"event: reply_ended"), "pyflue": (b"A short",)}
 
 
 def peer_python() -> str:
-    """The interpreter that has the peer."""
+    """Return the interpreter with pyflue, which is installed by the first run."""
     home = Path(sys.prefix) / "pyflue"
     python = home / "bin" / "python"
     if not (home / ".installed").exists():
@@ -108,14 +109,9 @@ def peer_python() -> str:
     return str(python)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def models() -> AsyncIterator[str]:
-    """A server of models; gives its URL."""
+    """Run a model server and yield its URL."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", MODELS, stdout=subprocess.PIPE
     )
@@ -128,27 +124,27 @@ async def models() -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def server(who: str, model_url: str) -> AsyncIterator[tuple[str, Path]]:
-    """A fresh project that is served; gives its URL and its folder."""
+async def server(framework: str, model_url: str) -> AsyncIterator[tuple[str, Path]]:
+    """Serve a new project and yield its URL and its folder."""
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_port()
-        for path, text in FILES[who].items():
+        for path, text in FILES[framework].items():
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(text.replace("MODELS", model_url))
-        python = sys.executable if who == "ours" else peer_python()
+        python = sys.executable if framework == "ours" else peer_python()
         env = {**os.environ, "OPENAI_API_KEY": "test-key", "SMOKEBOX_HOME": name}
-        if who == "pyflue":
+        if framework == "pyflue":
             env["OPENAI_BASE_URL"] = f"{model_url}/v1"
         process = await asyncio.create_subprocess_exec(
-            python, "-c", SERVE[who], str(port), cwd=folder, env=env
+            python, "-c", SERVE[framework], str(port), cwd=folder, env=env
         )
         url = f"http://127.0.0.1:{port}"
         try:
             async with aiohttp.ClientSession() as http:
                 while True:
                     with contextlib.suppress(aiohttp.ClientError):
-                        async with http.get(f"{url}/health") as answer:
-                            assert answer.status == 200
+                        async with http.get(f"{url}/health") as response:
+                            assert response.status == 200
                             break
                     await asyncio.sleep(0.05)
             yield url, folder
@@ -157,18 +153,18 @@ async def server(who: str, model_url: str) -> AsyncIterator[tuple[str, Path]]:
             await process.wait()
 
 
-async def admissions(who: str, url: str, count: int) -> float:
-    """Messages accepted in a second, by 32 who send."""
+async def admissions(framework: str, url: str, count: int) -> float:
+    """Return the number of messages accepted per second, sent by 32 clients."""
     async with aiohttp.ClientSession() as http:
 
         async def send(number: int) -> None:
-            path = DISPATCH[who].format(id=f"c{number % 50}")
-            body = {"message": SLOW, "input": SLOW} if who == "pyflue" else {"message": SLOW}
-            async with http.post(url + path, json=body) as answer:
-                assert answer.status == 202, await answer.text()
+            path = DISPATCH[framework].format(id=f"c{number % 50}")
+            body = {"message": SLOW, "input": SLOW} if framework == "pyflue" else {"message": SLOW}
+            async with http.post(url + path, json=body) as response:
+                assert response.status == 202, await response.text()
 
-        # What is imported at the first answer has been by then.
-        await first_token(who, http, url, "warm")
+        # The first reply imports the SDK of the model.
+        await first_token(framework, http, url, "warm")
         started = time.perf_counter()
         await spread(send, count, 32)
         return count / (time.perf_counter() - started)
@@ -184,28 +180,30 @@ async def spread(work: Callable[[int], Awaitable[None]], count: int, at_once: in
     await asyncio.gather(*(one() for _ in range(at_once)))
 
 
-async def first_token(who: str, http: aiohttp.ClientSession, url: str, id: str) -> float:
-    """From a POST to the first words of its answer."""
+async def first_token(framework: str, http: aiohttp.ClientSession, url: str, id: str) -> float:
+    """Return the time from a POST to the first text of the reply."""
     started = time.perf_counter()
     path = f"{url}/agents/echo/{id}"
-    async with http.post(path, json={"message": "hello"}, headers=EVENTS) as answer:
-        return await until(answer, WORDS[who], started)
+    async with http.post(path, json={"message": "hello"}, headers=EVENTS) as response:
+        return await time_to(response, WORDS[framework], started)
 
 
-async def of_model(http: aiohttp.ClientSession, model_url: str) -> float:
-    """The same of the model itself."""
+async def first_token_of_model(http: aiohttp.ClientSession, model_url: str) -> float:
+    """Return the same for a request to the model server itself."""
     body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hello"}]}
     headers = {"authorization": "Bearer test-key"}
     started = time.perf_counter()
     path = f"{model_url}/v1/chat/completions"
-    async with http.post(path, json=body, headers=headers) as answer:
-        return await until(answer, (b"A short",), started)
+    async with http.post(path, json=body, headers=headers) as response:
+        return await time_to(response, (b"A short",), started)
 
 
-async def until(answer: aiohttp.ClientResponse, words: tuple[bytes, ...], started: float) -> float:
-    assert answer.status == 200, await answer.text()
+async def time_to(
+    response: aiohttp.ClientResponse, words: tuple[bytes, ...], started: float
+) -> float:
+    assert response.status == 200, await response.text()
     seen, took = b"", None
-    async for data in answer.content.iter_any():
+    async for data in response.content.iter_any():
         seen += data
         if took is None and any(word in seen for word in words):
             took = time.perf_counter() - started
@@ -213,19 +211,19 @@ async def until(answer: aiohttp.ClientResponse, words: tuple[bytes, ...], starte
     return took
 
 
-async def fan_out(who: str, url: str, folder: Path, readers: int, lines: int) -> float:
-    """Lines that reach somebody in a second."""
+async def fan_out(framework: str, url: str, folder: Path, readers: int, lines: int) -> float:
+    """Return the number of lines per second that reach all readers."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        async with http.post(f"{url}/workflows/report", json={"lines": lines}) as answer:
-            told: Any = await answer.json()
-        path = STREAM[who].format(id=told["id"] if who == "ours" else told["run_id"])
+        async with http.post(f"{url}/workflows/report", json={"lines": lines}) as response:
+            run: Any = await response.json()
+        path = STREAM[framework].format(id=run["id"] if framework == "ours" else run["run_id"])
         ready = asyncio.Semaphore(0)
 
         async def read() -> None:
-            async with http.get(url + path, headers=EVENTS) as answer:
+            async with http.get(url + path, headers=EVENTS) as response:
                 seen = b""
-                async for data in answer.content.iter_any():
+                async for data in response.content.iter_any():
                     if not seen:
                         ready.release()
                     seen += data
@@ -249,19 +247,19 @@ async def main() -> None:
     parser.add_argument("--only", choices=["ours", "pyflue"])
     options = parser.parse_args()
     print(f"{'':10} {'admissions/s':>14} {'first token, ms more':>22} {'lines/s to readers':>20}")
-    for who in [options.only] if options.only else ["ours", "pyflue", "ours", "pyflue"]:
+    for framework in [options.only] if options.only else ["ours", "pyflue", "ours", "pyflue"]:
         async with models() as model_url:
-            async with server(who, model_url) as (url, _), aiohttp.ClientSession() as http:
+            async with server(framework, model_url) as (url, _), aiohttp.ClientSession() as http:
                 own, times = [], []
                 for number in range(options.rounds):
-                    own.append(await of_model(http, model_url))
-                    times.append(await first_token(who, http, url, f"t{number % 3}"))
+                    own.append(await first_token_of_model(http, model_url))
+                    times.append(await first_token(framework, http, url, f"t{number % 3}"))
                 more = statistics.median(times) - statistics.median(own)
-            async with server(who, model_url) as (url, _):
-                rate = await admissions(who, url, options.admissions)
-            async with server(who, model_url) as (url, folder):
-                reach = await fan_out(who, url, folder, options.readers, options.lines)
-        print(f"{who:10} {rate:14.0f} {more * 1e3:22.1f} {reach:20.0f}", flush=True)
+            async with server(framework, model_url) as (url, _):
+                rate = await admissions(framework, url, options.admissions)
+            async with server(framework, model_url) as (url, folder):
+                reach = await fan_out(framework, url, folder, options.readers, options.lines)
+        print(f"{framework:10} {rate:14.0f} {more * 1e3:22.1f} {reach:20.0f}", flush=True)
 
 
 asyncio.run(main())

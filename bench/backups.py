@@ -1,12 +1,11 @@
-"""Making and restoring backups, beside the tools that one would use by hand, in the same run.
+"""Backups, compared with tools that one would use by hand.
 
     python bench/backups.py [--rounds 5]
 
-Two trees: many small files, and few large ones. The peers work on a plain directory of this
-host, on the same disk; ours work on the same files in a running sandbox, from outside and by the
-SDK's server's engine, with checksum, manifest and fsync. `tar | zstd` has the same level and
-threads, and is asked to fsync as well. A ratio is our time divided by theirs: below 1 we are
-faster. Sizes are of what is kept.
+There are two trees: many small files, and few large ones. The other tools work on a directory of
+this host on the same disk; ours works on the same files in a running sandbox, with checksum,
+manifest and fsync. `tar | zstd` has the same level and threads, and an fsync as well. A ratio is our
+time divided by theirs: below 1 we are faster. Sizes are those of the archives.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ WORDS = [f"word{number} " for number in range(2000)]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A tool: how it packs a tree, and how it unpacks that into an empty directory."""
+class Tool:
+    """A tool, with its commands to pack a tree and to unpack it into an empty directory."""
 
     name: str
     needs: str
@@ -43,33 +42,33 @@ class Peer:
     unpack: str
 
 
-# {tree} is what to pack, {kept} where that goes, {out} an empty directory.
-PEERS = (
-    Peer(
+# {tree} is the source, {archive} the result, {out} an empty directory.
+TOOLS = (
+    Tool(
         "tar | zstd -3 -T2",
         "zstd",
-        "tar -C {tree} -cf - . | zstd -3 -T2 -q -f -o {kept} && sync {kept}",
-        "zstd -dc {kept} | tar -C {out} -xf -",
+        "tar -C {tree} -cf - . | zstd -3 -T2 -q -f -o {archive} && sync {archive}",
+        "zstd -dc {archive} | tar -C {out} -xf -",
     ),
-    Peer(
+    Tool(
         "mksquashfs zstd 3",
         "mksquashfs",
-        "rm -f {kept}; mksquashfs {tree} {kept} -comp zstd -Xcompression-level 3 -quiet "
-        "-no-progress >/dev/null && sync {kept}",
-        "unsquashfs -quiet -no-progress -f -d {out} {kept} >/dev/null",
+        "rm -f {archive}; mksquashfs {tree} {archive} -comp zstd -Xcompression-level 3 -quiet "
+        "-no-progress >/dev/null && sync {archive}",
+        "unsquashfs -quiet -no-progress -f -d {out} {archive} >/dev/null",
     ),
-    Peer(
+    Tool(
         "restic",
         "restic",
-        "rm -rf {kept}; restic -q -r {kept} init >/dev/null && "
-        "cd {tree} && restic -q -r {kept} backup . >/dev/null",
-        "restic -q -r {kept} restore latest --target {out} >/dev/null",
+        "rm -rf {archive}; restic -q -r {archive} init >/dev/null && "
+        "cd {tree} && restic -q -r {archive} backup . >/dev/null",
+        "restic -q -r {archive} restore latest --target {out} >/dev/null",
     ),
 )
 
 
 def fill(folder: Path, files: int, size: int) -> None:
-    """Make files of text that compresses about as source code does, and some that do not."""
+    """Create files that compress about as well as source code, and some that do not compress."""
     chance = random.Random(7)
     for number in range(files):
         path = folder / f"d{number % 97}" / f"e{number % 7}" / f"{number}.txt"
@@ -82,7 +81,7 @@ def fill(folder: Path, files: int, size: int) -> None:
 
 
 def shell(command: str, base: Path) -> Callable[[], None]:
-    words = {"tree": base / "tree", "kept": base / "kept", "out": base / "out"}
+    words = {"tree": base / "tree", "archive": base / "archive", "out": base / "out"}
     env = {**os.environ, "RESTIC_PASSWORD": "x", "RESTIC_CACHE_DIR": str(base / "cache")}
 
     def run() -> None:
@@ -91,8 +90,8 @@ def shell(command: str, base: Path) -> Callable[[], None]:
     return run
 
 
-async def packed(tree: Path) -> AsyncIterator[bytes]:
-    """A tree as one tar archive."""
+async def tar_stream(tree: Path) -> AsyncIterator[bytes]:
+    """Yield a tree as one tar archive."""
     words = ["tar", "-C", str(tree), "-cf", "-", "."]
     yield subprocess.run(words, check=True, capture_output=True).stdout
 
@@ -104,34 +103,34 @@ def size_of(path: Path) -> int:
 
 
 class Ours:
-    """The same tree in a sandbox."""
+    """Backups of the same tree in a sandbox."""
 
     def __init__(self, host: Host, sandbox: Sandbox) -> None:
         self._host = host
         self._sandbox = sandbox
-        self.kept: list[str] = []
+        self.ids: list[str] = []
         self.size = 0
 
     async def create(self) -> None:
-        """Make a backup."""
+        """Create a backup."""
         backup = await self._sandbox.backups.create()
-        self.kept.append(backup.id)
+        self.ids.append(backup.id)
         self.size = backup.size
 
     async def restore(self) -> None:
-        """Restore the last one, over what is there."""
-        await self._sandbox.backups.restore(self.kept[-1])
+        """Restore the last backup over the existing files."""
+        await self._sandbox.backups.restore(self.ids[-1])
 
-    async def forget(self) -> None:
-        """Remove all but the last one."""
-        for id in self.kept[:-1]:
+    async def delete_old(self) -> None:
+        """Delete all but the last backup."""
+        for id in self.ids[:-1]:
             await self._host.backups.delete(id)
-        del self.kept[:-1]
+        del self.ids[:-1]
 
 
-async def measure(table: Table, base: Path, peer: Peer, ours: Ours, rounds: int) -> None:
+async def measure(table: Table, base: Path, tool: Tool, ours: Ours, rounds: int) -> None:
     out = base / "out"
-    pack, unpack = shell(peer.pack, base), shell(peer.unpack, base)
+    pack, unpack = shell(tool.pack, base), shell(tool.unpack, base)
 
     async def their_pack() -> None:
         await asyncio.to_thread(pack)
@@ -143,14 +142,16 @@ async def measure(table: Table, base: Path, peer: Peer, ours: Ours, rounds: int)
         await asyncio.to_thread(shutil.rmtree, out, ignore_errors=True)
         out.mkdir()
 
-    ours_made, theirs_made = await in_turns(ours.create, their_pack, repeats=rounds)
-    await ours.forget()
-    # In turns with emptying, which is not counted.
-    ours_back, theirs_back, _ = await in_turns(ours.restore, their_unpack, empty, repeats=rounds)
-    table.line(f"  create, beside {peer.name}", ours_made, to=peer.name, other=theirs_made)
-    table.line(f"  restore, beside {peer.name}", ours_back, to=peer.name, other=theirs_back)
-    kept = size_of(base / "kept")
-    table.text(f"  size: {ours.size >> 10} KiB, theirs {kept >> 10} KiB ({ours.size / kept:.2f})")
+    our_packs, their_packs = await in_turns(ours.create, their_pack, repeats=rounds)
+    await ours.delete_old()
+    # Emptying the directory is not counted.
+    our_unpacks, their_unpacks, _ = await in_turns(
+        ours.restore, their_unpack, empty, repeats=rounds
+    )
+    table.line(f"  create, beside {tool.name}", our_packs, to=tool.name, other=their_packs)
+    table.line(f"  restore, beside {tool.name}", our_unpacks, to=tool.name, other=their_unpacks)
+    size = size_of(base / "archive")
+    table.text(f"  size: {ours.size >> 10} KiB, theirs {size >> 10} KiB ({ours.size / size:.2f})")
 
 
 async def main(rounds: int) -> None:
@@ -166,13 +167,13 @@ async def main(rounds: int) -> None:
             fill(base / "tree", files, size)
             async with await Host.open(base / "home", pool=0) as host:
                 sandbox = await host.create("bench", limits={"disk": None})
-                await sandbox.files.upload_tar("/workspace", packed(base / "tree"))
+                await sandbox.files.upload_tar("/workspace", tar_stream(base / "tree"))
                 ours = Ours(host, sandbox)
-                for peer in PEERS:
-                    if shutil.which(peer.needs) is None:
-                        table.text(f"  {peer.name}: not installed")
+                for tool in TOOLS:
+                    if shutil.which(tool.needs) is None:
+                        table.text(f"  {tool.name}: not installed")
                         continue
-                    await measure(table, base, peer, ours, rounds)
+                    await measure(table, base, tool, ours, rounds)
 
 
 if __name__ == "__main__":

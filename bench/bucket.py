@@ -1,14 +1,13 @@
-"""Listing and searching objects on a real S3 server, beside s3fs in the same run.
+"""Listing and searching objects on a real S3 server, compared with s3fs.
 
     python bench/bucket.py [--objects 1000] [--rounds 5]
 
-The server is SeaweedFS on the loopback, on the same cores as both clients. What each line
-measures is in its name; s3fs is asked with its listing cache off, as ours is off between
-commands. "first" starts from a client that has not connected yet. The grep of an s3fs user is
-the loop over `find()` with `open()`, the one with `cat_file()`, or one concurrent `cat()`.
-"the server alone" is the same listing, signed beforehand and its answer thrown away: no client
-can be faster, and what is above it is the client's own time. Each figure is the best of the
-rounds, in milliseconds; a ratio is theirs divided by ours.
+The server is SeaweedFS on the loopback interface. The listing cache of s3fs is off, as ours is
+between commands. "first" starts with a client that has not connected yet. The grep of an s3fs user
+is a loop over `find()` with `open()` or with `cat_file()`, or one concurrent `cat()`. "the server
+alone" is the same listing, signed in advance and with its response discarded: the lower bound of
+any client. Each figure is the best of the rounds in milliseconds; a ratio is theirs divided by
+ours.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def fill(seaweed: SeaweedServer, objects: int) -> None:
 
 
 def ours(seaweed: SeaweedServer) -> BucketSandbox:
-    # A cache would make the second round free, and s3fs has none.
+    # A small cache: s3fs has none, and a large one would make the second round free.
     return bucket(
         NAME,
         endpoint=seaweed.endpoint,
@@ -83,13 +82,13 @@ def theirs(seaweed: SeaweedServer) -> s3fs.S3FileSystem:
 
 
 def shell_count(seaweed: SeaweedServer, command: str, sandbox: BucketSandbox | None = None) -> Work:
-    """How many lines a command prints, in a sandbox of its own or a given one."""
+    """Return a job that runs a command which prints a count, in a new sandbox or in `sandbox`."""
 
     async def work() -> int:
-        used = sandbox or ours(seaweed)
-        result = await used.exec(command)
+        opened = sandbox or ours(seaweed)
+        result = await opened.exec(command)
         if sandbox is None:
-            await used.aclose()
+            await opened.aclose()
         assert result.success, result.stderr
         return int(result.stdout)
 
@@ -104,9 +103,9 @@ def glob_count(sandbox: BucketSandbox) -> Work:
 
 
 def server_alone(seaweed: SeaweedServer, objects: int) -> Work:
-    # The bucket's name goes into the address as it is, and with it the query to be signed.
-    tap = connect(seaweed, f"{NAME}?list-type=2&max-keys={objects}&prefix=docs")
-    url = urlsplit(obstore.sign(tap, "GET", "", timedelta(hours=1)))
+    # The name of the bucket is not escaped in the URL, so the query to sign can be part of it.
+    store = connect(seaweed, f"{NAME}?list-type=2&max-keys={objects}&prefix=docs")
+    url = urlsplit(obstore.sign(store, "GET", "", timedelta(hours=1)))
     connection = HTTPConnection(url.netloc)
 
     def count() -> int:
@@ -140,9 +139,9 @@ async def best(work: Work, rounds: int, expected: int) -> float:
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
-        answer = await work()
+        result = await work()
         times.append(time.perf_counter() - began)
-        assert answer == expected, f"{answer} is not {expected}"
+        assert result == expected, f"{result} is not {expected}"
     return min(times) * 1000
 
 

@@ -1,10 +1,9 @@
-"""How long the verbs of the command line take that ask a server something once.
+"""Time of commands of the command line that send one request to a server.
 
     python bench/command_line.py [--repeats 20]
 
-Each is a process of its own, as a person starts it, from its start to its end, measured in
-turns with a Python that does nothing and with one that imports a library of HTTP. Bytecode is
-cached before, as it is where a package was installed.
+Each is a separate process, measured from start to end, alternating with a Python that does
+nothing and with one that imports an HTTP library. Bytecode is cached, as after an installation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from table import Table, Work, in_turns
 
 SMOKEBOX = str(Path(sys.executable).with_name("smokebox"))
-VERBS = {
+COMMANDS = {
     "ls": ["ls"],
     "info": ["info", "box"],
     "ps": ["ps", "box"],
@@ -40,7 +39,7 @@ async def process(*command: str) -> None:
 
 
 async def first_prompt() -> None:
-    """Open a shell in a terminal, until it shows something."""
+    """Open a shell in a terminal, and wait for its first output."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execv(SMOKEBOX, [SMOKEBOX, "sh", "box"])
@@ -50,7 +49,7 @@ async def first_prompt() -> None:
 
 
 async def main() -> None:
-    """Run all comparisons."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
@@ -67,22 +66,22 @@ async def main() -> None:
 
 
 async def compare(process_id: str, copy: str, repeats: int) -> None:
-    """Measure every verb."""
+    """Measure every command."""
     table = Table()
     python = functools.partial(process, sys.executable, "-c", "pass")
     library = functools.partial(process, sys.executable, "-c", "import aiohttp")
-    given = {"PROCESS": process_id, "COPY": copy}
-    verbs: dict[str, Work] = {
-        name: functools.partial(process, SMOKEBOX, *[given.get(word, word) for word in words])
-        for name, words in VERBS.items()
+    values = {"PROCESS": process_id, "COPY": copy}
+    commands: dict[str, Work] = {
+        name: functools.partial(process, SMOKEBOX, *[values.get(word, word) for word in words])
+        for name, words in COMMANDS.items()
     }
-    verbs["sh, to its prompt"] = first_prompt
-    # Once before, for the caches of files.
-    await in_turns(*verbs.values(), library, repeats=1)
-    nothing, imported, *times = await in_turns(python, library, *verbs.values(), repeats=repeats)
+    commands["sh, to its prompt"] = first_prompt
+    # Once before, to fill the page cache.
+    await in_turns(*commands.values(), library, repeats=1)
+    nothing, imported, *times = await in_turns(python, library, *commands.values(), repeats=repeats)
     table.line("import aiohttp", imported, to="python -c pass", other=nothing)
-    for name, taken in zip(verbs, times, strict=True):
-        table.line(name, taken, to="python -c pass", other=nothing)
+    for name, measured in zip(commands, times, strict=True):
+        table.line(name, measured, to="python -c pass", other=nothing)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Run a benchmark of two checkouts in turns, and print how the second compares with the first.
+"""Run a benchmark of two checkouts alternately, and print the ratio of their times.
 
     python bench/compare.py BEFORE AFTER engine [--rounds 7] [-- --repeats 10 --live 1 10]
 
-BEFORE and AFTER are checkouts, each with its own `.venv`; what follows `--` are options of both
-benchmarks. A round runs before, after, and before once more. `ratio` is the time of after divided
-by that of before, medians of all rounds; rates count as the time of one, so that above 1 is slower.
-`spread` is what before against before gives: its runs are split into two halves in every way, and
-95 of 100 splits differ by less. A line is marked SLOWER when its ratio is above both 1.05 and the
-spread; then the exit code is 1.
+BEFORE and AFTER are checkouts, each with its own `.venv`; options after `--` are passed to the
+benchmark. A round runs before, after, and before again. `ratio` is the median time of after divided
+by that of before; rates are converted to times, so that above 1 is always slower. `spread` compares
+before with itself: for all splits of its runs into two halves, the 95th percentile of their ratio.
+A line is marked SLOWER if its ratio is above both 1.05 and the spread; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-# Where the benchmarks put the number: after a name of 42 characters, or of 20 in virtual.py.
+# Width of the names before the numbers: 42 characters, or 20 in virtual.py.
 NAME, SHORT_NAME, CELL = 42, 20, 12
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MEDIAN = re.compile(r"p50 (\d+(?:\.\d+)?) ms")
@@ -33,10 +32,10 @@ Figures = dict[str, float]
 
 
 def run(checkout: Path, bench: str, options: list[str]) -> Figures:
-    """Run a benchmark of a checkout, and return the number of each of its lines."""
+    """Run the benchmark of a checkout, and return the figure of each line."""
     python = checkout / ".venv/bin/python"
     command = [str(python), str(checkout / "bench" / f"{bench}.py"), *options]
-    # A benchmark may end with 1 because its own goal was missed.
+    # A benchmark may exit with 1 because it missed its goal.
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, env=environment)
     figures = read(done.stdout)
@@ -46,7 +45,7 @@ def run(checkout: Path, bench: str, options: list[str]) -> Figures:
 
 
 def read(text: str) -> Figures:
-    """Return the numbers in what a benchmark printed; a rate is the seconds of one."""
+    """Parse the output of a benchmark; a rate becomes a time."""
     figures: Figures = {}
     totals = False
     for line in text.splitlines():
@@ -65,13 +64,13 @@ def read(text: str) -> Figures:
         elif median:
             figures[name] = float(median[1])
         else:
-            # A harness's line ends with the time of all turns.
+            # The total is at the end of a line of harness.py.
             figures[name] = float(numbers[-1 if totals else 0])
     return {name: figure for name, figure in figures.items() if figure > 0}
 
 
 def spread(figures: list[float]) -> float:
-    """Return the ratio which 95 of 100 splits of some figures into two halves stay below."""
+    """Return the 95th percentile of the ratio between two halves of the figures."""
     ratios = []
     indices = range(len(figures))
     for half in itertools.combinations(indices, len(figures) // 2):
@@ -82,7 +81,7 @@ def spread(figures: list[float]) -> float:
 
 
 def report(before: dict[str, list[float]], after: dict[str, list[float]]) -> bool:
-    """Print a line for each figure of both; whether none is slower."""
+    """Print a line for each figure; return True if none is slower."""
     print(f"{'job':{NAME}} {'before':>11} {'after':>11} {'ratio':>6} {'spread':>7}")
     fine = True
     for name, figures in before.items():
@@ -101,23 +100,23 @@ def report(before: dict[str, list[float]], after: dict[str, list[float]]) -> boo
 
 
 def main() -> None:
-    """Read the arguments, run the rounds, and report."""
+    """Run the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("bench", help="the name of a script in bench/, such as engine")
     parser.add_argument("--rounds", type=int, default=7)
-    # argparse takes what follows `--` for arguments that come before it.
+    # argparse would take options after `--` as positional arguments.
     own = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:]))
     arguments, options = parser.parse_args(own), sys.argv[len(own) + 2 :]
     before: dict[str, list[float]] = defaultdict(list)
     after: dict[str, list[float]] = defaultdict(list)
     for number in range(arguments.rounds):
-        for checkout, into in (("before", before), ("after", after), ("before", before)):
+        for checkout, figures in (("before", before), ("after", after), ("before", before)):
             print(f"round {number + 1} of {arguments.rounds}: {checkout}", file=sys.stderr)
             path = getattr(arguments, checkout).resolve()
             for name, figure in run(path, arguments.bench, options).items():
-                into[name].append(figure)
+                figures[name].append(figure)
     sys.exit(0 if report(before, after) else 1)
 
 

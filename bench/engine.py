@@ -1,10 +1,10 @@
-"""What a Linux sandbox costs, beside a bare fork and exec, and beside other runtimes.
+"""Linux sandboxes compared with a bare fork and exec, and with other runtimes.
 
     python bench/engine.py [--repeats 40] [--live 1 10 100 200] [--tier namespaces]
 
-Every line is measured in turns with what it is compared to: `bare` is posix_spawn of
-/bin/true and waiting for it. Medians, with the tenth and the ninetieth percentile. crun,
-podman and docker run the same program where they are installed and work.
+Every job alternates with the one that it is compared to; `bare` is posix_spawn of /bin/true and
+waiting for it. Figures are medians with the 10th and 90th percentile. crun, podman and docker run
+the same program if they are installed and work.
 """
 
 from __future__ import annotations
@@ -34,54 +34,53 @@ AT_ONCE = 100
 
 
 class Sandboxes:
-    """Fresh sandboxes under numbered ids."""
+    """Creates sandboxes with numbered ids."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.made: list[Sandbox] = []
+        self.created: list[Sandbox] = []
 
     async def create(self) -> None:
-        """A sandbox that never was, to its first command."""
-        sandbox = self.host.sandbox(f"bench-{len(self.made)}")
-        self.made.append(sandbox)
+        """Create a sandbox and run its first command."""
+        sandbox = self.host.sandbox(f"bench-{len(self.created)}")
+        self.created.append(sandbox)
         await sandbox.exec(["/bin/true"])
 
     async def destroy(self) -> None:
-        """Every trace of the last one."""
-        await self.made.pop().destroy()
+        """Destroy the last one."""
+        await self.created.pop().destroy()
 
 
 async def creation(table: Table, home: Path, options: argparse.Namespace) -> None:
-    """From nothing to the first command, without a pool and from one."""
+    """Measure creation to the first command, without and with a pool."""
     for name, pool in (("create to first exec", 0), ("create to first exec, pool of 4", 4)):
         async with await Host.open(home, pool=pool, tier=options.tier) as host:
-            boxes = Sandboxes(host)
-            await boxes.create()
+            sandboxes = Sandboxes(host)
+            await sandboxes.create()
             ours: list[float] = []
             theirs: list[float] = []
-            jobs: list[tuple[Work, list[float]]] = [(boxes.create, ours), (bare, theirs)]
+            jobs: list[tuple[Work, list[float]]] = [(sandboxes.create, ours), (bare, theirs)]
             for _ in range(options.repeats // 2):
-                for job, into in jobs:
-                    # The pool fills meanwhile. What wakes an idle machine takes longer, so
-                    # both do.
+                for job, times in jobs:
+                    # Let the pool fill. Both wait, since an idle machine takes longer.
                     await asyncio.sleep(0.15 if pool else 0)
                     ((seconds,),) = await in_turns(job, repeats=1)
-                    into.append(seconds)
+                    times.append(seconds)
             table.line(name, ours, to="bare", other=theirs)
             if not pool:
-                (gone, bared_too) = await in_turns(
-                    boxes.destroy, bare, repeats=options.repeats // 2
+                (destroyed, bare_again) = await in_turns(
+                    sandboxes.destroy, bare, repeats=options.repeats // 2
                 )
-                table.line("destroy", gone, to="bare", other=bared_too)
+                table.line("destroy", destroyed, to="bare", other=bare_again)
                 for label, work in runtimes():
-                    (others, mine_again) = await in_turns(work, boxes.create, repeats=7)
-                    table.line(label, others, to="create to first exec", other=mine_again)
-            for sandbox in boxes.made:
+                    (others, ours_again) = await in_turns(work, sandboxes.create, repeats=7)
+                    table.line(label, others, to="create to first exec", other=ours_again)
+            for sandbox in sandboxes.created:
                 await sandbox.destroy()
 
 
 def runtimes() -> Iterator[tuple[str, Work]]:
-    """Other ways to run /bin/true in a fresh sandbox, those that work here."""
+    """Yield other runtimes that work here, each running /bin/true in a new container."""
     with tempfile.TemporaryDirectory() as folder:
         root = _root(Path(folder, "rootfs"))
         for name in ("podman", "docker", "crun", "runc"):
@@ -102,13 +101,13 @@ async def _run(command: list[str]) -> None:
 
 
 def _commands(name: str, program: str, root: Path) -> Iterator[list[str]]:
-    """How a runtime might be asked, from the plainest on."""
+    """Yield command lines of a runtime, the simplest first."""
     if name in ("podman", "docker"):
         packed = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True)
         image = "smokebox-bench:latest"
         subprocess.run([program, "import", "-", image], input=packed.stdout, capture_output=True)
         once = ["run", "--rm", "--network", "none"]
-        # Where the caller may not raise limits, theirs must not be above.
+        # A caller that may not raise limits cannot have its defaults.
         limits = ["--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4096:4096"]
         for before in ([program], [program, "--runtime", "runc"]):
             for options in (once, [*once, *limits]):
@@ -117,19 +116,19 @@ def _commands(name: str, program: str, root: Path) -> Iterator[list[str]]:
     bundle = root.parent
     subprocess.run([program, "spec"], cwd=bundle, capture_output=True)
     config = bundle / "config.json"
-    words = json.loads(config.read_text())
-    words["process"].update(args=["/bin/true"], terminal=False, rlimits=[])
-    words["mounts"] = [mount for mount in words["mounts"] if mount["type"] != "cgroup"]
-    config.write_text(json.dumps(words))
+    spec = json.loads(config.read_text())
+    spec["process"].update(args=["/bin/true"], terminal=False, rlimits=[])
+    spec["mounts"] = [mount for mount in spec["mounts"] if mount["type"] != "cgroup"]
+    config.write_text(json.dumps(spec))
     yield [program, "run", "-b", str(bundle), f"bench-{name}"]
-    # crun refuses a host that has both versions of cgroups, unless it sees one only.
+    # crun refuses a host with both cgroup versions, unless one is hidden.
     hide = 'umount /sys/fs/cgroup/unified && exec "$@"'
-    apart = ["unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh"]
-    yield [*apart, program, "run", "-b", str(bundle), f"bench-{name}"]
+    namespace = ["unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh"]
+    yield [*namespace, program, "run", "-b", str(bundle), f"bench-{name}"]
 
 
 def _root(folder: Path) -> Path:
-    """A root filesystem with /bin/true and what it needs, and nothing else."""
+    """Create a root filesystem with /bin/true and its libraries."""
     listed = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True).stdout
     for path in ("/bin/true", *(word for word in listed.split() if word.startswith("/"))):
         target = folder / path[1:]
@@ -139,12 +138,12 @@ def _root(folder: Path) -> Path:
 
 
 async def warm(table: Table, host: Host, repeats: int) -> None:
-    """Commands in a sandbox that runs."""
+    """Measure commands in a running sandbox."""
     sandbox = host.sandbox("warm")
     session = await sandbox.create_session()
     await sandbox.exec(["/bin/true"])
 
-    async def by_words() -> None:
+    async def by_arguments() -> None:
         await sandbox.exec(["/bin/true"])
 
     async def by_bash() -> None:
@@ -154,21 +153,21 @@ async def warm(table: Table, host: Host, repeats: int) -> None:
         await sandbox.exec("true", session=session)
 
     await in_session()
-    times = await in_turns(bare, by_words, by_bash, in_session, repeats=repeats * 5)
+    times = await in_turns(bare, by_arguments, by_bash, in_session, repeats=repeats * 5)
     table.line("warm exec of /bin/true", times[1], to="bare", other=times[0])
     table.line("warm exec of bash -c true", times[2], to="bare", other=times[0])
     table.line("warm exec in a session", times[3], to="bare", other=times[0])
 
 
 async def crowds(table: Table, host: Host, options: argparse.Namespace) -> None:
-    """How one sandbox answers beside many, and what an idle one takes of memory."""
-    boxes = Sandboxes(host)
+    """Measure commands beside many sandboxes, and the memory of an idle one."""
+    sandboxes = Sandboxes(host)
     alone: list[float] = []
     for count in options.live:
-        before, started = memory(os.getpid()), len(boxes.made)
-        while len(boxes.made) < count:
-            await boxes.create()
-        first = boxes.made[0]
+        before, started = memory(os.getpid()), len(sandboxes.created)
+        while len(sandboxes.created) < count:
+            await sandboxes.create()
+        first = sandboxes.created[0]
 
         async def one(sandbox: Sandbox = first) -> None:
             await sandbox.exec(["/bin/true"])
@@ -177,18 +176,18 @@ async def crowds(table: Table, host: Host, options: argparse.Namespace) -> None:
         alone = alone or times
         table.line(f"warm exec beside {count - 1} others", times, to="alone", other=alone)
         if count - started >= 50:
-            # Minders that idle leave after ten seconds.
+            # Idle supervisors exit after ten seconds.
             await asyncio.sleep(12)
             grown = memory(os.getpid()) - before
-            jails = sum(memory(pid) for pid in agents())
+            jails = sum(memory(pid) for pid in guest_inits())
             each = (grown / (count - started) + jails / count) / 1e6
             table.text(f"{'memory of an idle sandbox, engine included':42} {each:9.2f} MB")
-    for sandbox in boxes.made:
+    for sandbox in sandboxes.created:
         await sandbox.destroy()
 
 
-def agents() -> list[int]:
-    """The processes that sandboxes of this engine are made of."""
+def guest_inits() -> list[int]:
+    """Return the pids of the first processes of sandboxes."""
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -198,7 +197,7 @@ def agents() -> list[int]:
 
 
 def memory(pid: int) -> int:
-    """The bytes of a process, with its share of what it has in common with others."""
+    """Return the memory of a process in bytes, with its share of shared pages."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -207,21 +206,21 @@ def memory(pid: int) -> int:
 
 
 async def burst(table: Table, host: Host) -> None:
-    """Many created at the same moment."""
-    boxes = [host.sandbox(f"burst-{number}") for number in range(AT_ONCE)]
+    """Measure many sandboxes created at once."""
+    sandboxes = [host.sandbox(f"burst-{number}") for number in range(AT_ONCE)]
     started = time.perf_counter()
-    await asyncio.gather(*(box.exec(["/bin/true"]) for box in boxes))
+    await asyncio.gather(*(one.exec(["/bin/true"]) for one in sandboxes))
     seconds = time.perf_counter() - started
     (base,) = await in_turns(bare, repeats=40)
     table.line(f"{AT_ONCE} created at once, each", [seconds / AT_ONCE], to="bare", other=base)
     started = time.perf_counter()
-    await asyncio.gather(*(box.destroy() for box in boxes))
+    await asyncio.gather(*(one.destroy() for one in sandboxes))
     seconds = time.perf_counter() - started
     table.line(f"{AT_ONCE} destroyed at once, each", [seconds / AT_ONCE], to="bare", other=base)
 
 
 async def streams(table: Table, host: Host) -> None:
-    """100 MB out of a sandbox, and by a plain pipe."""
+    """Measure 100 MB of output, compared with a plain pipe."""
     sandbox = host.sandbox("stream")
     command = ["head", "-c", str(STREAMED), "/dev/zero"]
 
@@ -241,7 +240,7 @@ async def streams(table: Table, host: Host) -> None:
 
 
 async def files(table: Table, host: Host, folder: Path, repeats: int) -> None:
-    """A small and a large file, written and read."""
+    """Measure writing and reading a small and a large file."""
     sandbox = host.sandbox("files")
     await sandbox.wake()
     for name, size in (("1 KB", 1_000), ("1 MB", 1_000_000)):
@@ -254,20 +253,20 @@ async def files(table: Table, host: Host, folder: Path, repeats: int) -> None:
         async def read() -> None:
             await sandbox.read_bytes("file")
 
-        async def write_plainly(data: bytes = data, plain: Path = plain) -> None:
+        async def write_host(data: bytes = data, plain: Path = plain) -> None:
             plain.with_suffix(".new").write_bytes(data)
             plain.with_suffix(".new").replace(plain)
 
-        async def read_plainly(plain: Path = plain) -> None:
+        async def read_host(plain: Path = plain) -> None:
             plain.read_bytes()
 
-        times = await in_turns(write, write_plainly, read, read_plainly, repeats=repeats * 2)
+        times = await in_turns(write, write_host, read, read_host, repeats=repeats * 2)
         table.line(f"write {name}", times[0], to="write and rename", other=times[1])
         table.line(f"read {name}", times[2], to="read", other=times[3])
 
 
 async def main() -> None:
-    """Run all comparisons."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--live", type=int, nargs="+", default=[1, 10, 100, 200])

@@ -1,11 +1,11 @@
-"""What a turn of an agent costs, beside other harnesses on the same server of models.
+"""CPU time of an agent's turn, compared with other harnesses on the same model server.
 
     python bench/harness.py [--turns 200] [--rounds 3]
 
-A turn is a request with the whole conversation before it, its answer as it streams, and one
-call of a function that does nothing. Counted is the CPU time of the process, all its threads:
-the time that a server spends is another process's. Ours keeps its record in SQLite meanwhile,
-as it does by default. Each harness runs in a process of its own, in turns with the others.
+A turn is a request with the whole conversation, the streamed reply, and one call of a function
+that does nothing. The CPU time of the process with all its threads is measured; the model server is
+another process. Ours records the conversation in SQLite, as by default. Each harness runs in a
+separate process, alternating with the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSTRUCTIONS = "You look at things until there is nothing left to look at. " * 2
 KEY = "test-key"
 SEEN = "what there is to see, on a line of its own\n" * 10
 AT = (1, 50, 200)
-# Around a turn, so that a collection of garbage in one of them is no more than that.
+# Median of so many turns on both sides, so that one garbage collection does not count.
 AROUND = 5
 
 Marks = list[float]
@@ -96,7 +96,7 @@ async def _pydantic_ai(model: object, turns: int, look: Callable[[], str], strea
         """Look at something."""
         return look()
 
-    async def listen(_: object, events: object) -> None:
+    async def read(_: object, events: object) -> None:
         async for _event in events:  # type: ignore[attr-defined]
             pass
 
@@ -104,7 +104,7 @@ async def _pydantic_ai(model: object, turns: int, look: Callable[[], str], strea
     return await agent.run(
         str(turns),
         usage_limits=UsageLimits(request_limit=None),
-        event_stream_handler=listen if stream else None,
+        event_stream_handler=read if stream else None,
     )
 
 
@@ -138,7 +138,7 @@ async def pydantic_ai_openai(url: str, turns: int, look: Callable[[], str]) -> o
 async def openai_agents(url: str, turns: int, look: Callable[[], str]) -> object:
     from openai import AsyncOpenAI
 
-    # By name: for type checkers `agents` is a folder of our tests.
+    # Imported by name: for type checkers, `agents` is a folder of our tests.
     agents: Any = importlib.import_module("agents")
     agents.set_tracing_disabled(True)
 
@@ -178,9 +178,9 @@ async def deepagents(url: str, turns: int, look: Callable[[], str]) -> object:
         stop=None,
     )
     agent: Any = create_deep_agent(model=model, tools=[look_at], system_prompt=INSTRUCTIONS)
-    given = {"messages": [{"role": "user", "content": str(turns)}]}
+    state = {"messages": [{"role": "user", "content": str(turns)}]}
     async for _event in agent.astream(
-        given, {"recursion_limit": 100 * turns + 1000}, stream_mode="messages"
+        state, {"recursion_limit": 100 * turns + 1000}, stream_mode="messages"
     ):
         pass
     return None
@@ -200,11 +200,11 @@ REFERENCE = {"Anthropic": "pydantic-ai Agent, Anthropic", "OpenAI": "pydantic-ai
 
 
 async def serve() -> None:
-    """Answer whoever asks with as many calls as the first message says, then with a word."""
+    """Reply with as many tool calls as the first message says, then with text."""
     from smokebox.agents.messages import Text, ToolReturns, UserMessage
     from smokebox.testing import FakeModelServer, call
 
-    def answer(request: ModelRequest) -> ScriptValue:
+    def reply(request: ModelRequest) -> ScriptValue:
         server.received.clear()
         first = request.messages[0]
         assert isinstance(first, UserMessage)
@@ -214,7 +214,7 @@ async def serve() -> None:
             return "There is nothing left."
         return ["I look at the next of the things that there are.", call("look_at", thing="it")]
 
-    server = FakeModelServer(then=answer)
+    server = FakeModelServer(then=reply)
     await server.start()
     sys.stdout.write(server.url + "\n")
     sys.stdout.flush()
@@ -222,7 +222,7 @@ async def serve() -> None:
 
 
 async def measure(name: str, url: str, turns: int) -> Marks:
-    """The CPU time of the process at each call of the function."""
+    """Return the CPU time of the process at each call of the function."""
     await HARNESSES[name](url, 2, lambda: SEEN)
     marks: Marks = []
 
@@ -236,7 +236,7 @@ async def measure(name: str, url: str, turns: int) -> Marks:
 
 
 def per_turn(marks: Marks, at: int) -> float:
-    """The milliseconds of a turn around that one."""
+    """Return the median milliseconds of the turns around `at`."""
     turns = [after - before for before, after in itertools.pairwise(marks)]
     around = turns[max(0, at - AROUND) : at + AROUND] if at > AROUND else turns[1 : AROUND + 1]
     return statistics.median(around) * 1e3
@@ -269,7 +269,7 @@ def report(measured: dict[str, list[Marks]], turns: int) -> None:
 
 
 def import_time() -> float:
-    """The milliseconds of `import smokebox`, over those of a Python that imports nothing."""
+    """Return the milliseconds of `import smokebox`, without those of starting Python."""
 
     def best(code: str) -> float:
         times = []
@@ -286,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="the harnesses whose names have this in them")
+    parser.add_argument("--only", default="", help="only harnesses whose names contain this")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)

@@ -1,12 +1,12 @@
-"""Count the source files that a command, a prompt and a request out of a sandbox pass through.
+"""Count the source files that an exec, a prompt and an egress request pass through.
 
     python bench/hops.py [--rounds 9] [--list]
 
-Each is warm: it has been done before. `files` are the different files of Smokebox whose functions
-are called, `changes` how often the next call is in another file than the last, and `calls` the
-calls of functions, where resuming a coroutine is none. Medians of the rounds. Client and server run
-in two processes, whose calls are put in order by the clock. Processes inside a sandbox are not
-traced. `--list` prints the files of the last round in the order of their first call.
+Each is measured warm. `files` is the number of source files of Smokebox whose functions are called,
+`changes` how often a call is in another file than the one before, and `calls` the number of function
+calls, without resumed coroutines. All are medians of the rounds. Client and server run in two
+processes, whose calls are ordered by time. Processes inside a sandbox are not traced. `--list`
+prints the files of the last round in the order of their first call.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from smokebox.egress.message import Request
 
 SOURCE = f"{Path(smokebox.__file__).parent}/"
-# Fakes for tests are not part of the way.
+# Fakes for tests are not counted.
 FAKES = "testing/"
 HOST = "api.test"
-# One request on a connection of its own, as often as its argument says. Prints when each began
-# and ended: the clock is the same inside a sandbox.
+# Sends as many requests as its argument says, each on a new connection, and prints the start and
+# end of each: the monotonic clock is the same inside a sandbox.
 REQUESTS = f"""
 import http.client, json, sys, time
 spans = []
@@ -62,18 +62,18 @@ Span = tuple[float, float]
 
 
 class Trace:
-    """Every call of a function of Smokebox in this process, with its time."""
+    """Records every call of a function of Smokebox in this process."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
     def start(self) -> None:
-        """Trace this thread and those that start after it."""
+        """Trace this thread and those started later."""
         threading.setprofile(self._record)
         sys.setprofile(self._record)
 
     def stop(self) -> None:
-        """Trace no more."""
+        """Stop tracing."""
         threading.setprofile(None)
         sys.setprofile(None)
 
@@ -85,21 +85,21 @@ class Trace:
 
 @functools.cache
 def source_path(code: CodeType) -> str:
-    """Return the path of a function below the package, empty for what is not counted."""
+    """Return the path of a function's file in the package, empty if it is not counted."""
     path = code.co_filename.removeprefix(SOURCE)
     return "" if path == code.co_filename or path.startswith(FAKES) else path
 
 
 @functools.cache
 def resumes(code: CodeType, offset: int) -> bool:
-    """Whether the instruction there, a RESUME, goes on after a yield or an await."""
+    """Return whether the RESUME instruction at `offset` follows a yield or an await."""
     return bool(code.co_code[offset + 1] & 3)
 
 
 async def trace_exec(trace: Trace, folder: Path, rounds: int) -> list[list[str]]:
-    """Run /bin/true by the SDK in a sandbox of a server."""
+    """Run /bin/true with the SDK in a sandbox of a server."""
     remote = folder / "calls.json"
-    with serving(folder / "server", remote):
+    with run_traced_server(folder / "server", remote):
         sandbox = smokebox.connect(f"unix:{folder}/server/server.sock").sandbox("hops")
         spans = await spans_of(lambda: sandbox.exec(["/bin/true"]), rounds)
         await sandbox.destroy()
@@ -107,8 +107,8 @@ async def trace_exec(trace: Trace, folder: Path, rounds: int) -> list[list[str]]
 
 
 @contextlib.contextmanager
-def serving(home: Path, calls: Path) -> Iterator[None]:
-    """Run a traced server, which writes its calls into a file at its end."""
+def run_traced_server(home: Path, calls: Path) -> Iterator[None]:
+    """Run a traced server, which writes its calls to a file when it exits."""
     command = [sys.executable, __file__, "--serve", str(home), "--calls", str(calls)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
@@ -136,7 +136,7 @@ def serve(home: str, calls: str) -> None:
 
 
 async def trace_prompt(trace: Trace, folder: Path, rounds: int) -> list[list[str]]:
-    """Prompt an agent which runs a command in the virtual sandbox, then answers."""
+    """Prompt an agent that runs a command in the virtual sandbox, then replies."""
     from smokebox.agents import init
     from smokebox.testing import ScriptedModel, call
 
@@ -149,7 +149,7 @@ async def trace_prompt(trace: Trace, folder: Path, rounds: int) -> list[list[str
 
 
 async def trace_egress(trace: Trace, folder: Path, rounds: int) -> list[list[str]]:
-    """Send requests out of a sandbox, which a handler adds a header to."""
+    """Send requests from a sandbox, to which a handler adds a header."""
     from smokebox.engine import Host
 
     async with upstream() as address:
@@ -166,13 +166,13 @@ async def trace_egress(trace: Trace, folder: Path, rounds: int) -> list[list[str
 
 async def add_header(request: Request, env: object, context: object) -> Request:
     """Add a credential, as handlers do."""
-    request.headers["authorization"] = "Bearer of-the-bench"
+    request.headers["authorization"] = "Bearer token"
     return request
 
 
 @contextlib.asynccontextmanager
 async def upstream() -> AsyncIterator[str]:
-    """Run an HTTP server that says hello; yields its address."""
+    """Run an HTTP server and yield its address."""
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -185,10 +185,10 @@ async def upstream() -> AsyncIterator[str]:
 
 
 async def spans_of(work: Callable[[], Awaitable[object]], rounds: int) -> list[Span]:
-    """Do some work again and again, and return when each began and ended."""
+    """Repeat a job, and return the start and end of each run."""
     spans = []
     for _ in range(WARM_UPS + rounds):
-        # What the last one left to do in the background is not the next one's.
+        # Let background work of the previous run finish.
         await asyncio.sleep(0.1)
         began = time.monotonic()
         await work()
@@ -202,20 +202,20 @@ def within(spans: list[Span], calls: list[Call]) -> list[list[str]]:
     return [[path for at, path in ordered if began <= at <= ended] for began, ended in spans]
 
 
-def report(name: str, ways: list[list[str]], *, listed: bool) -> None:
-    """Print a line of medians, and the files if wanted."""
-    files = statistics.median(len(set(way)) for way in ways)
-    changes = statistics.median(sum(a != b for a, b in itertools.pairwise(way)) for way in ways)
-    calls = statistics.median(map(len, ways))
+def report(name: str, runs: list[list[str]], *, listed: bool) -> None:
+    """Print a line of medians, and the files if `listed`."""
+    files = statistics.median(len(set(run)) for run in runs)
+    changes = statistics.median(sum(a != b for a, b in itertools.pairwise(run)) for run in runs)
+    calls = statistics.median(map(len, runs))
     print(f"{name:42} {files:7.0f} {changes:8.0f} {calls:7.0f}")
     if listed:
-        print(*(f"    {path}" for path in dict.fromkeys(ways[-1])), sep="\n")
+        print(*(f"    {path}" for path in dict.fromkeys(runs[-1])), sep="\n")
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Trace each of the three."""
-    print(f"{'way':42} {'files':>7} {'changes':>8} {'calls':>7}")
-    for name, trace_way in (
+    """Trace all three."""
+    print(f"{'path':42} {'files':>7} {'changes':>8} {'calls':>7}")
+    for name, trace_runs in (
         ("exec, SDK to kernel", trace_exec),
         ("prompt with one tool call", trace_prompt),
         ("egress request with a handler", trace_egress),
@@ -224,14 +224,14 @@ async def measure(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="smokebox-hops-") as folder:
             trace.start()
             try:
-                ways = await trace_way(trace, Path(folder), options.rounds)
+                runs = await trace_runs(trace, Path(folder), options.rounds)
             finally:
                 trace.stop()
-        report(name, ways, listed=options.list)
+        report(name, runs, listed=options.list)
 
 
 def main() -> None:
-    """Read the options, and trace."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--list", action="store_true", help="print the files too")

@@ -1,19 +1,16 @@
-"""What an adapter costs, beside the local backend that its framework ships.
+"""Overhead of the adapters, compared with the local backend of each framework.
 
     python bench/integrations.py [--rounds 5] [--repeats 30]
 
-Ours is the adapter over `local()`; theirs is the framework's own, in the same directory and in
-turns. Each figure is the best median of the rounds; a ratio below 1 is in our favour.
+Ours is the adapter over `local()`, theirs the backend of the framework, alternating in the same
+directory. Each figure is the best median of the rounds; below a ratio of 1 we are faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from deepagents.backends import LocalShellBackend
@@ -24,15 +21,14 @@ from smokebox import SandboxApi, local
 from smokebox.integrations.deepagents import SmokeboxBackend
 from smokebox.integrations.inspect import SmokeboxEnvironment
 from smokebox.integrations.pydantic_ai import SmokeboxWorkspace
+from table import Work, median
 
 LINES = "".join(f"line {n} of the file, with the word needle\n" for n in range(1000))
-
-Work = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One operation, done by us and done by them."""
+    """An operation of both backends."""
 
     name: str
     ours: Work
@@ -116,23 +112,13 @@ def deepagents_pairs(backend: SmokeboxBackend, folder: str) -> list[Pair]:
     ]
 
 
-async def median(work: Work, repeats: int) -> float:
-    """Milliseconds of the median call."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        await work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) * 1000
-
-
 async def measure(pair: Pair, rounds: int, repeats: int) -> None:
     ours, theirs = [], []
     for _ in range(rounds):
         ours.append(await median(pair.ours, repeats))
         theirs.append(await median(pair.theirs, repeats))
     best, other = min(ours), min(theirs)
-    print(f"{pair.name:22}{best:10.2f} ms{other:10.2f} ms{best / other:8.2f}")
+    print(f"{pair.name:22}{best * 1e3:10.2f} ms{other * 1e3:10.2f} ms{best / other:8.2f}")
 
 
 async def main(rounds: int, repeats: int) -> None:

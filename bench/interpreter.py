@@ -1,11 +1,10 @@
-"""How soon code in a sandbox gives its first result, and its next, beside ipykernel.
+"""Time to the first and to the next result of code in a sandbox, compared with ipykernel.
 
     python bench/interpreter.py [--rounds 15] [--warm 200]
 
-Ours runs, Python and JavaScript, in a Linux sandbox that is awake, asked through the engine and
-through the SDK with a server of its own. ipykernel runs on this machine without any isolation,
-asked by jupyter_client. A bare `python3 -c`, and `deno eval`, are the least that any of them
-could take. All in turns, in one run.
+Ours runs Python and JavaScript in a running Linux sandbox, through the engine and through the SDK
+with a server. ipykernel runs on this machine without isolation, through jupyter_client. A bare
+`python3 -c` and `deno eval` are the lower bounds. All alternate in one run.
 """
 
 from __future__ import annotations
@@ -36,71 +35,71 @@ CODE = "6 * 7"
 
 
 class Jupyter:
-    """A kernel of ipykernel, started anew by `first`."""
+    """A kernel of ipykernel, started by `first`."""
 
     def __init__(self) -> None:
         self._manager: Any = None
         self._client: Any = None
 
     async def first(self) -> None:
-        """From nothing to the first result."""
-        # By name: it is there for benchmarks only.
+        """Start the kernel and wait for the first result."""
+        # Imported by name: it is installed for benchmarks only.
         jupyter = importlib.import_module("jupyter_client.manager")
         self._manager = jupyter.AsyncKernelManager(kernel_name="python3")
         await self._manager.start_kernel(stderr=subprocess.DEVNULL)
         self._client = self._manager.client()
         self._client.start_channels()
         await self._client.wait_for_ready(timeout=60)
-        await self.ask()
+        await self.execute()
 
-    async def ask(self) -> None:
-        """A result, when the kernel has said that it is done."""
+    async def execute(self) -> None:
+        """Run code and wait until the kernel is idle again."""
         message = self._client.execute(CODE)
         seen = False
         while True:
-            got = await self._client.get_iopub_msg(timeout=60)
-            if got["parent_header"].get("msg_id") != message:
+            reply = await self._client.get_iopub_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") != message:
                 continue
-            seen |= got["msg_type"] == "execute_result"
-            if got["msg_type"] == "status" and got["content"]["execution_state"] == "idle":
+            seen |= reply["msg_type"] == "execute_result"
+            if reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
                 break
         assert seen
 
     async def end(self) -> None:
-        """Stop it; this is not measured."""
+        """Stop the kernel, which is not measured."""
         self._client.stop_channels()
         await self._manager.shutdown_kernel(now=True)
 
 
 async def bare() -> None:
-    """What starting the Python of the sandbox takes by itself."""
+    """Start the Python of the sandbox."""
     subprocess.run([PYTHON, "-c", CODE], check=True)
 
 
 async def bare_deno() -> None:
-    """What starting Deno takes by itself."""
+    """Start Deno."""
     subprocess.run([find_deno() or "deno", "eval", CODE], check=True)
 
 
 async def first_in_engine(sandbox: Sandbox, language: str) -> str:
-    """A context, and the first result of it."""
+    """Create a context, run code in it, and return its id."""
     context = await sandbox.contexts.create(language=language)
     assert (await sandbox.contexts.run(CODE, context=context)).text == "42"
     return context.id
 
 
 async def first_results(sandbox: Sandbox, remote: Remote, rounds: int) -> list[list[float]]:
-    """Seconds to a first result: bare, engine, SDK, ipykernel, bare Deno, JavaScript."""
+    """Return the seconds to a first result: bare, engine, SDK, ipykernel, Deno, JavaScript."""
     times: list[list[float]] = [[], [], [], [], [], []]
     for _ in range(rounds):
         one, other = await in_turns(bare, bare_deno, repeats=1)
         times[0] += one
         times[4] += other
-        for place, language in ((1, "python"), (5, "javascript")):
+        for index, language in ((1, "python"), (5, "javascript")):
             started = time.perf_counter()
-            made = await first_in_engine(sandbox, language)
-            times[place].append(time.perf_counter() - started)
-            await sandbox.contexts.delete(made)
+            context_id = await first_in_engine(sandbox, language)
+            times[index].append(time.perf_counter() - started)
+            await sandbox.contexts.delete(context_id)
         started = time.perf_counter()
         context = await remote.create_code_context()
         assert (await remote.run_code(CODE, context=context)).text == "42"
@@ -115,14 +114,14 @@ async def first_results(sandbox: Sandbox, remote: Remote, rounds: int) -> list[l
 
 
 async def warm_results(sandbox: Sandbox, remote: Remote, repeats: int) -> list[list[float]]:
-    """Seconds to each next result: engine, SDK, ipykernel, JavaScript in the engine."""
+    """Return the seconds to the next result: engine, SDK, ipykernel, JavaScript."""
     jupyter = Jupyter()
     await jupyter.first()
     try:
         works = (
             lambda: sandbox.contexts.run(CODE),
             lambda: remote.run_code(CODE),
-            jupyter.ask,
+            jupyter.execute,
             lambda: sandbox.contexts.run(CODE, language="javascript"),
         )
         await in_turns(*works, repeats=5)
@@ -132,11 +131,11 @@ async def warm_results(sandbox: Sandbox, remote: Remote, repeats: int) -> list[l
 
 
 async def main() -> None:
-    """Measure, and print a line for each comparison."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm", type=int, default=200)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = ServerSettings(home=f"{folder}/served", pool=0)
         async with await Host.open(f"{folder}/own", pool=0) as host, run_server(home) as server:
@@ -144,8 +143,8 @@ async def main() -> None:
             client = connect(f"unix:{server.socket}")
             async with await client.create() as remote:
                 await remote.wake()
-                first = await first_results(sandbox, remote, asked.rounds)
-                warm = await warm_results(sandbox, remote, asked.warm)
+                first = await first_results(sandbox, remote, options.rounds)
+                warm = await warm_results(sandbox, remote, options.warm)
             await client.aclose()
             await sandbox.destroy()
     table = Table()

@@ -1,10 +1,10 @@
-"""What `local()` costs over bare subprocesses.
+"""Overhead of `local()` over bare subprocesses.
 
     python bench/local.py [--rounds 5] [--repeats 40] [--megabytes 200]
 
-Each job runs beside the same job without Smokebox, in turns. The ratio is that of the best
-rounds' medians. A bare process gives no deadline for the whole tree, no cancellation and no bound
-on memory.
+Each job alternates with the same job without Smokebox. The ratio is that of the medians of the
+best rounds. A bare process has no timeout for its whole tree, no cancellation and no bound on
+memory.
 """
 
 from __future__ import annotations
@@ -12,26 +12,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 
 from smokebox import SandboxApi, local
+from table import Work, median
 
-Work = Callable[[], Awaitable[object]]
 PARALLEL = 50
 
 
 async def bare_exec() -> None:
-    """One command by the standard library."""
+    """Run a command with the standard library."""
     subprocess.run(["bash", "-c", "true"], capture_output=True, check=True)
 
 
 async def bare_async_exec() -> None:
-    """One command by asyncio's own subprocesses."""
+    """Run a command with asyncio's subprocesses."""
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", "true", stdin=null, stdout=pipe, stderr=pipe
@@ -40,7 +37,7 @@ async def bare_async_exec() -> None:
 
 
 async def in_parallel(work: Work) -> None:
-    """The same work, many times at once."""
+    """Run a job many times at once."""
     async with asyncio.TaskGroup() as group:
         for _ in range(PARALLEL):
             group.create_task(_run(work))
@@ -50,13 +47,13 @@ async def _run(work: Work) -> None:
     await work()
 
 
-def pour(megabytes: int) -> str:
-    """A command that writes so much as fast as it can."""
+def write_command(megabytes: int) -> str:
+    """Return a command that writes that much output as fast as possible."""
     return f"head -c {megabytes}000000 /dev/zero"
 
 
 async def bare_pipe(command: str, *, keep: bool) -> None:
-    """Read a pipe to its end, and drop what comes or write it to a file."""
+    """Read a pipe to its end, and discard the data or write it to a file."""
     with (
         tempfile.TemporaryFile(buffering=0) as file,
         subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE) as process,
@@ -68,29 +65,19 @@ async def bare_pipe(command: str, *, keep: bool) -> None:
 
 
 async def drain(sandbox: SandboxApi, command: str) -> None:
-    """Read a stream to its end, and drop what comes."""
+    """Read a stream to its end, and discard the data."""
     async for _ in sandbox.exec_stream(command):
         pass
 
 
-async def median(work: Work, repeats: int) -> float:
-    """The usual seconds of one call."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        await work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
 async def compare(name: str, ours: Work, bare: Work, *, rounds: int, repeats: int) -> None:
-    """Print how many times as long ours takes."""
+    """Print the ratio of our time to that of the bare job."""
     await ours()
-    by_us, by_them = [], []
+    our_times, bare_times = [], []
     for _ in range(rounds):
-        by_us.append(await median(ours, repeats))
-        by_them.append(await median(bare, repeats))
-    best, other = min(by_us), min(by_them)
+        our_times.append(await median(ours, repeats))
+        bare_times.append(await median(bare, repeats))
+    best, other = min(our_times), min(bare_times)
     line = f"{name:34} {best * 1000:9.2f} {other * 1000:9.2f} {best / other:6.2f}\n"
     sys.stdout.write(line)
     sys.stdout.flush()
@@ -103,7 +90,7 @@ async def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--megabytes", type=int, default=200)
     options = parser.parse_args()
-    rounds, repeats, command = options.rounds, options.repeats, pour(options.megabytes)
+    rounds, repeats, command = options.rounds, options.repeats, write_command(options.megabytes)
     sys.stdout.write(f"{'job':34} {'ours ms':>9} {'bare ms':>9} {'ratio':>6}\n")
     with tempfile.TemporaryDirectory() as folder:
         async with local(cwd=folder) as sandbox:

@@ -1,15 +1,13 @@
-"""A bucket as a directory of a sandbox, beside s3fs and rclone, in the same run.
+"""A bucket mounted in a sandbox, compared with s3fs and rclone.
 
     python bench/mounts.py [--objects 1000] [--megabytes 100] [--rounds 3]
 
-The server is SeaweedFS on the loopback, on the same cores as all of them. The jobs are the
-same shell commands: inside a sandbox for ours, on the host for the others, where each is
-mounted as its manual says (rclone with `--vfs-cache-mode writes`, without which it cannot
-write as programs do: it says that a file is closed and puts it seconds later, so what it takes to
-write is not what the others take). "first" is over a fresh mount, for which nothing was seen
-yet. Each figure
-is the best of the rounds, in milliseconds; a ratio is theirs divided by ours. s3fs and rclone
-are Debian's: without them, ours alone is measured.
+The server is SeaweedFS on the loopback interface. The jobs are the same shell commands: in a sandbox
+for ours, on the host for the others, mounted as their manuals say. rclone has `--vfs-cache-mode
+writes`, without which most programs cannot write; it uploads a file seconds after it was closed, so
+its write times do not include the upload. "first" is on a new mount with empty caches. Each figure
+is the best of the rounds in milliseconds; a ratio is theirs divided by ours. s3fs and rclone are
+those of Debian; without them, only ours is measured.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ if TYPE_CHECKING:
 
 NAME = "bench-mounts"
 TEXT = b"".join(b"line %d of a document with some words in it\n" % n for n in range(40))
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 class Mounted(Protocol):
-    """A bucket that is a directory somewhere."""
+    """A bucket mounted as a directory."""
 
     async def mount(self) -> None: ...
     async def unmount(self) -> None: ...
@@ -54,7 +52,7 @@ class Mounted(Protocol):
 
 
 class Ours:
-    """In a sandbox."""
+    """Mounted in a sandbox."""
 
     def __init__(self, sandbox: Sandbox, access: Access) -> None:
         self._sandbox = sandbox
@@ -73,33 +71,33 @@ class Ours:
 
 
 class Theirs:
-    """On the host, by a program that is there until it is unmounted."""
+    """Mounted on the host by a program that runs until the unmount."""
 
-    def __init__(self, place: str, *command: str, env: dict[str, str]) -> None:
-        self._place = place
+    def __init__(self, directory: str, *command: str, env: dict[str, str]) -> None:
+        self._directory = directory
         self._command = command
         self._env = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
         self._process: subprocess.Popen[bytes] | None = None
 
     async def mount(self) -> None:
-        os.makedirs(self._place, exist_ok=True)
+        os.makedirs(self._directory, exist_ok=True)
         self._process = subprocess.Popen(
             self._command, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        until = time.monotonic() + PATIENCE
-        while not os.path.ismount(self._place):
-            assert time.monotonic() < until, f"{self._command[0]} does not mount"
+        deadline = time.monotonic() + TIMEOUT
+        while not os.path.ismount(self._directory):
+            assert time.monotonic() < deadline, f"{self._command[0]} does not mount"
             await asyncio.sleep(0.001)
 
     async def unmount(self) -> None:
-        subprocess.run(["umount", self._place], check=True)
+        subprocess.run(["umount", self._directory], check=True)
         assert self._process is not None
         self._process.wait()
 
     async def run(self, command: str) -> None:
-        words, name = ["bash", "-c", command], os.path.basename(self._place)
+        words, name = ["bash", "-c", command], os.path.basename(self._directory)
         env = {**os.environ, "NAME": name}
-        subprocess.run(words, cwd=self._place, env=env, check=True, capture_output=True)
+        subprocess.run(words, cwd=self._directory, env=env, check=True, capture_output=True)
 
 
 def fill(access: Access, objects: int) -> None:
@@ -114,26 +112,28 @@ def fill(access: Access, objects: int) -> None:
 
 @contextlib.contextmanager
 def others(access: Access, folder: Path) -> Iterator[dict[str, Mounted]]:
-    """Those that are on this machine."""
+    """Yield the other programs that are installed."""
     found: dict[str, Mounted] = {}
     keys = {
         "AWS_ACCESS_KEY_ID": str(access.access_key),
         "AWS_SECRET_ACCESS_KEY": str(access.secret_key),
     }
     if shutil.which("s3fs"):
-        place = str(folder / "s3fs")
-        where = f"url={access.endpoint},use_path_request_style"
-        found["s3fs"] = Theirs(place, "s3fs", NAME, place, "-f", "-o", where, env=keys)
+        directory = str(folder / "s3fs")
+        options = f"url={access.endpoint},use_path_request_style"
+        found["s3fs"] = Theirs(directory, "s3fs", NAME, directory, "-f", "-o", options, env=keys)
     if shutil.which("rclone"):
-        place = str(folder / "rclone")
+        directory = str(folder / "rclone")
         keys |= {
             "RCLONE_CONFIG_S_TYPE": "s3",
             "RCLONE_CONFIG_S_PROVIDER": "Other",
             "RCLONE_CONFIG_S_ENV_AUTH": "true",
             "RCLONE_CONFIG_S_ENDPOINT": str(access.endpoint),
         }
-        options = ["--vfs-cache-mode", "writes", "--cache-dir", str(folder / "cache")]
-        found["rclone"] = Theirs(place, "rclone", "mount", f"s:{NAME}", place, *options, env=keys)
+        flags = ["--vfs-cache-mode", "writes", "--cache-dir", str(folder / "cache")]
+        found["rclone"] = Theirs(
+            directory, "rclone", "mount", f"s:{NAME}", directory, *flags, env=keys
+        )
     try:
         yield found
     finally:
@@ -142,11 +142,11 @@ def others(access: Access, folder: Path) -> Iterator[dict[str, Mounted]]:
 
 
 def jobs(objects: int, megabytes: int) -> list[tuple[str, bool, str]]:
-    """Their names, whether they are over a fresh mount, and what they do."""
+    """Return the name of each job, True if it needs a new mount, and its command."""
     return [
         ("first list of all", True, "find . -type f | wc -l"),
-        (f"first grep of {objects} objects", True, "grep -rl nothing-of-this docs || true"),
-        ("again", False, "grep -rl nothing-of-this docs || true"),
+        (f"first grep of {objects} objects", True, "grep -rl no-such-word docs || true"),
+        ("again", False, "grep -rl no-such-word docs || true"),
         ("ls -l of a folder", False, "ls -l docs/03"),
         ("write and remove 100 small files", False, _SMALL),
         (
@@ -168,7 +168,7 @@ for n in range(20):
 '"""
 
 
-async def measured(mounted: Mounted, fresh: bool, command: str) -> float:
+async def measure(mounted: Mounted, fresh: bool, command: str) -> float:
     if fresh:
         await mounted.unmount()
         await mounted.mount()
@@ -177,19 +177,19 @@ async def measured(mounted: Mounted, fresh: bool, command: str) -> float:
     return time.perf_counter() - started
 
 
-async def compare(all_of_them: dict[str, Mounted], options: argparse.Namespace) -> None:
+async def compare(mounts: dict[str, Mounted], options: argparse.Namespace) -> None:
     out = sys.stdout
-    out.write(f"{'job':34}" + "".join(f"{name:>10}" for name in all_of_them))
-    out.write("".join(f"{name + '/ours':>14}" for name in list(all_of_them)[1:]) + "\n")
+    out.write(f"{'job':34}" + "".join(f"{name:>10}" for name in mounts))
+    out.write("".join(f"{name + '/ours':>14}" for name in list(mounts)[1:]) + "\n")
 
     def line(name: str, best: dict[str, float]) -> None:
         out.write(f"{name:34}" + "".join(f"{best[one] * 1e3:10.1f}" for one in best))
         out.write("".join(f"{best[one] / best['ours']:14.2f}" for one in list(best)[1:]) + "\n")
         out.flush()
 
-    times: dict[str, list[float]] = {name: [] for name in all_of_them}
+    times: dict[str, list[float]] = {name: [] for name in mounts}
     for turn in range(options.rounds):
-        for name, one in all_of_them.items():
+        for name, one in mounts.items():
             if turn:
                 await one.unmount()
             started = time.perf_counter()
@@ -197,12 +197,12 @@ async def compare(all_of_them: dict[str, Mounted], options: argparse.Namespace) 
             times[name].append(time.perf_counter() - started)
     line("mount", {name: min(found) for name, found in times.items()})
     for job, fresh, command in jobs(options.objects, options.megabytes):
-        best = dict.fromkeys(all_of_them, float("inf"))
+        best = dict.fromkeys(mounts, float("inf"))
         for _ in range(options.rounds):
-            for name, one in all_of_them.items():
-                best[name] = min(best[name], await measured(one, fresh, command))
+            for name, one in mounts.items():
+                best[name] = min(best[name], await measure(one, fresh, command))
         line(job, best)
-    for one in all_of_them.values():
+    for one in mounts.values():
         await one.unmount()
 
 

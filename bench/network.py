@@ -1,12 +1,12 @@
-"""What the door of a sandbox costs a request, beside none at all and beside mitmproxy.
+"""Overhead of the egress proxy on a request, compared with no proxy and with mitmproxy.
 
     python bench/network.py [--requests 300] [--rounds 5] [--seconds 4] [--gigabyte 0.25]
                             [--mitmdump PATH]
 
-One nginx answers with TLS on loopback. It is asked directly; from inside a sandbox, through
-its door, where a handler adds a token to each request and answers are searched for it; and
-through mitmproxy, where an addon adds the token. All in turns, in one run. mitmproxy is
-installed into a folder that is removed afterwards, unless `--mitmdump` names one.
+One nginx serves TLS on the loopback interface. Requests are sent to it directly; from inside a
+sandbox, through the egress proxy, where a handler adds a token to each request and responses are
+scrubbed of it; and through mitmproxy, where an addon adds the token. They alternate in one run.
+mitmproxy is installed into a temporary folder, unless `--mitmdump` names one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from cryptography.x509.oid import NameOID
 from smokebox.egress.policy import Egress
 from smokebox.engine import Host
 from smokebox.engine.jail import linux
-from smokebox.engine.jail.network import furnish
-from table import Table
+from smokebox.engine.jail.network import set_up
+from table import Table, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
 
-HOST, TOKEN = "api.test", "tok-of-the-benchmark-5f3a9c77"
+HOST, TOKEN = "api.test", "benchmark-token-5f3a9c77"
 PYTHON, NGINX = "/usr/bin/python3", shutil.which("nginx") or "/usr/sbin/nginx"
 CONF = """
 worker_processes 1; daemon off; pid {home}/nginx.pid; error_log {home}/error.log;
@@ -61,19 +61,19 @@ http {{
   }}
 }}
 """
-# Prints the seconds of each request on one connection, after some that do not count.
+# Prints the seconds of each request on one connection, after some to warm up.
 CLIENT = """
 import json, socket, ssl, sys, time
-where, port, count, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+host, port, count, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-raw = socket.create_connection((where, port))
+raw = socket.create_connection((host, port))
 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 sock = context.wrap_socket(raw, server_hostname="api.test")
-asked = f"GET {path} HTTP/1.1\\r\\nHost: api.test\\r\\nUser-Agent: b\\r\\nAccept: */*\\r\\n\\r\\n"
-asked = asked.encode()
-def ask():
-    sock.sendall(asked)
+request = f"GET {path} HTTP/1.1\\r\\nHost: api.test\\r\\nUser-Agent: b\\r\\nAccept: */*\\r\\n\\r\\n"
+request = request.encode()
+def send():
+    sock.sendall(request)
     data = b""
     while (end := data.find(b"\\r\\n\\r\\n")) < 0:
         data += sock.recv(65536)
@@ -84,11 +84,11 @@ def ask():
     while left > 0:
         left -= len(sock.recv(1 << 20))
 for _ in range(20 if count > 1 else 0):
-    ask()
+    send()
 times = []
 for _ in range(count):
     began = time.perf_counter()
-    ask()
+    send()
     times.append(time.perf_counter() - began)
 print(json.dumps(times))
 """
@@ -99,8 +99,8 @@ def request(flow):
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to the server: how to run a program that asks, and where it asks."""
+class Route:
+    """A route to the server: how to run a client, and the address that it connects to."""
 
     name: str
     run: Callable[[list[str]], Awaitable[str]]
@@ -109,7 +109,7 @@ class Way:
 
 
 async def add_token(request: Request, env: Any, context: HandlerContext) -> Request:
-    """What a handler of a user's does."""
+    """Add a token, as handlers of users do."""
     request.headers["authorization"] = f"Bearer {TOKEN}"
     return request
 
@@ -122,11 +122,11 @@ async def run_here(words: list[str]) -> str:
 
 
 def certificate(home: Path) -> None:
-    """A certificate that signs itself, for the server, in a file."""
+    """Write a self-signed certificate for the server."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -138,7 +138,7 @@ def certificate(home: Path) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    pem = made.public_bytes(serialization.Encoding.PEM)
+    pem = signed.public_bytes(serialization.Encoding.PEM)
     (home / "ca.pem").write_bytes(pem)
     secret = key.private_bytes(
         serialization.Encoding.PEM,
@@ -148,15 +148,9 @@ def certificate(home: Path) -> None:
     (home / "server.pem").write_bytes(secret + pem)
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(words: list[str], port: int) -> Iterator[None]:
-    """A server in a process of its own, once it listens."""
+    """Run a server process, and wait until it listens."""
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
         try:
             deadline = time.monotonic() + 60
@@ -170,25 +164,25 @@ def running(words: list[str], port: int) -> Iterator[None]:
             server.terminate()
 
 
-def mitmdump(home: Path, given: str | None) -> str | None:
-    """Where mitmproxy is; None where it cannot be had."""
-    if given is not None:
-        return given
+def find_mitmdump(home: Path, path: str | None) -> str | None:
+    """Return the path of mitmdump, after installing it; None if that fails."""
+    if path is not None:
+        return path
     folder = home / "mitmproxy"
-    print("installing mitmproxy into a folder of its own ...", flush=True)
+    print("installing mitmproxy into a temporary folder ...", flush=True)
     try:
         subprocess.run([PYTHON, "-m", "venv", str(folder)], check=True, capture_output=True)
         pip = [str(folder / "bin/pip"), "install", "-q", "mitmproxy"]
         subprocess.run(pip, check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"mitmproxy cannot be installed here, and is left out: {error}")
+        print(f"mitmproxy cannot be installed and is left out: {error}")
         return None
     return str(folder / "bin/mitmdump")
 
 
 @contextlib.contextmanager
-def proxied(home: Path, program: str | None, server: int) -> Iterator[list[Way]]:
-    """The way through mitmproxy, where there is one."""
+def proxied(home: Path, program: str | None, server: int) -> Iterator[list[Route]]:
+    """Run mitmproxy, if installed, and yield the route through it."""
     if program is None:
         yield []
         return
@@ -199,16 +193,16 @@ def proxied(home: Path, program: str | None, server: int) -> Iterator[list[Way]]
     words += ["--set", f"confdir={home}/confdir", "--set", "keep_host_header=true"]
     words += ["--set", "connection_strategy=lazy"]
     with running(words, port):
-        yield [Way("mitmproxy", run_here, "127.0.0.1", port)]
+        yield [Route("mitmproxy", run_here, "127.0.0.1", port)]
 
 
-async def latency(table: Table, ways: list[Way], requests: int, rounds: int) -> None:
-    """One request after the other on one connection, in turns."""
-    times: dict[str, list[float]] = {way.name: [] for way in ways}
+async def latency(table: Table, routes: list[Route], requests: int, rounds: int) -> None:
+    """Measure sequential requests on one connection."""
+    times: dict[str, list[float]] = {route.name: [] for route in routes}
     for _ in range(rounds):
-        for way in ways:
-            words = [PYTHON, "-c", CLIENT, way.host, str(way.port), str(requests), "/small"]
-            times[way.name] += json.loads(await way.run(words))
+        for route in routes:
+            words = [PYTHON, "-c", CLIENT, route.host, str(route.port), str(requests), "/small"]
+            times[route.name] += json.loads(await route.run(words))
     direct = times["direct"]
     added = {}
     for name, measured in times.items():
@@ -217,74 +211,74 @@ async def latency(table: Table, ways: list[Way], requests: int, rounds: int) -> 
     for name, over in list(added.items())[1:]:
         table.text(f"{f'added by {name}':42} {over:9.2f} ms")
     if "mitmproxy" in added:
-        share = added["the door"] / added["mitmproxy"]
-        table.text(f"{'the door to mitmproxy, added':42} {share:9.2f}    (goal: 0.25 or less)")
+        share = added["egress proxy"] / added["mitmproxy"]
+        table.text(f"{'egress proxy to mitmproxy, added':42} {share:9.2f}    (goal: 0.25 or less)")
 
 
-async def rates(table: Table, ways: list[Way], seconds: int, rounds: int) -> None:
-    """As many requests as there can be, on sixteen connections; the best round counts."""
+async def rates(table: Table, routes: list[Route], seconds: int, rounds: int) -> None:
+    """Measure the maximum rate of requests on sixteen connections; the best round counts."""
     wrk = shutil.which("wrk")
     if wrk is None:
-        table.text("there is no wrk here (apt-get install -y wrk): no requests a second")
+        table.text("rates are not measured: wrk is not installed (apt-get install -y wrk)")
         return
-    best = dict.fromkeys((way.name for way in ways), 0.0)
+    best = dict.fromkeys((route.name for route in routes), 0.0)
     for _ in range(rounds):
-        for way in ways:
+        for route in routes:
             words = [wrk, "-t1", "-c16", f"-d{seconds}s", "-H", f"Host: {HOST}"]
-            said = await way.run([*words, f"https://{way.host}:{way.port}/small"])
-            assert "Non-2xx" not in said, said
-            rate = float(said.split("Requests/sec:")[1].split()[0])
-            best[way.name] = max(best[way.name], rate)
+            output = await route.run([*words, f"https://{route.host}:{route.port}/small"])
+            assert "Non-2xx" not in output, output
+            rate = float(output.split("Requests/sec:")[1].split()[0])
+            best[route.name] = max(best[route.name], rate)
     for name, rate in best.items():
         ratio = rate / best["direct"]
         table.text(f"{f'requests a second, {name}':42} {rate:9.0f} {'':17} {ratio:7.2f}  direct")
     if best.get("mitmproxy"):
-        ratio = best["the door"] / best["mitmproxy"]
-        table.text(f"{'the door to mitmproxy, requests':42} {ratio:9.1f}")
+        ratio = best["egress proxy"] / best["mitmproxy"]
+        table.text(f"{'egress proxy to mitmproxy, requests':42} {ratio:9.1f}")
 
 
-async def downloads(table: Table, ways: list[Way], size: int, rounds: int) -> None:
-    """One large file; the best round counts."""
-    best = dict.fromkeys((way.name for way in ways), float("inf"))
+async def downloads(table: Table, routes: list[Route], size: int, rounds: int) -> None:
+    """Measure the download of a large file; the best round counts."""
+    best = dict.fromkeys((route.name for route in routes), float("inf"))
     for _ in range(rounds):
-        for way in ways:
-            words = [PYTHON, "-c", CLIENT, way.host, str(way.port), "1", "/large"]
-            best[way.name] = min(best[way.name], *json.loads(await way.run(words)))
+        for route in routes:
+            words = [PYTHON, "-c", CLIENT, route.host, str(route.port), "1", "/large"]
+            best[route.name] = min(best[route.name], *json.loads(await route.run(words)))
     for name, seconds in best.items():
         speed = size / seconds / 1e6
         ratio = best["direct"] / seconds
         table.text(f"{f'MB/s of a download, {name}':42} {speed:9.0f} {'':17} {ratio:7.2f}  direct")
 
 
-def make_network(count: int, into: multiprocessing.connection.Connection) -> None:
-    """How long it takes to make the network of a sandbox, in a process of its own."""
+def time_network_setup(count: int, results: multiprocessing.connection.Connection) -> None:
+    """Send the times of setting up the network of a sandbox, from a separate process."""
     times = []
     for _ in range(count):
         linux.unshare(linux.NEWNET)
         began = time.perf_counter()
-        doors = furnish()
+        doors = set_up()
         times.append(time.perf_counter() - began)
         doors.close()
-    into.send(times)
+    results.send(times)
 
 
-def making(table: Table, count: int) -> None:
-    """The network of a sandbox, made and left."""
-    ours, theirs = multiprocessing.Pipe()
+def network_setup(table: Table, count: int) -> None:
+    """Measure the set-up of the network of a sandbox."""
+    receiver, sender = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=make_network, args=(count, theirs)
+        target=time_network_setup, args=(count, sender)
     )
     process.start()
     process.join(60)
-    if not ours.poll():
-        table.text("networks can only be made by root here: not measured")
+    if not receiver.poll():
+        table.text("network set-up is not measured: it needs root")
         return
-    times = ours.recv()
+    times = receiver.recv()
     table.line("making the network of a sandbox", times, to="itself", other=times)
 
 
 async def measure(options: argparse.Namespace, home: Path) -> None:
-    """All of it."""
+    """Run all measurements."""
     certificate(home)
     os.environ["SSL_CERT_FILE"] = str(home / "ca.pem")
     server = free_port()
@@ -294,13 +288,13 @@ async def measure(options: argparse.Namespace, home: Path) -> None:
     with (home / "large").open("wb") as file:
         file.truncate(size)
     home.chmod(0o755)
-    program = mitmdump(home, options.mitmdump)
+    program = find_mitmdump(home, options.mitmdump)
     policy = Egress(outbound_by_host={HOST: add_token}, hosts={HOST: f"127.0.0.1:{server}"})
     async with await Host.open(home / "home", pool=0) as host:
-        box = await host.create("box", egress=policy)
+        sandbox = await host.create("bench", egress=policy)
 
         async def run_inside(words: list[str]) -> str:
-            result = await box.exec(words)
+            result = await sandbox.exec(words)
             assert result.exit_code == 0, result.stderr
             return result.stdout
 
@@ -308,20 +302,20 @@ async def measure(options: argparse.Namespace, home: Path) -> None:
             running([NGINX, "-c", str(home / "nginx.conf")], server),
             proxied(home, program, server) as others,
         ):
-            ways = [
-                Way("direct", run_here, "127.0.0.1", server),
-                Way("the door", run_inside, HOST, 443),
+            routes = [
+                Route("direct", run_here, "127.0.0.1", server),
+                Route("egress proxy", run_inside, HOST, 443),
                 *others,
             ]
             table = Table()
-            await latency(table, ways, options.requests, options.rounds)
-            await rates(table, ways, options.seconds, 2)
-            await downloads(table, ways, size, 2)
-    making(table, 100)
+            await latency(table, routes, options.requests, options.rounds)
+            await rates(table, routes, options.seconds, 2)
+            await downloads(table, routes, size, 2)
+    network_setup(table, 100)
 
 
 def main() -> None:
-    """Read the options, and measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
@@ -330,7 +324,7 @@ def main() -> None:
     parser.add_argument("--mitmdump")
     options = parser.parse_args()
     if not os.path.exists(NGINX):
-        print("not measured: there is no nginx here (apt-get install -y nginx-light)")
+        print("not measured: nginx is not installed (apt-get install -y nginx-light)")
         return
     with tempfile.TemporaryDirectory(prefix="smokebox-bench-") as folder:
         uvloop.run(measure(options, Path(folder)))

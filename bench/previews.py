@@ -1,10 +1,10 @@
-"""Preview URLs against reverse proxies: requests a second, and the speed of a download.
+"""Preview URLs compared with reverse proxies: requests per second, and download speed.
 
     python bench/previews.py [--seconds 5] [--rounds 3] [--gigabyte 1.0]
 
-The same nginx answers in a sandbox, behind our server, and on the host, behind Caddy and
-behind another nginx; wrk asks, each in its turn, several rounds, of which the best counts. A
-proxy that is not installed is left out.
+The same nginx runs in a sandbox, behind our server, and on the host, behind Caddy and behind
+another nginx. wrk sends requests to each alternately, and the best round counts. A proxy that is
+not installed is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smokebox import connect
+from table import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +76,8 @@ http://:{port} {{
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One way to the same answers; `host` is the header that it wants, `pid` who carries it."""
+class Route:
+    """A route to the origin; `host` is the Host header, `pid` the process of the proxy."""
 
     name: str
     port: int
@@ -85,26 +86,20 @@ class Way:
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
-    """What was measured: requests a second, CPU a request, bytes a second."""
+class Figures:
+    """Requests per second, microseconds of CPU per request, and bytes per second."""
 
     requests: float = 0.0
     cpu: float = 0.0
     download: float = 0.0
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextlib.contextmanager
-def program(command: list[str], port: int | None = None, **options: object) -> Iterator[int]:
-    """A program for as long as the block lasts; its pid."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, **options) as process:  # type: ignore[call-overload]
+def program(command: list[str], port: int | None = None, **popen_options: object) -> Iterator[int]:
+    """Run a program for the duration of the block, and yield its pid."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, **popen_options) as process:  # type: ignore[call-overload]
         try:
-            while port is not None and not answers(port):
+            while port is not None and not is_listening(port):
                 assert process.poll() is None, command
                 time.sleep(0.02)
             yield process.pid
@@ -112,15 +107,15 @@ def program(command: list[str], port: int | None = None, **options: object) -> I
             process.terminate()
 
 
-def answers(port: int) -> bool:
-    """Whether somebody listens."""
+def is_listening(port: int) -> bool:
+    """Return whether a program listens on a port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process and its children have used."""
+    """Return the CPU seconds that a process and its children have used."""
     pids = [pid]
     with contextlib.suppress(OSError):
         pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
@@ -132,12 +127,12 @@ def cpu_of(pid: int) -> float:
     return total
 
 
-def load(way: Way, seconds: float) -> tuple[float, float]:
-    """Requests a second, and microseconds of CPU for each."""
-    before = cpu_of(way.pid)
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}", "-H", f"Host: {way.host}"]
+def load(route: Route, seconds: float) -> tuple[float, float]:
+    """Return the requests per second, and the microseconds of CPU of each."""
+    before = cpu_of(route.pid)
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}", "-H", f"Host: {route.host}"]
     done = subprocess.run(
-        [*command, f"http://127.0.0.1:{way.port}/"],
+        [*command, f"http://127.0.0.1:{route.port}/"],
         capture_output=True,
         text=True,
         check=True,
@@ -147,23 +142,23 @@ def load(way: Way, seconds: float) -> tuple[float, float]:
         line.split(":")[0].strip(): line.split(":")[1] for line in done.splitlines() if ":" in line
     }
     rate = float(lines["Requests/sec"])
-    return rate, (cpu_of(way.pid) - before) / (rate * seconds) * 1e6
+    return rate, (cpu_of(route.pid) - before) / (rate * seconds) * 1e6
 
 
-def download(way: Way, size: int) -> float:
-    """Bytes a second of one long answer."""
-    url = f"http://127.0.0.1:{way.port}/files/big"
+def download(route: Route, size: int) -> float:
+    """Return the bytes per second of a download."""
+    url = f"http://127.0.0.1:{route.port}/files/big"
     command = ["curl", "-s", "-o", os.devnull, "-w", "%{size_download} %{speed_download}"]
-    said = subprocess.run(
-        [*command, "-H", f"Host: {way.host}", url], capture_output=True, text=True, check=True
+    output = subprocess.run(
+        [*command, "-H", f"Host: {route.host}", url], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert int(said[0]) == size, said
-    return float(said[1])
+    assert int(output[0]) == size, output
+    return float(output[1])
 
 
 @contextlib.contextmanager
 def nginx(home: Path, text: str, port: int, **options: int) -> Iterator[int]:
-    """An nginx with a configuration."""
+    """Run nginx with a configuration, and yield its pid."""
     home.mkdir()
     (home / "nginx.conf").write_text(text.format(home=home, port=port, **options))
     with program([NGINX, "-c", str(home / "nginx.conf")], port, stderr=subprocess.DEVNULL) as pid:
@@ -171,20 +166,20 @@ def nginx(home: Path, text: str, port: int, **options: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def others(home: Path, size: int) -> Iterator[list[Way]]:
-    """The reverse proxies that are installed, and the origin itself."""
+def others(home: Path, size: int) -> Iterator[list[Route]]:
+    """Run the origin and the reverse proxies that are installed."""
     with contextlib.ExitStack() as stack:
-        origin, ways = free_port(), []
+        origin, routes = free_port(), []
         pid = stack.enter_context(nginx(home / "origin", ORIGIN, origin))
         (home / "origin" / "files").mkdir()
         os.truncate(os.open(home / "origin/files/big", os.O_CREAT | os.O_WRONLY, 0o644), size)
-        # Its workers are nobody's that may look into a directory of mine.
-        for place in (home, home / "origin", home / "origin" / "files"):
-            place.chmod(0o755)
-        ways.append(Way(name="direct", port=origin, pid=pid, host="localhost"))
+        # The workers of nginx run as another user.
+        for directory in (home, home / "origin", home / "origin" / "files"):
+            directory.chmod(0o755)
+        routes.append(Route(name="direct", port=origin, pid=pid, host="localhost"))
         port = free_port()
         pid = stack.enter_context(nginx(home / "proxy", PROXY, port, origin=origin))
-        ways.append(Way(name="nginx", port=port, pid=pid, host="localhost"))
+        routes.append(Route(name="nginx", port=port, pid=pid, host="localhost"))
         if caddy := shutil.which("caddy"):
             port = free_port()
             file = home / "Caddyfile"
@@ -192,12 +187,12 @@ def others(home: Path, size: int) -> Iterator[list[Way]]:
             command = [caddy, "run", "--adapter", "caddyfile", "--config", str(file)]
             env = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": str(home)}
             pid = stack.enter_context(program(command, port, stderr=subprocess.DEVNULL, env=env))
-            ways.append(Way(name="caddy", port=port, pid=pid, host="localhost"))
-        yield ways
+            routes.append(Route(name="caddy", port=port, pid=pid, host="localhost"))
+        yield routes
 
 
 async def expose(home: Path, size: int) -> str:
-    """Have the same nginx answer in a sandbox, and give its URL."""
+    """Start nginx in a sandbox, and return its preview URL."""
     client = connect(f"unix:{home}/server.sock")
     sandbox = client.sandbox("bench", keep_alive=True, limits={"cpu": None})
     await sandbox.write_file("nginx.conf", ORIGIN.format(home="/workspace", port=3000))
@@ -210,49 +205,49 @@ async def expose(home: Path, size: int) -> str:
 
 
 @contextlib.contextmanager
-def ours(home: Path, size: int) -> Iterator[Way]:
-    """Our server, as a user would start it."""
+def ours(home: Path, size: int) -> Iterator[Route]:
+    """Run our server as a user would start it, and yield the route to the sandbox."""
     port = free_port()
     command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home)]
     command += ["--port", str(port), "--pool", "0"]
     with program(command, port, stderr=subprocess.DEVNULL) as pid:
         url = asyncio.run(expose(home, size))
         host = url.removeprefix("http://").rstrip("/")
-        yield Way(name="smokebox", port=port, pid=pid, host=host)
+        yield Route(name="smokebox", port=port, pid=pid, host=host)
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gigabyte", type=float, default=1.0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if shutil.which("wrk") is None or not os.path.exists(NGINX):
-        print("not measured: this needs wrk and nginx (apt-get install -y wrk nginx-light caddy)")
+        print("not measured: wrk or nginx is missing (apt-get install -y wrk nginx-light caddy)")
         return
-    size = int(asked.gigabyte * (1 << 30))
+    size = int(options.gigabyte * (1 << 30))
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        with others(home, size) as ways, ours(home / "state", size) as preview:
-            found = {way.name: Measured() for way in (preview, *ways)}
-            for _ in range(asked.rounds):
-                for way in (preview, *ways):
-                    rate, cpu = load(way, asked.seconds)
-                    best = found[way.name]
+        with others(home, size) as routes, ours(home / "state", size) as preview:
+            found = {route.name: Figures() for route in (preview, *routes)}
+            for _ in range(options.rounds):
+                for route in (preview, *routes):
+                    rate, cpu = load(route, options.seconds)
+                    best = found[route.name]
                     if rate > best.requests:
                         best.requests, best.cpu = rate, cpu
-                    best.download = max(best.download, download(way, size))
+                    best.download = max(best.download, download(route, size))
     report(found)
 
 
-def report(found: dict[str, Measured]) -> None:
-    """Print what was found, with ours as a multiple of each."""
-    mine, say = found["smokebox"], sys.stdout.write
-    say(f"{'':10} {'requests/s':>11} {'cpu/request':>12} {'MB/s':>8}   smokebox has, times\n")
+def report(found: dict[str, Figures]) -> None:
+    """Print the figures, with ours as a multiple of each."""
+    ours, write = found["smokebox"], sys.stdout.write
+    write(f"{'':10} {'requests/s':>11} {'cpu/request':>12} {'MB/s':>8}   smokebox has, times\n")
     for name, one in found.items():
-        requests, speed = mine.requests / one.requests, mine.download / one.download
-        say(
+        requests, speed = ours.requests / one.requests, ours.download / one.download
+        write(
             f"{name:10} {one.requests:11,.0f} {one.cpu:9.0f} us {one.download / 1e6:8,.0f}   "
             f"{requests:5.2f} the requests, {speed:5.2f} the speed\n"
         )

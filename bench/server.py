@@ -1,11 +1,11 @@
-"""What the server and the SDK add to the engine, and how they hold under many clients.
+"""Overhead of server and SDK over the engine, and their behaviour with many clients.
 
     python bench/server.py [--repeats 200] [--sustained 60] [--gigabyte 1.0]
 
-The server runs in a process of its own, the client in this one, with the unix socket of a
-state directory between them. Round trips are measured in turns with the engine alone and with
-a bare fork and exec. The scenarios are those that Cloudflare measures its sandbox with, which
-asks 70 to 95 % of them to succeed.
+The server runs in a separate process and the client in this one, connected by the unix socket of a
+state directory. Round trips alternate with the engine alone and with a bare fork and exec. The
+scenarios are those of Cloudflare's benchmark of its sandbox, which requires 70 to 95 % of them to
+succeed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TRUE = ["/bin/true"]
 
 
 @contextlib.contextmanager
-def serving(home: Path) -> Iterator[int]:
-    """A server of a state directory, as a user would start it; its pid."""
+def run_server(home: Path) -> Iterator[int]:
+    """Run a server as a user would start it, and yield its pid."""
     command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home), "--no-tcp"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
@@ -50,7 +50,7 @@ def serving(home: Path) -> Iterator[int]:
 
 
 async def round_trips(table: Table, client: Client, host: Host, repeats: int) -> None:
-    """One command after the other, by the SDK, by the engine, and by nothing at all."""
+    """Measure sequential commands with the SDK, with the engine, and without a sandbox."""
     remote, local = client.sandbox("trips"), host.sandbox("trips")
 
     async def by_sdk() -> None:
@@ -59,24 +59,24 @@ async def round_trips(table: Table, client: Client, host: Host, repeats: int) ->
     async def by_engine() -> None:
         await local.exec(TRUE)
 
-    async def ask() -> None:
+    async def get_info() -> None:
         await remote.info()
 
-    for work in (by_sdk, by_engine, ask):
+    for work in (by_sdk, by_engine, get_info):
         await work()
-    bared, sdk, engine, asked = await in_turns(bare, by_sdk, by_engine, ask, repeats=repeats)
-    table.line("exec by the engine alone", engine, to="bare", other=bared)
-    table.line("exec by the SDK", sdk, to="bare", other=bared)
+    base, sdk, engine, info = await in_turns(bare, by_sdk, by_engine, get_info, repeats=repeats)
+    table.line("exec by the engine alone", engine, to="bare", other=base)
+    table.line("exec by the SDK", sdk, to="bare", other=base)
     table.line("exec by the SDK", sdk, to="engine", other=engine)
     over = (statistics.median(sdk) - statistics.median(engine)) * 1e3
     table.text(f"{'the SDK over the engine':42} {over:9.2f} ms")
-    table.line("a request that runs nothing", asked, to="bare", other=bared)
+    table.line("a request that runs nothing", info, to="bare", other=base)
 
 
 async def crowds(table: Table, client: Client, counts: Sequence[int]) -> None:
-    """Many clients at once, each with one request after the other."""
-    boxes = [client.sandbox(f"crowd-{number}") for number in range(20)]
-    await asyncio.gather(*(box.exec(TRUE) for box in boxes))
+    """Measure many clients at once, each with sequential requests."""
+    sandboxes = [client.sandbox(f"crowd-{number}") for number in range(20)]
+    await asyncio.gather(*(one.exec(TRUE) for one in sandboxes))
     for count in counts:
         for name, share in (("info", 10), ("exec", 4)):
             times: list[float] = []
@@ -84,10 +84,10 @@ async def crowds(table: Table, client: Client, counts: Sequence[int]) -> None:
             async def one(
                 number: int, name: str = name, share: int = share, times: list[float] = times
             ) -> None:
-                box = boxes[number % len(boxes)]
+                sandbox = sandboxes[number % len(sandboxes)]
                 for _ in range(share):
                     started = time.perf_counter()
-                    await (box.info() if name == "info" else box.exec(TRUE))
+                    await (sandbox.info() if name == "info" else sandbox.exec(TRUE))
                     times.append(time.perf_counter() - started)
 
             started = time.perf_counter()
@@ -102,7 +102,7 @@ async def crowds(table: Table, client: Client, counts: Sequence[int]) -> None:
 
 
 class Scenario:
-    """Counts what succeeded, and how long each took."""
+    """Counts successes and failures, with the time of each."""
 
     def __init__(self, table: Table, name: str) -> None:
         self.table = table
@@ -111,7 +111,7 @@ class Scenario:
         self.failures = 0
 
     async def run(self, work: Work) -> None:
-        """Do one, and note it."""
+        """Run a job and record its outcome."""
         started = time.perf_counter()
         try:
             await work()
@@ -121,8 +121,8 @@ class Scenario:
         else:
             self.times.append(time.perf_counter() - started)
 
-    def tell(self, more: str = "") -> None:
-        """Print what came out."""
+    def report(self, more: str = "") -> None:
+        """Print a line."""
         total = len(self.times) + self.failures
         ordered = sorted(self.times)
         self.table.text(
@@ -133,70 +133,70 @@ class Scenario:
 
 
 async def scenarios(table: Table, client: Client, sustained: float) -> None:
-    """Cold starts, bursts, a steady load, and files of four sizes."""
+    """Run cold starts, bursts, a steady load, and files of four sizes."""
     cold = Scenario(table, "cold start, 10 times")
     for number in range(10):
         await cold.run(functools.partial(_hello, client.sandbox(f"cold-{number}")))
-    cold.tell()
+    cold.report()
     at_once = Scenario(table, "25 created at once")
     async with asyncio.TaskGroup() as group:
         for number in range(25):
-            group.create_task(at_once.run(_greeting(client, f"once-{number}")))
-    at_once.tell()
+            group.create_task(at_once.run(_hello_from(client, f"once-{number}")))
+    at_once.report()
     staggered = Scenario(table, "20 staggered by 10 ms")
     async with asyncio.TaskGroup() as group:
         for number in range(20):
-            group.create_task(staggered.run(_greeting(client, f"late-{number}")))
+            group.create_task(staggered.run(_hello_from(client, f"late-{number}")))
             await asyncio.sleep(0.01)
-    staggered.tell()
-    await _steadily(table, client.sandbox("steady"), sustained)
+    staggered.report()
+    await _run_steadily(table, client.sandbox("steady"), sustained)
     bursts = Scenario(table, "3 bursts of 50 commands")
-    box = client.sandbox("bursts")
+    sandbox = client.sandbox("bursts")
     for _ in range(3):
         async with asyncio.TaskGroup() as group:
             for _ in range(50):
-                group.create_task(bursts.run(functools.partial(_hello, box)))
-    bursts.tell()
+                group.create_task(bursts.run(functools.partial(_hello, sandbox)))
+    bursts.report()
     for name, size in (("1 KB", 10**3), ("10 KB", 10**4), ("100 KB", 10**5), ("1 MB", 10**6)):
         files = Scenario(table, f"files of {name}, 20 times")
         for number in range(20):
-            await files.run(functools.partial(_file, box, f"file-{number}", size))
-        files.tell()
+            await files.run(functools.partial(_file, sandbox, f"file-{number}", size))
+        files.report()
 
 
-async def _steadily(table: Table, box: Sandbox, seconds: float) -> None:
+async def _run_steadily(table: Table, sandbox: Sandbox, seconds: float) -> None:
     steady = Scenario(table, f"5 commands a second for {seconds:g} s")
-    await _hello(box)
+    await _hello(sandbox)
     began = time.perf_counter()
     for number in range(round(seconds * 5)):
         await asyncio.sleep(max(0.0, began + number / 5 - time.perf_counter()))
-        await steady.run(functools.partial(_hello, box))
+        await steady.run(functools.partial(_hello, sandbox))
     quarter = max(1, len(steady.times) // 4)
     first, last = steady.times[:quarter], steady.times[-quarter:]
     change = statistics.median(last) / statistics.median(first)
-    steady.tell(f"; last quarter {change:.2f} of the first")
+    steady.report(f"; last quarter {change:.2f} of the first")
 
 
-def _greeting(client: Client, id: str) -> Work:
+def _hello_from(client: Client, id: str) -> Work:
     return functools.partial(_hello, client.sandbox(id))
 
 
-async def _hello(box: Sandbox) -> None:
-    result = await box.exec("echo hello")
+async def _hello(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo hello")
     if result.stdout != "hello\n":
         raise ValueError(f"got {result!r}")
 
 
-async def _file(box: Sandbox, name: str, size: int) -> None:
+async def _file(sandbox: Sandbox, name: str, size: int) -> None:
     data = os.urandom(size)
-    await box.write_file(name, data)
-    if await box.read_bytes(name) != data:
-        raise ValueError(f"{name} is not what was written")
+    await sandbox.write_file(name, data)
+    if await sandbox.read_bytes(name) != data:
+        raise ValueError(f"{name} does not have the data that was written")
 
 
 async def streams(table: Table, client: Client, host: Host) -> None:
-    """100 MB out of a sandbox: over the wire, from the engine, and by a plain pipe."""
-    # Text: JSON makes six bytes of each that is not.
+    """Measure 100 MB of output: with the SDK, with the engine, and through a plain pipe."""
+    # Text, since JSON encodes each other byte as six.
     command = ["sh", "-c", f"yes 'a line of forty characters, as usual ...' | head -c {STREAMED}"]
     remote, local = client.sandbox("stream"), host.sandbox("stream")
 
@@ -221,9 +221,9 @@ async def streams(table: Table, client: Client, host: Host) -> None:
 
 
 async def large_files(table: Table, client: Client, server: int, size: int) -> None:
-    """A file that no memory should hold, up and down, and what the server takes for it."""
-    box = client.sandbox("large")
-    await box.exec(TRUE)
+    """Measure upload and download of a large file, and the memory of the server."""
+    sandbox = client.sandbox("large")
+    await sandbox.exec(TRUE)
     piece = os.urandom(1 << 20)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -232,11 +232,11 @@ async def large_files(table: Table, client: Client, server: int, size: int) -> N
 
     before = resident(server)
     started = time.perf_counter()
-    await box.write_stream("large", pieces())
+    await sandbox.write_stream("large", pieces())
     up, peak = time.perf_counter() - started, resident(server)
     started = time.perf_counter()
     count = 0
-    async for data in box.read_stream("large"):
+    async for data in sandbox.read_stream("large"):
         count += len(data)
     down = time.perf_counter() - started
     peak = max(peak, resident(server))
@@ -249,7 +249,7 @@ async def large_files(table: Table, client: Client, server: int, size: int) -> N
 
 
 def resident(pid: int) -> int:
-    """The most memory that a process has had so far, in bytes."""
+    """Return the peak memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -257,14 +257,14 @@ def resident(pid: int) -> int:
 
 
 async def main() -> None:
-    """Run all comparisons."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--sustained", type=float, default=60.0)
     parser.add_argument("--gigabyte", type=float, default=1.0)
     options = parser.parse_args()
     table = Table()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "server")) as pid:
+    with tempfile.TemporaryDirectory() as folder, run_server(Path(folder, "server")) as pid:
         client = connect(f"unix:{folder}/server/server.sock")
         async with await Host.open(Path(folder, "engine"), pool=0) as host:
             await round_trips(table, client, host, options.repeats)

@@ -1,34 +1,30 @@
-"""What each tool costs over the calls of the contract that it makes.
+"""Overhead of each tool of an agent over the sandbox calls that it makes.
 
     python bench/tools.py [--rounds 5] [--repeats 40]
 
-Each tool runs beside the bare calls it is made of, in the same sandbox and in turns. The
-ratio is that of the best rounds' medians. Nothing is compared between sandboxes.
+Each tool alternates with the bare calls that it makes, in the same sandbox. The ratio is that
+of the medians of the best rounds. Sandboxes are not compared with each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from smokebox import SandboxApi, local, virtual
 from smokebox.agents.tools import Tool, workspace_tools
+from table import Work, median
 
 LINES = "".join(f"line {n} of the file, with the word needle\n" for n in range(1000))
 SEARCH = 'grep -rnHI --null -e "$PATTERN" -- "$FOLDER"'
 
-Work = Callable[[], Awaitable[object]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A tool's call, and the calls of the contract it stands for."""
+    """A tool call, and the sandbox calls that it makes."""
 
     name: str
     tool: Work
@@ -36,21 +32,21 @@ class Pair:
 
 
 async def prepare(sandbox: SandboxApi) -> None:
-    """Write the files that the calls are about."""
+    """Write the files that the calls use."""
     await sandbox.write_file("file.txt", LINES)
     for number in range(50):
         await sandbox.write_file(f"tree/{number % 5}/{number}.txt", "hay\nneedle\n")
 
 
 def pairs(sandbox: SandboxApi, tools: dict[str, Tool]) -> list[Pair]:
-    """Every tool beside what it is made of."""
+    """Return every tool with the calls that it makes."""
     folder = sandbox.resolve_path("tree")
     search = {"PATTERN": "needle", "FOLDER": folder}
 
     def call(name: str, **arguments: object) -> Work:
         return lambda: tools[name].run(arguments)
 
-    # The file is changed and changed back, so that every round finds the same.
+    # The file is changed and changed back, so that every round starts with the same.
     async def change_by_tool() -> None:
         for old, new in (("line 500", "LINE 500"), ("LINE 500", "line 500")):
             await tools["edit"].run({"path": "file.txt", "old_text": old, "new_text": new})
@@ -91,16 +87,6 @@ def pairs(sandbox: SandboxApi, tools: dict[str, Tool]) -> list[Pair]:
             bare=lambda: sandbox.glob("**/*.txt", cwd="tree", files_only=True),
         ),
     ]
-
-
-async def median(work: Work, repeats: int) -> float:
-    """The median time of one call."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        await work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
 
 
 async def compare(name: str, sandbox: SandboxApi, rounds: int, repeats: int) -> None:

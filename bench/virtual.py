@@ -1,17 +1,17 @@
-"""The virtual sandbox against just-bash under Node: 19 scripts, in one run, on one machine.
+"""The virtual sandbox compared with just-bash under Node: 19 scripts.
 
     python bench/virtual.py [--rounds 3] [--only NAME] [--cache FOLDER]
 
 Needs `node` and `npm`. just-bash is installed from the npm registry into a cache folder
 outside the repository on the first run, in the version named below and with its default
-settings, except that it may run as many commands and loops as we may. It runs in one Node
-process for the whole benchmark and takes its own times, so neither the start of Node nor
-the pipe to it counts. Ours are taken around `await sandbox.exec(script)`, hand-off to the
-shell's thread included.
+settings, except for the same limits of commands and loops as ours. It runs in one Node process
+for the whole benchmark and measures its own times, without the start of Node and the pipe to it.
+Ours are measured around `await sandbox.exec(script)`, including the switch to the thread of the
+shell.
 
-Rounds alternate between the two. A script's time is the best of the rounds' medians.
-Every answer is compared with one computed here in Python; just-bash groups wrongly in
-`jq_5mb_group`, which is reported and does not stop the run.
+Rounds alternate between the two. The time of a script is the best median of the rounds. Every
+output is compared with one computed here in Python; just-bash groups wrongly in `jq_5mb_group`,
+which is reported and does not stop the run.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ CACHE = Path(tempfile.gettempdir()) / "smokebox-bench" / PEER
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One script, how often it runs in a round, and what it must print."""
+    """A script, the number of its runs in a round, and its expected output."""
 
     name: str
     script: str
     repeats: int
-    answer: Callable[[Mapping[str, str]], str]
+    expected: Callable[[Mapping[str, str]], str]
 
 
 def make_data() -> dict[str, str]:
-    """The same files each time: lines, a table, a folder of small files, and people in JSON."""
+    """Return files: lines, a table, a folder of small files, and people as JSON."""
     rng = random.Random(7)
     words = ["foo", "bar", "baz", "qux", "lorem", "ipsum", "dolor", "amet"]
     lines = (
@@ -90,7 +90,7 @@ def _rows(text: str) -> list[list[str]]:
 
 def _top_foo(data: Mapping[str, str]) -> str:
     counts = Counter(line for line in data["/data/lines.txt"].splitlines() if "foo" in line)
-    # `sort -rn` falls back to the whole line, backwards, where counts are equal.
+    # `sort -rn` compares whole lines in reverse if counts are equal.
     ranked = sorted(counts.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)
     return "".join(f"{count:7} {line}\n" for line, count in ranked[:3])
 
@@ -139,12 +139,12 @@ def _ages(data: Mapping[str, str]) -> str:
     return json.dumps(first, separators=(",", ":")) + "\n"
 
 
-def _says(text: str) -> Callable[[Mapping[str, str]], str]:
+def _prints(text: str) -> Callable[[Mapping[str, str]], str]:
     return lambda data: f"{text}\n"
 
 
 CASES = [
-    Case("echo", "echo hi", 300, _says("hi")),
+    Case("echo", "echo hi", 300, _prints("hi")),
     Case(
         "pipeline_10k",
         "grep foo /data/lines.txt | sort | uniq -c | sort -rn | head -3",
@@ -157,32 +157,32 @@ CASES = [
         10,
         _first_words,
     ),
-    Case("loop_100k_noop", "for i in $(seq 100000); do :; done; echo $i", 3, _says("100000")),
+    Case("loop_100k_noop", "for i in $(seq 100000); do :; done; echo $i", 3, _prints("100000")),
     Case(
         "loop_100k_arith",
         "x=0; for i in $(seq 100000); do x=$((x+i)); done; echo $x",
         3,
-        _says("5000050000"),
+        _prints("5000050000"),
     ),
     Case(
         "while_10k_arith",
         "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done; echo $i",
         3,
-        _says("10000"),
+        _prints("10000"),
     ),
     Case(
         "func_calls_10k",
         "f() { r=$(($1*2)); }; for i in $(seq 10000); do f $i; done; echo $r",
         3,
-        _says("20000"),
+        _prints("20000"),
     ),
-    Case("cmdsub_1k", "for i in $(seq 1000); do x=$(echo $i); done; echo $x", 3, _says("1000")),
+    Case("cmdsub_1k", "for i in $(seq 1000); do x=$(echo $i); done; echo $x", 3, _prints("1000")),
     Case(
         "strops_20k",
         "s=abcdef; n=0; for i in $(seq 20000); do t=${s/c/X}; u=${t:2:3}; "
         "[[ $u == Xde ]] && n=$((n+1)); done; echo $n",
         3,
-        _says("20000"),
+        _prints("20000"),
     ),
     Case("find_xargs_1k", "find /d -name '*.txt' | xargs grep -l needle | wc -l", 10, _needles),
     Case("find_exec_1k", "find /d -type f -exec wc -l {} + | tail -1", 10, _folder_lines),
@@ -209,14 +209,14 @@ CASES = [
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one engine answered in one round, and how long the median run took."""
+    """Output of a script in one round, and the time of its median run."""
 
     stdout: str
     milliseconds: float
 
 
 class Engine(Protocol):
-    """Something that can run a case."""
+    """An engine that runs cases."""
 
     async def run(self, case: Case) -> Timing:
         """Run the script `repeats` times."""
@@ -239,7 +239,7 @@ class Ours:
 
 
 class JustBash:
-    """just-bash in a Node process of its own."""
+    """just-bash in a Node process."""
 
     def __init__(self, data: Mapping[str, str], cache: Path) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -253,16 +253,16 @@ class JustBash:
         )
 
     async def run(self, case: Case) -> Timing:
-        return await asyncio.to_thread(self._ask, case)
+        return await asyncio.to_thread(self._request, case)
 
-    def _ask(self, case: Case) -> Timing:
+    def _request(self, case: Case) -> Timing:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"script": case.script, "repeats": case.repeats}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        return Timing(answer["stdout"], statistics.median(answer["milliseconds"]))
+        response = json.loads(self._process.stdout.readline())
+        return Timing(response["stdout"], statistics.median(response["milliseconds"]))
 
     def close(self) -> None:
         """End Node and remove the data."""
@@ -271,7 +271,7 @@ class JustBash:
 
 
 def install_peer(cache: Path) -> None:
-    """Install just-bash into `cache`, unless it is there."""
+    """Install just-bash into `cache`, unless it is installed."""
     if (cache / "node_modules" / "just-bash").is_dir():
         return
     npm = shutil.which("npm")
@@ -287,10 +287,10 @@ def _line(*cells: str) -> None:
 
 
 async def compare(cases: list[Case], *, rounds: int, cache: Path) -> bool:
-    """Print the table; true when every answer of ours is right and the goal is met."""
+    """Print the table; return True if our outputs are correct and the goal is met."""
     data = make_data()
     ours, peer = Ours(data), JustBash(data, cache)
-    ratios, all_right = [], True
+    ratios, all_correct = [], True
     _line("script", "smokebox ms", "just-bash ms", "ratio", "")
     try:
         for case in cases:
@@ -298,12 +298,12 @@ async def compare(cases: list[Case], *, rounds: int, cache: Path) -> bool:
             for _ in range(rounds):
                 mine.append(await ours.run(case))
                 theirs.append(await peer.run(case))
-            expected = case.answer(data)
-            right = all(timing.stdout.split() == expected.split() for timing in mine)
-            all_right = all_right and right
-            note = "" if right else f"WRONG: {mine[-1].stdout!r}, expected {expected!r}"
+            expected = case.expected(data)
+            correct = all(timing.stdout.split() == expected.split() for timing in mine)
+            all_correct = all_correct and correct
+            note = "" if correct else f"WRONG: {mine[-1].stdout!r}, expected {expected!r}"
             if any(timing.stdout.split() != expected.split() for timing in theirs):
-                note += " (just-bash's answer is wrong)"
+                note += " (the output of just-bash is wrong)"
             a = min(timing.milliseconds for timing in mine)
             b = min(timing.milliseconds for timing in theirs)
             ratios.append(b / a)
@@ -312,12 +312,12 @@ async def compare(cases: list[Case], *, rounds: int, cache: Path) -> bool:
         peer.close()
     mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
     sys.stdout.write(f"geometric mean: {mean:.2f} times as fast (goal {GOAL:g})\n")
-    return all_right and mean >= GOAL
+    return all_correct and mean >= GOAL
 
 
 def main() -> None:
-    """Read the arguments, run, and exit with 1 where the goal is missed."""
-    parser = argparse.ArgumentParser(description="The virtual sandbox against just-bash.")
+    """Run the benchmark, and exit with 1 if the goal is missed."""
+    parser = argparse.ArgumentParser(description="Compare the virtual sandbox with just-bash.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=[case.name for case in CASES], action="append")
     parser.add_argument("--cache", type=Path, default=CACHE)

@@ -1,8 +1,8 @@
-// Runs scripts in just-bash for bench/virtual.py: one JSON request a line in, one answer a line out.
+// Runs scripts in just-bash for bench/virtual.py: one JSON request per line in, one response per line out.
 //
 //   node virtual_justbash.mjs <folder with node_modules> <JSON file of path -> contents>
 //
-// A request is {script, repeats}; the answer is {stdout, exitCode, milliseconds: [...]}, each
+// A request is {script, repeats}; the response is {stdout, exitCode, milliseconds: [...]}, each
 // time taken inside this process, around `exec` alone.
 
 import { readFileSync } from "node:fs";

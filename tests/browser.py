@@ -1,4 +1,4 @@
-"""A real browser without a window, told what to do by its own protocol."""
+"""Headless Chromium, controlled through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# Git does not keep it: what a test saw, for whoever wants to look.
+# Screenshots, which git ignores.
 ARTIFACTS = Path(__file__).resolve().parents[1] / "artifacts"
-PATIENCE = 60.0
+TIMEOUT = 60.0
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -40,7 +40,7 @@ FLAGS = [
 
 
 class Page:
-    """One tab. `console` is what its scripts said."""
+    """A tab. `console` has the messages of its scripts."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.console: list[str] = []
@@ -49,7 +49,7 @@ class Page:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
-    async def begin(self) -> None:
+    async def open(self) -> None:
         """Open the tab."""
         target = await self._call("Target.createTarget", url="about:blank")
         found = await self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -57,50 +57,50 @@ class Page:
         for part in ("Page", "Runtime"):
             await self._call(f"{part}.enable")
 
-    async def go(self, url: str) -> None:
-        """Type an address."""
-        answer = await self._call("Page.navigate", url=url)
-        assert "errorText" not in answer, (url, answer)
+    async def navigate(self, url: str) -> None:
+        """Load a URL."""
+        result = await self._call("Page.navigate", url=url)
+        assert "errorText" not in result, (url, result)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        answer = await self._call(
+        """Evaluate an expression in the page and return its value."""
+        result = await self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
 
-    async def sees(self, script: str, wanted: object) -> None:
-        """Return once an expression has that value."""
+    async def wait_for(self, script: str, expected: object) -> None:
+        """Wait until an expression has a value."""
         found: object = None
         try:
-            async with asyncio.timeout(PATIENCE):
-                while (found := await self._look(script)) != wanted:
+            async with asyncio.timeout(TIMEOUT):
+                while (found := await self._try(script)) != expected:
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"{script} is {found!r}, not {wanted!r}: {self.console}") from None
+            raise AssertionError(
+                f"{script} is {found!r}, not {expected!r}: {self.console}"
+            ) from None
 
-    async def keep(self, name: str) -> Path:
-        """Keep a picture of it among the artifacts."""
-        answer = await self._call("Page.captureScreenshot", format="png")
+    async def screenshot(self, name: str) -> None:
+        """Save a screenshot in the folder of artifacts."""
+        result = await self._call("Page.captureScreenshot", format="png")
         ARTIFACTS.mkdir(exist_ok=True)
-        place = ARTIFACTS / f"{name}.png"
-        place.write_bytes(base64.b64decode(answer["data"]))
-        return place
+        (ARTIFACTS / f"{name}.png").write_bytes(base64.b64decode(result["data"]))
 
-    async def listen(self) -> None:
-        """Hear what the browser says, until it ends."""
-        async for message in self._socket:
-            told = message.json()
-            waiter = self._waiting.pop(told.get("id", 0), None)
+    async def read_messages(self) -> None:
+        """Read messages of the browser until it ends."""
+        async for frame in self._socket:
+            message = frame.json()
+            waiter = self._waiting.pop(message.get("id", 0), None)
             if waiter is not None and not waiter.done():
-                waiter.set_result(told)
-            if told.get("method") == "Runtime.consoleAPICalled":
-                words = [str(one.get("value", "")) for one in told["params"]["args"]]
+                waiter.set_result(message)
+            if message.get("method") == "Runtime.consoleAPICalled":
+                words = [str(one.get("value", "")) for one in message["params"]["args"]]
                 self.console.append(" ".join(words))
 
-    async def _look(self, script: str) -> object:
-        # Between two pages there is nothing to look at.
+    async def _try(self, script: str) -> object:
+        # While a page loads there is no document.
         with contextlib.suppress(AssertionError, RuntimeError):
             return await self.run(script)
         return None
@@ -108,20 +108,20 @@ class Page:
     async def _call(self, method: str, **options: object) -> Any:
         number = next(self._numbers)
         waiter = self._waiting[number] = asyncio.get_running_loop().create_future()
-        asked = {"id": number, "method": method, "params": options}
+        request = {"id": number, "method": method, "params": options}
         if self._session is not None:
-            asked["sessionId"] = self._session
-        await self._socket.send_json(asked)
-        async with asyncio.timeout(PATIENCE):
-            answer = await waiter
-        if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']}")
-        return answer["result"]
+            request["sessionId"] = self._session
+        await self._socket.send_json(request)
+        async with asyncio.timeout(TIMEOUT):
+            response = await waiter
+        if "error" in response:
+            raise RuntimeError(f"{method}: {response['error']}")
+        return response["result"]
 
 
 @contextlib.asynccontextmanager
-async def browsing() -> AsyncIterator[Page]:
-    """A page of a browser that knows nothing. Skips the test where there is none."""
+async def open_browser() -> AsyncIterator[Page]:
+    """Yield a page of a browser with an empty profile; skip the test if there is no browser."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("there is no chromium here: apt-get install -y chromium")
@@ -142,24 +142,24 @@ async def browsing() -> AsyncIterator[Page]:
                 http.ws_connect(await _address(Path(profile)), max_msg_size=0) as socket,
             ):
                 page = Page(socket)
-                listening = asyncio.create_task(page.listen())
+                listening = asyncio.create_task(page.read_messages())
                 try:
-                    await page.begin()
+                    await page.open()
                     yield page
                 finally:
                     listening.cancel()
                     await asyncio.wait([listening])
         finally:
-            # Its many processes are one group.
+            # Kill all processes of the browser.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 
 async def _address(profile: Path) -> str:
-    """Where the browser listens, once it does."""
+    """Wait until the browser listens, and return its WebSocket URL."""
     file = profile / "DevToolsActivePort"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             with contextlib.suppress(FileNotFoundError):
                 lines = file.read_text().splitlines()

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from places import PREFIX
+from short_directory import PREFIX, short_directory
 from smokebox.testing import SeaweedServer
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Require gVisor of root; an ordinary user may lack it."""
+    """Require gVisor if root runs the tests; other users may lack it."""
     runsc = os.environ.get("SMOKEBOX_RUNSC", "runsc")
     if item.get_closest_marker("gvisor") and not shutil.which(runsc):
-        missing = f"{runsc} is not installed, which is gVisor: apt-get install -y runsc"
+        missing = f"{runsc} (gVisor) is not installed: apt-get install -y runsc"
         pytest.fail(missing, pytrace=False) if os.geteuid() == 0 else pytest.skip(missing)
 
 
@@ -49,24 +50,37 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Create temporary directories, also those of child processes, where `orphans` looks."""
+    tmp_path_factory.getbasetemp()
+    directory = short_directory("tmp")
+    os.chmod(directory, 0o1777)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", directory)
+        patch.setattr(tempfile, "tempdir", directory)
+        yield
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_process_outlives_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail a run that leaves a sandbox running which a fixture of several tests has made."""
+    """Fail a run that leaves sandboxes of shared fixtures running."""
     yield
     fail_on_leftovers(lambda: orphans(tmp_path_factory))
 
 
 @pytest.fixture(autouse=True)
 def _no_process_outlives_its_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail a test that leaves a process running, below this one or in a sandbox of its own."""
+    """Fail a test that leaves a child process or a sandbox running."""
     before = descendants() | orphans(tmp_path_factory)
     yield
     fail_on_leftovers(lambda: (descendants() | orphans(tmp_path_factory)) - before)
 
 
-def fail_on_leftovers(look: Callable[[], set[int]]) -> None:
+def fail_on_leftovers(find: Callable[[], set[int]]) -> None:
     """Wait a moment for processes to end; kill those that do not, and fail."""
     deadline = time.monotonic() + GRACE_SECONDS
-    while (leftovers := look()) and time.monotonic() < deadline:
+    while (leftovers := find()) and time.monotonic() < deadline:
         time.sleep(0.01)
     lines = [f"{pid} ({command(pid)})" for pid in leftovers]
     for pid in leftovers:
@@ -93,20 +107,32 @@ def bucket_name(seaweed: SeaweedServer) -> Iterator[str]:
 def orphans(tmp_path_factory: pytest.TempPathFactory) -> set[int]:
     """Return the guest inits of sandboxes in state directories of this run without their engine.
 
-    A sandbox outlives its engine, so that the next engine can adopt it.
+    A sandbox outlives its engine, so that the next engine can adopt it. The mount of the engine's
+    pipes shows its state directory.
     """
-    homes = (f"{tmp_path_factory.getbasetemp()}/", f"/tmp/{PREFIX}")
+    homes = [
+        path_in_filesystem(home)
+        for home in (f"{tmp_path_factory.getbasetemp()}/", f"/tmp/{PREFIX}")
+    ]
     found: set[int] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().startswith(ENGINE):
                 mounts = Path(f"/proc/{pid}/mountinfo").read_text()
-                if "/boxes/" in mounts and any(home in mounts for home in homes):
+                if any(f" {home}" in mounts for home in homes):
                     stat = Path(f"/proc/{pid}/stat").read_text()
                     parent = stat.rpartition(") ")[2].split()[1]
                     if not Path(f"/proc/{parent}/comm").read_text().startswith(ENGINE):
                         found.add(int(pid))
     return found
+
+
+def path_in_filesystem(path: str) -> str:
+    """Return a path as mountinfo shows it: relative to its file system, which may be a tmpfs."""
+    mounts = [line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    points = {fields[4].rstrip("/"): fields[3].rstrip("/") for fields in mounts}
+    point = max((point for point in points if path.startswith(f"{point}/")), key=len)
+    return points[point] + path[len(point) :]
 
 
 def descendants() -> set[int]:

@@ -1,4 +1,4 @@
-"""A server in a process of its own, to be killed, and its state directory, to be served again."""
+"""Server in a separate process that can be killed at any line, and its state directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from engine.traces import processes
-from places import short_directory
+from engine.leftovers import sandbox_pids
+from short_directory import short_directory
 from smokebox.foundation.endpoint import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 SOURCE = Path(__file__).parents[1] / "src"
-# With a number it kills itself before that line of the files it is told, counted from the first
-# call of a function in them.
+# With `kill_at`, the process kills itself at that executed line of the traced files, counted from
+# the first call of the function `since`.
 PROGRAM = """
 import asyncio, os, sys, threading
 from smokebox.server.server import serve
@@ -54,7 +54,8 @@ asyncio.run(serve(ServerSettings(home=home, pool=0)))
 """
 
 
-MAKING = (
+# Files that create sandboxes and processes.
+CREATION = (
     "server/idempotency.py",
     "routes/processes.py",
     "routes/sandboxes.py",
@@ -65,25 +66,25 @@ MAKING = (
 
 @contextlib.contextmanager
 def new_home() -> Iterator[str]:
-    """A fresh state directory, gone at the end with all that runs of it."""
+    """Yield a state directory; at the end kill its processes and remove it."""
     base = short_directory("server")
     try:
         yield f"{base}/home"
     finally:
-        for pid in list(processes(f"{base}/home")):
+        for pid in list(sandbox_pids(f"{base}/home")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(base, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
-async def killable(
-    home: str, *, kill_at: int = 0, since: str = "once", traced: tuple[str, ...] = MAKING
+async def run_killable_server(
+    home: str, *, kill_at: int = 0, since: str = "once", traced: tuple[str, ...] = CREATION
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A server in another process, by plain HTTP. It is killed by SIGKILL at the end.
+    """Run a server in another process and yield an HTTP client; SIGKILL it at the end.
 
-    With `kill_at` it kills itself before that line of the files `traced`, counted `since` a
-    function of that name was called.
+    With `kill_at` it kills itself at that executed line of the files `traced`, counted from the
+    first call of the function `since`.
     """
     child = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM, home, str(kill_at), since, *traced],
@@ -94,19 +95,19 @@ async def killable(
     connector = aiohttp.UnixConnector(socket_path(home))
     try:
         async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
-            await _answers(http, child)
+            await _wait_until_ready(http, child)
             yield http
     finally:
         child.kill()
         child.wait()
 
 
-async def _answers(http: aiohttp.ClientSession, child: subprocess.Popen[bytes]) -> None:
+async def _wait_until_ready(http: aiohttp.ClientSession, child: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 40
     while child.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(aiohttp.ClientError):
-            async with http.get("/api/sandboxes") as answer:
-                if answer.status == 200:
+            async with http.get("/api/sandboxes") as response:
+                if response.status == 200:
                     return
         await asyncio.sleep(0.02)
-    raise AssertionError(f"the server does not answer, exit code {child.poll()}")
+    raise AssertionError(f"the server does not respond; exit code {child.poll()}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from own_server import stop_server
+from background_server import stop_server
 from smokebox import errors
 
 if TYPE_CHECKING:

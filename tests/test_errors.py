@@ -1,4 +1,4 @@
-"""The exception tree: codes, hints, builtins, and the way over a process boundary."""
+"""The exception tree: codes, hints, builtin bases and pickling."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CLASSES = [
 def make(kind: type[SmokeboxError]) -> SmokeboxError:
     if issubclass(kind, PathError):
         return kind("/a/b", hint="Look elsewhere.", attempt=2)
-    return kind("it broke.", hint="Mend it.", attempt=2)
+    return kind("it broke.", hint="Fix it.", attempt=2)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_survives_pickling_whole(kind: type[SmokeboxError]) -> None:
+def test_pickling_keeps_class_message_and_fields(kind: type[SmokeboxError]) -> None:
     before = make(kind)
     after = pickle.loads(pickle.dumps(before))
     assert type(after) is kind
@@ -36,7 +36,7 @@ def test_codes_are_unique() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_the_text_is_the_message_and_the_next_step() -> None:
+def test_str_is_the_message_and_the_hint() -> None:
     error = InvalidOption("local() has no option 'cdw'.", hint="Did you mean 'cwd'?")
     assert str(error) == "local() has no option 'cdw'. Did you mean 'cwd'?"
 
@@ -52,7 +52,7 @@ def test_the_text_is_the_message_and_the_next_step() -> None:
         (errors.StorageFull, OSError, errno.ENOSPC),
     ],
 )
-def test_path_errors_are_also_the_builtin_ones(
+def test_path_errors_are_builtin_errors(
     kind: type[PathError], builtin: type[OSError], number: int
 ) -> None:
     error = kind("/a/b")
@@ -64,9 +64,9 @@ def test_fields_are_attributes() -> None:
     error = InvalidOption("no.", option="cwd", value=3)
     assert (error.option, error.value) == ("cwd", 3)
     with pytest.raises(AttributeError):
-        _ = error.nothing
+        _ = error.missing
 
 
-def test_a_path_error_says_what_and_where_by_itself() -> None:
+def test_path_error_has_a_default_message() -> None:
     assert str(PathNotFound("/x")) == "no such file or directory: /x"
     assert str(PathNotFound("/x", hint="Make it.")) == "no such file or directory: /x. Make it."

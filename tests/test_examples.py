@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from own_server import stop_server
+from background_server import stop_server
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("apps/*/main.py"))]

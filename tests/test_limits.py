@@ -1,4 +1,4 @@
-"""Limits by number, by name and by text, and the numbers that the kernel gets."""
+"""Limits from numbers, names and text, and the rlimits that the kernel gets."""
 
 from __future__ import annotations
 
@@ -22,68 +22,70 @@ from smokebox.limits import (
     parse_size,
 )
 
-NO_NUMBER = [True, False, -1, 0, 0.0, float("nan"), float("inf"), "many", b"1", [1], 1 << 70]
-NO_SIZES = "GB -1GB 1e9 1.GB 1,5GB 1ib 1GBs nan 0x10 \u0661GB"
+INVALID_NUMBERS = [True, False, -1, 0, 0.0, float("nan"), float("inf"), "many", b"1", [1], 1 << 70]
+INVALID_SIZES = "GB -1GB 1e9 1.GB 1,5GB 1ib 1GBs nan 0x10 \u0661GB"
 
 
-@pytest.mark.parametrize("value", NO_NUMBER, ids=repr)
+@pytest.mark.parametrize("value", INVALID_NUMBERS, ids=repr)
 @pytest.mark.parametrize("option", ["memory", "cpu", "pids", "disk", "open_files", "output_rate"])
-def test_a_bad_limit_is_refused_with_its_option_and_value(option: str, value: object) -> None:
-    given: dict[str, Any] = {option: value}
+def test_invalid_limit_is_refused_with_its_option_and_value(option: str, value: object) -> None:
+    options: dict[str, Any] = {option: value}
     with pytest.raises(InvalidOption, match=option) as caught:
-        Limits(**given)
+        Limits(**options)
     assert caught.value.fields == {"option": option, "value": value}
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("value", [*NO_NUMBER, 1.5], ids=repr)
+@pytest.mark.parametrize("value", [*INVALID_NUMBERS, 1.5], ids=repr)
 @pytest.mark.parametrize(
     "option", ["memory", "cpu_seconds", "file_size", "open_files", "processes"]
 )
-def test_a_bad_limit_of_a_process_is_refused(option: str, value: object) -> None:
-    given: dict[str, Any] = {option: value}
+def test_invalid_process_limit_is_refused(option: str, value: object) -> None:
+    options: dict[str, Any] = {option: value}
     with pytest.raises(InvalidOption, match=option):
-        ProcessLimits(**given)
+        ProcessLimits(**options)
 
 
-def test_a_size_may_be_text() -> None:
+def test_size_may_be_text() -> None:
     assert Limits(memory="2GiB", disk="1GB", output_rate="1MB") == Limits(
         memory=2 * GIB, disk=10**9, output_rate=10**6
     )
     assert ProcessLimits(file_size="1MiB").file_size == MIB
 
 
-def test_a_size_that_was_meant_in_megabytes_is_refused_with_the_bytes() -> None:
+def test_size_that_looks_like_megabytes_is_refused_with_the_bytes() -> None:
     with pytest.raises(InvalidOption, match=r"in bytes.*512 \* 1024 \* 1024"):
         Limits(memory=512)
 
 
-@pytest.mark.parametrize(("option", "most"), [("pids", 1 << 22), ("open_files", 1 << 20)])
-def test_no_count_is_more_than_the_kernel_takes(option: str, most: int) -> None:
-    assert getattr(parse_limits({option: most}), option) == most
+@pytest.mark.parametrize(("option", "maximum"), [("pids", 1 << 22), ("open_files", 1 << 20)])
+def test_counts_above_the_maximum_of_the_kernel_are_refused(option: str, maximum: int) -> None:
+    assert getattr(parse_limits({option: maximum}), option) == maximum
     with pytest.raises(InvalidOption):
-        parse_limits({option: most + 1})
+        parse_limits({option: maximum + 1})
 
 
-def test_a_share_of_a_core_is_one_that_a_cgroup_can_count() -> None:
+def test_cpu_below_the_minimum_of_a_cgroup_is_refused() -> None:
     assert Limits(cpu=0.01).cpu == 0.01
     with pytest.raises(InvalidOption, match="cores"):
         Limits(cpu=0.001)
 
 
 def test_none_is_no_limit() -> None:
-    free = Limits(memory=None, cpu=None, pids=None, disk=None, open_files=None, output_rate=None)
-    assert free.describe() == "no limits"
+    unlimited = Limits(
+        memory=None, cpu=None, pids=None, disk=None, open_files=None, output_rate=None
+    )
+    assert unlimited.describe() == "no limits"
 
 
-def test_an_unknown_limit_names_the_nearest() -> None:
+def test_unknown_limit_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'memory'"):
         Limits(memroy=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidOption, match="Did you mean 'memory'"):
         parse_limits({"memroy": "1GiB"})
 
 
-def test_the_instance_types_are_the_six_of_the_reference() -> None:
+def test_instance_types_have_the_documented_limits() -> None:
     types = {name: (one.cpu, one.memory, one.disk) for name, one in INSTANCE_TYPES.items()}
     assert types == {
         "lite": (1 / 16, 256 * MIB, 2 * 10**9),
@@ -95,7 +97,7 @@ def test_the_instance_types_are_the_six_of_the_reference() -> None:
     }
 
 
-def test_limits_are_parsed_from_a_name_a_mapping_and_nothing() -> None:
+def test_limits_are_parsed_from_a_name_a_mapping_or_none() -> None:
     assert parse_limits("basic") is INSTANCE_TYPES["basic"]
     assert parse_limits(None) == Limits()
     assert parse_limits(Limits(pids=7)) == Limits(pids=7)
@@ -107,14 +109,14 @@ def test_limits_are_parsed_from_a_name_a_mapping_and_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"), [("Basic", "'basic'"), ("standard1", "'standard-1'"), ("xyz", "lite, basic")]
 )
-def test_an_unknown_instance_type_names_the_nearest(name: str, hint: str) -> None:
+def test_unknown_instance_type_suggests_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(InvalidOption, match=hint) as caught:
         parse_limits(name)
     assert caught.value.fields["value"] == name
 
 
 @pytest.mark.parametrize("value", [7, True, b"lite", ["lite"], {1: 2}, {b"memory": 1}], ids=repr)
-def test_what_is_neither_name_nor_mapping_is_refused(value: Any) -> None:
+def test_limits_of_another_type_are_refused(value: Any) -> None:
     with pytest.raises(InvalidOption) as caught:
         parse_limits(value)
     assert caught.value.fields == {"option": "limits", "value": value}
@@ -136,29 +138,29 @@ def test_what_is_neither_name_nor_mapping_is_refused(value: Any) -> None:
         (4096, 4096),
     ],
 )
-def test_a_size_is_read_exactly(text: object, size: int) -> None:
+def test_size_is_parsed_exactly(text: object, size: int) -> None:
     assert parse_size(text, "disk") == size
 
 
 @pytest.mark.parametrize(
     "text",
-    [*NO_SIZES.split(), "", "1 G B", "1GB\0", "9" * 99, None, True, 1.5, b"1GB"],
+    [*INVALID_SIZES.split(), "", "1 G B", "1GB\0", "9" * 99, None, True, 1.5, b"1GB"],
     ids=ascii,
 )
-def test_what_is_no_size_is_refused(text: object) -> None:
+def test_invalid_size_is_refused(text: object) -> None:
     with pytest.raises(InvalidOption, match="512MiB") as caught:
         parse_size(text, "disk")
     assert caught.value.fields == {"option": "disk", "value": text}
 
 
 @pytest.mark.parametrize("text", ["0", "0GB", "9999999PB", "0.5b"])
-def test_a_size_in_text_has_the_bounds_of_one_in_numbers(text: str) -> None:
+def test_size_as_text_has_the_same_bounds(text: str) -> None:
     with pytest.raises(InvalidOption, match="disk"):
         parse_limits({"disk": text})
 
 
 @pytest.mark.parametrize("limits", [Limits(), *INSTANCE_TYPES.values(), Limits(pids=None, cpu=0.1)])
-def test_limits_come_back_from_json(limits: Limits) -> None:
+def test_limits_round_trip_through_json(limits: Limits) -> None:
     assert Limits.from_json(json.loads(json.dumps(limits.to_json()))) == limits
 
 
@@ -177,7 +179,7 @@ def test_limits_are_described_in_one_line(limits: Limits, text: str) -> None:
     assert limits.describe() == text
 
 
-def test_the_limits_of_a_process_are_those_that_its_kernel_shows() -> None:
+def test_rlimits_are_those_that_the_kernel_shows() -> None:
     limits = parse_process_limits(
         {"memory": "4GiB", "cpu_seconds": 60, "file_size": "1MB", "open_files": 64, "processes": 99}
     )
@@ -188,8 +190,8 @@ def test_the_limits_of_a_process_are_those_that_its_kernel_shows() -> None:
         "    resource.setrlimit(number, (value, value))\n"
         "sys.stdout.write(open('/proc/self/limits').read())\n"
     )
-    shown = subprocess.check_output([sys.executable, "-c", program], text=True)
-    soft = {line[:26].strip(): line[26:46].strip() for line in shown.splitlines()}
+    output = subprocess.check_output([sys.executable, "-c", program], text=True)
+    soft = {line[:26].strip(): line[26:46].strip() for line in output.splitlines()}
     assert soft["Max address space"] == str(4 * GIB)
     assert soft["Max cpu time"] == "60"
     assert soft["Max file size"] == "1000000"
@@ -198,12 +200,12 @@ def test_the_limits_of_a_process_are_those_that_its_kernel_shows() -> None:
     assert soft["Max core file size"] == "0"
 
 
-def test_a_process_without_limits_only_leaves_no_core() -> None:
+def test_default_process_limits_only_disable_core_dumps() -> None:
     assert ProcessLimits().rlimits() == {resource.RLIMIT_CORE: 0}
     assert parse_process_limits(None) == ProcessLimits()
     assert ProcessLimits(core=None).rlimits() == {}
 
 
-def test_an_unknown_limit_of_a_process_names_the_nearest() -> None:
+def test_unknown_process_limit_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'open_files'"):
         parse_process_limits({"open_file": 1})

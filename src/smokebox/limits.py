@@ -17,13 +17,13 @@ GIB = 1 << 30
 GB = 10**9
 
 # A smaller size is most likely a number of megabytes.
-SMALLEST = 64 << 10
-LARGEST = 1 << 62
+MIN_SIZE = 64 << 10
+MAX_SIZE = 1 << 62
 # Bounds of the kernel: the shortest quota of a period, PID_MAX_LIMIT, and fs.nr_open.
-LEAST_CPU = 0.01
-MOST_CPU = 4096
-MOST_PIDS = 1 << 22
-MOST_FILES = 1 << 20
+MIN_CPU = 0.01
+MAX_CPU = 4096
+MAX_PIDS = 1 << 22
+MAX_OPEN_FILES = 1 << 20
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgtp])(i?b?)|b)?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -37,20 +37,20 @@ def _refuse(option: str, value: object, wanted: str, hint: str) -> NoReturn:
     )
 
 
-def _count(option: str, value: object, *, least: int = 1, most: int = LARGEST) -> int | None:
+def _count(option: str, value: object, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(option, value, "a whole number or None", "Pass an int.")
-    if least == SMALLEST and 0 < value < least:
+    if minimum == MIN_SIZE and 0 < value < minimum:
         _refuse(
             option,
             value,
-            f"at least {least} bytes",
+            f"at least {minimum} bytes",
             f"Sizes are in bytes: for megabytes, pass {value} * 1024 * 1024.",
         )
-    if not least <= value <= most:
-        _refuse(option, value, f"from {least} to {most}", "Pass None for no limit.")
+    if not minimum <= value <= maximum:
+        _refuse(option, value, f"from {minimum} to {maximum}", "Pass None for no limit.")
     return value
 
 
@@ -72,8 +72,8 @@ def parse_size(text: object, option: str) -> int:
     return int(Fraction(number) * base ** _POWERS.get((letter or "").lower(), 0))
 
 
-def _size(option: str, value: object, *, least: int = 1) -> int | None:
-    return None if value is None else _count(option, parse_size(value, option), least=least)
+def _size(option: str, value: object, *, minimum: int = 1) -> int | None:
+    return None if value is None else _count(option, parse_size(value, option), minimum=minimum)
 
 
 def _cpu(value: object) -> float | None:
@@ -81,8 +81,8 @@ def _cpu(value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         _refuse("cpu", value, "a number of cores or None", "Pass for example cpu=0.5.")
-    if not LEAST_CPU <= value <= MOST_CPU:
-        _refuse("cpu", value, f"from {LEAST_CPU} to {MOST_CPU} cores", "Pass None for no limit.")
+    if not MIN_CPU <= value <= MAX_CPU:
+        _refuse("cpu", value, f"from {MIN_CPU} to {MAX_CPU} cores", "Pass None for no limit.")
     return value
 
 
@@ -121,11 +121,11 @@ class Limits:
         output_rate: int | str | None = None,
     ) -> None:
         write = object.__setattr__
-        write(self, "memory", _size("memory", memory, least=SMALLEST))
+        write(self, "memory", _size("memory", memory, minimum=MIN_SIZE))
         write(self, "cpu", _cpu(cpu))
-        write(self, "pids", _count("pids", pids, most=MOST_PIDS))
-        write(self, "disk", _size("disk", disk, least=SMALLEST))
-        write(self, "open_files", _count("open_files", open_files, most=MOST_FILES))
+        write(self, "pids", _count("pids", pids, maximum=MAX_PIDS))
+        write(self, "disk", _size("disk", disk, minimum=MIN_SIZE))
+        write(self, "open_files", _count("open_files", open_files, maximum=MAX_OPEN_FILES))
         write(self, "output_rate", _size("output_rate", output_rate))
 
     def describe(self) -> str:
@@ -187,12 +187,12 @@ class ProcessLimits:
         core: int | str | None = 0,
     ) -> None:
         write = object.__setattr__
-        write(self, "memory", _size("memory", memory, least=SMALLEST))
+        write(self, "memory", _size("memory", memory, minimum=MIN_SIZE))
         write(self, "cpu_seconds", _count("cpu_seconds", cpu_seconds))
         write(self, "file_size", _size("file_size", file_size))
-        write(self, "open_files", _count("open_files", open_files, most=MOST_FILES))
-        write(self, "processes", _count("processes", processes, most=MOST_PIDS))
-        write(self, "core", _size("core", core, least=0))
+        write(self, "open_files", _count("open_files", open_files, maximum=MAX_OPEN_FILES))
+        write(self, "processes", _count("processes", processes, maximum=MAX_PIDS))
+        write(self, "core", _size("core", core, minimum=0))
 
     def rlimits(self) -> dict[int, int]:
         """Return the values to set by `RLIMIT_*` number, without those that are None."""
@@ -219,7 +219,7 @@ INSTANCE_TYPES: Mapping[str, Limits] = {
 
 
 def parse_limits(value: Limits | str | Mapping[str, object] | None) -> Limits:
-    """Return `Limits` from the name of an instance type or a mapping as in `smokebox.toml`.
+    """Return `Limits` from the name of an instance type, or from a mapping as in `smokebox.toml`.
 
     Limits that a mapping leaves out have their defaults.
     """
@@ -277,14 +277,15 @@ def _cores(cpu: float) -> str:
 
 
 def _binary(size: int) -> str:
-    for unit, bytes_each in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
-        if size >= bytes_each:
-            return f"{round(size / bytes_each, 1):g} {unit}"
-    return f"{size} bytes"
+    return _amount(size, (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)))
 
 
 def _decimal(size: int) -> str:
-    for unit, bytes_each in (("GB", GB), ("MB", 10**6), ("kB", 10**3)):
+    return _amount(size, (("GB", GB), ("MB", 10**6), ("kB", 10**3)))
+
+
+def _amount(size: int, units: tuple[tuple[str, int], ...]) -> str:
+    for unit, bytes_each in units:
         if size >= bytes_each:
             return f"{round(size / bytes_each, 1):g} {unit}"
     return f"{size} bytes"

@@ -20,23 +20,23 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def refuse_unknown(
     where: str,
-    given: Iterable[str],
+    names: Iterable[str],
     known: Iterable[str],
     moved: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise `InvalidOption` for the first name in `given` that is not in `known`.
+    """Raise `InvalidOption` for the first of `names` that is not in `known`.
 
-    `moved` has a hint for each name that is not an option any longer.
+    `moved` has a hint for each name that is no longer an option.
     """
-    names = sorted(known)
-    for name in given:
-        if name not in names:
+    options = sorted(known)
+    for name in names:
+        if name not in options:
             if moved and name in moved:
                 raise InvalidOption(
                     f"{where} has no option {name!r}.", hint=moved[name], option=name
                 )
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(names)}."
+            near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(options)}."
             raise InvalidOption(
                 f"{where} has no option {name!r}.",
                 hint=hint,
@@ -114,7 +114,7 @@ def strict_options(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Raise `InvalidOption`, with the nearest name, for an unknown keyword of a function.
 
-    `moved` has a hint for each keyword that is not an option any longer.
+    `moved` has a hint for each keyword that is no longer an option.
     """
 
     def decorate(factory: Callable[P, R]) -> Callable[P, R]:
@@ -132,13 +132,13 @@ def strict_options(
 
 def strict_fields(kind: type[T]) -> type[T]:
     """Raise `InvalidOption`, with the nearest name, for an unknown keyword of a dataclass."""
-    make = kind.__init__
+    init = kind.__init__
     known = inspect.signature(kind).parameters.keys()
 
-    @functools.wraps(make)
+    @functools.wraps(init)
     def checked(self: T, *args: object, **options: object) -> None:
         refuse_unknown(f"{kind.__name__}()", options, known)
-        make(self, *args, **options)
+        init(self, *args, **options)
 
     kind.__init__ = checked  # type: ignore[method-assign, assignment]
     return kind

@@ -18,7 +18,7 @@ class ExecResult:
     """Result of a finished command. A non-zero exit code is a result, not an error.
 
     Exit codes are those of bash: 127 for a missing program, 126 for one stopped by a limit,
-    124 for a timeout, 128+n for death by signal n. `timed_out` tells our timeout from a
+    124 for a timeout, 128+n for death by signal n. `timed_out` distinguishes our timeout from a
     command that exits with 124 by itself. When `truncated`, the middle of `stdout` or
     `stderr` is replaced by a marker, and `stdout_file` and `stderr_file` are the paths of the
     whole streams if the sandbox kept them. `session_ended` means that the shell of the session

@@ -1,1 +1,1 @@
-"""Tests of agents, a package so that file names need to differ only within a directory."""
+"""Tests of agents. A package, so that file names may repeat in other directories."""

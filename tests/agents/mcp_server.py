@@ -1,6 +1,6 @@
-"""An MCP server for tests, in a process of its own: `stdio`, or `http` on a port that it prints.
+"""An MCP server for tests: `stdio`, or `http PORT`, which prints the port.
 
-Over HTTP it wants the bearer token that is in TOKEN, if that is set.
+Over HTTP it requires the bearer token in TOKEN, if that is set.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ def add(a: int, b: int = 1) -> int:
 
 @server.tool()
 def about() -> str:
-    """Say who and where this is."""
+    """Return the process id, the working directory and a variable."""
     return f"{os.getpid()} {os.getcwd()} {os.environ.get('COLOUR', '')}"
 
 
 @server.tool(name="files.read/all")
 def oddly_named() -> str:
-    """Have a name that no provider takes."""
+    """Have a name that no provider accepts."""
     return "read"
 
 
 @server.tool()
 def picture() -> Image:
-    """Paint."""
+    """Return an image."""
     return Image(data=PNG, format="png")
 
 
 @server.tool()
 def resource() -> CallToolResult:
-    """Give a resource besides words."""
-    held = TextResourceContents(uri="memo://1", text="inside", mime_type="text/plain")
-    words = TextContent(type="text", text="words")
-    return CallToolResult(content=[words, EmbeddedResource(type="resource", resource=held)])
+    """Return text and a resource."""
+    resource = TextResourceContents(uri="memo://1", text="inside", mime_type="text/plain")
+    text = TextContent(type="text", text="words")
+    return CallToolResult(content=[text, EmbeddedResource(type="resource", resource=resource)])
 
 
 @server.tool()
 def fail() -> str:
-    """Fail as a tool does."""
+    """Raise a tool error."""
     raise ToolError("the disk is full")
 
 
 @server.tool()
 def refuse() -> str:
-    """Fail as the protocol does."""
+    """Raise a protocol error."""
     raise MCPError(-32050, "not today")
 
 
 @server.tool()
 async def slow(marker: str, ctx: Context) -> str:
-    """Take for ever, and tell how far it is."""
+    """Run until cancelled, and report progress."""
     await ctx.report_progress(1, 3, "step")
     try:
         await anyio.sleep(600)
@@ -85,7 +85,7 @@ async def slow(marker: str, ctx: Context) -> str:
 
 @server.tool()
 def die() -> str:
-    """End the process in the midst of a call."""
+    """Exit during a call."""
     sys.stderr.write("out of memory\n")
     sys.stderr.flush()
     os._exit(3)
@@ -93,21 +93,21 @@ def die() -> str:
 
 @server.tool()
 def long() -> str:
-    """Say very much."""
+    """Return long text."""
     return "x" * 200_000
 
 
-class Guarded:
-    """Asks for a token."""
+class RequireToken:
+    """Middleware that requires a token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
-            if headers.get(b"authorization") != self._wanted:
+            if headers.get(b"authorization") != self._expected:
                 await PlainTextResponse("no", 401)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -116,7 +116,7 @@ class Guarded:
 def serve_http(port: int, *, stateless: bool) -> None:
     app: ASGIApp = server.streamable_http_app(stateless_http=stateless)
     if token := os.environ.get("TOKEN"):
-        app = Guarded(app, token)
+        app = RequireToken(app, token)
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", port))

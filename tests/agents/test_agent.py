@@ -1,9 +1,9 @@
-"""Agents as they are defined: options that are checked where they are written."""
+"""Tests of definitions of agents, whose options are checked at once."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,17 +13,20 @@ from smokebox.agents.agent import resolve_settings
 from smokebox.errors import InvalidOption
 from smokebox.testing import ScriptedModel
 
+if TYPE_CHECKING:
+    from smokebox.agents.model import ModelInfo
+
 CTX = AgentContext(id="one", env=None)
 
 
-async def test_options_by_keyword_make_an_agent() -> None:
+async def test_keywords_define_an_agent() -> None:
     agent = create_agent(model="anthropic/claude-sonnet-4-6", cwd="/workspace")
     options = await resolve_settings(agent, CTX)
     assert (agent.name, options.model) == ("agent", ("anthropic/claude-sonnet-4-6",))
     assert options.cwd == "/workspace"
 
 
-async def test_a_decorated_function_gives_the_options_of_an_instance() -> None:
+async def test_initializer_returns_options_of_an_instance() -> None:
     @create_agent
     def coder(ctx: AgentContext) -> dict[str, Any]:
         """Writes code."""
@@ -35,7 +38,7 @@ async def test_a_decorated_function_gives_the_options_of_an_instance() -> None:
     assert options.instructions == "You are one: hello"
 
 
-async def test_an_initializer_may_be_async_and_options_beside_it_are_defaults() -> None:
+async def test_async_initializer_overrides_keyword_options() -> None:
     async def later(ctx: AgentContext) -> dict[str, Any]:
         return {"instructions": "mine"}
 
@@ -45,18 +48,18 @@ async def test_an_initializer_may_be_async_and_options_beside_it_are_defaults() 
     assert (options.instructions, options.model) == ("mine", ("openai/gpt-5",))
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'instructions'"):
         create_agent(model="openai/gpt-5", instruction="x")  # type: ignore[call-arg]
 
 
-async def test_an_unknown_option_of_an_initializer_names_the_nearest() -> None:
+async def test_unknown_option_of_initializer_suggests_the_nearest() -> None:
     agent = create_agent(lambda ctx: {"modell": "openai/gpt-5"})
     with pytest.raises(InvalidOption, match="Did you mean 'model'"):
         await resolve_settings(agent, CTX)
 
 
-async def test_an_initializer_that_gives_no_options_is_told() -> None:
+async def test_initializer_must_return_options() -> None:
     agent = create_agent(lambda ctx: "gpt-5")  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidOption, match="not options"):
         await resolve_settings(agent, CTX)
@@ -86,12 +89,23 @@ async def test_an_initializer_that_gives_no_options_is_told() -> None:
         ("name", "no spaces"),
     ],
 )
-def test_a_bad_value_is_refused_at_the_definition(option: str, value: Any) -> None:
+def test_wrong_value_is_refused_at_the_definition(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption):
         create_agent(**{option: value})
 
 
-def test_a_sandbox_that_is_still_to_be_awaited_is_refused() -> None:
+def test_checking_a_model_does_not_call_info() -> None:
+    """The first use of `info` imports the library of the provider, which takes a second."""
+
+    class LazyModel(ScriptedModel):
+        @property
+        def info(self) -> ModelInfo:
+            raise AssertionError("info was used")
+
+    create_agent(model=LazyModel("hi"))
+
+
+def test_sandbox_that_was_not_awaited_is_refused() -> None:
     async def make() -> object:
         return virtual()
 
@@ -99,12 +113,12 @@ def test_a_sandbox_that_is_still_to_be_awaited_is_refused() -> None:
         create_agent(sandbox=make())  # type: ignore[arg-type]
 
 
-def test_two_subagents_of_one_name_are_refused() -> None:
+def test_subagents_with_the_same_name_are_refused() -> None:
     with pytest.raises(InvalidOption, match="two subagents have the name 'one'"):
         create_agent(subagents=[create_agent(name="one"), create_agent(name="one")])
 
 
-def test_two_tools_of_one_name_are_refused_at_the_definition() -> None:
+def test_tools_with_the_same_name_are_refused() -> None:
     @tool(name="same")
     def one() -> str:
         """One."""
@@ -115,11 +129,11 @@ def test_two_tools_of_one_name_are_refused_at_the_definition() -> None:
         """Two."""
         return ""
 
-    with pytest.raises(Exception, match="two tools are called 'same'"):
+    with pytest.raises(Exception, match="two tools have the name 'same'"):
         create_agent(tools=[one, two])
 
 
-async def test_an_agent_is_frozen_with_its_options() -> None:
+async def test_agent_and_its_options_are_frozen() -> None:
     tools: list[Any] = []
     agent = create_agent(model="openai/gpt-5", tools=tools)
     tools.append(print)
@@ -130,15 +144,15 @@ async def test_an_agent_is_frozen_with_its_options() -> None:
         (await resolve_settings(agent, CTX)).cwd = "/"  # type: ignore[misc]
 
 
-async def test_limits_may_be_given_as_dicts() -> None:
+async def test_limits_can_be_dicts() -> None:
     agent = create_agent(budget={"turns": 3}, durability={"max_attempts": 2})
     options = await resolve_settings(agent, CTX)
     assert options.budget == Budget(turns=3)
     assert options.durability == Durability(max_attempts=2)
 
 
-def test_init_refuses_options_beside_an_agent() -> None:
-    with pytest.raises(InvalidOption, match="Give it to create_agent"):
+def test_init_of_an_agent_refuses_its_options() -> None:
+    with pytest.raises(InvalidOption, match="Pass it to create_agent"):
         init(create_agent(), model="openai/gpt-5")  # type: ignore[call-overload]
     with pytest.raises(InvalidOption, match="takes an agent"):
         init("agent")  # type: ignore[call-overload]
@@ -146,7 +160,7 @@ def test_init_refuses_options_beside_an_agent() -> None:
         init(create_agent(), id="a/b")
 
 
-async def test_a_sandbox_object_stays_its_owners() -> None:
+async def test_harness_does_not_close_a_sandbox_object() -> None:
     sandbox = local()
     agent = create_agent(model=ScriptedModel("hi"), sandbox=sandbox, persist=False)
     async with init(agent) as harness:

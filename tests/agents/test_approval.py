@@ -1,4 +1,4 @@
-"""A policy says of each tool call whether it runs, waits for somebody, or never runs."""
+"""Tests of approval policies."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def decide(approval: Approval, tool: str, **arguments: object) -> Decision
     return await approval.decide(ProposedCall(tool, arguments, "c"), CTX)
 
 
-async def test_rules_go_by_name_and_the_rest_runs() -> None:
+async def test_rules_match_tool_names() -> None:
     approval = Approval(ask=["bash"], deny={"write": "read-only"})
     assert await decide(approval, "bash") == "ask"
     assert await decide(approval, "write") == Deny("read-only")
     assert await decide(approval, "read") == "allow"
 
 
-async def test_a_list_of_what_is_allowed_leaves_the_rest_to_be_asked_for() -> None:
+async def test_allow_list_asks_for_other_tools() -> None:
     approval = Approval(allow=["read", "gr*"])
     assert [await decide(approval, tool) for tool in ("read", "grep", "bash")] == [
         "allow",
@@ -45,7 +45,7 @@ async def test_a_list_of_what_is_allowed_leaves_the_rest_to_be_asked_for() -> No
     assert await decide(Approval(otherwise=Deny("no")), "bash") == Deny("no")
 
 
-async def test_what_denies_comes_before_what_asks_and_what_allows() -> None:
+async def test_deny_overrides_ask_and_ask_overrides_allow() -> None:
     approval = Approval(deny=["*__delete"], ask=["github__*"], allow=["*"])
     assert await decide(approval, "github__delete") == Deny()
     assert await decide(approval, "github__list") == "ask"
@@ -56,18 +56,18 @@ async def test_what_denies_comes_before_what_asks_and_what_allows() -> None:
     "approval",
     [Approval(ask={"bash": pushes}), Approval(ask=[ToolRule("bash", when=pushes)])],
 )
-async def test_rules_may_look_at_arguments(approval: Approval) -> None:
+async def test_rules_can_match_arguments(approval: Approval) -> None:
     assert await decide(approval, "bash", command="git push") == "ask"
     assert await decide(approval, "bash", command="git log") == "allow"
     assert await decide(approval, "read", path="push") == "allow"
 
 
-async def test_a_rule_that_denies_by_arguments_says_why() -> None:
+async def test_deny_rule_has_a_reason() -> None:
     approval = Approval(deny=[ToolRule("bash", when=pushes, reason="do not push")])
     assert await decide(approval, "bash", command="git push") == Deny("do not push")
 
 
-async def test_a_function_decides_and_sees_the_call_and_its_context() -> None:
+async def test_function_decides_by_call_and_context() -> None:
     async def later(call: ProposedCall, ctx: ToolContext) -> Decision:
         await asyncio.sleep(0)
         if call.name == "write":
@@ -82,29 +82,29 @@ async def test_a_function_decides_and_sees_the_call_and_its_context() -> None:
     assert await decide(Approval(at_once), "bash") == "allow"
 
 
-async def test_rules_hold_where_a_function_has_no_opinion() -> None:
-    def shrug(call: ProposedCall, ctx: ToolContext) -> Any:
+async def test_rules_apply_if_the_function_returns_none() -> None:
+    def undecided(call: ProposedCall, ctx: ToolContext) -> Any:
         return None
 
-    assert await decide(Approval(shrug, ask=["bash"]), "bash") == "ask"
+    assert await decide(Approval(undecided, ask=["bash"]), "bash") == "ask"
 
 
-async def test_what_fails_to_decide_denies(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_policy_denies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
-    def fails(call: ProposedCall, ctx: ToolContext) -> Decision:
+    def raises(call: ProposedCall, ctx: ToolContext) -> Decision:
         raise KeyError("oops")
 
-    def talks(call: ProposedCall, ctx: ToolContext) -> Any:
+    def returns_text(call: ProposedCall, ctx: ToolContext) -> Any:
         return "yes"
 
-    for approval in (Approval(fails), Approval(talks), Approval(ask={"bash": pushes})):
+    for approval in (Approval(raises), Approval(returns_text), Approval(ask={"bash": pushes})):
         decided = await decide(approval, "bash")
         assert isinstance(decided, Deny)
         assert "approval check of this call failed" in decided.reason
 
 
-async def test_cancelling_is_not_a_decision() -> None:
+async def test_cancellation_propagates() -> None:
     async def hangs(call: ProposedCall, ctx: ToolContext) -> Decision:
         await asyncio.Event().wait()
         return "allow"
@@ -114,7 +114,7 @@ async def test_cancelling_is_not_a_decision() -> None:
             await decide(Approval(hangs), "bash")
 
 
-async def test_an_agents_option_may_be_short() -> None:
+async def test_option_accepts_dict_and_function() -> None:
     assert as_approval(None) is None
     assert as_approval({"ask": ["bash"]}) == Approval(ask=["bash"])
     by_function = as_approval(lambda call, ctx: "ask")
@@ -134,14 +134,14 @@ async def test_an_agents_option_may_be_short() -> None:
         {"otherwise": "maybe"},
     ],
 )
-def test_what_is_no_policy_is_refused(value: object) -> None:
+def test_invalid_policy_is_refused(value: object) -> None:
     with pytest.raises(InvalidOption):
         as_approval(value)
     with pytest.raises(InvalidOption, match="not a function"):
         Approval("bash")  # type: ignore[arg-type]
 
 
-def test_a_rule_for_a_tool_that_does_not_exist_is_found() -> None:
+def test_rule_for_unknown_tool_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'bash'"):
         Approval(ask=["bsah"]).check_names(["read", "bash"])
     with pytest.raises(InvalidOption, match="There are: read, bash"):

@@ -1,10 +1,10 @@
-"""Budgets: limits that end work with what there is."""
+"""Tests of budgets: work that reaches a limit ends with the text it has."""
 
 from __future__ import annotations
 
 import pytest
 
-from agents.working import at_work, of_kind
+from agents.scripted_session import records_of, scripted_session
 from smokebox import Budget, tool
 from smokebox.agents.limits import UsageMeter
 from smokebox.agents.log.records import ToolEnded, WorkEnded
@@ -19,7 +19,7 @@ def nothing() -> str:
     return "nothing"
 
 
-def spent(**usage: float) -> Turn:
+def turn_with_usage(**usage: float) -> Turn:
     return Turn(["Working.", call("nothing")], usage=Usage(requests=1, **usage))  # type: ignore[arg-type]
 
 
@@ -31,28 +31,28 @@ def spent(**usage: float) -> Turn:
         (Budget(cost=0.5), 5),
     ],
 )
-async def test_work_that_reaches_a_limit_is_completed_with_what_there_is(
+async def test_work_that_reaches_a_limit_completes_with_its_text(
     budget: Budget, requests: int
 ) -> None:
-    model = ScriptedModel(then=spent(input_tokens=90, output_tokens=10, cost=0.1))
-    async with at_work(model=model, tools=[nothing], budget=budget) as session:
+    model = ScriptedModel(then=turn_with_usage(input_tokens=90, output_tokens=10, cost=0.1))
+    async with scripted_session(model=model, tools=[nothing], budget=budget) as session:
         reply = await session.prompt("go on")
         limit = next(name for name in ("turns", "tokens", "cost") if getattr(budget, name))
         assert (reply.text, reply.stopped) == ("Working.", f"budget: {limit}")
         assert len(model.requests) == requests
-        (end,) = await of_kind(session, WorkEnded)
+        (end,) = await records_of(session, WorkEnded)
         assert (end.outcome, end.text) == ("completed", "Working.")
 
 
-async def test_time_is_up_in_the_middle_of_an_answer() -> None:
+async def test_time_limit_interrupts_a_reply() -> None:
     model = ScriptedModel(Turn("So far", hang=True), "next")
-    async with at_work(model=model) as session:
+    async with scripted_session(model=model) as session:
         reply = await session.prompt("go", budget=Budget(seconds=0.1))
         assert (reply.text, reply.stopped) == ("So far", "budget: seconds")
         assert (await session.prompt("again")).text == "next"
 
 
-async def test_time_is_up_in_the_middle_of_a_tool() -> None:
+async def test_time_limit_interrupts_a_tool() -> None:
     import asyncio
 
     @tool
@@ -61,26 +61,34 @@ async def test_time_is_up_in_the_middle_of_a_tool() -> None:
         await asyncio.Event().wait()
         return ""
 
-    async with at_work(["Wait.", call("forever")], tools=[forever]) as session:
+    async with scripted_session(["Wait.", call("forever")], tools=[forever]) as session:
         reply = await session.prompt("go", budget=Budget(seconds=0.1))
         assert (reply.text, reply.stopped) == ("Wait.", "budget: seconds")
-        assert [one.status for one in await of_kind(session, ToolEnded)] == ["aborted"]
+        assert [one.status for one in await records_of(session, ToolEnded)] == ["aborted"]
 
 
-async def test_a_budget_that_ends_before_the_result_gives_none() -> None:
+async def test_budget_exceeded_before_the_result_raises() -> None:
     model = ScriptedModel(then=call("nothing"))
-    async with at_work(model=model, tools=[nothing]) as session:
+    async with scripted_session(model=model, tools=[nothing]) as session:
         with pytest.raises(ResultUnavailable, match="budget: turns"):
             await session.prompt("go", result=int, budget=Budget(turns=2))
 
 
-async def test_each_prompt_has_the_budget_anew() -> None:
-    async with at_work("one", "two", budget={"turns": 1}) as session:
+async def test_budget_of_a_prompt_can_be_a_dict() -> None:
+    model = ScriptedModel(then=call("nothing"))
+    async with scripted_session(model=model, tools=[nothing]) as session:
+        assert (await session.prompt("go", budget={"turns": 2})).stopped == "budget: turns"
+        with pytest.raises(InvalidOption, match="budget must be a Budget or a dict"):
+            session.prompt("go", budget=5)  # type: ignore[call-overload]
+
+
+async def test_each_prompt_has_the_whole_budget() -> None:
+    async with scripted_session("one", "two", budget={"turns": 1}) as session:
         assert (await session.prompt("a")).stopped is None
         assert (await session.prompt("b")).stopped is None
 
 
-def test_a_task_counts_against_its_parents_budget_too() -> None:
+def test_task_counts_against_the_budget_of_its_parent() -> None:
     parent = UsageMeter(Budget(tokens=100))
     child = UsageMeter(Budget(turns=5), parent)
     child.add(Usage(input_tokens=100), turns=1)
@@ -89,6 +97,6 @@ def test_a_task_counts_against_its_parents_budget_too() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, -1, True, "many"])
-def test_a_limit_that_is_none_is_refused(turns: object) -> None:
+def test_invalid_limit_is_refused(turns: object) -> None:
     with pytest.raises(InvalidOption, match="turns"):
         Budget(turns=turns)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A long conversation is summarized in time, cut where it may be, and loses nothing needed."""
+"""Tests of compaction: when it happens, where it cuts, and the summary request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smokebox.agents.log.records import (
 )
 from smokebox.agents.messages import (
     AssistantMessage,
-    Image,
+    ImagePart,
     Message,
     Text,
     Thinking,
@@ -34,9 +34,9 @@ from smokebox.agents.work.compaction import (
     as_compaction,
     cut,
     should_compact,
-    summarize,
     threshold,
 )
+from smokebox.agents.work.summary import summarize
 from smokebox.errors import ContextOverflow, InvalidOption, ModelError, ModelUnavailable
 from smokebox.testing.scripted import ScriptedModel, Turn
 
@@ -52,7 +52,7 @@ def user(text: str, signal: str | None = None) -> UserMessage:
     return UserMessage((Text(text),), signal=signal)
 
 
-def calling(name: str, arguments: str = "{}", id: str = "1") -> AssistantMessage:
+def tool_call(name: str, arguments: str = "{}", id: str = "1") -> AssistantMessage:
     return AssistantMessage(parts=(ToolCall(id, name, arguments),), model="m", stop="tool_calls")
 
 
@@ -60,8 +60,8 @@ def answer(text: str) -> AssistantMessage:
     return AssistantMessage(parts=(Text(text),), model="m")
 
 
-class Talk:
-    """A conversation that is written down as it would be in a session."""
+class ConversationBuilder:
+    """Builds a conversation from records, as a session would."""
 
     def __init__(self) -> None:
         self.conversation = Conversation()
@@ -71,20 +71,20 @@ class Talk:
         offset = self.conversation.head + 1
         self.conversation.apply(StoredRecord(offset, 0.0, record))
 
-    def ask(self, text: str, signal: str | None = None) -> Talk:
+    def user(self, text: str, signal: str | None = None) -> ConversationBuilder:
         self.add(MessageAdded("w", user(text, signal)))
         return self
 
-    def say(self, text: str) -> Talk:
+    def reply(self, text: str) -> ConversationBuilder:
         self.add(ReplyEnded("r", answer(text)))
         return self
 
-    def run(self, result: str, name: str = "bash", arguments: str = "{}") -> Talk:
-        self.add(ReplyEnded("r", calling(name, arguments)))
+    def run(self, result: str, name: str = "bash", arguments: str = "{}") -> ConversationBuilder:
+        self.add(ReplyEnded("r", tool_call(name, arguments)))
         self.add(ToolEnded("1", ToolReturn("1", name, result)))
         return self
 
-    def compact(self, summary: str, keep_from: int) -> Talk:
+    def compact(self, summary: str, keep_from: int) -> ConversationBuilder:
         self.add(Compacted(summary, keep_from))
         return self
 
@@ -103,7 +103,7 @@ class Talk:
         (0, 8_000, None),
     ],
 )
-def test_the_threshold_leaves_room_for_an_answer_in_every_window(
+def test_threshold_reserves_space_for_a_reply(
     window: int | None, max_output: int | None, limit: int | None
 ) -> None:
     info = ModelInfo(context_window=window, max_output=max_output)
@@ -115,7 +115,7 @@ def test_the_threshold_leaves_room_for_an_answer_in_every_window(
         assert should_compact(limit + 1, info, Compaction())
 
 
-def test_one_may_say_how_much_or_never() -> None:
+def test_threshold_follows_the_options() -> None:
     assert threshold(WINDOW, Compaction(reserve=50_000)) == 150_000
     assert threshold(WINDOW, as_compaction(False)) is None
     assert as_compaction(None) == as_compaction(True) == Compaction()
@@ -125,90 +125,98 @@ def test_one_may_say_how_much_or_never() -> None:
 @pytest.mark.parametrize(
     "value", [{"keep": 1}, {"reserve": -1}, {"reserve": 1.5}, {"keep_recent": True}, "always"]
 )
-def test_options_that_mean_nothing_are_refused(value: object) -> None:
+def test_invalid_options_are_refused(value: object) -> None:
     with pytest.raises(InvalidOption, match="compaction"):
         as_compaction(value)
 
 
-def test_a_cut_keeps_about_as_much_as_was_asked_for() -> None:
-    talk = Talk()
+def test_cut_keeps_about_keep_recent_tokens() -> None:
+    builder = ConversationBuilder()
     for number in range(20):
-        talk.ask(f"{number} " + "x" * 400).say("y" * 400)
-    found = cut(talk.conversation, WINDOW, Compaction(keep_recent=1000))
+        builder.user(f"{number} " + "x" * 400).reply("y" * 400)
+    found = cut(builder.conversation, WINDOW, Compaction(keep_recent=1000))
     assert found is not None
-    kept = talk.conversation.messages[len(found.messages) :]
+    kept = builder.conversation.messages[len(found.messages) :]
     assert 700 < sum(map(estimate, kept)) <= 1000
-    assert found.messages == talk.conversation.messages[: len(found.messages)]
+    assert found.messages == builder.conversation.messages[: len(found.messages)]
     assert (found.request, found.previous) == (None, None)
-    talk.compact("S", found.keep_from)
-    assert talk.conversation.messages[1:] == kept
+    builder.compact("S", found.keep_from)
+    assert builder.conversation.messages[1:] == kept
 
 
-def test_a_cut_never_parts_a_call_from_what_it_came_to() -> None:
-    talk = Talk().ask("Do it.")
+def test_cut_keeps_calls_with_their_results() -> None:
+    builder = ConversationBuilder().user("Do it.")
     for _ in range(30):
-        talk.run("z" * 400)
+        builder.run("z" * 400)
     for keep in range(0, 3000, 37):
-        found = cut(talk.conversation, WINDOW, Compaction(keep_recent=keep))
+        found = cut(builder.conversation, WINDOW, Compaction(keep_recent=keep))
         assert found is not None
-        kept = talk.conversation.messages[len(found.messages) :]
+        kept = builder.conversation.messages[len(found.messages) :]
         assert not isinstance(kept[0], ToolReturns)
         assert isinstance(found.messages[-1], (ToolReturns, UserMessage))
-        after = Talk()
-        after.conversation.positions = list(talk.conversation.positions)
-        after.conversation.messages = list(talk.conversation.messages)
-        after.conversation.head = talk.conversation.head
+        after = ConversationBuilder()
+        after.conversation.positions = list(builder.conversation.positions)
+        after.conversation.messages = list(builder.conversation.messages)
+        after.conversation.head = builder.conversation.head
         after.compact("S", found.keep_from)
         assert after.conversation.messages[1:] == kept
 
 
-def test_a_cut_in_the_midst_of_work_keeps_the_request() -> None:
-    talk = Talk().ask("Old.").say("Yes.").ask("Mend the bridge.")
+def test_cut_after_the_request_keeps_the_request() -> None:
+    builder = ConversationBuilder().user("Old.").reply("Yes.").user("Mend the bridge.")
     for _ in range(10):
-        talk.run("z" * 4000)
-    found = cut(talk.conversation, WINDOW, Compaction(keep_recent=2500))
+        builder.run("z" * 4000)
+    found = cut(builder.conversation, WINDOW, Compaction(keep_recent=2500))
     assert found is not None
     assert found.request == "Mend the bridge."
-    talk.compact("S\n\n<request>\nMend the bridge.\n</request>", found.keep_from)
+    builder.compact("S\n\n<request>\nMend the bridge.\n</request>", found.keep_from)
     for _ in range(10):
-        talk.run("z" * 4000)
-    again = cut(talk.conversation, WINDOW, Compaction(keep_recent=2500))
+        builder.run("z" * 4000)
+    again = cut(builder.conversation, WINDOW, Compaction(keep_recent=2500))
     assert again is not None
     assert again.request == "Mend the bridge."
     assert again.previous == "S\n\n<request>\nMend the bridge.\n</request>"
-    assert not any(m == talk.conversation.messages[0] for m in again.messages)
+    assert not any(m == builder.conversation.messages[0] for m in again.messages)
 
 
-def test_there_is_nothing_to_cut_in_a_short_conversation() -> None:
+def test_short_conversation_is_not_cut() -> None:
     options = Compaction()
     assert cut(Conversation(), WINDOW, options) is None
-    assert cut(Talk().ask("Hi.").say("Hello.").conversation, WINDOW, options) is None
-    compacted = Talk().ask("Hi.").say("Hello.").compact("S", 3).ask("More.")
+    assert (
+        cut(ConversationBuilder().user("Hi.").reply("Hello.").conversation, WINDOW, options) is None
+    )
+    compacted = ConversationBuilder().user("Hi.").reply("Hello.").compact("S", 3).user("More.")
     assert cut(compacted.conversation, WINDOW, options) is None
 
 
-def test_a_piece_too_long_for_the_window_is_summarized_with_the_rest() -> None:
+def test_too_long_last_section_is_summarized() -> None:
     small = ModelInfo(context_window=8000, max_output=2000)
-    talk = Talk().ask("Read it.").run("z" * 40_000)
-    found = cut(talk.conversation, small, Compaction())
+    builder = ConversationBuilder().user("Read it.").run("z" * 40_000)
+    found = cut(builder.conversation, small, Compaction())
     assert found is not None
-    assert list(found.messages) == talk.conversation.messages
+    assert list(found.messages) == builder.conversation.messages
     assert found.request == "Read it."
-    talk.compact("S", found.keep_from)
-    assert len(talk.conversation.messages) == 1
-    assert not should_compact(talk.conversation.tokens, small, Compaction())
+    builder.compact("S", found.keep_from)
+    assert len(builder.conversation.messages) == 1
+    assert not should_compact(builder.conversation.tokens, small, Compaction())
 
 
-def test_a_long_piece_that_the_window_bears_is_kept() -> None:
-    talk = Talk().ask("Old.").say("Yes.").ask("z" * 80_000)
-    found = cut(talk.conversation, WINDOW, Compaction(keep_recent=100))
+def test_long_last_section_that_fits_is_kept() -> None:
+    builder = ConversationBuilder().user("Old.").reply("Yes.").user("z" * 80_000)
+    found = cut(builder.conversation, WINDOW, Compaction(keep_recent=100))
     assert found is not None
     assert len(found.messages) == 2
 
 
-def test_what_the_harness_says_is_not_a_request() -> None:
-    talk = Talk().ask("Build it.").say("x" * 4000).ask("Go on.", signal="interrupted").say("y")
-    found = cut(talk.conversation, WINDOW, Compaction(keep_recent=100))
+def test_messages_of_the_harness_are_not_requests() -> None:
+    builder = (
+        ConversationBuilder()
+        .user("Build it.")
+        .reply("x" * 4000)
+        .user("Go on.", signal="interrupted")
+        .reply("y")
+    )
+    found = cut(builder.conversation, WINDOW, Compaction(keep_recent=100))
     assert found is not None
     assert found.request == "Build it."
 
@@ -229,7 +237,7 @@ MESSAGES: list[Message] = [
     ToolReturns(
         (
             ToolReturn(
-                "1", "read", "HEAD" + "r" * 9000 + "TAIL", images=(Image("image/png", "h"),)
+                "1", "read", "HEAD" + "r" * 9000 + "TAIL", images=(ImagePart("image/png", "h"),)
             ),
             ToolReturn("2", "edit", "no such text", is_error=True),
         )
@@ -245,21 +253,21 @@ def sent(model: ScriptedModel, number: int = -1) -> str:
     return part.text
 
 
-async def test_the_model_is_asked_for_fixed_sections_of_a_trimmed_conversation() -> None:
+async def test_summary_request_has_sections_and_truncated_conversation() -> None:
     model = ScriptedModel(Turn("## Goal\nFix.", usage=Usage(requests=1, input_tokens=9)))
     summary = await summarize(model, MESSAGES)
-    said = sent(model)
+    prompt = sent(model)
     for section in ("Goal", "Constraints & Preferences", "Key Decisions", "Next Steps"):
-        assert f"## {section}\n" in said
-    assert "[User]: Fix the test." in said
-    assert "[Assistant]: Looking." in said
-    assert "[Tool error of edit]: no such text" in said
-    assert "HEAD" in said
-    assert "TAIL\n\n" not in said
-    assert "TAIL [image]" in said
-    assert "secret thought" not in said
-    assert len(said) < 8000
-    assert "<previous-summary>" not in said
+        assert f"## {section}\n" in prompt
+    assert "[User]: Fix the test." in prompt
+    assert "[Assistant]: Looking." in prompt
+    assert "[Tool error of edit]: no such text" in prompt
+    assert "HEAD" in prompt
+    assert "TAIL\n\n" not in prompt
+    assert "TAIL [image]" in prompt
+    assert "secret thought" not in prompt
+    assert len(prompt) < 8000
+    assert "<previous-summary>" not in prompt
     assert model.requests[0].tools == ()
     assert summary.usage.input_tokens == 9
     assert summary.text == (
@@ -268,29 +276,29 @@ async def test_the_model_is_asked_for_fixed_sections_of_a_trimmed_conversation()
     )
 
 
-async def test_a_focus_and_a_former_summary_are_given_along() -> None:
+async def test_summary_request_has_focus_and_previous_summary() -> None:
     previous = (
         "## Goal\nOld.\n\n<request>\nOld wish.\n</request>\n\n"
         "<read-files>\nz.py\na.py\n</read-files>"
     )
     model = ScriptedModel("New.")
     text, _ = await summarize(model, MESSAGES, "the database", previous, request="Fix the test.")
-    said = sent(model)
-    assert "<previous-summary>\n## Goal\nOld.\n</previous-summary>" in said
-    assert said.endswith("keep what matters for this: the database")
+    prompt = sent(model)
+    assert "<previous-summary>\n## Goal\nOld.\n</previous-summary>" in prompt
+    assert prompt.endswith("keep what matters for this: the database")
     assert text == (
         "New.\n\n<request>\nFix the test.\n</request>\n\n<read-files>\nz.py\na.py\n</read-files>"
         "\n\n<modified-files>\nb.py\n</modified-files>"
     )
 
 
-async def test_the_same_conversation_gives_the_same_request() -> None:
+async def test_summary_request_is_deterministic() -> None:
     first, second = ScriptedModel("S"), ScriptedModel("S")
     assert await summarize(first, MESSAGES) == await summarize(second, MESSAGES)
     assert first.requests[0].messages == second.requests[0].messages
 
 
-async def test_more_than_the_model_can_read_is_summarized_in_steps() -> None:
+async def test_long_conversation_is_summarized_in_several_requests() -> None:
     small = ModelInfo(context_window=4096, max_output=1024)
     model = ScriptedModel(then=lambda request: f"S{len(model.requests)}", info=small)
     messages = [user(f"<{number}> " + "x" * 900) for number in range(20)]
@@ -307,7 +315,7 @@ async def test_more_than_the_model_can_read_is_summarized_in_steps() -> None:
             assert f"<previous-summary>\nS{number}\n" in sent(model, number)
 
 
-async def test_an_overflow_is_tried_again_with_less() -> None:
+async def test_overflow_is_retried_with_smaller_chunks() -> None:
     def picky(request: ModelRequest) -> str | Exception:
         [message] = request.messages
         assert isinstance(message, UserMessage)
@@ -319,25 +327,25 @@ async def test_an_overflow_is_tried_again_with_less() -> None:
     assert text == "S"
 
 
-async def test_an_overflow_without_end_is_raised() -> None:
+async def test_repeated_overflow_is_raised() -> None:
     model = ScriptedModel(then=ContextOverflow("too long", model="m"))
     with pytest.raises(ContextOverflow):
         await summarize(model, MESSAGES)
     assert len(model.requests) < 20
 
 
-async def test_an_empty_summary_is_an_error() -> None:
+async def test_empty_summary_is_an_error() -> None:
     with pytest.raises(ModelError, match="empty summary"):
         await summarize(ScriptedModel(" \n"), MESSAGES)
 
 
-async def test_a_model_that_hangs_is_given_up() -> None:
+async def test_summary_times_out() -> None:
     with pytest.raises(ModelUnavailable, match=r"in 0\.05 seconds"):
         await summarize(ScriptedModel(Turn("S", hang=True)), MESSAGES, timeout=0.05)
 
 
-class Silent(ScriptedModel):
-    """Ends its stream without an answer."""
+class SilentModel(ScriptedModel):
+    """A model whose stream ends without a reply."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
         await asyncio.sleep(0)
@@ -345,6 +353,6 @@ class Silent(ScriptedModel):
         yield
 
 
-async def test_a_stream_without_an_answer_is_an_error() -> None:
+async def test_stream_without_a_reply_is_an_error() -> None:
     with pytest.raises(ModelUnavailable, match="without an answer"):
-        await summarize(Silent(), MESSAGES)
+        await summarize(SilentModel(), MESSAGES)

@@ -1,4 +1,4 @@
-"""A function with hints and a docstring is a tool, and what it returns is shown to the model."""
+"""Tests of tools found from functions: schema, arguments, return values and errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def forecast(
     style: Literal["short", "long"] = "short",
     since: datetime.date | None = None,
 ) -> str:
-    """Say what the weather will be.
+    """Return the weather forecast.
 
     Only for places on land.
 
@@ -81,7 +81,7 @@ def forecast(
 
 def test_hints_and_docstring_become_the_schema() -> None:
     assert forecast.name == "forecast"
-    assert forecast.description == "Say what the weather will be.\n\nOnly for places on land."
+    assert forecast.description == "Return the weather forecast.\n\nOnly for places on land."
     parameters: Any = forecast.parameters
     properties = parameters["properties"]
     assert parameters["required"] == ["place"]
@@ -100,18 +100,18 @@ def test_hints_and_docstring_become_the_schema() -> None:
     assert properties["style"]["enum"] == ["short", "long"]
 
 
-async def test_arguments_arrive_as_what_the_hints_say() -> None:
+async def test_arguments_are_converted_to_the_hinted_types() -> None:
     given = {"place": {"city": "Bergen"}, "unit": "kelvin", "since": "2026-01-02", "days": 2.0}
     result = await forecast.run(given)
     assert result == ToolResult(text="Bergen NO 2 KELVIN short 2026-01-02")
 
 
-def test_it_is_still_the_function() -> None:
+def test_tool_can_be_called_as_the_function() -> None:
     assert forecast(Place(city="Oslo"), style="long") == "Oslo NO 3 CELSIUS long None"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({}, "'place' is missing"),
         ({"place": {"city": "x"}, "dayz": 1}, "Did you mean 'days'?"),
@@ -121,12 +121,12 @@ def test_it_is_still_the_function() -> None:
         ({"place": {"city": "x"}, "days": 10**40}, "days"),
     ],
 )
-async def test_what_the_hints_do_not_allow_is_told_to_the_model(
-    arguments: dict[str, object], said: str
+async def test_wrong_argument_is_an_error_result(
+    arguments: dict[str, object], expected: str
 ) -> None:
     result = await forecast.run(arguments)
     assert result.is_error
-    assert said in result.text
+    assert expected in result.text
 
 
 def google(a: int, b: str) -> None:
@@ -173,14 +173,15 @@ def rest(a: int, b: str) -> None:
 
 
 @pytest.mark.parametrize("function", [google, numpy_like, rest])
-def test_docstrings_are_read_in_three_styles(function: Callable[..., None]) -> None:
-    made: Any = as_tool(function)
-    said = {name: p.get("description") for name, p in made.parameters["properties"].items()}
-    assert made.description == "Do it."
-    assert said == {"a": "First: a number.", "b": "Second. More of it."}
+def test_docstring_styles_are_parsed(function: Callable[..., None]) -> None:
+    found: Any = as_tool(function)
+    properties = found.parameters["properties"]
+    descriptions = {name: value.get("description") for name, value in properties.items()}
+    assert found.description == "Do it."
+    assert descriptions == {"a": "First: a number.", "b": "Second. More of it."}
 
 
-async def test_an_async_function_runs_on_the_loop_and_a_plain_one_does_not() -> None:
+async def test_sync_function_runs_in_a_thread() -> None:
     @tool
     async def here() -> str:
         return threading.current_thread().name
@@ -193,7 +194,7 @@ async def test_an_async_function_runs_on_the_loop_and_a_plain_one_does_not() -> 
     assert (await there.run({})).text == "smokebox-tool"
 
 
-async def test_the_context_is_injected_and_not_shown() -> None:
+async def test_context_is_injected_and_not_in_the_schema() -> None:
     @tool
     def who(ctx: ToolContext, greeting: str = "hi") -> str:
         return f"{greeting} {ctx.session} {ctx.call_id} {ctx.tool} {ctx.key} {ctx.env['A']}"
@@ -203,7 +204,7 @@ async def test_the_context_is_injected_and_not_shown() -> None:
     assert list(who.parameters["properties"]) == ["greeting"]  # type: ignore[call-overload]
 
 
-async def test_a_context_needs_no_hint_and_may_have_another_name() -> None:
+async def test_context_needs_no_hint_and_can_have_another_name() -> None:
     @tool
     def plain(ctx) -> str:  # type: ignore[no-untyped-def]
         return str(ctx.tool)
@@ -215,20 +216,20 @@ async def test_a_context_needs_no_hint_and_may_have_another_name() -> None:
     assert [(await each.run({})).text for each in (plain, other)] == ["plain", "other"]
 
 
-async def test_a_tool_works_in_the_workspace() -> None:
+async def test_tool_uses_the_workspace() -> None:
     @tool
     async def note(text: str, ctx: ToolContext) -> str:
-        """Write it down."""
+        """Write a note."""
         await ctx.fs.write_file("note.txt", text)
         return "kept"
 
     async with virtual() as sandbox:
         assert (await note.run({"text": "x"}, ctx=ToolContext(sandbox=sandbox))).text == "kept"
         assert await sandbox.read_file("note.txt") == "x"
-    assert "wants a workspace" in (await note.run({"text": "x"})).text
+    assert "needs a workspace" in (await note.run({"text": "x"})).text
 
 
-async def test_output_is_shown_while_the_tool_runs() -> None:
+async def test_output_is_emitted_while_the_tool_runs() -> None:
     @tool
     def slow(ctx: ToolContext) -> None:
         ctx.output("half")
@@ -238,7 +239,7 @@ async def test_output_is_shown_while_the_tool_runs() -> None:
     assert seen == [OutputChunk("stdout", "half")]
 
 
-async def test_the_log_says_which_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_records_name_the_call(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     def talk(ctx: ToolContext) -> None:
         ctx.log.warning("careful")
@@ -264,7 +265,7 @@ async def test_the_log_says_which_call(caplog: pytest.LogCaptureFixture) -> None
     ],
     ids=repr,
 )
-async def test_what_json_can_hold_is_shown_as_json(value: object, text: str) -> None:
+async def test_return_value_is_shown_as_json(value: object, text: str) -> None:
     def give() -> object:
         return value
 
@@ -285,7 +286,7 @@ async def test_images_are_shown(value: object) -> None:
     assert "image/png" in result.text
 
 
-async def test_a_list_may_mix_words_and_images() -> None:
+async def test_list_can_mix_text_and_images() -> None:
     def paint() -> list[object]:
         return ["Before:", PNG, "After:", PNG]
 
@@ -294,7 +295,7 @@ async def test_a_list_may_mix_words_and_images() -> None:
     assert result.text.startswith("Before:\n\nAn image")
 
 
-async def test_files_are_put_into_the_workspace() -> None:
+async def test_files_are_written_to_the_workspace() -> None:
     def export() -> ToolFile:
         return ToolFile(path="out/data.csv", data="a,b\n")
 
@@ -307,25 +308,25 @@ async def test_files_are_put_into_the_workspace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (b"GIF9", "not a PNG"),
         (object(), "object is neither text"),
         (ToolImage(media_type="image/png", data=b"x" * 4_000_000), "more than the"),
-        (ToolFile(path="x.bin", data=b"\xff\x00"), "no place to put it"),
+        (ToolFile(path="x.bin", data=b"\xff\x00"), "no workspace to write it to"),
     ],
     ids=["bytes", "object", "large", "binary"],
 )
-async def test_what_cannot_be_shown_says_so(value: object, said: str) -> None:
+async def test_unsupported_return_value_is_an_error_result(value: object, expected: str) -> None:
     def give() -> object:
         return value
 
     result = await as_tool(give).run({})
     assert result.is_error
-    assert said in result.text
+    assert expected in result.text
 
 
-async def test_a_long_answer_is_cut_and_kept() -> None:
+async def test_long_text_is_truncated_and_kept() -> None:
     def long() -> str:
         return "é" * 60_000
 
@@ -339,7 +340,7 @@ async def test_a_long_answer_is_cut_and_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (KeyError("x"), "fail failed: KeyError: 'x'"),
         (StopIteration(), "fail failed: RuntimeError"),
@@ -350,8 +351,8 @@ async def test_a_long_answer_is_cut_and_kept() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_what_it_raises_is_told_to_the_model(
-    error: BaseException, said: str, is_async: bool, caplog: pytest.LogCaptureFixture
+async def test_exception_is_an_error_result(
+    error: BaseException, expected: str, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
 
@@ -361,13 +362,13 @@ async def test_what_it_raises_is_told_to_the_model(
     async def fail_later() -> None:
         raise error
 
-    made = tool(name="fail")(fail_later if is_async else fail)
-    result = await made.run({})
+    found = tool(name="fail")(fail_later if is_async else fail)
+    result = await found.run({})
     assert result.is_error
-    assert result.text.startswith(said)
+    assert result.text.startswith(expected)
 
 
-async def test_a_sandbox_that_is_gone_is_raised() -> None:
+async def test_sandbox_gone_is_raised() -> None:
     @tool
     def fail() -> None:
         raise SandboxGone("gone")
@@ -376,7 +377,7 @@ async def test_a_sandbox_that_is_gone_is_raised() -> None:
         await fail.run({})
 
 
-async def test_a_timeout_ends_a_coroutine_and_tells_a_thread() -> None:
+async def test_timeout_cancels_a_coroutine_and_signals_a_thread() -> None:
     ended = threading.Event()
 
     @tool(timeout=0.05)
@@ -395,7 +396,7 @@ async def test_a_timeout_ends_a_coroutine_and_tells_a_thread() -> None:
     assert await asyncio.to_thread(ended.wait, 10)
 
 
-async def test_a_deadline_of_its_own_is_not_the_timeout() -> None:
+async def test_timeout_error_of_the_function_is_not_the_timeout() -> None:
     @tool(timeout=10)
     async def inner() -> None:
         raise TimeoutError("of something else")
@@ -405,7 +406,7 @@ async def test_a_deadline_of_its_own_is_not_the_timeout() -> None:
     assert "of something else" in result.text
 
 
-async def test_cancelling_tells_the_thread_of_this_call_only() -> None:
+async def test_cancellation_signals_only_the_thread_of_the_call() -> None:
     started, ended = threading.Event(), threading.Event()
 
     @tool
@@ -424,7 +425,7 @@ async def test_cancelling_tells_the_thread_of_this_call_only() -> None:
     assert not ctx.aborted
 
 
-def test_a_sign_reaches_its_children_and_only_them() -> None:
+def test_abort_signal_sets_its_children() -> None:
     parent = AbortSignal()
     early = parent.child()
     parent.set("enough")
@@ -438,7 +439,7 @@ def test_a_sign_reaches_its_children_and_only_them() -> None:
     assert not child_only
 
 
-def test_options_are_those_of_the_tool() -> None:
+def test_decorator_options_apply() -> None:
     @tool(name="pay-now", description="Pay.", timeout=5, durable=True)
     def pay(ctx: ToolContext) -> str:
         return ctx.key
@@ -446,13 +447,13 @@ def test_options_are_those_of_the_tool() -> None:
     assert (pay.name, pay.description, pay.timeout, pay.durable) == ("pay-now", "Pay.", 5, True)
 
 
-def test_a_function_without_a_docstring_is_called_what_it_is() -> None:
+def test_description_defaults_to_the_name() -> None:
     def send_mail() -> None: ...
 
     assert as_tool(send_mail).description == "Send mail."
 
 
-async def test_methods_partials_and_objects_are_functions_too() -> None:
+async def test_methods_partials_and_callable_objects_are_tools() -> None:
     class Till:
         def add(self, price: float) -> str:
             """Add a price."""
@@ -471,7 +472,7 @@ async def test_methods_partials_and_objects_are_functions_too() -> None:
     assert (await as_tool(functools.partial(both, b=2)).run({"a": 1})).text == "3"
 
 
-async def test_defaults_may_be_written_as_pydantic_fields() -> None:
+async def test_defaults_can_be_pydantic_fields() -> None:
     @tool
     def search(
         query: str = Field(description="What for."),
@@ -497,38 +498,38 @@ async def generated(a: int):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
-        (stars, r"takes \*args"),
-        (keywords, r"takes \*\*kwargs"),
-        (positional, "takes a, which"),
+        (stars, r"the parameter \*args"),
+        (keywords, r"the parameter \*\*kwargs"),
+        (positional, "the parameter a, which"),
         (no_hint, "'a' of the tool 'no_hint' has no type hint"),
-        (unknown_hint, "cannot be read: name 'Path'"),
-        (anything, "says nothing"),
-        (called, "cannot be read: name 'Callable'"),
+        (unknown_hint, "cannot be resolved: name 'Path'"),
+        (anything, "its schema is empty"),
+        (called, "cannot be resolved: name 'Callable'"),
         (generated, "is a generator"),
         (str, "is not a tool"),
         ("read", "is not a tool"),
         (lambda: None, "cannot be the name"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused_at_once(function: Any, said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
+def test_unsupported_function_is_refused(function: Any, expected: str) -> None:
+    with pytest.raises(InvalidOption, match=expected):
         as_tool(function)
 
 
-def test_a_timeout_that_is_none_is_refused() -> None:
+def test_invalid_timeout_is_refused() -> None:
     with pytest.raises(InvalidOption, match="timeout=0"):
         tool(timeout=0)(google)
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(Conflict, match="two tools are called 'google'"):
+def test_tools_with_the_same_name_conflict() -> None:
+    with pytest.raises(Conflict, match="two tools have the name 'google'"):
         as_tools([google, tool(name="google")(rest)])
     assert [each.name for each in as_tools([google, rest])] == ["google", "rest"]
 
 
-async def test_a_tool_stays_itself() -> None:
+async def test_as_tool_returns_a_tool_unchanged() -> None:
     async def echo(word: str) -> str:
         return word
 
@@ -536,6 +537,6 @@ async def test_a_tool_stays_itself() -> None:
     assert as_tool(plain) is plain
 
 
-def test_no_workspace_is_an_error_that_says_what_to_do() -> None:
+def test_context_without_workspace_raises_unsupported() -> None:
     with pytest.raises(Unsupported, match="sandbox=None"):
         _ = ToolContext(tool="x").fs

@@ -1,4 +1,4 @@
-"""The harness: where an agent works, what it has there, and when that ends."""
+"""Tests of the harness: its workspace, tools, sessions and lifetime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agents.working import at_work
+from agents.scripted_session import scripted_session
 from smokebox import create_agent, init, local, tool, virtual
 from smokebox.agents import ToolContext  # noqa: TC001
 from smokebox.agents.log.memory import MemoryStore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SIX = ["read", "write", "edit", "bash", "grep", "glob"]
 
 
-async def test_an_agent_without_a_sandbox_option_works_in_a_virtual_one() -> None:
+async def test_default_sandbox_is_virtual() -> None:
     model = ScriptedModel(call("bash", command="cat a.txt; pwd"), "ok")
     async with init(model=model, persist=False) as harness:
         await harness.fs.write_file("a.txt", "hello ")
@@ -34,7 +34,7 @@ async def test_an_agent_without_a_sandbox_option_works_in_a_virtual_one() -> Non
     assert "virtual sandbox" in model.requests[0].system
 
 
-async def test_no_sandbox_is_no_workspace_and_no_tools_for_one() -> None:
+async def test_agent_without_sandbox_has_no_workspace_tools() -> None:
     model = ScriptedModel("ok")
     async with init(model=model, sandbox=None, persist=False) as harness:
         await (await harness.session()).prompt("go")
@@ -48,7 +48,7 @@ async def test_no_sandbox_is_no_workspace_and_no_tools_for_one() -> None:
             await (await harness.session()).shell("ls")
 
 
-async def test_cwd_is_where_files_tools_and_commands_start(tmp_path: Path) -> None:
+async def test_cwd_applies_to_files_tools_and_commands(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     at = str(tmp_path / "project")
     model = ScriptedModel(
@@ -65,7 +65,7 @@ async def test_cwd_is_where_files_tools_and_commands_start(tmp_path: Path) -> No
     assert last_returns(model.requests[1])[0].text == at
 
 
-async def test_a_cwd_that_is_not_there_is_made_but_not_on_the_host(tmp_path: Path) -> None:
+async def test_missing_cwd_is_created_except_on_the_host(tmp_path: Path) -> None:
     sandbox = virtual()
     async with init(sandbox=sandbox, cwd="/deep/in/it", persist=False) as harness:
         assert (await harness.shell("pwd")).stdout == "/deep/in/it\n"
@@ -73,26 +73,26 @@ async def test_a_cwd_that_is_not_there_is_made_but_not_on_the_host(tmp_path: Pat
         await init(sandbox=local(), cwd=str(tmp_path / "none"), persist=False)
 
 
-async def test_a_factory_gets_the_context_if_it_wants_it_and_its_sandbox_ends() -> None:
-    made: list[VirtualSandbox] = []
+async def test_sandbox_factory_gets_context_and_its_sandbox_is_closed() -> None:
+    opened: list[VirtualSandbox] = []
 
     async def factory(ctx: AgentContext) -> VirtualSandbox:
-        made.append(virtual(files={"/workspace/id": ctx.id}))
-        return made[0]
+        opened.append(virtual(files={"/workspace/id": ctx.id}))
+        return opened[0]
 
     async with await init(create_agent(sandbox=factory, persist=False), id="seven") as harness:
         assert await harness.fs.read_file("id") == "seven"
-    assert len(made) == 1
+    assert len(opened) == 1
     with pytest.raises(Exception, match="closed"):
-        await made[0].exec("ls")
+        await opened[0].exec("ls")
 
 
-async def test_a_factory_that_gives_no_sandbox_is_told() -> None:
+async def test_factory_must_return_a_sandbox() -> None:
     with pytest.raises(InvalidOption, match="not a sandbox"):
         await init(sandbox=lambda: "virtual", persist=False)  # type: ignore[arg-type, return-value]
 
 
-async def test_a_sandbox_may_bring_its_own_tools() -> None:
+async def test_sandbox_can_supply_its_own_tools() -> None:
     async def search(query: str) -> str:
         return f"found {query}"
 
@@ -116,7 +116,7 @@ async def test_a_sandbox_may_bring_its_own_tools() -> None:
     assert last_returns(model.requests[1])[0].text == "found books"
 
 
-async def test_one_id_finds_its_conversation_again_and_none_is_fresh(tmp_path: Path) -> None:
+async def test_same_id_continues_the_conversation(tmp_path: Path) -> None:
     model = ScriptedModel(then="yes")
     agent = create_agent(model=model, sandbox=None, persist=tmp_path / "agents.db")
     for _ in range(2):
@@ -128,8 +128,8 @@ async def test_one_id_finds_its_conversation_again_and_none_is_fresh(tmp_path: P
     assert len(model.requests[-1].messages) == 1
 
 
-async def test_a_kept_conversation_does_not_keep_a_virtual_workspace(tmp_path: Path) -> None:
-    """Seed 002: what is said and what is in the workspace are kept apart."""
+async def test_stored_conversation_does_not_store_the_workspace(tmp_path: Path) -> None:
+    """Seed 002: conversation and workspace are stored separately."""
     agent = create_agent(model=ScriptedModel(then="ok"), persist=tmp_path / "agents.db")
     async with init(agent, id="one") as harness:
         await harness.fs.write_file("a.txt", "a")
@@ -139,8 +139,8 @@ async def test_a_kept_conversation_does_not_keep_a_virtual_workspace(tmp_path: P
         assert len(await (await harness.session()).messages()) == 2
 
 
-async def test_sessions_are_listed_got_made_and_deleted() -> None:
-    async with at_work() as session:
+async def test_sessions_list_get_create_delete() -> None:
+    async with scripted_session() as session:
         sessions = session.harness.sessions
         other = await sessions.create("other")
         assert [one.key.session for one in await sessions.list()] == ["other", "default"]
@@ -155,7 +155,7 @@ async def test_sessions_are_listed_got_made_and_deleted() -> None:
             other.prompt("hello?")
 
 
-async def test_harnesses_of_other_names_have_sessions_of_their_own() -> None:
+async def test_harness_names_separate_sessions() -> None:
     store = MemoryStore()
     agent = create_agent(model=ScriptedModel(then="ok"), sandbox=None)
     async with (
@@ -169,13 +169,13 @@ async def test_harnesses_of_other_names_have_sessions_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "task:x", "a/b", "two\nlines", "x" * 300, 5])
-async def test_a_bad_name_for_a_session_is_refused(name: Any) -> None:
-    async with at_work() as session:
+async def test_invalid_session_name_is_refused(name: Any) -> None:
+    async with scripted_session() as session:
         with pytest.raises(InvalidOption):
             await session.harness.session(name)
 
 
-async def test_init_adds_tools_and_skills_to_those_of_the_agent() -> None:
+async def test_init_adds_tools_and_skills() -> None:
     from smokebox import Skill
 
     @tool
@@ -193,7 +193,7 @@ async def test_init_adds_tools_and_skills_to_those_of_the_agent() -> None:
     assert "Say hello." in last_returns(model.requests[1])[0].text
 
 
-async def test_two_tools_of_one_name_are_a_conflict() -> None:
+async def test_tools_with_the_same_name_conflict() -> None:
     @tool
     def bash() -> str:
         """Mine."""
@@ -203,7 +203,7 @@ async def test_two_tools_of_one_name_are_a_conflict() -> None:
         await init(tools=[bash], persist=False)
 
 
-async def test_a_tool_cannot_take_a_name_of_the_harness() -> None:
+async def test_reserved_tool_name_is_refused() -> None:
     @tool
     def task() -> str:
         """Mine."""
@@ -213,7 +213,7 @@ async def test_a_tool_cannot_take_a_name_of_the_harness() -> None:
         await init(tools=[task], persist=False)
 
 
-async def test_agents_md_of_the_workspace_is_part_of_the_system_prompt() -> None:
+async def test_agents_md_is_part_of_the_system_prompt() -> None:
     model = ScriptedModel("ok")
     sandbox = virtual(files={"/workspace/AGENTS.md": "Use tabs."})
     async with init(
@@ -224,7 +224,7 @@ async def test_agents_md_of_the_workspace_is_part_of_the_system_prompt() -> None
     assert system.index("Be kind.") < system.index("Use tabs.")
 
 
-async def test_an_initializer_gets_env_by_attribute() -> None:
+async def test_initializer_reads_env_by_attribute() -> None:
     @create_agent
     def agent(ctx: AgentContext) -> dict[str, Any]:
         return {"model": ScriptedModel("ok"), "sandbox": ctx.env.box, "persist": False}
@@ -234,15 +234,15 @@ async def test_an_initializer_gets_env_by_attribute() -> None:
         assert harness.env.box is harness.sandbox
 
 
-async def test_a_closed_harness_opens_no_session() -> None:
-    async with at_work() as session:
+async def test_closed_harness_opens_no_session() -> None:
+    async with scripted_session() as session:
         harness = session.harness
     with pytest.raises(Unsupported, match="closed"):
         await harness.session("more")
     await harness.aclose()
 
 
-async def test_a_tool_gets_its_context() -> None:
+async def test_tool_gets_its_context() -> None:
     @tool
     def where(ctx: ToolContext) -> str:
         """Where am I?"""

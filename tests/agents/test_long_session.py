@@ -1,4 +1,4 @@
-"""A session of 500 turns: each sends what is new, memory is flat, and all of it can be read."""
+"""Tests of a session of 500 turns: request size, memory, and reading it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from smokebox.agents.model import Delta
 
 TURNS = 500
-SEEN = "a line of what there is to see\n" * 20
+LINES = "a line of what there is to see\n" * 20
 pytestmark = pytest.mark.timeout(180)
 
 
-class Counting:
-    """A model that calls a tool until it was asked often enough, and counts what is new to it.
+class CountingModel:
+    """A model that calls a tool for a number of turns, and counts the new messages of each.
 
-    It keeps nothing of what it was sent, so that memory is the session's own.
+    It keeps no messages, so that measured memory is that of the session.
     """
 
     name = "counting/model"
@@ -39,7 +39,7 @@ class Counting:
 
     def __init__(self, turns: int) -> None:
         self.left = turns
-        self.asked = 0
+        self.requests = 0
         self.new: list[int] = []
         self.before = 0
         self.first: object = None
@@ -51,13 +51,13 @@ class Counting:
             parts: tuple[Any, ...] = (Text("What was seen: lines."),)
             yield TextDelta("What was seen: lines.")
         else:
-            # What a cache of the provider does not have: all, where the beginning is another.
+            # Messages that the cache of a provider does not have: all, if the start has changed.
             same = request.messages[0] is self.first and len(request.messages) >= self.before
             self.new.append(len(request.messages) - (self.before if same else 0))
             self.first, self.before = request.messages[0], len(request.messages)
-            self.asked += 1
+            self.requests += 1
             self.left -= 1
-            parts = (call("look", call_id=f"c{self.asked}"),) if self.left else (Text("Seen."),)
+            parts = (call("look", call_id=f"c{self.requests}"),) if self.left else (Text("Seen."),)
             yield CallDelta("look") if self.left else TextDelta("Seen.")
         usage = Usage(requests=1)
         yield AssistantMessage(parts=parts, model=self.name, stop="end", usage=usage)
@@ -67,12 +67,12 @@ class Counting:
 
 
 def look() -> str:
-    """Look."""
-    return SEEN
+    """Return some lines."""
+    return LINES
 
 
-async def work(store: str, turns: int, **options: Any) -> Counting:
-    model = Counting(turns)
+async def work(store: str, turns: int, **options: Any) -> CountingModel:
+    model = CountingModel(turns)
     agent = create_agent(
         name="looker", model=model, sandbox=None, tools=[look], persist=store, **options
     )
@@ -82,14 +82,14 @@ async def work(store: str, turns: int, **options: Any) -> Counting:
     return model
 
 
-async def test_each_turn_sends_what_is_new_and_no_more(tmp_path: Path) -> None:
+async def test_each_turn_adds_two_messages(tmp_path: Path) -> None:
     model = await work(str(tmp_path / "agents.db"), TURNS, compaction=False)
-    assert model.asked == TURNS
-    # The answer before and what its tool came to: the rest was sent by the turn before, as it is.
+    assert model.requests == TURNS
+    # The last reply and its tool result: the rest is unchanged.
     assert model.new == [1] + [2] * (TURNS - 1)
 
 
-async def test_what_is_recorded_of_a_turn_does_not_grow(tmp_path: Path) -> None:
+async def test_records_of_a_turn_do_not_grow(tmp_path: Path) -> None:
     sizes = []
     for turns in (TURNS // 5, TURNS):
         file = tmp_path / f"{turns}.db"
@@ -98,8 +98,8 @@ async def test_what_is_recorded_of_a_turn_does_not_grow(tmp_path: Path) -> None:
     assert sizes[1] < 5.5 * sizes[0]
 
 
-async def test_memory_stays_where_it_is_once_the_conversation_is_compacted(tmp_path: Path) -> None:
-    model = Counting(0)
+async def test_memory_is_constant_with_compaction(tmp_path: Path) -> None:
+    model = CountingModel(0)
     agent = create_agent(
         model=model,
         sandbox=None,
@@ -107,7 +107,7 @@ async def test_memory_stays_where_it_is_once_the_conversation_is_compacted(tmp_p
         persist=str(tmp_path / "agents.db"),
         compaction={"keep_recent": 1000},
     )
-    held = []
+    peaks = []
     async with init(agent) as harness:
         session = await harness.session()
         for number in range(6):
@@ -115,15 +115,15 @@ async def test_memory_stays_where_it_is_once_the_conversation_is_compacted(tmp_p
             tracemalloc.reset_peak() if number else tracemalloc.start()
             model.left = TURNS // 5
             await session.prompt("Look, again and again.")
-            held.append(tracemalloc.get_traced_memory()[1])
+            peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert model.asked > TURNS
+    assert model.requests > TURNS
     assert model.summaries > 5
-    # The first pays for what is loaded once. Of five hundred turns later ones hold no more.
-    assert held[5] < 1.25 * held[1]
+    # The first round includes one-time imports.
+    assert peaks[5] < 1.25 * peaks[1]
 
 
-async def test_five_hundred_turns_can_be_read(tmp_path: Path) -> None:
+async def test_long_session_can_be_shown_and_exported(tmp_path: Path) -> None:
     file = str(tmp_path / "agents.db")
     await work(file, TURNS)
     store = SqliteStore(file)

@@ -1,4 +1,4 @@
-"""Servers of the MCP library itself, over real pipes and HTTP: their tools are an agent's."""
+"""Tests of MCP tools, with servers of the MCP library over real pipes and HTTP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agents.mcp_server import PNG
-from client.served import Served, served
+from client.server_process import ServerProcess, server_process
 from smokebox import create_agent, init, local, virtual
 from smokebox.agents.events import ToolEnd
 from smokebox.agents.tools import Tool, ToolContext
-from smokebox.agents.tools.mcp import MCPConnection, MCPServer, mcp_tools
+from smokebox.agents.tools.mcp import MCPClient, MCPServer, mcp_tools
 from smokebox.client.client import connect
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable, Unsupported
 from smokebox.testing.scripted import ScriptedModel, call
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from smokebox import OutputChunk
 
-# Importing the library takes a process seconds where others run too.
+# Importing the library takes seconds on a busy machine.
 pytestmark = pytest.mark.timeout(120)
 SCRIPT = str(Path(__file__).parent / "mcp_server.py")
 STDIO = [sys.executable, SCRIPT, "stdio"]
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def by_name(tools: list[Tool]) -> dict[str, Tool]:
@@ -46,7 +46,7 @@ async def text(tool: Tool, **arguments: object) -> str:
 
 @contextmanager
 def http_server(port: int = 0, token: str = "") -> Iterator[int]:
-    """A server over HTTP, on a port of its choice if none is named."""
+    """Run an HTTP server, on any free port by default, and return its port."""
     env = {**os.environ, "TOKEN": token}
     command = [sys.executable, SCRIPT, "http", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -59,23 +59,23 @@ def http_server(port: int = 0, token: str = "") -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """The port of a server that all tests of this file share."""
+    """The port of a server that all tests of this module share."""
     with http_server(token="right") as port:
         yield port
 
 
 def over_http(port: int, **options: Any) -> MCPServer:
-    options = {"token": "right", "connect_timeout": PATIENCE, **options}
+    options = {"token": "right", "connect_timeout": TIMEOUT, **options}
     return MCPServer(name="t", url=f"http://127.0.0.1:{port}/mcp", **options)
 
 
-async def test_tools_of_a_command_are_called_over_its_pipes(tmp_path: Path) -> None:
+async def test_stdio_server_restarts_after_crash(tmp_path: Path) -> None:
     server = MCPServer(
         name="t",
         command=STDIO,
         env={"COLOUR": "red"},
         cwd=str(tmp_path),
-        connect_timeout=PATIENCE,
+        connect_timeout=TIMEOUT,
     )
     async with mcp_tools(server) as tools:
         found = by_name(tools)
@@ -88,14 +88,14 @@ async def test_tools_of_a_command_are_called_over_its_pipes(tmp_path: Path) -> N
         died = await found["die"].run({})
         assert died.is_error
         assert "ended while the call ran" in died.text
-        assert "Last heard of it: out of memory." in died.text
-        # The next call finds another process.
+        assert "Its last error: out of memory." in died.text
+        # The next call starts another process.
         other, _, _ = (await text(found["about"])).split(" ")
         assert other != pid
     assert not Path(f"/proc/{other}").exists()
 
 
-async def test_answers_of_all_kinds_are_shown(port: int) -> None:
+async def test_content_of_all_kinds_is_shown(port: int) -> None:
     async with mcp_tools(over_http(port)) as tools:
         found = by_name(tools)
         picture = await found["picture"].run({})
@@ -107,23 +107,21 @@ async def test_answers_of_all_kinds_are_shown(port: int) -> None:
             assert "of 200000 bytes. The output is in /tmp/" in long.text
 
 
-async def test_errors_of_tool_protocol_and_arguments_are_results(port: int) -> None:
+async def test_errors_become_results(port: int) -> None:
     async with mcp_tools(over_http(port)) as tools:
         found = by_name(tools)
-        for name, arguments, said in (
+        for name, arguments, expected in (
             ("fail", {}, "the disk is full"),
             ("refuse", {}, "t__refuse: not today"),
             ("add", {"a": "x"}, "'a' must be an integer"),
         ):
             result = await found[name].run(arguments)
             assert result.is_error
-            assert said in result.text
+            assert expected in result.text
         assert await text(found["add"], a=1) == "2"
 
 
-async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(
-    port: int, tmp_path: Path
-) -> None:
+async def test_timed_out_call_is_cancelled_on_the_server(port: int, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     seen: list[OutputChunk] = []
     async with mcp_tools(over_http(port, timeout=0.5)) as tools:
@@ -136,22 +134,22 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(
     assert [chunk.data for chunk in seen] in ([], ["1/3 step\n"])
 
 
-async def test_cancelling_a_call_leaves_the_connection_as_it_is(port: int, tmp_path: Path) -> None:
+async def test_connection_is_usable_after_cancelled_call(port: int, tmp_path: Path) -> None:
     async with mcp_tools(over_http(port)) as tools:
         found = by_name(tools)
-        begun = asyncio.Event()
+        started = asyncio.Event()
         arguments = {"marker": str(tmp_path / "marker")}
         running = asyncio.create_task(
-            found["slow"].run(arguments, on_output=lambda chunk: begun.set())
+            found["slow"].run(arguments, on_output=lambda chunk: started.set())
         )
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(started.wait(), 30)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert await text(found["add"], a=1) == "2"
 
 
-async def test_calls_run_side_by_side(port: int) -> None:
+async def test_calls_run_concurrently(port: int) -> None:
     async with mcp_tools(over_http(port)) as tools:
         add = by_name(tools)["add"]
         assert await asyncio.gather(*(text(add, a=n) for n in range(20))) == [
@@ -159,114 +157,114 @@ async def test_calls_run_side_by_side(port: int) -> None:
         ]
 
 
-async def test_a_server_that_comes_back_is_found_again() -> None:
+async def test_client_reconnects_to_restarted_server() -> None:
     with http_server() as port:
-        connection = MCPConnection(over_http(port))
-        add = by_name(await connection.tools())["add"]
-    # Another process that knows nothing of our session, between two calls.
+        client = MCPClient(over_http(port))
+        add = by_name(await client.tools())["add"]
+    # Another process, which does not know the session.
     with http_server(port):
         assert await text(add, a=1) == "2"
-    # Nobody is there: nothing was sent, and the error says so.
+    # No server listens: nothing was sent.
     gone = await add.run({"a": 1})
     assert gone.is_error
     assert "cannot be reached" in gone.text
-    await connection.aclose()
-    await connection.aclose()
+    await client.aclose()
+    await client.aclose()
     assert "was closed" in (await add.run({"a": 1})).text
 
 
-async def test_a_token_is_asked_for_again_when_it_is_refused(port: int) -> None:
-    asked: list[str] = []
+async def test_refused_token_is_fetched_again(port: int) -> None:
+    fetched: list[str] = []
 
     async def token() -> str:
-        asked.append("stale" if not asked else "right")
-        return asked[-1]
+        fetched.append("stale" if not fetched else "right")
+        return fetched[-1]
 
     async with mcp_tools(over_http(port, token=token, tools=["ad*"])) as tools:
         assert [tool.name for tool in tools] == ["t__add"]
         assert await text(tools[0], a=1) == "2"
-    assert asked[0] == "stale"
-    assert set(asked[1:]) == {"right"}
+    assert fetched[0] == "stale"
+    assert set(fetched[1:]) == {"right"}
 
 
-async def test_headers_go_with_each_request(port: int) -> None:
+async def test_headers_are_sent_with_each_request(port: int) -> None:
     server = over_http(port, token=None, headers={"Authorization": "Bearer right"})
     async with mcp_tools(server) as tools:
         assert len(tools) > 5
 
 
-async def test_a_wrong_token_says_what_the_server_said(port: int) -> None:
+async def test_error_for_wrong_token_has_the_status(port: int) -> None:
     with pytest.raises(ServiceUnavailable, match="HTTP 401"):
         async with mcp_tools(over_http(port, token="wrong")):
             pass
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected"),
     [
         (["no-such-program-anywhere"], "No such file"),
         ([sys.executable, "-c", "import sys; sys.exit('no such database')"], "no such database"),
     ],
     ids=["missing", "crashing"],
 )
-async def test_a_command_that_does_not_serve_says_why(command: list[str], said: str) -> None:
-    server = MCPServer(name="t", command=command, connect_timeout=PATIENCE)
+async def test_error_for_failed_command_has_the_reason(command: list[str], expected: str) -> None:
+    server = MCPServer(name="t", command=command, connect_timeout=TIMEOUT)
     with pytest.raises(ServiceUnavailable, match="'t' cannot be reached") as caught:
         async with mcp_tools(server):
             pass
-    assert said in caught.value.message
+    assert expected in caught.value.message
 
 
-async def test_a_command_that_says_nothing_is_given_up_and_killed(tmp_path: Path) -> None:
+async def test_silent_command_is_killed_after_connect_timeout(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     script = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     server = MCPServer(name="t", command=[sys.executable, "-c", script], connect_timeout=1.0)
-    with pytest.raises(ServiceUnavailable, match="did not answer in time"):
+    with pytest.raises(ServiceUnavailable, match="did not respond in time"):
         async with mcp_tools(server):
             pass
     if marker.exists():
         assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
-async def test_nobody_at_an_address_says_so() -> None:
+async def test_url_without_server_is_unavailable() -> None:
     server = MCPServer(name="t", url="http://127.0.0.1:1/mcp")
     with pytest.raises(ServiceUnavailable, match="cannot be reached"):
         async with mcp_tools(server):
             pass
 
 
-# What a sandbox has no library for is spelled out: the handshake, a list, a call.
+# A server without the library, which a sandbox does not have.
 SMALL = """
 import json, os, sys
 for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
+    fetched = json.loads(line)
+    if "id" not in fetched:
         continue
-    answer = {"jsonrpc": "2.0", "id": asked["id"]}
-    if asked["method"] == "initialize":
-        answer["result"] = {
-            "protocolVersion": asked["params"]["protocolVersion"],
+    response = {"jsonrpc": "2.0", "id": fetched["id"]}
+    if fetched["method"] == "initialize":
+        response["result"] = {
+            "protocolVersion": fetched["params"]["protocolVersion"],
             "capabilities": {"tools": {}},
             "serverInfo": {"name": "small", "version": "1"},
         }
-    elif asked["method"] == "tools/list":
+    elif fetched["method"] == "tools/list":
         schema = {"type": "object", "properties": {"word": {"type": "string"}}}
-        answer["result"] = {"tools": [{"name": "echo", "inputSchema": schema}]}
-    elif asked["method"] == "tools/call":
-        word = asked["params"]["arguments"]["word"]
+        response["result"] = {"tools": [{"name": "echo", "inputSchema": schema}]}
+    elif fetched["method"] == "tools/call":
+        word = fetched["params"]["arguments"]["word"]
         if word == "die":
             sys.stderr.write("killed by a word\\n")
             os._exit(1)
-        said = f"{word} {os.getcwd()} {os.environ.get('COLOUR')}"
-        answer["result"] = {"content": [{"type": "text", "text": said}]}
+        text = f"{word} {os.getcwd()} {os.environ.get('COLOUR')}"
+        response["result"] = {"content": [{"type": "text", "text": text}]}
     else:
-        answer["error"] = {"code": -32601, "message": "what?"}
-    print(json.dumps(answer), flush=True)
+        response["error"] = {"code": -32601, "message": "what?"}
+    print(json.dumps(response), flush=True)
 """
 
 
 def in_sandbox(**options: Any) -> MCPServer:
-    options = {"connect_timeout": PATIENCE, "env": {"COLOUR": "blue"}, **options}
+    options = {"connect_timeout": TIMEOUT, "env": {"COLOUR": "blue"}, **options}
     return MCPServer(name="t", command=["python3", "small.py"], in_sandbox=True, **options)
 
 
@@ -279,13 +277,13 @@ async def check_in_sandbox(tools: list[Tool], cwd: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def linux(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of Linux sandboxes."""
-    with served(str(tmp_path_factory.mktemp("linux"))) as server:
+def linux(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for Linux sandboxes."""
+    with server_process(str(tmp_path_factory.mktemp("linux"))) as server:
         yield server
 
 
-async def test_a_command_runs_in_a_linux_sandbox(linux: Served) -> None:
+async def test_server_runs_in_linux_sandbox(linux: ServerProcess) -> None:
     async with connect(linux.url) as client, await client.create() as sandbox:
         await sandbox.mkdir("app")
         await sandbox.write_file("app/small.py", SMALL)
@@ -295,7 +293,7 @@ async def test_a_command_runs_in_a_linux_sandbox(linux: Served) -> None:
         assert not any(p.running for p in await sandbox.list_processes())
 
 
-async def test_a_command_runs_where_a_local_sandbox_is(tmp_path: Path) -> None:
+async def test_server_runs_in_local_sandbox(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SMALL)
     async with (
         local(cwd=tmp_path) as sandbox,
@@ -304,7 +302,7 @@ async def test_a_command_runs_where_a_local_sandbox_is(tmp_path: Path) -> None:
         await check_in_sandbox(tools, str(tmp_path))
 
 
-async def test_an_agent_that_works_in_a_directory_has_its_servers_there(tmp_path: Path) -> None:
+async def test_server_starts_in_the_agents_cwd(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "small.py").write_text(SMALL)
     agent = create_agent(
@@ -320,14 +318,14 @@ async def test_an_agent_that_works_in_a_directory_has_its_servers_there(tmp_path
     assert [end.text for end in ends] == [f"hi {tmp_path}/app blue"]
 
 
-async def test_a_sandbox_without_processes_is_refused() -> None:
+async def test_sandbox_without_processes_is_refused() -> None:
     async with virtual() as sandbox:
         with pytest.raises(Unsupported, match="has no processes"):
             async with mcp_tools(in_sandbox(), sandbox=sandbox):
                 pass
 
 
-async def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
+async def test_two_servers_with_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SMALL)
     async with local(cwd=tmp_path) as sandbox:
         with pytest.raises(Conflict, match="t__echo"):
@@ -338,7 +336,7 @@ async def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
 ENDLESS = SMALL.replace('{"tools": [', '{"nextCursor": "more", "tools": [')
 
 
-async def test_a_list_without_end_is_refused(tmp_path: Path) -> None:
+async def test_endless_list_of_tools_is_refused(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(ENDLESS)
     async with local(cwd=tmp_path) as sandbox:
         with pytest.raises(ServiceUnavailable, match="has no end"):
@@ -346,7 +344,7 @@ async def test_a_list_without_end_is_refused(tmp_path: Path) -> None:
                 pass
 
 
-async def test_a_long_name_is_cut_and_stays_its_own(tmp_path: Path) -> None:
+async def test_long_tool_name_is_shortened(tmp_path: Path) -> None:
     name = "x" * 90
     (tmp_path / "small.py").write_text(SMALL.replace('"echo"', f'"{name}"'))
     async with (
@@ -376,18 +374,18 @@ async def test_a_long_name_is_cut_and_stays_its_own(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_server_that_makes_no_sense_is_refused_at_once(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption) as caught:
         MCPServer(**options)
     assert "secret" not in str(caught.value)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_hides_secrets() -> None:
     shown = repr(MCPServer(name="a", url="http://x", token="secret", headers={"A": "secret"}))
     assert "secret" not in shown
 
 
-def test_the_library_is_needed_only_for_use() -> None:
+def test_missing_library_is_reported_on_first_use() -> None:
     script = """
 import asyncio, sys
 sys.modules["mcp"] = None

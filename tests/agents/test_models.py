@@ -1,4 +1,4 @@
-"""Models of providers, asked over real HTTP in the dialects that they speak."""
+"""Tests of provider models over real HTTP, in each API format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from smokebox.agents.messages import (
     AssistantMessage,
-    Image,
+    ImagePart,
     Message,
     Text,
     Thinking,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smokebox.agents.model import Delta, Model
     from smokebox.testing.faults import Fault
 
-# The first to use a provider imports it, which takes seconds where others compute as well.
+# The first use of a provider imports it, which takes seconds on a busy machine.
 pytestmark = pytest.mark.timeout(120)
 
 ANTHROPIC, OPENAI, OPENROUTER = (
@@ -50,29 +50,29 @@ LS = ToolSpec(
 )
 
 
-def said(text: str) -> UserMessage:
+def user(text: str) -> UserMessage:
     return UserMessage((Text(text),))
 
 
-def asking(*messages: Message, **more: object) -> ModelRequest:
+def make_request(*messages: Message, **options: object) -> ModelRequest:
     return ModelRequest(
         system="Be brief.",
-        messages=messages or (said("hello"),),
-        **more,  # type: ignore[arg-type]
+        messages=messages or (user("hello"),),
+        **options,  # type: ignore[arg-type]
     )
 
 
 async def answer(
     model: Model, request: ModelRequest | None = None
 ) -> tuple[list[Delta], AssistantMessage]:
-    items = [item async for item in model.stream(request or asking())]
+    items = [item async for item in model.stream(request or make_request())]
     last = items[-1]
     assert isinstance(last, AssistantMessage)
     return [item for item in items if not isinstance(item, AssistantMessage)], last
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_words_come_as_they_are_said(spec: str) -> None:
+async def test_text_is_streamed(spec: str) -> None:
     async with FakeModelServer("Hello there.", chunk=5) as server:
         model = open_model(spec, server.config)
         deltas, message = await answer(model)
@@ -80,19 +80,19 @@ async def test_words_come_as_they_are_said(spec: str) -> None:
     assert deltas == [TextDelta("Hello"), TextDelta(" ther"), TextDelta("e.")]
     assert (message.text, message.stop, message.model) == ("Hello there.", "end", spec)
     assert server.requests[0].system == "Be brief."
-    assert server.requests[0].messages == (said("hello"),)
+    assert server.requests[0].messages == (user("hello"),)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_tools_go_round(spec: str) -> None:
+async def test_tool_calls_and_results_round_trip(spec: str) -> None:
     look = Turn([think("hm"), "Look:", call("bash", command="ls")])
     async with FakeModelServer(look, "One file.") as server:
         model = open_model(spec, server.config)
-        messages: list[Message] = [said("hello")]
-        deltas, first = await answer(model, asking(*messages, tools=[LS]))
+        messages: list[Message] = [user("hello")]
+        deltas, first = await answer(model, make_request(*messages, tools=[LS]))
         back = ToolReturn(call_id=first.calls[0].id, name="bash", text="a.txt", is_error=True)
         messages += [first, ToolReturns((back,))]
-        _, second = await answer(model, asking(*messages, tools=[LS]))
+        _, second = await answer(model, make_request(*messages, tools=[LS]))
         await model.aclose()
     assert deltas[:2] == [ThinkingDelta("hm"), TextDelta("Look:")]
     assert CallDelta("bash") in deltas
@@ -107,12 +107,12 @@ async def test_tools_go_round(spec: str) -> None:
     assert server.requests[1].tools[0].name == "bash"
 
 
-async def test_a_signed_thought_goes_back_as_it_came() -> None:
+async def test_signed_thinking_is_sent_back_unchanged() -> None:
     async with FakeModelServer([think("hm"), call("bash", command="ls")], then="ok") as server:
         model = open_model(ANTHROPIC, server.config)
-        _, first = await answer(model, asking(tools=[LS]))
+        _, first = await answer(model, make_request(tools=[LS]))
         back = ToolReturns((ToolReturn(call_id=first.calls[0].id, name="bash", text="x"),))
-        await answer(model, asking(said("hello"), first, back, tools=[LS]))
+        await answer(model, make_request(user("hello"), first, back, tools=[LS]))
         await model.aclose()
     thought = first.parts[0]
     assert isinstance(thought, Thinking)
@@ -126,12 +126,12 @@ async def test_a_signed_thought_goes_back_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("spec", [OPENAI, OPENROUTER])
-async def test_thoughts_of_others_go_back_to_them(spec: str) -> None:
+async def test_thinking_is_sent_back_to_its_provider(spec: str) -> None:
     async with FakeModelServer([think("hm"), call("bash", command="ls")], then="ok") as server:
         model = open_model(spec, server.config)
-        _, first = await answer(model, asking(tools=[LS]))
+        _, first = await answer(model, make_request(tools=[LS]))
         back = ToolReturns((ToolReturn(call_id=first.calls[0].id, name="bash", text="x"),))
-        await answer(model, asking(said("hello"), first, back, tools=[LS]))
+        await answer(model, make_request(user("hello"), first, back, tools=[LS]))
         await model.aclose()
     assert first.parts[0].text == "hm"  # type: ignore[union-attr]
     if spec == OPENROUTER:
@@ -140,7 +140,7 @@ async def test_thoughts_of_others_go_back_to_them(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_a_conversation_of_another_provider_is_understood(spec: str) -> None:
+async def test_conversation_of_another_provider_is_accepted(spec: str) -> None:
     before = AssistantMessage(
         parts=(Thinking("hm", "theirs"), Text("I see."), ToolCall("id-1", "bash", "{}")),
         model="elsewhere/model",
@@ -149,56 +149,56 @@ async def test_a_conversation_of_another_provider_is_understood(spec: str) -> No
     back = ToolReturns((ToolReturn(call_id="id-1", name="bash", text=""),))
     async with FakeModelServer("ok") as server:
         model = open_model(spec, server.config)
-        _, message = await answer(model, asking(said("hello"), before, back, tools=[LS]))
+        _, message = await answer(model, make_request(user("hello"), before, back, tools=[LS]))
         await model.aclose()
     assert message.text == "ok"
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_broken_arguments_do_not_break_the_conversation(spec: str) -> None:
+async def test_invalid_arguments_do_not_break_the_conversation(spec: str) -> None:
     broken = ToolCall("id-1", "bash", '{"command": "ls')
     async with FakeModelServer(broken, "ok") as server:
         model = open_model(spec, server.config)
-        _, first = await answer(model, asking(tools=[LS]))
+        _, first = await answer(model, make_request(tools=[LS]))
         assert first.calls[0].arguments == broken.arguments
         back = ToolReturns((ToolReturn(call_id="id-1", name="bash", text="bad", is_error=True),))
-        _, second = await answer(model, asking(said("hello"), first, back, tools=[LS]))
+        _, second = await answer(model, make_request(user("hello"), first, back, tools=[LS]))
         await model.aclose()
     assert second.text == "ok"
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_pictures_are_loaded_and_sent(spec: str) -> None:
-    picture = Image("image/png", "abc", 3)
+async def test_images_are_loaded_and_sent(spec: str) -> None:
+    image = ImagePart("image/png", "abc", 3)
 
-    async def load(image: Image) -> bytes:
-        assert image is picture
+    async def load(requested: ImagePart) -> bytes:
+        assert requested is image
         return b"png"
 
     async with FakeModelServer("A cat.") as server:
         model = open_model(spec, server.config)
-        await answer(model, asking(UserMessage((Text("What is it?"), picture)), load=load))
+        await answer(model, make_request(UserMessage((Text("What is it?"), image)), load=load))
         await model.aclose()
     (message,) = server.requests[0].messages
     assert isinstance(message, UserMessage)
-    assert [type(part) for part in message.parts] == [Text, Image]
+    assert [type(part) for part in message.parts] == [Text, ImagePart]
 
 
-async def test_pictures_of_tools_are_sent_and_blind_models_are_told() -> None:
-    picture = Image("image/png", "abc", 3)
+async def test_images_of_tools_are_sent_or_replaced_by_text() -> None:
+    image = ImagePart("image/png", "abc", 3)
     config = {"blind": {"base_url": "", "images": False}}
 
-    async def load(_: Image) -> bytes:
+    async def load(_: ImagePart) -> bytes:
         return b"png"
 
     first = AssistantMessage(parts=(ToolCall("i", "read", "{}"),), model="x/y", stop="tool_calls")
-    back = ToolReturns((ToolReturn(call_id="i", name="read", text="", images=(picture,)),))
+    back = ToolReturns((ToolReturn(call_id="i", name="read", text="", images=(image,)),))
     async with FakeModelServer(then="ok") as server:
         config["blind"]["base_url"] = server.url + "/v1"
         seeing = open_model(ANTHROPIC, server.config)
         blind = open_model("blind/m", {"blind": {**config["blind"], "api_key": server.api_key}})
         for model in (seeing, blind):
-            await answer(model, asking(said("look"), first, back, load=load))
+            await answer(model, make_request(user("look"), first, back, load=load))
             await model.aclose()
     sent = [request.messages[-1] for request in server.requests]
     assert isinstance(sent[0], ToolReturns)
@@ -208,7 +208,7 @@ async def test_pictures_of_tools_are_sent_and_blind_models_are_told() -> None:
 
 
 @pytest.mark.parametrize("spec", [ANTHROPIC, OPENAI])
-async def test_a_schema_is_sent_where_the_provider_holds_to_it(spec: str) -> None:
+async def test_schema_is_sent_to_providers_with_native_results(spec: str) -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
@@ -218,7 +218,7 @@ async def test_a_schema_is_sent_where_the_provider_holds_to_it(spec: str) -> Non
     async with FakeModelServer('{"n": 4}') as server:
         model = open_model(spec, server.config)
         assert model.info.native_results
-        _, message = await answer(model, asking(result=schema))
+        _, message = await answer(model, make_request(result=schema))
         await model.aclose()
     assert message.text == '{"n": 4}'
     result = server.requests[0].result
@@ -227,13 +227,13 @@ async def test_a_schema_is_sent_where_the_provider_holds_to_it(spec: str) -> Non
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_usage_counts_what_came_from_the_cache(spec: str) -> None:
+async def test_usage_counts_cached_tokens(spec: str) -> None:
     async with FakeModelServer(then="yes " * 10) as server:
         model = open_model(spec, server.config)
-        messages: list[Message] = [said("x" * 4000)]
-        _, first = await answer(model, asking(*messages))
-        messages += [first, said("more")]
-        _, second = await answer(model, asking(*messages))
+        messages: list[Message] = [user("x" * 4000)]
+        _, first = await answer(model, make_request(*messages))
+        messages += [first, user("more")]
+        _, second = await answer(model, make_request(*messages))
         await model.aclose()
     assert first.usage.requests == 1
     assert first.usage.input_tokens > 1000
@@ -243,10 +243,10 @@ async def test_usage_counts_what_came_from_the_cache(spec: str) -> None:
     assert first.usage.cost > 0
 
 
-async def test_anthropic_is_told_what_to_cache() -> None:
+async def test_anthropic_requests_have_cache_markers() -> None:
     async with FakeModelServer(then="yes") as server:
         model = open_model(ANTHROPIC, server.config)
-        _, first = await answer(model, asking(tools=[LS]))
+        _, first = await answer(model, make_request(tools=[LS]))
         await model.aclose()
     body = server.received[0].body
     assert body["system"][-1]["cache_control"]
@@ -254,13 +254,13 @@ async def test_anthropic_is_told_what_to_cache() -> None:
     assert first.usage.cache_write_tokens > 0
 
 
-async def test_thinking_is_asked_for_as_the_provider_wants_it() -> None:
+async def test_thinking_is_requested_in_the_providers_format() -> None:
     async with FakeModelServer(then="yes") as server:
         claude = open_model(ANTHROPIC, server.config)
         gpt = open_model(OPENAI, server.config)
         for model in (claude, gpt):
             for level in ("off", "high"):
-                await answer(model, asking(thinking=level))
+                await answer(model, make_request(thinking=level))
             await model.aclose()
     off, high, none, much = [one.body for one in server.received]
     assert high.get("thinking", {}).get("type") in ("enabled", "adaptive")
@@ -269,12 +269,12 @@ async def test_thinking_is_asked_for_as_the_provider_wants_it() -> None:
     assert none["reasoning_effort"] in ("none", "minimal", "low")
 
 
-async def test_the_prefix_of_a_conversation_is_sent_the_same_each_time() -> None:
+async def test_prefix_of_a_conversation_is_constant() -> None:
     async with FakeModelServer(then=call("bash", command="ls")) as server:
         model = open_model(OPENAI, server.config)
-        messages: list[Message] = [said("go")]
+        messages: list[Message] = [user("go")]
         for _ in range(4):
-            _, message = await answer(model, asking(*messages, tools=[LS]))
+            _, message = await answer(model, make_request(*messages, tools=[LS]))
             back = ToolReturn(call_id=message.calls[0].id, name="bash", text="a.txt")
             messages += [message, ToolReturns((back,))]
         await model.aclose()
@@ -284,19 +284,19 @@ async def test_the_prefix_of_a_conversation_is_sent_the_same_each_time() -> None
         assert after["tools"] == before["tools"]
 
 
-async def test_a_message_is_converted_once_and_forgotten_with_it() -> None:
+async def test_message_is_converted_once_and_cached_weakly() -> None:
     async with FakeModelServer(then="yes") as server:
         model = open_model(OPENAI, server.config)
         assert isinstance(model, ProviderModel)
-        kept = [said("one"), said("two")]
-        await answer(model, asking(*kept))
-        link = model._linked()
-        first = await link.messages(asking(*kept))
-        again = await link.messages(asking(*kept))
+        kept = [user("one"), user("two")]
+        await answer(model, make_request(*kept))
+        adapter = model._open_adapter()
+        first = await adapter.messages(make_request(*kept))
+        again = await adapter.messages(make_request(*kept))
         assert all(a is b for a, b in zip(first, again, strict=True))
         del kept, first, again
         gc.collect()
-        assert link._converted == {}
+        assert adapter._converted == {}
         await model.aclose()
 
 
@@ -316,7 +316,7 @@ NAMES = ["429", "overloaded", "500", "502", "cut", "ended", "garbled", "midway",
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("fault", UNAVAILABLE, ids=NAMES)
-async def test_what_may_pass_is_unavailable_and_asked_once(spec: str, fault: Fault | Turn) -> None:
+async def test_temporary_error_is_not_retried(spec: str, fault: Fault | Turn) -> None:
     async with FakeModelServer(fault, "again") as server:
         model = open_model(spec, server.config)
         with pytest.raises(ModelUnavailable) as caught:
@@ -330,7 +330,7 @@ async def test_what_may_pass_is_unavailable_and_asked_once(spec: str, fault: Fau
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_a_conversation_that_is_too_long_overflows(spec: str) -> None:
+async def test_too_long_conversation_overflows(spec: str) -> None:
     async with FakeModelServer(faults.context_overflow()) as server:
         model = open_model(spec, server.config)
         with pytest.raises(ContextOverflow, match="too long for"):
@@ -339,7 +339,7 @@ async def test_a_conversation_that_is_too_long_overflows(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_what_no_retry_mends_is_refused(spec: str) -> None:
+async def test_permanent_error_is_refused(spec: str) -> None:
     async with FakeModelServer(faults.bad_request("max_tokens: too many"), models=None) as server:
         model = open_model(spec, server.config)
         with pytest.raises(ModelRefused, match="max_tokens: too many"):
@@ -348,7 +348,7 @@ async def test_what_no_retry_mends_is_refused(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_a_key_that_opens_nothing_is_told_with_its_variable(spec: str) -> None:
+async def test_rejected_key_error_names_the_variable(spec: str) -> None:
     provider = spec.partition("/")[0]
     async with FakeModelServer() as server:
         config = {provider: {**server.config[provider], "api_key": "wrong"}}
@@ -360,7 +360,7 @@ async def test_a_key_that_opens_nothing_is_told_with_its_variable(spec: str) -> 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_a_model_that_is_not_there_is_refused(spec: str) -> None:
+async def test_unknown_model_is_refused(spec: str) -> None:
     async with FakeModelServer(models=("other",)) as server:
         model = open_model(spec, server.config)
         with pytest.raises(ModelRefused, match="there is no model"):
@@ -368,7 +368,7 @@ async def test_a_model_that_is_not_there_is_refused(spec: str) -> None:
         await model.aclose()
 
 
-async def test_nobody_at_the_address_is_unavailable() -> None:
+async def test_unreachable_server_is_unavailable() -> None:
     async with FakeModelServer() as server:
         config = server.config
     model = open_model(OPENAI, config)
@@ -378,28 +378,28 @@ async def test_nobody_at_the_address_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-async def test_a_stream_that_stalls_can_be_left(spec: str) -> None:
+async def test_stalled_stream_can_be_cancelled(spec: str) -> None:
     async with FakeModelServer(faults.stalled("Half")) as server:
         model = open_model(spec, server.config)
-        heard: list[object] = []
+        received: list[object] = []
 
-        async def listen() -> None:
-            async for item in model.stream(asking()):
-                heard.append(item)  # noqa: PERF401
+        async def consume() -> None:
+            async for item in model.stream(make_request()):
+                received.append(item)  # noqa: PERF401
 
-        task = asyncio.create_task(listen())
+        task = asyncio.create_task(consume())
         async with asyncio.timeout(15):
-            while not heard:
+            while not received:
                 await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await model.aclose()
-    assert heard == [TextDelta("Half")]
+    assert received == [TextDelta("Half")]
 
 
 @pytest.mark.parametrize(("stop", "spec"), [("length", ANTHROPIC), ("length", OPENAI)])
-async def test_why_a_model_stopped_is_told(stop: str, spec: str) -> None:
+async def test_stop_reason_is_reported(stop: str, spec: str) -> None:
     async with FakeModelServer(Turn("Half", stop="length"), Turn("No.", stop="refused")) as server:
         model = open_model(spec, server.config)
         assert (await answer(model))[1].stop == stop
@@ -407,7 +407,7 @@ async def test_why_a_model_stopped_is_told(stop: str, spec: str) -> None:
         await model.aclose()
 
 
-async def test_headers_and_limits_of_a_server_of_ones_own() -> None:
+async def test_configured_server_has_headers_and_limits() -> None:
     async with FakeModelServer("yes") as server:
         config = {
             "mine": {
@@ -429,9 +429,7 @@ async def test_headers_and_limits_of_a_server_of_ones_own() -> None:
     assert server.requests[0].max_tokens == 512
 
 
-def test_a_key_is_found_in_the_env_file_of_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_read_from_the_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelRefused, match=r"in \.env"):
@@ -440,7 +438,7 @@ def test_a_key_is_found_in_the_env_file_of_the_project(
     assert open_model(ANTHROPIC).name == ANTHROPIC
 
 
-def test_what_is_known_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capabilities_of_known_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
     model = open_model(ANTHROPIC, {})
     assert model.name == ANTHROPIC
@@ -469,18 +467,18 @@ with FakeModelServer(then="yes") as server:
 """
 
 
-def test_a_model_that_nobody_closes_goes_with_its_event_loop() -> None:
+def test_unclosed_model_is_closed_with_its_event_loop() -> None:
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert (done.stdout, done.stderr) == ("yes\n" * 4, "")
 
 
-def test_a_model_object_is_taken_as_it_is() -> None:
+def test_model_object_is_returned_unchanged() -> None:
     model = ScriptedModel("yes")
     assert open_model(model) is model
 
 
-def test_naming_a_model_imports_nothing() -> None:
+def test_open_model_imports_nothing() -> None:
     program = """
 import sys
 from smokebox.agents.models import open_model
@@ -491,7 +489,7 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_without_a_key_the_variable_and_a_way_without_one_are_named(
+def test_missing_key_error_names_the_variable_and_alternatives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
@@ -501,7 +499,7 @@ def test_without_a_key_the_variable_and_a_way_without_one_are_named(
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "expected"),
     [
         ("anthropc/claude", "Did you mean 'anthropic'"),
         ("claude-sonnet-4-6", "provider/model"),
@@ -509,6 +507,6 @@ def test_without_a_key_the_variable_and_a_way_without_one_are_named(
         ("", "provider/model"),
     ],
 )
-def test_a_name_nobody_knows_is_told_with_the_nearest(spec: str, words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
+def test_unknown_provider_suggests_the_nearest(spec: str, expected: str) -> None:
+    with pytest.raises(InvalidOption, match=expected):
         open_model(spec, {})

@@ -1,15 +1,15 @@
-"""What a request costs is what the table of prices says."""
+"""Tests of prices of models."""
 
 from __future__ import annotations
 
 import pytest
-from genai_prices import Usage as Counted
+from genai_prices import Usage as PriceUsage
 from genai_prices import calc_price
 
 from smokebox.agents.messages import Usage
 from smokebox.agents.pricing import find_price
 
-USED = Usage(
+USAGE = Usage(
     requests=1,
     input_tokens=300_000,
     output_tokens=2_000,
@@ -30,19 +30,19 @@ USED = Usage(
         ("deepseek", "deepseek-chat"),
     ],
 )
-def test_the_cost_is_that_of_the_table(provider: str, model: str) -> None:
+def test_cost_equals_that_of_the_table(provider: str, model: str) -> None:
     price = find_price(provider, model)
     assert price is not None
-    counted = Counted(
-        input_tokens=USED.input_tokens,
-        output_tokens=USED.output_tokens,
-        cache_read_tokens=USED.cache_read_tokens,
-        cache_write_tokens=USED.cache_write_tokens,
+    counted = PriceUsage(
+        input_tokens=USAGE.input_tokens,
+        output_tokens=USAGE.output_tokens,
+        cache_read_tokens=USAGE.cache_read_tokens,
+        cache_write_tokens=USAGE.cache_write_tokens,
     )
     expected = float(calc_price(counted, model, provider_id=provider).total_price)
-    assert price.cost(USED) == pytest.approx(expected)
+    assert price.cost(USAGE) == pytest.approx(expected)
 
 
-def test_a_model_nobody_knows_has_no_price() -> None:
+def test_unknown_model_has_no_price() -> None:
     assert find_price("openai", "not-a-model") is None
-    assert find_price("nobody", "gpt-4o") is None
+    assert find_price("unknown", "gpt-4o") is None

@@ -1,5 +1,5 @@
-"""Recovery: whatever was recorded when a process was killed, each piece of accepted work gets
-one outcome, and no tool that may have run is run again."""
+"""Tests of recovery: after a crash at any record, accepted work gets exactly one outcome, and no
+tool that may have run is run again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agents.working import QUICK, event_log, first, of_kind, records, until
+from agents.scripted_session import QUICK, event_log, first_event, records, records_of, wait_until
 from smokebox import Durability, create_agent, init, tool, virtual
 from smokebox.agents import ToolContext  # noqa: TC001
 from smokebox.agents.events import ApprovalNeeded
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Counter:
-    """A tool whose effects are counted."""
+    """A tool that counts its runs."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self.keys: list[str] = []
@@ -52,20 +52,20 @@ class Counter:
         self.tool = count
 
 
-def worker(request: ModelRequest) -> Any:
-    """Counts twice, then says so; whatever it was told last."""
+def count_twice(request: ModelRequest) -> Any:
+    """Reply with a call of `count` twice, then with text."""
     done = sum(isinstance(message, ToolReturns) for message in request.messages)
     return call("count") if done < 2 else "counted"
 
 
-def agent_of(counter: Counter, answer: Any = worker, **options: Any) -> Agent:
+def agent_of(counter: Counter, answer: Any = count_twice, **options: Any) -> Agent:
     options.setdefault("sandbox", None)
     options.setdefault("durability", QUICK)
     return create_agent(model=ScriptedModel(then=answer), tools=[counter.tool], **options)
 
 
-async def everything(store: MemoryStore) -> list[tuple[SessionKey, StoredRecord]]:
-    """All records of a store in the order in which they were written."""
+async def all_records(store: MemoryStore) -> list[tuple[SessionKey, StoredRecord]]:
+    """Return all records of a store in the order they were written."""
     found = [
         (summary.key, stored)
         for summary in await store.sessions()
@@ -74,8 +74,8 @@ async def everything(store: MemoryStore) -> list[tuple[SessionKey, StoredRecord]
     return sorted(found, key=lambda one: (one[1].at, one[1].offset))
 
 
-async def killed_after(written: list[tuple[SessionKey, StoredRecord]]) -> MemoryStore:
-    """A store with that record, and nobody who is at work on it."""
+async def store_with(written: list[tuple[SessionKey, StoredRecord]]) -> MemoryStore:
+    """Return a store with these records and no writer, as after a crash."""
     store = MemoryStore()
     for key, stored in written:
         writer = await store.open(key)
@@ -84,14 +84,14 @@ async def killed_after(written: list[tuple[SessionKey, StoredRecord]]) -> Memory
     return store
 
 
-async def recovered(store: MemoryStore, agent: Agent) -> AsyncIterator[Session]:
-    """The session, once all that was left of it has ended."""
+async def recover(store: MemoryStore, agent: Agent) -> AsyncIterator[Session]:
+    """Open the session, and wait for the end of resumed work."""
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
         while (running := session.running) is not None:
             async with asyncio.timeout(10):
                 await running.wait()
-                await until(lambda: session.running is not running)
+                await wait_until(lambda: session.running is not running)
         yield session
 
 
@@ -102,17 +102,17 @@ def assert_one_outcome_each(found: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-async def test_killed_after_any_record_the_work_ends_once_and_nothing_is_repeated(
+async def test_work_killed_after_any_record_ends_once_without_repeating_tools(
     durable: bool,
 ) -> None:
     counter = Counter(durable=durable)
     store = MemoryStore()
     async with init(agent_of(counter), id="x", store=store) as harness:
         await (await harness.session()).prompt("count twice")
-    written = await everything(store)
+    written = await all_records(store)
     for cut in range(1, len(written) + 1):
         again = Counter(durable=durable)
-        async for session in recovered(await killed_after(written[:cut]), agent_of(again)):
+        async for session in recover(await store_with(written[:cut]), agent_of(again)):
             found = await records(session)
             assert_one_outcome_each(found)
             started = [one.call_id for one in found if isinstance(one, ToolStarted)]
@@ -122,30 +122,30 @@ async def test_killed_after_any_record_the_work_ends_once_and_nothing_is_repeate
                 if isinstance(stored.record, ToolStarted)
             ]
             if not durable:
-                # What had started then is not among what ran now.
+                # Tools that had started before the crash did not run again.
                 assert len(again.keys) == len(started) - len(before)
                 assert len(set(started)) == len(started)
             await session.prompt("and now?")
             assert_one_outcome_each(await records(session))
 
 
-async def test_a_tool_that_was_running_is_told_to_the_model_as_unknown() -> None:
+async def test_interrupted_tool_has_an_unknown_result() -> None:
     counter = Counter()
     store = MemoryStore()
     async with init(agent_of(counter), id="x", store=store) as harness:
         await (await harness.session()).prompt("count twice")
-    written = await everything(store)
+    written = await all_records(store)
     at = next(n for n, (_, one) in enumerate(written) if isinstance(one.record, ToolStarted))
     again = Counter()
     agent = agent_of(again)
-    async for session in recovered(await killed_after(written[: at + 1]), agent):
-        (unknown, _) = await of_kind(session, ToolEnded)
+    async for session in recover(await store_with(written[: at + 1]), agent):
+        (unknown, _) = await records_of(session, ToolEnded)
         assert unknown.status == "unknown"
         assert len(again.keys) == 1
         assert "not known" in str(await session.messages())
 
 
-async def test_a_durable_tool_runs_again_with_the_same_key() -> None:
+async def test_durable_tool_runs_again_with_the_same_key() -> None:
     seen: list[tuple[str, int]] = []
 
     async def pay(ctx: ToolContext) -> str:
@@ -165,15 +165,15 @@ async def test_a_durable_tool_runs_again_with_the_same_key() -> None:
     store = MemoryStore()
     async with init(agent, id="x", store=store) as harness:
         await (await harness.session()).prompt("pay")
-    written = await everything(store)
+    written = await all_records(store)
     at = next(n for n, (_, one) in enumerate(written) if isinstance(one.record, ToolStarted))
-    async for session in recovered(await killed_after(written[: at + 1]), agent):
+    async for session in recover(await store_with(written[: at + 1]), agent):
         assert seen == [(seen[0][0], 1), (seen[0][0], 2)]
-        assert [one.outcome for one in await of_kind(session, WorkEnded)] == ["completed"]
+        assert [one.outcome for one in await records_of(session, WorkEnded)] == ["completed"]
 
 
-async def test_the_recovered_operation_can_be_awaited_and_watched() -> None:
-    store = await killed_before_the_answer("x")
+async def test_resumed_operation_can_be_awaited() -> None:
+    store = await store_with_unanswered_prompts("x")
     agent = agent_of(Counter(), answer="here it is")
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
@@ -181,57 +181,57 @@ async def test_the_recovered_operation_can_be_awaited_and_watched() -> None:
         assert (await session.running).text == "here it is"
 
 
-async def killed_before_the_answer(*keys: str, **accepted: Any) -> MemoryStore:
-    """A store whose session was asked something, and not answered."""
+async def store_with_unanswered_prompts(*keys: str, **accepted: Any) -> MemoryStore:
+    """Return a store whose session has prompts without a reply."""
     from smokebox.agents.log.store import SessionKey
 
     store = MemoryStore()
     writer = await store.open(SessionKey("agent", "x", "default"))
-    said = UserMessage((Text("Where is it?"),))
+    message = UserMessage((Text("Where is it?"),))
     await writer.append([SessionCreated("system")])
     for work in keys:
-        await writer.append([WorkAccepted(work, "prompt", said, **accepted)])
-    await writer.append([WorkStarted(keys[0]), MessageAdded(keys[0], said)])
+        await writer.append([WorkAccepted(work, "prompt", message, **accepted)])
+    await writer.append([WorkStarted(keys[0]), MessageAdded(keys[0], message)])
     await writer.release()
     return store
 
 
-async def test_work_that_was_queued_is_done_in_its_order() -> None:
-    store = await killed_before_the_answer("one", "two")
-    async for session in recovered(store, agent_of(Counter(), answer="answer")):
-        assert [end.work_id for end in await of_kind(session, WorkEnded)] == ["one", "two"]
+async def test_queued_work_resumes_in_order() -> None:
+    store = await store_with_unanswered_prompts("one", "two")
+    async for session in recover(store, agent_of(Counter(), answer="answer")):
+        assert [end.work_id for end in await records_of(session, WorkEnded)] == ["one", "two"]
 
 
-async def test_a_new_prompt_comes_after_what_was_left() -> None:
-    store = await killed_before_the_answer("one")
+async def test_new_prompt_runs_after_resumed_work() -> None:
+    store = await store_with_unanswered_prompts("one")
     model = ScriptedModel(then=lambda request: f"re: {last_text(request)}")
     agent = create_agent(model=model, sandbox=None, durability=QUICK)
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
         assert (await session.prompt("new", when_busy="queue")).text == "re: new"
-        assert [end.text for end in await of_kind(session, WorkEnded)] == [
+        assert [end.text for end in await records_of(session, WorkEnded)] == [
             "re: Where is it?",
             "re: new",
         ]
 
 
-async def test_what_another_left_is_found_by_a_session_that_is_open_already() -> None:
+async def test_open_session_resumes_work_of_another_process() -> None:
     store = MemoryStore()
     model = ScriptedModel(then=lambda request: f"re: {last_text(request)}")
     agent = create_agent(model=model, sandbox=None, durability=QUICK)
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
         writer = await store.open(session.key)
-        said = UserMessage((Text("left"),))
-        await writer.append([WorkAccepted("one", "prompt", said), WorkStarted("one")])
-        await writer.append([MessageAdded("one", said)])
+        message = UserMessage((Text("left"),))
+        await writer.append([WorkAccepted("one", "prompt", message), WorkStarted("one")])
+        await writer.append([MessageAdded("one", message)])
         await writer.release()
         assert (await session.prompt("new")).text == "re: new"
-        assert (await of_kind(session, WorkEnded))[0].work_id == "one"
+        assert (await records_of(session, WorkEnded))[0].work_id == "one"
 
 
-async def test_work_that_was_called_off_stays_so() -> None:
-    store = await killed_before_the_answer("one")
+async def test_aborted_work_stays_aborted() -> None:
+    store = await store_with_unanswered_prompts("one")
     from smokebox.agents.log.store import SessionKey
 
     writer = await store.open(SessionKey("agent", "x", "default"))
@@ -243,23 +243,23 @@ async def test_work_that_was_called_off_stays_so() -> None:
         if session.running is not None:
             with pytest.raises(Aborted):
                 await session.running
-        assert [end.outcome for end in await of_kind(session, WorkEnded)] == ["aborted"]
+        assert [end.outcome for end in await records_of(session, WorkEnded)] == ["aborted"]
 
 
-async def test_work_is_not_begun_for_ever() -> None:
-    store = await killed_before_the_answer("one")
+async def test_work_is_started_at_most_max_attempts_times() -> None:
+    store = await store_with_unanswered_prompts("one")
     agent = agent_of(Counter(), answer="x", durability=Durability(max_attempts=1))
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
         assert session.running is not None
-        with pytest.raises(LimitReached, match="begun 1 times"):
+        with pytest.raises(LimitReached, match="started 1 times"):
             await session.running
 
 
-async def test_work_that_is_too_old_fails() -> None:
-    store = await killed_before_the_answer("one", options={"timeout": 0.001})
+async def test_resumed_work_past_its_timeout_fails() -> None:
+    store = await store_with_unanswered_prompts("one", options={"timeout": 0.001})
     accepted = time.time()
-    await until(lambda: time.time() > accepted + 0.001)
+    await wait_until(lambda: time.time() > accepted + 0.001)
     agent = agent_of(Counter(), answer="x")
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
@@ -268,9 +268,9 @@ async def test_work_that_is_too_old_fails() -> None:
             await session.running
 
 
-async def test_a_structured_result_survives_as_what_json_has() -> None:
+async def test_result_of_resumed_work_is_decoded_json() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    store = await killed_before_the_answer("one", options={"result": schema})
+    store = await store_with_unanswered_prompts("one", options={"result": schema})
     agent = agent_of(Counter(), answer=call("finish", n=3))
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
@@ -278,7 +278,7 @@ async def test_a_structured_result_survives_as_what_json_has() -> None:
         assert (await session.running).data == {"n": 3}
 
 
-async def test_a_result_killed_at_any_record_is_handed_in_once() -> None:
+async def test_result_is_collected_once_after_a_crash_at_any_record() -> None:
     model_turns = [call("count"), call("finish", result=5)]
 
     def answer(request: ModelRequest) -> Any:
@@ -287,18 +287,16 @@ async def test_a_result_killed_at_any_record_is_handed_in_once() -> None:
     store = MemoryStore()
     async with init(agent_of(Counter(), answer), id="x", store=store) as harness:
         assert (await (await harness.session()).prompt("go", result=int)).data == 5
-    written = await everything(store)
+    written = await all_records(store)
     for cut in range(1, len(written) + 1):
-        async for session in recovered(
-            await killed_after(written[:cut]), agent_of(Counter(), answer)
-        ):
+        async for session in recover(await store_with(written[:cut]), agent_of(Counter(), answer)):
             found = await records(session)
             assert_one_outcome_each(found)
             ends = [one for one in found if isinstance(one, WorkEnded)]
             assert all(one.outcome == "completed" for one in ends)
 
 
-async def test_an_approval_is_waited_for_again() -> None:
+async def test_pending_approval_survives_a_crash() -> None:
     def answer(request: ModelRequest) -> Any:
         return "done" if last_returns(request) else call("count")
 
@@ -309,26 +307,26 @@ async def test_an_approval_is_waited_for_again() -> None:
     async with init(agent, id="x", store=store) as harness:
         session = await harness.session()
         operation = session.prompt("go")
-        await first(operation, ApprovalNeeded)
-        written = await everything(store)
+        await first_event(operation, ApprovalNeeded)
+        written = await all_records(store)
         await operation.abort()
-    again = await killed_after(written)
+    again = await store_with(written)
     async with init(agent, id="x", store=again) as harness:
         session = await harness.session()
         running = session.running
         assert running is not None
-        needed = await first(running, ApprovalNeeded)
-        await until(lambda: session.approvals)
+        needed = await first_event(running, ApprovalNeeded)
+        await wait_until(lambda: session.approvals)
         assert counter.keys == []
         await session.approve(needed.call_id)
         assert (await running).text == "done"
         assert counter.keys == ["ran"]
 
 
-async def test_tasks_killed_at_any_record_are_gone_on_with() -> None:
+async def test_tasks_resume_after_a_crash_at_any_record() -> None:
     def answer(request: ModelRequest) -> Any:
         if back := last_returns(request):
-            return f"heard: {back[0].text}"
+            return f"got: {back[0].text}"
         return "did it" if last_text(request) == "child" else call("task", prompt="child")
 
     def agent() -> Agent:
@@ -339,39 +337,39 @@ async def test_tasks_killed_at_any_record_are_gone_on_with() -> None:
     store = MemoryStore()
     async with init(agent(), id="x", store=store) as harness:
         await (await harness.session()).prompt("go")
-    written = await everything(store)
+    written = await all_records(store)
     for cut in range(2, len(written) + 1):
-        again = await killed_after(written[:cut])
-        async for session in recovered(again, agent()):
+        again = await store_with(written[:cut])
+        async for session in recover(again, agent()):
             for summary in await again.sessions():
                 found = [one.record for one in await again.read(summary.key)]
                 assert_one_outcome_each(found)
-            ends = await of_kind(session, WorkEnded)
-            assert all(end.text in ("heard: did it",) for end in ends), cut
+            ends = await records_of(session, WorkEnded)
+            assert all(end.text in ("got: did it",) for end in ends), cut
             children = [one for one in await again.sessions() if one.parent]
             assert len(children) <= 1
 
 
-async def test_a_task_of_code_is_gone_on_with() -> None:
+async def test_session_task_resumes_after_a_crash() -> None:
     agent = create_agent(model=ScriptedModel(then="did it"), sandbox=virtual, durability=QUICK)
     store = MemoryStore()
     async with init(agent, id="x", store=store) as harness:
         await (await harness.session()).task("child")
-    written = await everything(store)
+    written = await all_records(store)
     for cut in range(2, len(written) + 1):
-        async for session in recovered(await killed_after(written[:cut]), agent):
+        async for session in recover(await store_with(written[:cut]), agent):
             found = await records(session)
             assert_one_outcome_each(found)
             assert all(one.text == "did it" for one in found if isinstance(one, WorkEnded))
 
 
-async def test_a_command_that_may_have_run_is_not_run_again() -> None:
+async def test_interrupted_shell_command_is_not_run_again() -> None:
     agent = create_agent(model=ScriptedModel(then="ok"), sandbox=virtual, durability=QUICK)
     store = MemoryStore()
     async with init(agent, id="x", store=store) as harness:
         await (await harness.session()).shell("echo hi >> log")
-    written = [one for one in await everything(store) if not isinstance(one[1].record, WorkEnded)]
-    again = await killed_after(written[:3])
+    written = [one for one in await all_records(store) if not isinstance(one[1].record, WorkEnded)]
+    again = await store_with(written[:3])
     async with init(agent, id="x", store=again) as harness:
         session = await harness.session()
         assert session.running is not None
@@ -381,7 +379,7 @@ async def test_a_command_that_may_have_run_is_not_run_again() -> None:
         assert "not known whether it ran" in str(await session.messages())
 
 
-async def test_a_summary_killed_at_any_record_is_made_once() -> None:
+async def test_compaction_resumes_after_a_crash_at_any_record() -> None:
     def answer(request: ModelRequest) -> str:
         return "The gist." if "summarize" in request.system else "ok"
 
@@ -397,14 +395,14 @@ async def test_a_summary_killed_at_any_record_is_made_once() -> None:
         await session.prompt("one")
         await session.prompt("two")
         await session.compact()
-    written = await everything(store)
+    written = await all_records(store)
     for cut in range(1, len(written) + 1):
-        async for session in recovered(await killed_after(written[:cut]), agent):
+        async for session in recover(await store_with(written[:cut]), agent):
             assert_one_outcome_each(await records(session))
             assert (await session.prompt("go on")).text == "ok"
 
 
-async def test_work_is_left_to_be_gone_on_with_when_the_event_loop_ends() -> None:
+async def test_work_resumes_after_the_event_loop_ended() -> None:
     store = MemoryStore()
     agent = create_agent(model=ScriptedModel(Turn("x", hang=True)), sandbox=None)
 
@@ -412,11 +410,11 @@ async def test_work_is_left_to_be_gone_on_with_when_the_event_loop_ends() -> Non
         harness = await init(agent, id="x", store=store)
         session = await harness.session()
         session.prompt("go")
-        await until(lambda: event_log(session).conversation.unfinished)
+        await wait_until(lambda: event_log(session).conversation.unfinished)
 
     await asyncio.to_thread(asyncio.run, program())
     (summary,) = await store.sessions()
     assert summary.unfinished == 1
     later = create_agent(model=ScriptedModel(then="here"), sandbox=None, durability=QUICK)
-    async for session in recovered(store, later):
-        assert [end.text for end in await of_kind(session, WorkEnded)] == ["here"]
+    async for session in recover(store, later):
+        assert [end.text for end in await records_of(session, WorkEnded)] == ["here"]

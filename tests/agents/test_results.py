@@ -1,4 +1,4 @@
-"""A result has a type: the model gets its schema, the caller a value, both get the faults."""
+"""Tests of structured results: schemas, values and faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import msgspec
 import pydantic
 import pytest
 
-from smokebox.agents.results import FINISH, GIVE_UP, ResultSpec
+from smokebox.agents.results import FINISH, GIVE_UP, ResultCollector, ResultSpec
 from smokebox.errors import InvalidOption
+from smokebox.testing import ScriptedModel
 
 
 class Line(pydantic.BaseModel):
@@ -67,7 +68,7 @@ Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "value"),
+    ("kind", "arguments", "value"),
     [
         (Line, {"title": "a", "price": 2}, Line(title="a", price=2)),
         (Review, {"verdict": "bad", "on": "2026-01-02"}, Review("bad", datetime.date(2026, 1, 2))),
@@ -87,18 +88,18 @@ Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
     ],
     ids=str,
 )
-def test_a_value_of_the_type_comes_back_from_arguments_text_and_record(
-    kind: object, given: dict[str, Any], value: object
+def test_result_is_read_from_arguments_text_and_log(
+    kind: object, arguments: dict[str, Any], value: object
 ) -> None:
     spec: ResultSpec[object] = ResultSpec.of(kind)
     assert spec.schema["type"] == "object"
-    assert spec.validate(given) == value
-    assert spec.validate(json.dumps(given)) == value
-    assert spec.validate(f"```json\n{json.dumps(given)}\n```\n") == value
+    assert spec.validate(arguments) == value
+    assert spec.validate(json.dumps(arguments)) == value
+    assert spec.validate(f"```json\n{json.dumps(arguments)}\n```\n") == value
     assert spec.restore(json.loads(json.dumps(spec.dump(value)))) == value
 
 
-def test_definitions_are_written_out_where_they_are_used() -> None:
+def test_references_are_inlined() -> None:
     schema = ResultSpec.of(Invoice).schema
     assert "$ref" not in json.dumps(schema)
     assert schema["properties"]["first"]["properties"]["title"] == {"type": "string"}
@@ -107,7 +108,7 @@ def test_definitions_are_written_out_where_they_are_used() -> None:
 
 
 @pytest.mark.parametrize("kind", [Tree, list[Tree], dict[str, Tree] | None], ids=str)
-def test_a_type_that_holds_itself_keeps_its_definition_at_the_root(kind: object) -> None:
+def test_recursive_type_keeps_its_definition(kind: object) -> None:
     spec: ResultSpec[object] = ResultSpec.of(kind)
     assert spec.schema["type"] == "object"
     assert list(spec.schema["$defs"]) == ["Tree"]
@@ -115,12 +116,12 @@ def test_a_type_that_holds_itself_keeps_its_definition_at_the_root(kind: object)
     assert children["items"] == {"$ref": "#/$defs/Tree"}
 
 
-def test_a_tree_is_read() -> None:
+def test_recursive_value_is_read() -> None:
     tree = ResultSpec.of(Tree).validate({"name": "a", "children": [{"name": "b"}]})
     assert tree.children[0].name == "b"
 
 
-def test_a_choice_of_models_is_one_that_providers_take() -> None:
+def test_union_schema_uses_any_of() -> None:
     schema = json.dumps(ResultSpec.of(Pet).schema)
     assert "anyOf" in schema
     assert "oneOf" not in schema
@@ -130,14 +131,14 @@ def test_a_choice_of_models_is_one_that_providers_take() -> None:
 @pytest.mark.parametrize(
     "kind", [Any, object, Callable[[], int], subprocess.Popen, type, list[subprocess.Popen[str]]]
 )
-def test_a_type_that_no_model_can_give_is_refused_at_once(kind: object) -> None:
-    with pytest.raises(InvalidOption, match="result: no model can give") as caught:
+def test_unsupported_type_is_refused(kind: object) -> None:
+    with pytest.raises(InvalidOption, match="result: no model can pass") as caught:
         ResultSpec.of(kind)
     assert "pydantic model" in caught.value.hint
 
 
 @pytest.mark.parametrize("schema", [{}, {"properties": {}}, {"description": "x"}])
-def test_a_schema_that_says_nothing_is_refused(schema: dict[str, Any]) -> None:
+def test_schema_without_type_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="not a JSON schema"):
         ResultSpec.of(schema)
 
@@ -146,26 +147,26 @@ def test_faults_name_the_place_and_the_value() -> None:
     spec = ResultSpec.of(Invoice)
     with pytest.raises(ValueError, match="required form") as caught:
         spec.validate({"lines": [{"title": "a", "price": "much"}], "first": {"price": 1}})
-    said = str(caught.value)
-    assert "lines[0].price: Input should be a valid number, unable to parse string as a" in said
-    assert 'not "much"' in said
-    assert "first.title: Field required" in said
-    assert "pydantic" not in said
+    message = str(caught.value)
+    assert "lines[0].price: Input should be a valid number, unable to parse string as a" in message
+    assert 'not "much"' in message
+    assert "first.title: Field required" in message
+    assert "pydantic" not in message
 
 
-def test_many_faults_are_cut() -> None:
+def test_list_of_faults_is_shortened() -> None:
     with pytest.raises(ValueError, match="and 12 more") as caught:
         ResultSpec.of(list[int]).validate({"result": ["x"] * 20})
     assert len(str(caught.value)) < 2000
 
 
-def test_faults_of_a_struct_name_the_place() -> None:
+def test_faults_of_a_msgspec_struct_name_the_place() -> None:
     with pytest.raises(ValueError, match=r"\$\.parts\[0\]"):
         ResultSpec.of(Packet).validate({"size": 1, "parts": ["x"]})
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("I think it is 4.", "not JSON"),
         ("", "not JSON"),
@@ -174,13 +175,13 @@ def test_faults_of_a_struct_name_the_place() -> None:
         ('{"answer": 4}', "one property 'result'"),
     ],
 )
-def test_text_that_is_no_result_says_why(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_text_is_an_error(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         ResultSpec.of(int).validate(text)
 
 
-def test_the_finish_tool_takes_the_result_and_give_up_a_reason() -> None:
-    finish, give_up = ResultSpec.of(int).finish_tools()
+def test_finish_takes_the_result_and_give_up_a_reason() -> None:
+    finish, give_up = ResultCollector(ResultSpec.of(int), [ScriptedModel()]).tools()
     assert (finish.name, give_up.name) == (FINISH, GIVE_UP)
     assert finish.parameters["properties"] == {"result": {"type": "integer"}}
     assert give_up.parameters["required"] == ["reason"]

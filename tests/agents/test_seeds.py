@@ -1,5 +1,4 @@
-"""The agents that the project began with: in a Linux machine by id, in memory, on this host, in a
-bucket. Their models are scripts; all else is real."""
+"""Tests of the agents in the seed documents, with scripted models and everything else real."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from client.served import served
+from client.server_process import server_process
 from client.upstream import upstream
 from smokebox import (
     Egress,
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.agents import Reply
     from smokebox.agents.model import ModelRequest
     from smokebox.egress import Request
 
-# A server and its first sandbox take a while where others compute as well.
+# A server and its first sandbox take seconds on a busy machine.
 pytestmark = pytest.mark.timeout(120)
 
 PROJECT = """
@@ -44,18 +43,18 @@ image = "host"
 [buckets.KNOWLEDGE_BASE]
 url = "file://{folder}"
 """
-TOKEN = "gh-token-that-nobody-inside-may-see"
+TOKEN = "gh-token-that-must-stay-outside"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(str(tmp_path_factory.mktemp("seeds"))) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(str(tmp_path_factory.mktemp("seeds"))) as server:
         yield server
 
 
 @pytest.fixture
-def project(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project like that of the seeds, whose sandboxes are those of a real server."""
+def project(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project like that of the seeds, with sandboxes of a real server."""
     knowledge = tmp_path / "knowledge"
     knowledge.mkdir()
     (tmp_path / "smokebox.toml").write_text(PROJECT.format(folder=knowledge))
@@ -65,19 +64,19 @@ def project(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
-def told(request: ModelRequest) -> str:
+def tool_result(request: ModelRequest) -> str:
     return last_returns(request)[0].text
 
 
-def context(**given: Any) -> SimpleNamespace:
-    """What a workflow is handed."""
-    return SimpleNamespace(init=init, env=env, **given)
+def context(**fields: Any) -> SimpleNamespace:
+    """Return the context of a workflow."""
+    return SimpleNamespace(init=init, env=env, **fields)
 
 
-async def test_an_agent_in_a_linux_sandbox_of_its_instance(project: Path) -> None:
+async def test_agent_works_in_the_linux_sandbox_of_its_id(project: Path) -> None:
     model = ScriptedModel(
         call("bash", command="uname -s > kernel; pwd; cat kernel"),
-        then=lambda request: told(request),
+        then=lambda request: tool_result(request),
     )
 
     @create_agent
@@ -87,18 +86,18 @@ async def test_an_agent_in_a_linux_sandbox_of_its_instance(project: Path) -> Non
     async with init(coder, id="user-42") as harness:
         reply = await (await harness.session()).prompt("Which kernel is it?")
         assert reply.text.splitlines()[:2] == ["/workspace", "Linux"]
-    # The agent has ended, and its machine has not: another finds what it wrote.
+    # The sandbox outlives the agent.
     sandbox = get_sandbox(env.Sandbox, "user-42")
     assert await sandbox.read_file("/workspace/kernel") == "Linux\n"
     await sandbox.destroy()
 
 
-async def test_a_handler_that_prompts_with_what_it_was_sent(project: Path) -> None:
+async def test_handler_prompts_with_its_payload(project: Path) -> None:
     async def handle(ctx: Any) -> Reply[Any]:
         sandbox = get_sandbox(ctx.env.Sandbox, ctx.id)
         harness = await ctx.init(
             sandbox=sandbox,
-            model=ScriptedModel(call("bash", command="echo $((40 + 2))"), then=told),
+            model=ScriptedModel(call("bash", command="echo $((40 + 2))"), then=tool_result),
         )
         session = await harness.session()
         reply: Reply[Any] = await session.prompt(ctx.payload["message"])
@@ -110,16 +109,16 @@ async def test_a_handler_that_prompts_with_what_it_was_sent(project: Path) -> No
     assert reply.text == "42"
 
 
-async def test_agents_that_take_the_machine_they_need(project: Path) -> None:
+async def test_agents_use_different_bindings(project: Path) -> None:
     for kind, command in (("PyBox", "python3 -c 'print(6 * 7)'"), ("NodeBox", "echo 42")):
         sandbox = get_sandbox(getattr(env, kind), f"one-{kind.lower()}")
-        model = ScriptedModel(call("bash", command=command), then=told)
+        model = ScriptedModel(call("bash", command=command), then=tool_result)
         async with init(model=model, sandbox=sandbox) as harness:
             assert (await (await harness.session()).prompt("Compute.")).text == "42"
         await sandbox.destroy()
 
 
-async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path) -> None:
+async def test_token_is_added_outside_the_sandbox(project: Path) -> None:
     def add_github_token(request: Request, env: Any, context: Any) -> Request:
         request.headers["authorization"] = f"Bearer {env.GITHUB_TOKEN}"
         return request
@@ -128,7 +127,7 @@ async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path)
         outbound_by_host: ClassVar = {"api.github.com": add_github_token}
 
     async with upstream() as github:
-        hosts = {"api.github.com": github.place}
+        hosts = {"api.github.com": github.address}
         sandbox = get_sandbox(GitHubSandbox, "issue-bot", egress=Egress(hosts=hosts))
         model = ScriptedModel(
             call("bash", command="curl -s -o /dev/null -w %{http_code} http://api.github.com/user"),
@@ -142,13 +141,13 @@ async def test_a_secret_that_goes_with_requests_and_is_not_inside(project: Path)
         async with init(model=model, sandbox=sandbox) as harness:
             await (await harness.session()).prompt("Who am I?")
         await sandbox.destroy()
-    ((_, path, headers),) = github.asked
+    ((_, path, headers),) = github.requests
     assert (path, headers["authorization"]) == ("/user", f"Bearer {TOKEN}")
-    assert told(model.requests[1]).startswith("200")
-    assert told(model.requests[2]).split()[:2] == ["0", "0"]
+    assert tool_result(model.requests[1]).startswith("200")
+    assert tool_result(model.requests[2]).split()[:2] == ["0", "0"]
 
 
-async def test_an_agent_over_a_knowledge_base_in_a_bucket(project: Path) -> None:
+async def test_agent_searches_a_bucket(project: Path) -> None:
     article = project / "knowledge" / "billing" / "refunds.md"
     article.parent.mkdir()
     article.write_text("# Refunds\nA refund takes five days.\n")
@@ -157,7 +156,7 @@ async def test_an_agent_over_a_knowledge_base_in_a_bucket(project: Path) -> None
         sandbox = await get_virtual_sandbox(ctx.env.KNOWLEDGE_BASE)
         model = ScriptedModel(
             [call("glob", pattern="**/*.md"), call("grep", pattern="(?i)refund takes")],
-            then=told_all,
+            then=all_results,
         )
         harness = await ctx.init(sandbox=sandbox, model=model)
         session = await harness.session()
@@ -168,18 +167,20 @@ async def test_an_agent_over_a_knowledge_base_in_a_bucket(project: Path) -> None
         await sandbox.aclose()
         return reply
 
-    def told_all(request: ModelRequest) -> str:
+    def all_results(request: ModelRequest) -> str:
         return " | ".join(back.text for back in last_returns(request))
 
     reply = await handle(context(id="q-1", payload={"message": "How long does a refund take?"}))
     assert reply.text == "billing/refunds.md | billing/refunds.md:2:A refund takes five days."
 
 
-async def test_a_workflow_that_stages_a_document_and_collects_a_review() -> None:
+async def test_workflow_stages_a_document_and_reads_the_review() -> None:
     reviewer = create_agent(
         model=ScriptedModel(
             call("read", path="document.md"),
-            lambda request: call("write", path="review.md", content=f"Read: {told(request)}"),
+            lambda request: call(
+                "write", path="review.md", content=f"Read: {tool_result(request)}"
+            ),
             "Done.",
         ),
         cwd="/workspace",
@@ -196,13 +197,13 @@ async def test_a_workflow_that_stages_a_document_and_collects_a_review() -> None
     assert "We will ship." in result["review"]
 
 
-async def test_an_agent_on_a_checkout_of_this_host(
+async def test_agent_works_in_a_local_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_HOST", "hidden")
     (tmp_path / "catalog.py").write_text("items = []\n")
     model = ScriptedModel(
-        call("bash", command='pwd; ls; echo "[$SECRET_OF_THE_HOST] [$GIVEN]"'), then=told
+        call("bash", command='pwd; ls; echo "[$SECRET_OF_THE_HOST] [$GIVEN]"'), then=tool_result
     )
     catalog = create_agent(
         model=model,
@@ -216,7 +217,7 @@ async def test_an_agent_on_a_checkout_of_this_host(
     assert "run only relevant validation" in model.requests[0].system
 
 
-async def test_a_conversation_that_lasts_does_not_make_its_files_last() -> None:
+async def test_stored_conversation_does_not_keep_files() -> None:
     writer = create_agent(
         name="writer", model=ScriptedModel(call("write", path="a.txt", content="x"), "Written.")
     )
@@ -229,7 +230,7 @@ async def test_a_conversation_that_lasts_does_not_make_its_files_last() -> None:
         assert not await harness.fs.exists("a.txt")
 
 
-async def test_files_that_last_do_not_make_a_conversation_last(project: Path) -> None:
+async def test_stored_files_do_not_keep_the_conversation(project: Path) -> None:
     sandbox = get_sandbox(env.Sandbox, "shared")
     model = ScriptedModel(call("write", path="a.txt", content="x"), "Written.")
     async with init(model=model, sandbox=sandbox) as harness:

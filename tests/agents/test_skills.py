@@ -1,4 +1,4 @@
-"""Skills are found where people put them, named in the prompt, and loaded when wanted."""
+"""Tests of skills: discovery, loading, and SKILL.md files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def manifest(name: str, description: str = "Does it.", body: str = "Do it.") -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of two skills, one with files that must and files that must not be seen."""
+    """A folder with two skills; one has files that must not be readable."""
     home = tmp_path / "skills"
     (home / "review" / "notes").mkdir(parents=True)
     (home / "review" / "SKILL.md").write_text(REVIEW)
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return home
 
 
-async def test_skills_of_the_workspace_are_found_at_any_depth() -> None:
+async def test_discover_finds_skills_at_any_depth() -> None:
     async with virtual() as sandbox:
         await sandbox.write_file(".agents/skills/review/SKILL.md", REVIEW)
         await sandbox.write_file(".agents/skills/review/notes/style.md", "Short lines.")
@@ -72,7 +72,7 @@ async def test_skills_of_the_workspace_are_found_at_any_depth() -> None:
         assert await review.read("notes/style.md") == b"Short lines."
 
 
-async def test_skills_of_the_host_are_found_too(tmp_path: Path) -> None:
+async def test_discover_works_in_local_sandbox(tmp_path: Path) -> None:
     home = tmp_path / ".agents" / "skills" / "review"
     home.mkdir(parents=True)
     (home / "SKILL.md").write_text(REVIEW)
@@ -80,7 +80,7 @@ async def test_skills_of_the_host_are_found_too(tmp_path: Path) -> None:
         assert [skill.name for skill in await discover(sandbox, ".")] == ["review"]
 
 
-async def test_the_body_is_read_when_it_is_wanted() -> None:
+async def test_instructions_are_read_on_load() -> None:
     async with virtual() as sandbox:
         await sandbox.write_file(".agents/skills/a/SKILL.md", manifest("a", body="Old."))
         [skill] = await discover(sandbox, ".")
@@ -88,7 +88,7 @@ async def test_the_body_is_read_when_it_is_wanted() -> None:
         assert await skill.load() == "New."
 
 
-async def test_directories_up_to_the_root_are_looked_at() -> None:
+async def test_discover_searches_directories_up_to_the_root() -> None:
     async with virtual() as sandbox:
         await sandbox.write_file(".agents/skills/a/SKILL.md", manifest("a"))
         await sandbox.write_file("app/.agents/skills/b/SKILL.md", manifest("b"))
@@ -100,35 +100,35 @@ async def test_directories_up_to_the_root_are_looked_at() -> None:
         assert await discover(sandbox, "/tmp") == []
 
 
-async def test_a_skill_that_cannot_be_read_is_left_out_with_a_warning(
+async def test_invalid_skill_is_skipped_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with virtual() as sandbox:
         await sandbox.write_file(".agents/skills/good/SKILL.md", manifest("good"))
-        await sandbox.write_file(".agents/skills/bad/SKILL.md", "no head")
+        await sandbox.write_file(".agents/skills/bad/SKILL.md", "no front matter")
         await sandbox.write_file(".agents/skills/odd/SKILL.md", manifest("Bad Name"))
         await sandbox.write_file(".agents/skills/bytes/SKILL.md", b"\xff\xfe")
         await sandbox.write_file(".agents/skills/large/SKILL.md", "x" * 1_100_000)
         with caplog.at_level(logging.WARNING, "smokebox.skills"):
             assert [skill.name for skill in await discover(sandbox, ".")] == ["good"]
-        said = "\n".join(record.getMessage() for record in caplog.records)
-        assert all(name in said for name in ("bad", "odd", "bytes", "large"))
+        logged = "\n".join(record.getMessage() for record in caplog.records)
+        assert all(name in logged for name in ("bad", "odd", "bytes", "large"))
 
 
-async def test_a_skill_that_was_spoilt_says_so_when_it_is_loaded() -> None:
+async def test_skill_that_became_invalid_reports_it_on_load() -> None:
     async with virtual() as sandbox:
         path = ".agents/skills/a/SKILL.md"
         await sandbox.write_file(path, manifest("a"))
         tool = skill_tool(await discover(sandbox, "."))
-        await sandbox.write_file(path, "spoilt")
+        await sandbox.write_file(path, "invalid")
         assert "cannot be read: line 1" in (await tool.run({"name": "a"})).text
         await sandbox.rm(path)
         result = await tool.run({"name": "a"})
         assert result.is_error
-        assert "not there any more" in result.text
+        assert "was removed" in result.text
 
 
-async def test_a_folder_gives_its_skills_without_secrets(folder: Path) -> None:
+async def test_skill_folder_hides_dotfiles_and_outside_links(folder: Path) -> None:
     deep, review = skill_folder(folder)
     assert (deep.name, review.name) == ("deep", "review")
     assert await review.files() == ["notes/style.md"]
@@ -139,7 +139,7 @@ async def test_a_folder_gives_its_skills_without_secrets(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-async def test_a_package_gives_its_skills(
+async def test_skill_package_returns_its_skills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool
 ) -> None:
     name = f"acme_skills_{'zip' if zipped else 'dir'}"
@@ -167,22 +167,22 @@ async def test_a_package_gives_its_skills(
 
 
 @pytest.mark.parametrize("name", ["no_such_package_at_all", "json.decoder", "email"])
-def test_a_package_without_skills_says_so(name: str) -> None:
+def test_package_without_skills_is_not_found(name: str) -> None:
     with pytest.raises(NotFound, match=name):
         skill_package(name)
 
 
-def test_a_folder_without_skills_says_so(tmp_path: Path) -> None:
+def test_folder_without_skills_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no skill in"):
         skill_folder(tmp_path)
     with pytest.raises(NotFound, match="there is no folder"):
         skill_folder(tmp_path / "nowhere")
     (tmp_path / "SKILL.md").write_text("---\nname: a\n---\n")
-    with pytest.raises(InvalidOption, match="its head has no description"):
+    with pytest.raises(InvalidOption, match="its front matter has no description"):
         skill_folder(tmp_path)
 
 
-def in_code(name: str = "greet") -> Skill:
+def code_skill(name: str = "greet") -> Skill:
     return Skill(
         name=name,
         description="Greets.",
@@ -191,8 +191,8 @@ def in_code(name: str = "greet") -> Skill:
     )
 
 
-async def test_the_tool_loads_a_skill_and_its_files() -> None:
-    tool = skill_tool([in_code()])
+async def test_skill_tool_loads_skill_and_files() -> None:
+    tool = skill_tool([code_skill()])
     assert (await tool.run({"name": "greet"})).text == (
         "Say hello as in hello.txt.\n\n"
         "Files of this skill, read by the skill tool's `file`:\nhello.txt\nlogo.png"
@@ -202,7 +202,7 @@ async def test_the_tool_loads_a_skill_and_its_files() -> None:
     assert image.images[0].media_type == "image/png"
 
 
-async def test_a_long_file_is_read_in_parts() -> None:
+async def test_long_file_is_read_in_parts() -> None:
     text = "\n".join(map(str, range(5000)))
     long = Skill(name="long", description="x", instructions="y", resources={"a.txt": text})
     tool = skill_tool([long])
@@ -212,65 +212,65 @@ async def test_a_long_file_is_read_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"name": "great"}, "Did you mean 'greet'?"),
         ({"name": "zzz"}, "There are: greet."),
         ({"name": "greet", "file": "helo.txt"}, "Did you mean 'hello.txt'?"),
     ],
 )
-async def test_an_unknown_name_suggests_the_nearest(
-    arguments: dict[str, object], said: str
+async def test_unknown_name_suggests_the_nearest(
+    arguments: dict[str, object], expected: str
 ) -> None:
-    result = await skill_tool([in_code()]).run(arguments)
+    result = await skill_tool([code_skill()]).run(arguments)
     assert result.is_error
-    assert said in result.text
+    assert expected in result.text
 
 
-def test_no_skills_at_all_says_so() -> None:
+def test_find_skill_without_skills_is_not_found() -> None:
     with pytest.raises(NotFound, match="There are none"):
         find_skill([], "x")
 
 
-async def test_a_program_may_ask_for_a_skill_with_arguments() -> None:
+async def test_prompt_includes_arguments() -> None:
     skill = Skill(name="greet", description="x", instructions="Greet.")
     assert await skill.prompt() == "Use the skill 'greet':\n\n<skill>\nGreet.\n</skill>"
     assert (await skill.prompt({"who": "Åse"})).endswith('\n\nIts arguments: {"who": "Åse"}')
     assert (await skill.prompt("Åse")).endswith("Its arguments: Åse")
 
 
-async def test_two_of_one_name_are_an_error_wherever_they_come_from() -> None:
+async def test_skills_with_the_same_name_conflict() -> None:
     async with virtual() as sandbox:
         await sandbox.write_file(".agents/skills/greet/SKILL.md", manifest("greet"))
         found = await discover(sandbox, ".")
         with pytest.raises(Conflict, match=r"one from /\S+/greet, one from code"):
-            merge(found, [in_code()])
+            merge(found, [code_skill()])
         await sandbox.write_file(".agents/skills/other/SKILL.md", manifest("greet"))
         with pytest.raises(Conflict, match="'greet'"):
             await discover(sandbox, ".")
-    assert [s.name for s in merge([in_code("a")], [in_code("b")])] == ["a", "b"]
+    assert [s.name for s in merge([code_skill("a")], [code_skill("b")])] == ["a", "b"]
     with pytest.raises(InvalidOption, match="is not a skill"):
         merge(["greet"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("name", ["", "Review", "a--b", "-a", "a_b", "a/b", "a" * 65, "é"])
-def test_a_bad_name_is_refused(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match="name of a skill"):
-        in_code(name)
+        code_skill(name)
 
 
 @pytest.mark.parametrize("description", ["", "  ", "x" * 1025])
-def test_a_bad_description_is_refused(description: str) -> None:
+def test_invalid_description_is_refused(description: str) -> None:
     with pytest.raises(InvalidOption, match="description"):
         Skill(name="a", description=description, instructions="x")
 
 
-def test_a_skill_without_instructions_is_refused() -> None:
+def test_skill_without_instructions_is_refused() -> None:
     with pytest.raises(InvalidOption, match="has no instructions"):
         Skill(name="a", description="x")
 
 
-def test_the_head_is_read_as_yaml() -> None:
+def test_front_matter_is_parsed_as_yaml() -> None:
     document = parse_document(
         "\ufeff---\r\n"
         "# a comment\n"
@@ -303,7 +303,7 @@ def test_the_head_is_read_as_yaml() -> None:
         "\n"
         "Body\n---\nmore\n"
     )
-    assert document.head == {
+    assert document.front_matter == {
         "name": "review",
         "description": "Use it: when there is more to say.",
         "long": "one two",
@@ -320,7 +320,7 @@ def test_the_head_is_read_as_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("front_matter", "expected"),
     [
         ("name", "line 2: the front matter is not `key: value`"),
         ("a: 1\na: 2", "line 3: the key 'a' is there twice"),
@@ -337,13 +337,13 @@ def test_the_head_is_read_as_yaml() -> None:
         ("a:\n    b: 1\n  c: 2", "line 4: expected <block end>"),
     ],
 )
-def test_what_is_not_understood_is_an_error_with_its_line(head: str, said: str) -> None:
+def test_invalid_front_matter_error_names_the_line(front_matter: str, expected: str) -> None:
     with pytest.raises(ValueError, match="line ") as caught:
-        parse_document(f"---\n{head}\n---\n")
-    assert said in str(caught.value)
+        parse_document(f"---\n{front_matter}\n---\n")
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "# Title\n", "---\nname: a\n", "--- \nx"])
-def test_a_file_without_a_head_is_an_error(text: str) -> None:
+def test_file_without_front_matter_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         parse_document(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from agents.working import at_work
+from agents.scripted_session import scripted_session
 from smokebox import Agent, Harness, Session, create_agent, init
 from smokebox.errors import NotAwaited
 from smokebox.testing import ScriptedModel
@@ -71,7 +71,7 @@ def _public(value: object) -> set[str]:
 
 async def test_agent_harness_and_session_have_no_public_internals() -> None:
     assert _public(Agent) == {"name", "description", "models"}
-    async with at_work("hi") as session:
+    async with scripted_session("hi") as session:
         assert _public(session) == _public(Session)
         assert _public(session.harness) == _public(Harness)
         operation = session.prompt("hello")
@@ -95,7 +95,7 @@ def test_init_without_await_is_an_error_that_says_so() -> None:
 
 
 async def test_prompt_without_await_is_an_error_that_says_so() -> None:
-    async with at_work("hi") as session:
+    async with scripted_session("hi") as session:
         operation = session.prompt("hello")
         with pytest.raises(NotAwaited, match=r"await session\.prompt"):
             _ = cast("Any", operation).text

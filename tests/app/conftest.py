@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from app.site import Site, project, served
+from app.site import Site, project, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,5 +33,5 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture
 async def site(folder: Path) -> AsyncIterator[Site]:
-    async with served(folder) as site:
+    async with serve(folder) as site:
         yield site

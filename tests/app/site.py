@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import uvicorn
 
-from asking import Answer, ask
+from http_response import HttpResponse, fetch
 from smokebox.app import create_app
 from smokebox.foundation.sse import EventReader
 
@@ -32,14 +32,14 @@ from smokebox.testing import ScriptedModel, Turn, last_text
 
 FOLDER = Path(__file__).parents[1]
 
-async def answer(request):
-    told = last_text(request)
-    if told.startswith("wait"):
-        while not (FOLDER / told.split()[1]).exists():
+async def echo(request):
+    text = last_text(request)
+    if text.startswith("wait"):
+        while not (FOLDER / text.split()[1]).exists():
             await asyncio.sleep(0.01)
-    return Turn(f"echo: {told}", pace=0.001)
+    return Turn(f"echo: {text}", pace=0.001)
 
-agent = create_agent(model=ScriptedModel(then=answer), description="Says what it is told.")
+agent = create_agent(model=ScriptedModel(then=echo), description="Repeats messages.")
 """
 ADD = """
 async def run(ctx):
@@ -49,7 +49,10 @@ async def run(ctx):
 
 
 def project(folder: Path, **files: str) -> Path:
-    """Write a project: `agents__echo="..."` is agents/echo.py. It always has an echo agent."""
+    """Write a project: `agents__echo="..."` is agents/echo.py.
+
+    By default it has an agent and a workflow.
+    """
     files = files or {"agents__echo": ECHO, "workflows__add": ADD}
     for name, text in files.items():
         path = folder / f"{name.replace('__', '/')}.py"
@@ -60,7 +63,7 @@ def project(folder: Path, **files: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream: its offset, its kind and its data."""
+    """An event of a stream."""
 
     id: int | None
     kind: str
@@ -69,24 +72,24 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A served app, and an HTTP client that is not ours."""
+    """A served app and an HTTP client."""
 
     url: str
     http: aiohttp.ClientSession
 
-    async def get(self, path: str, **options: Any) -> Answer:
-        return await ask(self.http.get(self.url + path, **options))
+    async def get(self, path: str, **options: Any) -> HttpResponse:
+        return await fetch(self.http.get(self.url + path, **options))
 
-    async def delete(self, path: str) -> Answer:
-        return await ask(self.http.delete(self.url + path))
+    async def delete(self, path: str) -> HttpResponse:
+        return await fetch(self.http.delete(self.url + path))
 
-    async def post(self, path: str, body: object = None, **options: Any) -> Answer:
+    async def post(self, path: str, body: object = None, **options: Any) -> HttpResponse:
         if body is not None:
             options["json"] = body
-        return await ask(self.http.post(self.url + path, **options))
+        return await fetch(self.http.post(self.url + path, **options))
 
-    async def say(self, conversation: str, message: str, **options: Any) -> Answer:
-        """Send a message to an agent: `say("echo/one", "hello")`."""
+    async def send(self, conversation: str, message: str, **options: Any) -> HttpResponse:
+        """Send a message to an agent: `send("echo/one", "hello")`."""
         return await self.post(f"/agents/{conversation}", {"message": message}, **options)
 
     async def outcome(self, submission_id: str) -> Any:
@@ -96,7 +99,7 @@ class Site:
             if found.body["state"] == "ended":
                 return found.body
 
-    async def running(self, submission_id: str) -> None:
+    async def wait_until_running(self, submission_id: str) -> None:
         """Wait until the submission is running."""
         while (await self.get(f"/submissions/{submission_id}")).body["state"] == "waiting":
             await asyncio.sleep(0.01)
@@ -111,20 +114,22 @@ class Site:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Event]:
         """Yield events until the server ends the stream or the caller stops."""
-        sent = {"accept": "text/event-stream", **(headers or {})}
+        sent_headers = {"accept": "text/event-stream", **(headers or {})}
         if last is not None:
-            sent["last-event-id"] = str(last)
+            sent_headers["last-event-id"] = str(last)
         reader = EventReader()
-        async with self.http.request(method, self.url + path, headers=sent, json=body) as answer:
-            assert answer.status == 200, await answer.text()
-            async for data in answer.content.iter_any():
+        async with self.http.request(
+            method, self.url + path, headers=sent_headers, json=body
+        ) as response:
+            assert response.status == 200, await response.text()
+            async for data in response.content.iter_any():
                 for one in reader.feed(data):
                     id = None if one.id is None else int(one.id)
                     yield Event(id, one.name, json.loads(one.data))
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, *, lifespan: str = "auto", root: str = "") -> AsyncIterator[Site]:
+async def serve_asgi(app: Any, *, lifespan: str = "auto", root: str = "") -> AsyncIterator[Site]:
     """Serve an ASGI app on the test's event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     # Use the test's logging, not a handler that outlives the test.
@@ -153,9 +158,9 @@ async def serving(app: Any, *, lifespan: str = "auto", root: str = "") -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, **options: Any) -> AsyncIterator[Site]:
+async def serve(folder: Path, **options: Any) -> AsyncIterator[Site]:
     """Serve a project."""
-    async with serving(create_app(folder, **options)) as site:
+    async with serve_asgi(create_app(folder, **options)) as site:
         yield site
 
 

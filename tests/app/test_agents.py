@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.site import ECHO, project, served
+from app.site import ECHO, project, serve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 async def test_accepted_message_returns_the_url_of_its_work(site: Site) -> None:
-    told = await site.say("echo/one", "hello")
-    assert told.status == 202
-    id = told.body["submission_id"]
-    assert told.headers["location"] == told.body["url"] == f"/submissions/{id}"
-    assert told.body["stream_url"] == "/agents/echo/one"
+    accepted = await site.send("echo/one", "hello")
+    assert accepted.status == 202
+    id = accepted.body["submission_id"]
+    assert accepted.headers["location"] == accepted.body["url"] == f"/submissions/{id}"
+    assert accepted.body["stream_url"] == "/agents/echo/one"
     done = await site.outcome(id)
     assert (done["outcome"], done["result"]["text"]) == ("completed", "echo: hello")
 
 
 async def test_wait_result_returns_the_outcome(site: Site) -> None:
-    done = await site.say("echo/one?wait=result", "hello")
+    done = await site.send("echo/one?wait=result", "hello")
     assert (done.status, done.body["result"]["text"]) == (200, "echo: hello")
 
 
@@ -44,21 +44,21 @@ async def test_event_stream_shows_the_work_live(site: Site) -> None:
 
 async def test_conversation_keeps_its_history(site: Site) -> None:
     for text in ("first", "second"):
-        await site.say("echo/one?wait=result", text)
+        await site.send("echo/one?wait=result", text)
     history = (await site.get("/agents/echo/one")).body
-    said = [
+    messages = [
         one["message"]["parts"][0]["text"]
         for one in history["events"]
         if one["type"] == "message_added"
     ]
-    assert said == ["first", "second"]
+    assert messages == ["first", "second"]
     assert [one["offset"] for one in history["events"]] == list(range(1, history["offset"] + 1))
 
 
 async def test_messages_of_one_conversation_are_answered_in_order(site: Site, folder: Path) -> None:
-    first = await site.say("echo/one", "wait go")
-    others = [await site.say("echo/one", f"number {n}") for n in range(5)]
-    assert (await site.say("echo/two?wait=result", "me")).status == 200
+    first = await site.send("echo/one", "wait go")
+    others = [await site.send("echo/one", f"number {n}") for n in range(5)]
+    assert (await site.send("echo/two?wait=result", "me")).status == 200
     assert (await site.get(f"/submissions/{others[0].body['submission_id']}")).body["state"] == (
         "waiting"
     )
@@ -72,7 +72,7 @@ async def test_client_disconnect_does_not_stop_work(site: Site, folder: Path) ->
     stream = site.events("/agents/echo/one", method="POST", body={"message": "wait go"})
     id = (await anext(stream)).data["submission_id"]
     await stream.aclose()  # type: ignore[attr-defined]
-    waiting = asyncio.create_task(site.say("echo/two?wait=result", "wait go"))
+    waiting = asyncio.create_task(site.send("echo/two?wait=result", "wait go"))
     while not (await site.get("/agents/echo/two")).body["events"]:
         await asyncio.sleep(0.01)
     waiting.cancel()
@@ -86,45 +86,45 @@ async def test_client_disconnect_does_not_stop_work(site: Site, folder: Path) ->
 
 async def test_same_idempotency_key_is_the_same_message(site: Site) -> None:
     key = {"Idempotency-Key": "k1"}
-    first = await site.say("echo/one", "hello", headers=key)
-    again = await site.say("echo/one", "hello", headers=key)
+    first = await site.send("echo/one", "hello", headers=key)
+    again = await site.send("echo/one", "hello", headers=key)
     assert first.body["submission_id"] == again.body["submission_id"]
-    other = await site.say("echo/one", "another", headers=key)
+    other = await site.send("echo/one", "another", headers=key)
     assert (other.status, other.code) == (409, "conflict")
-    elsewhere = await site.say("echo/two", "another", headers=key)
+    elsewhere = await site.send("echo/two", "another", headers=key)
     assert elsewhere.status == 202
 
 
 async def test_work_is_aborted(site: Site) -> None:
-    running = (await site.say("echo/one", "wait never")).body["submission_id"]
-    behind = (await site.say("echo/one", "hello")).body["submission_id"]
-    await site.running(running)
-    gone = await site.post("/agents/echo/one/abort")
-    assert gone.body["aborted"] == [running, behind]
-    assert [(await site.outcome(id))["outcome"] for id in (running, behind)] == ["aborted"] * 2
-    assert (await site.say("echo/one?wait=result", "on")).body["result"]["text"] == "echo: on"
+    running = (await site.send("echo/one", "wait never")).body["submission_id"]
+    queued = (await site.send("echo/one", "hello")).body["submission_id"]
+    await site.wait_until_running(running)
+    response = await site.post("/agents/echo/one/abort")
+    assert response.body["aborted"] == [running, queued]
+    assert [(await site.outcome(id))["outcome"] for id in (running, queued)] == ["aborted"] * 2
+    assert (await site.send("echo/one?wait=result", "on")).body["result"]["text"] == "echo: on"
 
 
 async def test_one_submission_is_aborted_alone(site: Site, folder: Path) -> None:
-    running = (await site.say("echo/one", "wait go")).body["submission_id"]
-    behind = (await site.say("echo/one", "hello")).body["submission_id"]
-    await site.post("/agents/echo/one/abort", {"submission_id": behind})
+    running = (await site.send("echo/one", "wait go")).body["submission_id"]
+    queued = (await site.send("echo/one", "hello")).body["submission_id"]
+    await site.post("/agents/echo/one/abort", {"submission_id": queued})
     (folder / "go").touch()
     assert (await site.outcome(running))["outcome"] == "completed"
-    assert (await site.outcome(behind))["outcome"] == "aborted"
+    assert (await site.outcome(queued))["outcome"] == "aborted"
     foreign = await site.post("/agents/echo/two/abort", {"submission_id": running})
     assert (foreign.status, foreign.code) == (404, "not_found")
 
 
 async def test_conversations_are_listed_and_deleted(site: Site, folder: Path) -> None:
     for id in ("one", "two"):
-        await site.say(f"echo/{id}?wait=result", "hello")
+        await site.send(f"echo/{id}?wait=result", "hello")
     listed = (await site.get("/agents/echo")).body["conversations"]
     assert [one["id"] for one in listed] == ["two", "one"]
     assert (await site.delete("/agents/echo/one")).status == 200
     assert (await site.get("/agents/echo/one")).body == {"events": [], "offset": 0}
     assert (await site.delete("/agents/echo/one")).status == 404
-    busy = (await site.say("echo/two", "wait go")).body["submission_id"]
+    busy = (await site.send("echo/two", "wait go")).body["submission_id"]
     refused = await site.delete("/agents/echo/two")
     assert (refused.status, refused.code) == (409, "conflict")
     (folder / "go").touch()
@@ -133,9 +133,9 @@ async def test_conversations_are_listed_and_deleted(site: Site, folder: Path) ->
 
 
 async def test_failed_agent_reports_the_reason(tmp_path: Path) -> None:
-    text = ECHO.replace('Turn(f"echo: {told}", pace=0.001)', 'RuntimeError("no luck")')
-    async with served(project(tmp_path / "p", agents__bad=text)) as site:
-        done = await site.say("bad/one?wait=result", "hello")
+    text = ECHO.replace('Turn(f"echo: {text}", pace=0.001)', 'RuntimeError("no luck")')
+    async with serve(project(tmp_path / "p", agents__bad=text)) as site:
+        done = await site.send("bad/one?wait=result", "hello")
         assert (done.status, done.body["outcome"]) == (500, "failed")
         assert "no luck" in str(done.body["failure"])
 
@@ -144,7 +144,7 @@ async def test_failed_agent_reports_the_reason(tmp_path: Path) -> None:
     "id", ["%20", "a b", "-a", ".hidden", "a%00b", "ä", "a%0Ab", "x" * 101, "a%2Fb", "..%2F..%2Fx"]
 )
 async def test_invalid_conversation_id_is_refused(site: Site, id: str) -> None:
-    found = await site.say(f"echo/{id}", "hello")
+    found = await site.send(f"echo/{id}", "hello")
     assert found.status in (400, 404)
     assert found.code in ("invalid_option", "not_found")
 
@@ -190,7 +190,7 @@ async def test_invalid_query_is_refused(site: Site, path: str) -> None:
 
 
 async def test_unknown_path_is_a_json_404(site: Site) -> None:
-    for path in ("/agents/nobody", "/submissions/none", "/runs/none", "/nothing/here"):
+    for path in ("/agents/unknown", "/submissions/none", "/runs/none", "/nothing/here"):
         found = await site.get(path)
         assert (found.status, found.code) == (404, "not_found"), path
-    assert "echo" in (await site.say("nobody/one", "hello")).body["error"]["hint"]
+    assert "echo" in (await site.send("unknown/one", "hello")).body["error"]["hint"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from app.site import app_of, project, served, serving
+from app.site import app_of, project, serve, serve_asgi
 from smokebox.app import create_app
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ from smokebox import create_agent
 from smokebox.agents.approval import Approval
 from smokebox.testing import ScriptedModel, call, last_returns, last_text
 
-def answer(request):
+def reply(request):
     if returns := last_returns(request):
-        return f"it said: {returns[0].text}"
+        return f"output: {returns[0].text}"
     return call("bash", command="echo pushed")
 
-agent = create_agent(model=ScriptedModel(then=answer), approval=Approval(ask=["bash"]))
+agent = create_agent(model=ScriptedModel(then=reply), approval=Approval(ask=["bash"]))
 """
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return project(tmp_path / "p", agents__pusher=PUSHER)
 
 
-async def asked(site: Site) -> str:
+async def pending_call(site: Site) -> str:
     """Return the id of the call that waits for approval."""
     source = site.events("/agents/pusher/one")
     async with aclosing(cast("AsyncGenerator[Event, None]", source)) as events:
@@ -43,30 +43,30 @@ async def asked(site: Site) -> str:
             if one.kind == "approval_requested":
                 assert one.data["name"] == "bash"
                 return str(one.data["call_id"])
-    raise AssertionError("nobody asked")
+    raise AssertionError("no approval was requested")
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "expected"),
     [({"allow": True}, "pushed"), ({"allow": False, "reason": "not today"}, "not today")],
 )
-async def test_call_is_approved_or_denied(folder: Path, body: object, says: str) -> None:
-    async with served(folder) as site:
-        id = (await site.say("pusher/one", "push")).body["submission_id"]
-        call_id = await asked(site)
+async def test_call_is_approved_or_denied(folder: Path, body: object, expected: str) -> None:
+    async with serve(folder) as site:
+        id = (await site.send("pusher/one", "push")).body["submission_id"]
+        call_id = await pending_call(site)
         assert (await site.post(f"/agents/pusher/one/approvals/{call_id}", body)).status == 200
         done = await site.outcome(id)
-        assert says in done["result"]["text"]
+        assert expected in done["result"]["text"]
         late = await site.post(f"/agents/pusher/one/approvals/{call_id}", body)
         assert (late.status, late.code) == (404, "not_found")
 
 
 async def test_decision_may_go_to_another_process(folder: Path) -> None:
     """Two apps on one folder: the decision need not go to the app that does the work."""
-    async with served(folder) as one:
-        id = (await one.say("pusher/one", "push")).body["submission_id"]
-        call_id = await asked(one)
-        async with served(folder) as two:
+    async with serve(folder) as one:
+        id = (await one.send("pusher/one", "push")).body["submission_id"]
+        call_id = await pending_call(one)
+        async with serve(folder) as two:
             path = f"/agents/pusher/one/approvals/{call_id}"
             assert (await two.post(path, {"allow": True})).status == 200
             assert "pushed" in (await two.outcome(id))["result"]["text"]
@@ -74,11 +74,11 @@ async def test_decision_may_go_to_another_process(folder: Path) -> None:
 
 async def test_pending_approval_survives_a_restart(folder: Path) -> None:
     asgi = create_app(folder)
-    async with serving(asgi) as site:
-        id = (await site.say("pusher/one", "push")).body["submission_id"]
-        call_id = await asked(site)
+    async with serve_asgi(asgi) as site:
+        id = (await site.send("pusher/one", "push")).body["submission_id"]
+        call_id = await pending_call(site)
         await app_of(asgi).stop(grace=0)
-    async with served(folder) as site:
+    async with serve(folder) as site:
         path = f"/agents/pusher/one/approvals/{call_id}"
         assert (await site.post(path, {"allow": True})).status == 200
         assert "pushed" in (await site.outcome(id))["result"]["text"]
@@ -86,6 +86,6 @@ async def test_pending_approval_survives_a_restart(folder: Path) -> None:
 
 @pytest.mark.parametrize("body", [{}, {"allow": "yes"}, {"allow": True, "why": "x"}, []])
 async def test_invalid_decision_is_refused(folder: Path, body: object) -> None:
-    async with served(folder) as site:
+    async with serve(folder) as site:
         found = await site.post("/agents/pusher/one/approvals/c1", body)
         assert (found.status, found.code) == (400, "invalid_option")

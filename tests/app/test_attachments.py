@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.site import project, served
+from app.site import project, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 READER = """
 from smokebox import create_agent
-from smokebox.agents.messages import Image
+from smokebox.agents.messages import ImagePart
 from smokebox.testing import ScriptedModel, call, last_returns, last_text
 
-def answer(request):
+def reply(request):
     if returns := last_returns(request):
         return f"read: {returns[0].text}"
-    shown = [part for part in request.messages[-1].parts if isinstance(part, Image)]
+    images = [part for part in request.messages[-1].parts if isinstance(part, ImagePart)]
     if "data.csv" in last_text(request):
         return call("bash", command="cat attachments/data.csv")
-    return f"images: {len(shown)}"
+    return f"images: {len(images)}"
 
-agent = create_agent(model=ScriptedModel(then=answer))
+agent = create_agent(model=ScriptedModel(then=reply))
 """
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
@@ -37,11 +37,11 @@ PIXEL = (
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with served(project(tmp_path / "p", agents__reader=READER)) as site:
+    async with serve(project(tmp_path / "p", agents__reader=READER)) as site:
         yield site
 
 
-async def ask(site: Site, *attachments: object) -> str:
+async def prompt(site: Site, *attachments: object) -> str:
     body = {"message": "look", "attachments": attachments}
     done = await site.post("/agents/reader/one?wait=result", body)
     return str(done.body["result"]["text"])
@@ -49,11 +49,11 @@ async def ask(site: Site, *attachments: object) -> str:
 
 async def test_file_is_written_to_the_workspace_and_named_in_the_message(site: Site) -> None:
     file = {"name": "data.csv", "data": b64encode(b"a,b\n1,2\n").decode()}
-    assert "1,2" in await ask(site, file)
+    assert "1,2" in await prompt(site, file)
 
 
 async def test_image_is_shown_to_the_model(site: Site) -> None:
-    assert await ask(site, {"name": "pixel.png", "data": PIXEL}) == "images: 1"
+    assert await prompt(site, {"name": "pixel.png", "data": PIXEL}) == "images: 1"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.sqlite_tables import MIGRATIONS
 from smokebox.agents.log.store import SessionKey
 from smokebox.app import inbox_tables
-from smokebox.app.inbox import AppInbox, SubmissionResult, WorkTarget
+from smokebox.app.inbox import AppInbox, SubmissionOutcome, WorkTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(900 if SOAK else 60)
 
 
 @contextlib.asynccontextmanager
-async def alone(folder: Path) -> AsyncIterator[tuple[Site, int]]:
+async def serve_in_process(folder: Path) -> AsyncIterator[tuple[Site, int]]:
     """Serve a project in a separate process; yields the site and its pid."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -79,7 +79,7 @@ def memory(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") // MEGABYTE
 
 
-async def grow(folder: Path, id: str, megabytes: int) -> int:
+async def write_records(folder: Path, id: str, megabytes: int) -> int:
     """Append to a conversation and return its last offset."""
     store = SqliteStore(str(folder / ".smokebox/conversations.db"))
     writer = await store.open(SessionKey("echo", id, "default"))
@@ -94,14 +94,14 @@ async def grow(folder: Path, id: str, megabytes: int) -> int:
 async def test_watchers_that_do_not_read_take_no_memory(tmp_path: Path) -> None:
     """20 watchers of a growing conversation do not read; a 21st misses nothing."""
     folder = project(tmp_path / "p")
-    async with alone(folder) as (site, pid), contextlib.AsyncExitStack() as opened:
-        await site.say("echo/other?wait=result", "hello")
+    async with serve_in_process(folder) as (site, pid), contextlib.AsyncExitStack() as opened:
+        await site.send("echo/other?wait=result", "hello")
         path, headers = f"{site.url}/agents/echo/long", {"accept": "text/event-stream"}
         for _ in range(20):
             await opened.enter_async_context(site.http.get(path, headers=headers))
         before = memory(pid)
         watching = asyncio.create_task(read_all(site, "/agents/echo/long", 100 * SIZE))
-        assert await grow(folder, "long", SIZE) == 100 * SIZE
+        assert await write_records(folder, "long", SIZE) == 100 * SIZE
         assert await watching == 100 * SIZE
         assert memory(pid) - before < 20 + 20 * 2
 
@@ -120,9 +120,9 @@ async def read_all(site: Site, path: str, count: int) -> int:
 async def fill(folder: Path) -> None:
     """Create many conversations, runs and submissions; a gigabyte in a soak test."""
     for number in range(STORE // 20):
-        await grow(folder, f"old{number}", 20)
+        await write_records(folder, f"old{number}", 20)
     inbox = AppInbox(str(folder / ".smokebox/inbox.db"))
-    done, body = SubmissionResult("completed", {"text": "x" * 500}), {"message": "x" * 500}
+    done, body = SubmissionOutcome("completed", {"text": "x" * 500}), {"message": "x" * 500}
     for start in range(0, 100 * STORE, 1000):
         sent = await asyncio.gather(
             *(
@@ -130,47 +130,47 @@ async def fill(folder: Path) -> None:
                 for number in range(start, min(start + 1000, 100 * STORE))
             )
         )
-        await asyncio.gather(*(inbox.end(one.id, done) for one in sent))
+        await asyncio.gather(*(inbox.finish(one.id, done) for one in sent))
     await inbox.aclose()
 
 
-async def took(site: Site, rounds: int = 20) -> dict[str, float]:
+async def median_times(site: Site, rounds: int = 20) -> dict[str, float]:
     """Return the median time of each request in milliseconds."""
     paths = ("/agents/echo/old0?offset=1900", "/runs/r7", "/workflows/add", "/health")
     times: dict[str, list[float]] = {path: [] for path in (*paths, "POST")}
     for number in range(rounds):
-        for path, into in times.items():
+        for path, values in times.items():
             started = time.perf_counter()
             if path == "POST":
-                found = await site.say(f"echo/new{number}", "hello")
+                found = await site.send(f"echo/new{number}", "hello")
             else:
                 found = await site.get(path)
             assert found.status in (200, 202, 404), path
-            into.append((time.perf_counter() - started) * 1e3)
-    return {path: sorted(into)[rounds // 2] for path, into in times.items()}
+            values.append((time.perf_counter() - started) * 1e3)
+    return {path: sorted(values)[rounds // 2] for path, values in times.items()}
 
 
 @pytest.mark.skipif(not SOAK, reason="fills a gigabyte: SMOKEBOX_SOAK=1")
 async def test_store_of_a_gigabyte_is_served_as_fast_as_an_empty_one(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, workflows__add="async def run(ctx): ...\n")
-    async with alone(folder) as (site, _):
-        before = await took(site)
+    async with serve_in_process(folder) as (site, _):
+        before = await median_times(site)
     await fill(folder)
     assert sum(file.stat().st_size for file in (folder / ".smokebox").iterdir()) > STORE * MEGABYTE
-    async with alone(folder) as (site, pid):
-        after = await took(site)
+    async with serve_in_process(folder) as (site, pid):
+        after = await median_times(site)
         assert memory(pid) < 400
     sys.stderr.write(f"\nempty: {before}\nfull: {after}\n")
 
 
-def plans(migrations: object, questions: dict[str, str]) -> dict[str, list[str]]:
+def plans(migrations: object, queries: dict[str, str]) -> dict[str, list[str]]:
     """Return SQLite's plan for each query."""
     connection = sqlite3.connect(":memory:")
     for version in migrations:  # type: ignore[attr-defined]
         for statement in version:
             connection.execute(statement)
     found = {}
-    for name, query in questions.items():
+    for name, query in queries.items():
         count = max(query.count("?"), 0)
         values = (1,) * (2 if "?2" in query else count)
         steps = connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
@@ -181,19 +181,22 @@ def plans(migrations: object, questions: dict[str, str]) -> dict[str, list[str]]
 
 def test_no_query_scans_a_whole_table() -> None:
     """Queries of each request use an index: of open work, or of the requested rows."""
-    asked = {
+    statements = {
         name: sql
         for name, sql in vars(inbox_tables).items()
         if name.isupper() and isinstance(sql, str) and not name.startswith("_")
     }
-    ours = plans(inbox_tables.MIGRATIONS, asked)
-    theirs = plans(
+    inbox = plans(inbox_tables.MIGRATIONS, statements)
+    sessions = plans(
         MIGRATIONS,
-        {name: getattr(sqlite_tables, name) for name in ("READ", "FIND", "LIST_OF", "FAMILY")},
+        {
+            name: getattr(sqlite_tables, name)
+            for name in ("READ", "FIND", "LIST_INSTANCE", "FAMILY")
+        },
     )
     # There are only as many decisions as tool calls that wait for approval.
     small = ("USING INDEX submissions_open", "SCAN decisions", "SCAN family")
-    for name, steps in {**ours, **theirs}.items():
+    for name, steps in {**inbox, **sessions}.items():
         scans = [one for one in steps if one.startswith("SCAN")]
         assert all(any(word in one for word in small) for one in scans), (name, steps)
-    assert len(ours) > 20
+    assert len(inbox) > 20

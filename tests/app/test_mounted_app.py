@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from app.site import ECHO, app_of, project, serving
+from app.site import ECHO, app_of, project, serve_asgi
 from smokebox.app import create_app
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from app.site import Site
 
 
-async def check_under(site: Site, prefix: str) -> None:
+async def check_served_under(site: Site, prefix: str) -> None:
     """Check that work is accepted and its URLs are reachable for a client."""
-    told = await site.say("echo/one", "hello")
-    assert told.body["stream_url"] == f"{prefix}/agents/echo/one"
-    assert told.headers["location"].startswith(f"{prefix}/submissions/")
-    done = await site.outcome(told.body["submission_id"])
+    accepted = await site.send("echo/one", "hello")
+    assert accepted.body["stream_url"] == f"{prefix}/agents/echo/one"
+    assert accepted.headers["location"].startswith(f"{prefix}/submissions/")
+    done = await site.outcome(accepted.body["submission_id"])
     assert done["result"]["text"] == "echo: hello"
     assert (await site.get("/agents")).body["agents"][0]["url"] == f"{prefix}/agents/echo"
 
@@ -36,8 +36,8 @@ async def test_mount_without_lifespan(folder: Path) -> None:
     site = FastAPI()
     work = create_app(folder)
     site.mount("/work", work)
-    async with serving(site, root="/work") as below:
-        await check_under(below, "/work")
+    async with serve_asgi(site, root="/work") as below:
+        await check_served_under(below, "/work")
     await app_of(work).stop()
 
 
@@ -50,25 +50,25 @@ async def test_mount_with_lifespan(folder: Path) -> None:
             yield
 
     site = Starlette(routes=[Mount("/deep", routes=[Mount("/work", work)])], lifespan=lifespan)
-    async with serving(site, root="/deep/work") as below:
+    async with serve_asgi(site, root="/deep/work") as below:
         assert app_of(work).started
-        await check_under(below, "/deep/work")
+        await check_served_under(below, "/deep/work")
     assert not app_of(work).started
 
 
 async def test_accepted_work_continues_at_startup_with_the_lifespan(folder: Path) -> None:
     first = create_app(folder)
-    async with serving(first) as site:
-        id = (await site.say("echo/one", "wait go")).body["submission_id"]
-        await site.running(id)
+    async with serve_asgi(first) as site:
+        id = (await site.send("echo/one", "wait go")).body["submission_id"]
+        await site.wait_until_running(id)
         await app_of(first).stop(grace=0)
     (folder / "go").touch()
-    async with serving(create_app(folder)) as site:
+    async with serve_asgi(create_app(folder)) as site:
         done = await site.outcome(id)
         assert (done["outcome"], done["result"]["text"]) == ("completed", "echo: wait go")
 
 
-async def test_middleware_of_the_outer_app_guards_it(folder: Path) -> None:
+async def test_middleware_of_the_outer_app_applies(folder: Path) -> None:
     site = FastAPI()
     site.mount("/work", create_app(folder))
 
@@ -77,13 +77,13 @@ async def test_middleware_of_the_outer_app_guards_it(folder: Path) -> None:
         if request.headers.get("x-user") != "ann":
             from starlette.responses import JSONResponse
 
-            return JSONResponse({"error": {"code": "nobody"}}, 401)
+            return JSONResponse({"error": {"code": "unauthorized"}}, 401)
         return await call_next(request)
 
-    async with serving(site, root="/work") as below:
-        assert (await below.say("echo/one", "hello")).status == 401
-        answer = await below.say("echo/one?wait=result", "hello", headers={"x-user": "ann"})
-        assert answer.status == 200
+    async with serve_asgi(site, root="/work") as below:
+        assert (await below.send("echo/one", "hello")).status == 401
+        response = await below.send("echo/one?wait=result", "hello", headers={"x-user": "ann"})
+        assert response.status == 200
     await app_of(site.routes[-1].app).stop()  # type: ignore[attr-defined]
 
 
@@ -109,7 +109,7 @@ async def test_user_routes_are_served_beside_it(tmp_path: Path) -> None:
         return {"happened": happened, "sent": await dispatch("echo", id="own", input="hello")}
     """
     folder = project(tmp_path / "p", agents__echo=ECHO, app=text)
-    async with serving(create_app(folder)) as site:
+    async with serve_asgi(create_app(folder)) as site:
         found = (await site.get("/own")).body
         assert found["happened"] == ["start"]
         assert (await site.outcome(found["sent"]))["outcome"] == "completed"
@@ -117,8 +117,8 @@ async def test_user_routes_are_served_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
-def test_test_client_may_use_an_event_loop_per_request(folder: Path) -> None:
-    """FastAPI's client does so without a `with`: each request continues the work of the last."""
+def test_app_works_with_an_event_loop_per_request(folder: Path) -> None:
+    """FastAPI's client does so without a `with` block."""
     site = FastAPI()
 
     def user(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A folder as a project: what is served, and errors that name file and line."""
+"""Projects: loading of agents and workflows, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.site import ADD, ECHO, Site, app_of, project, served, serving
+from app.site import ADD, ECHO, Site, app_of, project, serve, serve_asgi
 from smokebox import create_agent
 from smokebox.app import create_app, dispatch
 from smokebox.app.definitions import ServedAgent
@@ -23,9 +23,9 @@ from smokebox.testing import ScriptedModel
 
 async def handler(ctx):
     harness = await ctx.init(model=ScriptedModel(then="from the model"))
-    ctx.log.info("asking", who=ctx.id)
+    ctx.log.info("prompting", id=ctx.id)
     reply = await (await harness.session()).prompt(ctx.payload["text"])
-    return {"id": ctx.id, "said": reply.text, "by": ctx.request["method"], "env": ctx.env.TOKEN}
+    return {"id": ctx.id, "text": reply.text, "method": ctx.request["method"], "env": ctx.env.TOKEN}
 """
 
 
@@ -33,19 +33,19 @@ async def test_index_lists_agents_and_workflows(site: Site) -> None:
     found = (await site.get("/agents")).body
     [echo], [add] = found["agents"], found["workflows"]
     assert (echo["name"], echo["url"]) == ("echo", "/agents/echo")
-    assert echo["description"] == "Says what it is told."
+    assert echo["description"] == "Repeats messages."
     assert add["name"] == "add"
 
 
-async def test_a_handler_with_triggers_is_served_as_an_agent(tmp_path: Path) -> None:
+async def test_handler_with_triggers_is_served_as_an_agent(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", agents__hook=HOOK)
     (folder / ".env").write_text("TOKEN=from-dotenv\n")
-    async with served(folder) as site:
+    async with serve(folder) as site:
         done = await site.post("/agents/hook/t1?wait=result", {"text": "hello"})
         assert done.body["result"] == {
             "id": "t1",
-            "said": "from the model",
-            "by": "POST",
+            "text": "from the model",
+            "method": "POST",
             "env": "from-dotenv",
         }
         events = site.events("/agents/hook/t2", method="POST", body={"text": "hello"})
@@ -69,9 +69,9 @@ def test_agent_named_agent_wins_over_other_functions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "says"),
+    ("file", "text", "expected"),
     [
-        ("agents__bad", "import nothing_like_it\n", "agents/bad.py, line 1: ModuleNotFound"),
+        ("agents__bad", "import no_such_module\n", "agents/bad.py, line 1: ModuleNotFound"),
         ("agents__bad", "x = 1\ndef (:\n", "agents/bad.py, line 2: SyntaxError"),
         ("agents__bad", "import sys\nsys.exit(3)\n", "agents/bad.py, line 2: SystemExit"),
         ("agents__bad", "x = 1\n", "agents/bad.py has no agent"),
@@ -97,7 +97,7 @@ def test_agent_named_agent_wins_over_other_functions(tmp_path: Path) -> None:
         (
             "workflows__bad",
             "schedule = '61 * * * *'\nasync def run(ctx): ...\n",
-            "bad.py, line 1: schedule must be a cron line",
+            "bad.py, line 1: schedule must be a cron expression",
         ),
         (
             "workflows__bad",
@@ -120,29 +120,29 @@ def test_agent_named_agent_wins_over_other_functions(tmp_path: Path) -> None:
     ],
 )
 async def test_bad_file_is_located_and_the_others_are_served(
-    tmp_path: Path, file: str, text: str, says: str
+    tmp_path: Path, file: str, text: str, expected: str
 ) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, **{file: text})
     with pytest.raises(InvalidOption) as caught:
         create_app(folder)
-    assert says in str(caught.value)
-    async with served(folder, strict=False) as site:
-        assert (await site.say("echo/one?wait=result", "hello")).status == 200
+    assert expected in str(caught.value)
+    async with serve(folder, strict=False) as site:
+        assert (await site.send("echo/one?wait=result", "hello")).status == 200
         listed = (await site.get("/agents")).body
         [bad] = [one for kind in listed.values() for one in kind if one["name"] != "echo"]
-        assert says in bad["error"]
+        assert expected in bad["error"]
 
 
 async def test_request_for_a_bad_file_reports_its_error(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", agents__echo=ECHO, agents__bad="1 / 0\n")
-    async with served(folder, strict=False) as site:
-        found = await site.say("bad/one", "hello")
+    async with serve(folder, strict=False) as site:
+        found = await site.send("bad/one", "hello")
         assert found.status == 400
         assert "bad.py, line 1: ZeroDivisionError" in found.body["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("toml", "says"),
+    ("toml", "expected"),
     [
         ("[sandboxes.PyBox]\nimage = 7\n", "[sandboxes.PyBox]"),
         ("[buckets.KNOWLEDGE_BASE]\nregion = 'x'\n", "[buckets.KNOWLEDGE_BASE]"),
@@ -151,12 +151,12 @@ async def test_request_for_a_bad_file_reports_its_error(tmp_path: Path) -> None:
         ("[app\n", "line 1"),
     ],
 )
-def test_bad_binding_is_found_at_startup(tmp_path: Path, toml: str, says: str) -> None:
+def test_bad_binding_is_found_at_startup(tmp_path: Path, toml: str, expected: str) -> None:
     folder = project(tmp_path / "p")
     (folder / "smokebox.toml").write_text(toml)
     with pytest.raises(InvalidOption) as caught:
         create_app(folder)
-    assert "smokebox.toml" in str(caught.value) and says in str(caught.value)
+    assert "smokebox.toml" in str(caught.value) and expected in str(caught.value)
 
 
 async def test_bindings_and_secrets_are_in_the_context(tmp_path: Path) -> None:
@@ -169,11 +169,12 @@ async def test_bindings_and_secrets_are_in_the_context(tmp_path: Path) -> None:
         '[sandboxes.PyBox]\nimage = "host"\n[buckets.KNOWLEDGE_BASE]\nbucket = "kb"\n'
     )
     (folder / ".env").write_text("KEY=secret\n")
-    async with served(folder) as site:
+    async with serve(folder) as site:
         done = await site.post("/workflows/look?wait=result")
         assert done.body["result"] == ["Binding", "BucketBinding", "secret"]
 
 
+@pytest.mark.timeout(120)  # The first use of a provider imports its SDK, which takes seconds.
 async def test_models_and_keys_come_from_the_project(tmp_path: Path) -> None:
     """The provider gets the key of the project's `.env`, wherever the app was started."""
     text = """
@@ -186,8 +187,8 @@ async def test_models_and_keys_come_from_the_project(tmp_path: Path) -> None:
             f'[models.openai]\nbase_url = "{models.url}/v1"\napi_key_env = "PROJECT_KEY"\n'
         )
         (folder / ".env").write_text(f"PROJECT_KEY={models.api_key}\n")
-        async with served(folder) as site:
-            done = await site.say("real/one?wait=result", "hello")
+        async with serve(folder) as site:
+            done = await site.send("real/one?wait=result", "hello")
             assert done.body["result"]["text"] == "from a server"
         [request] = models.received
         assert request.headers["authorization"] == f"Bearer {models.api_key}"
@@ -211,7 +212,7 @@ async def test_work_is_dispatched_from_a_workflow(tmp_path: Path) -> None:
             await dispatch(agent, id="by-agent", input="hello", key="once"),
         ]
     """
-    async with served(project(tmp_path / "p", agents__echo=ECHO, workflows__send=text)) as site:
+    async with serve(project(tmp_path / "p", agents__echo=ECHO, workflows__send=text)) as site:
         done = (await site.post("/workflows/send?wait=result")).body
         one, two, again = done["result"]
         assert two == again
@@ -222,7 +223,7 @@ async def test_work_is_dispatched_from_a_workflow(tmp_path: Path) -> None:
 async def test_invalid_dispatch_is_refused_at_once(folder: Path) -> None:
     with pytest.raises(Unsupported):
         await dispatch("echo", id="one", input="hello")
-    async with served(folder):
+    async with serve(folder):
         with pytest.raises(NotFound):
             await dispatch("nobody", id="one", input="hello")
         with pytest.raises(NotFound):
@@ -235,16 +236,18 @@ async def test_invalid_dispatch_is_refused_at_once(folder: Path) -> None:
 
 async def test_files_are_reloaded_while_work_runs(folder: Path) -> None:
     asgi = create_app(folder, strict=False)
-    async with serving(asgi) as site:
-        running = (await site.say("echo/one", "wait go")).body["submission_id"]
-        await site.running(running)
-        project(folder, agents__echo=ECHO.replace("echo: ", "anew: "), workflows__add="broken(\n")
+    async with serve_asgi(asgi) as site:
+        running = (await site.send("echo/one", "wait go")).body["submission_id"]
+        await site.wait_until_running(running)
+        project(
+            folder, agents__echo=ECHO.replace("echo: ", "reloaded: "), workflows__add="broken(\n"
+        )
         faults = app_of(asgi).reload().faults
         assert [file.name for file in faults] == ["add.py"]
         (folder / "go").touch()
         assert (await site.outcome(running))["result"]["text"] == "echo: wait go"
-        done = await site.say("echo/one?wait=result", "hello")
-        assert done.body["result"]["text"] == "anew: hello"
+        done = await site.send("echo/one?wait=result", "hello")
+        assert done.body["result"]["text"] == "reloaded: hello"
         project(folder, workflows__add=ADD)
         assert not app_of(asgi).reload().faults
         assert (await site.post("/workflows/add?wait=result", [1])).body["result"] == {"sum": 1}

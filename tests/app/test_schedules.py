@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import pytest_asyncio
 
-from app.site import project, served
+from app.site import project, serve
 from smokebox.app.inbox import AppInbox
 from smokebox.app.project import load_project
 from smokebox.app.schedule import Scheduler
@@ -38,7 +38,7 @@ def lisbon(day: int, hour: int, minute: int = 0) -> float:
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock set by the test."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -54,18 +54,18 @@ async def inbox(tmp_path: Path) -> AsyncIterator[AppInbox]:
     await inbox.aclose()
 
 
-def loaded(tmp_path: Path, missed: str = "") -> AppProject:
+def load(tmp_path: Path, missed: str = "") -> AppProject:
     folder = project(tmp_path / "p", workflows__report=NINE.format(missed=missed))
     return load_project(folder)
 
 
 async def times(inbox: AppInbox) -> list[str]:
     """Return the due times of the runs, latest first."""
-    return [one.body["scheduled_at"] for one in await inbox.runs("report")]
+    return [one.body["scheduled_at"] for one in await inbox.runs("report", limit=100)]
 
 
 async def test_run_is_accepted_when_due_and_not_before(inbox: AppInbox, tmp_path: Path) -> None:
-    found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
+    found, clock = load(tmp_path), Clock(lisbon(2, 8))
     scheduler = Scheduler(inbox, lambda: found, clock=clock)
     for moment in (lisbon(2, 8), lisbon(2, 8, 59), lisbon(2, 9) - 0.5):
         clock.now = moment
@@ -77,9 +77,9 @@ async def test_run_is_accepted_when_due_and_not_before(inbox: AppInbox, tmp_path
     assert await times(inbox) == ["2026-03-02T09:00:00+00:00"]
 
 
-async def test_run_follows_the_days_and_the_time_zone(inbox: AppInbox, tmp_path: Path) -> None:
+async def test_schedule_follows_weekdays_and_time_zone(inbox: AppInbox, tmp_path: Path) -> None:
     """Over a weekend, and the night on which clocks in Portugal go forward."""
-    found, clock = loaded(tmp_path), Clock(lisbon(26, 0))
+    found, clock = load(tmp_path), Clock(lisbon(26, 0))
     scheduler = Scheduler(inbox, lambda: found, clock=clock)
     while clock.now < lisbon(31, 12):
         await scheduler.tick()
@@ -96,10 +96,10 @@ async def test_run_follows_the_days_and_the_time_zone(inbox: AppInbox, tmp_path:
     ("missed", "runs"),
     [('missed = "once"', ["2026-03-02T09:00:00+00:00"]), ('missed = "skip"', [])],
 )
-async def test_missed_runs_are_made_up_for_once_or_skipped(
+async def test_missed_runs_are_run_once_or_skipped(
     inbox: AppInbox, tmp_path: Path, missed: str, runs: list[str]
 ) -> None:
-    found, clock = loaded(tmp_path, missed), Clock(lisbon(2, 8))
+    found, clock = load(tmp_path, missed), Clock(lisbon(2, 8))
     await Scheduler(inbox, lambda: found, clock=clock).tick()
     clock.now += 10 * DAY
     back = Scheduler(inbox, lambda: found, clock=clock)
@@ -109,7 +109,7 @@ async def test_missed_runs_are_made_up_for_once_or_skipped(
 
 
 async def test_two_processes_accept_one_run(inbox: AppInbox, tmp_path: Path) -> None:
-    found, clock = loaded(tmp_path), Clock(lisbon(2, 8))
+    found, clock = load(tmp_path), Clock(lisbon(2, 8))
     other = AppInbox(inbox.path)
     schedulers = [Scheduler(one, lambda: found, clock=clock) for one in (inbox, other)]
     for day in range(2, 7):
@@ -123,7 +123,7 @@ async def test_two_processes_accept_one_run(inbox: AppInbox, tmp_path: Path) -> 
 
 async def test_changed_schedule_starts_from_the_present(inbox: AppInbox, tmp_path: Path) -> None:
     clock = Clock(lisbon(2, 8))
-    found = loaded(tmp_path)
+    found = load(tmp_path)
     await Scheduler(inbox, lambda: found, clock=clock).tick()
     clock.now = lisbon(2, 12)
     text = NINE.format(missed="").replace("0 9", "0 18")
@@ -136,13 +136,13 @@ async def test_changed_schedule_starts_from_the_present(inbox: AppInbox, tmp_pat
     assert await times(inbox) == ["2026-03-02T18:00:00+00:00"]
 
 
-async def test_app_runs_what_is_due(tmp_path: Path) -> None:
+async def test_app_runs_due_workflows(tmp_path: Path) -> None:
     text = NINE.format(missed="").replace("0 9 * * 1-5", "* * * * *")
     folder = project(tmp_path / "p", workflows__report=text)
     inbox = AppInbox(str(folder / ".smokebox/inbox.db"))
     await inbox.due("report", "* * * * * (Europe/Lisbon)", 60.0)
     await inbox.aclose()
-    async with served(folder) as site:
+    async with serve(folder) as site:
         while not (runs := (await site.get("/workflows/report")).body["runs"]):
             await asyncio.sleep(0.01)
         done = await site.outcome(runs[-1]["submission_id"])

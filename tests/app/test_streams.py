@@ -1,4 +1,4 @@
-"""Streams of a conversation: from any offset, for any number of watchers, without gap or repeat."""
+"""Event streams: from any offset, for any number of watchers, without gaps or duplicates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
-from app.site import project, served, serving
+from app.site import project, serve, serve_asgi
 from smokebox.agents.log.records import ReplyDelta
 from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.store import SessionKey
@@ -33,10 +33,10 @@ async def first(site: Site, count: int, *, last: int = 0, id: str = "one") -> li
 
 
 async def test_watcher_gets_past_and_live_events(site: Site) -> None:
-    await site.say("echo/one?wait=result", "before")
+    await site.send("echo/one?wait=result", "before")
     head = (await site.get("/agents/echo/one")).body["offset"]
     watching = asyncio.create_task(first(site, 2 * head - 1))
-    await site.say("echo/one?wait=result", "after")
+    await site.send("echo/one?wait=result", "after")
     found = await watching
     assert [one.id for one in found] == list(range(1, 2 * head))
     assert [one.data["offset"] for one in found] == [one.id for one in found]
@@ -44,12 +44,12 @@ async def test_watcher_gets_past_and_live_events(site: Site) -> None:
 
 async def test_watcher_may_connect_before_the_conversation_exists(site: Site) -> None:
     watching = asyncio.create_task(first(site, 3))
-    await site.say("echo/one", "hello")
+    await site.send("echo/one", "hello")
     assert [one.id for one in await watching] == [1, 2, 3]
 
 
 async def test_reconnect_resumes_after_the_last_event(site: Site) -> None:
-    await site.say("echo/one?wait=result", "hello")
+    await site.send("echo/one?wait=result", "hello")
     head = (await site.get("/agents/echo/one")).body["offset"]
     found, last = [], 0
     while last < head:
@@ -60,15 +60,15 @@ async def test_reconnect_resumes_after_the_last_event(site: Site) -> None:
 
 
 async def test_reply_is_streamed_while_it_is_generated(site: Site, folder: Path) -> None:
-    """The record of a reply grows while it is read, not only at its end."""
+    """Deltas are recorded before the reply ends."""
     events = site.events("/agents/echo/one", method="POST", body={"message": "x" * 2000})
     kinds = [one.kind async for one in events]
     assert kinds.index("reply_delta") < kinds.index("reply_ended")
 
 
-async def test_a_long_poll_waits_for_more(site: Site) -> None:
+async def test_long_poll_waits_for_events(site: Site) -> None:
     polling = asyncio.create_task(site.get("/agents/echo/one?wait=30"))
-    await site.say("echo/one", "hello")
+    await site.send("echo/one", "hello")
     found = (await polling).body
     assert found["events"] and found["offset"] == found["events"][-1]["offset"]
     nothing = (await site.get("/agents/echo/two?wait=0.05")).body
@@ -76,8 +76,8 @@ async def test_a_long_poll_waits_for_more(site: Site) -> None:
 
 
 async def test_events_of_a_submission_resume_after_an_offset(site: Site) -> None:
-    await site.say("echo/one?wait=result", "before")
-    id = (await site.say("echo/one?wait=result", "hello")).body["submission_id"]
+    await site.send("echo/one?wait=result", "before")
+    id = (await site.send("echo/one?wait=result", "hello")).body["submission_id"]
     found = [one async for one in site.events(f"/submissions/{id}")]
     ids = [one.id for one in found if one.id is not None]
     assert found[1].kind == "work_accepted" and len(ids) > 3
@@ -86,7 +86,7 @@ async def test_events_of_a_submission_resume_after_an_offset(site: Site) -> None
 
 
 async def test_stream_ends_when_its_conversation_is_deleted(site: Site) -> None:
-    await site.say("echo/one?wait=result", "hello")
+    await site.send("echo/one?wait=result", "hello")
     head = (await site.get("/agents/echo/one")).body["offset"]
     events = site.events("/agents/echo/one")
     for _ in range(head):
@@ -95,21 +95,21 @@ async def test_stream_ends_when_its_conversation_is_deleted(site: Site) -> None:
     assert [one async for one in events] == []
 
 
-async def test_500_readers_of_one_stream_see_the_same(site: Site) -> None:
+async def test_500_readers_of_one_stream_get_the_same_events(site: Site) -> None:
     readers = [asyncio.create_task(first(site, 6)) for _ in range(500)]
-    await site.say("echo/one?wait=result", "hello")
+    await site.send("echo/one?wait=result", "hello")
     for found in await asyncio.gather(*readers):
         assert [one.id for one in found] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_offset_in_the_future_blocks_nobody_else(site: Site) -> None:
+async def test_offset_in_the_future_does_not_block_others(site: Site) -> None:
     """A watcher of a future offset waits; others see all past and later events."""
-    await site.say("echo/one?wait=result", "before")
+    await site.send("echo/one?wait=result", "before")
     head = (await site.get("/agents/echo/one")).body["offset"]
     waiting = asyncio.create_task(first(site, 1, last=10**15))
     polling = asyncio.create_task(site.get(f"/agents/echo/one?offset={10**15}&wait=0.5"))
     watching = asyncio.create_task(first(site, 2 * head - 1))
-    await site.say("echo/one?wait=result", "after")
+    await site.send("echo/one?wait=result", "after")
     assert [one.id for one in await watching] == list(range(1, 2 * head))
     assert (await polling).body == {"events": [], "offset": 10**15}
     assert not waiting.done()
@@ -123,7 +123,7 @@ async def test_watcher_cancelled_during_an_event_is_released(tmp_path: Path) -> 
     inbox = AppInbox(str(tmp_path / "inbox.db"))
     sent = await inbox.accept(WorkTarget(kind="agent", name="echo", id="one"), 1)
     for wakes, key, follow in (
-        (store._wakes, KEY, lambda: anext(store.follow(KEY))),
+        (store._wakeups, KEY, lambda: anext(store.follow(KEY))),
         (inbox._wakes, sent.id, lambda: anext(inbox.follow(sent.id))),
         (inbox._wakes, sent.id, lambda: inbox.wait(sent.id)),
     ):
@@ -157,13 +157,13 @@ async def test_log_lines_of_a_run_reach_all_watchers(tmp_path: Path) -> None:
             one.data["fields"]["number"] async for one in site.events(path) if one.kind == "log"
         ]
 
-    async with served(project(tmp_path / "p", workflows__talk=text)) as site:
+    async with serve(project(tmp_path / "p", workflows__talk=text)) as site:
         path = f"/runs/{(await site.post('/workflows/talk')).body['id']}"
         for found in await asyncio.gather(*(read(path) for _ in range(50))):
             assert found == list(range(300))
 
 
-async def grow(folder: Path, count: int, size: int = 100) -> None:
+async def write_records(folder: Path, count: int, size: int = 100) -> None:
     """Create a conversation with a number of records."""
     store = SqliteStore(str(folder / ".smokebox/conversations.db"))
     writer = await store.open(KEY)
@@ -178,26 +178,26 @@ def _batches(count: int) -> list[range]:
 
 
 async def test_reader_with_an_old_offset_gets_everything_in_order(folder: Path) -> None:
-    await grow(folder, 20_000)
-    async with served(folder) as site:
+    await write_records(folder, 20_000)
+    async with serve(folder) as site:
         found = await first(site, 20_000 - 17, last=17)
         assert [one.id for one in found] == list(range(18, 20_001))
 
 
-async def test_slow_reader_blocks_nobody_and_takes_no_memory(
+async def test_slow_reader_neither_blocks_others_nor_misses_events(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader far behind the buffer blocks nobody and misses nothing."""
-    monkeypatch.setattr(streams, "_HELD", 50)
+    """A reader that is far behind the buffer reads from the store."""
+    monkeypatch.setattr(streams, "_RECENT_EVENTS", 50)
     count, size = 4000, 4000
-    async with served(folder) as site:
+    async with serve(folder) as site:
         slow = cast("AsyncGenerator[Event, None]", site.events("/agents/echo/one"))
         async with aclosing(slow):
             quick = asyncio.create_task(first(site, count))
-            begun = asyncio.create_task(anext(slow))
-            await grow(folder, count, size)
+            first_event = asyncio.create_task(anext(slow))
+            await write_records(folder, count, size)
             assert [one.id for one in await quick] == list(range(1, count + 1))
-            rest = [await begun] + [await anext(slow) for _ in range(count - 1)]
+            rest = [await first_event] + [await anext(slow) for _ in range(count - 1)]
             assert [one.id for one in rest] == list(range(1, count + 1))
 
 
@@ -212,15 +212,15 @@ async def test_buffer_of_recent_events_is_bounded(tmp_path: Path) -> None:
             await writer.append([ReplyDelta("r", f"{n} {'x' * 500}") for n in numbers])
         while (stream._base or 0) < 1000:
             await asyncio.sleep(0.01)
-        assert stream._size <= 1 << 20 and len(stream._held) <= 2000
+        assert stream._size <= 1 << 20 and len(stream._recent) <= 2000
     await writer.release()
     await store.aclose()
 
 
 async def test_disconnected_readers_leave_nothing_behind(folder: Path) -> None:
     asgi = create_app(folder)
-    async with serving(asgi) as site:
-        await site.say("echo/one?wait=result", "hello")
+    async with serve_asgi(asgi) as site:
+        await site.send("echo/one?wait=result", "hello")
         for _ in range(20):
             await first(site, 2)
         while asgi.state.smokebox.streams._open:
@@ -229,8 +229,8 @@ async def test_disconnected_readers_leave_nothing_behind(folder: Path) -> None:
 
 async def test_readers_in_another_process_see_events(folder: Path) -> None:
     """Two apps on one folder, as two processes have it: a reader of one sees the work of both."""
-    async with served(folder) as one, served(folder) as two:
+    async with serve(folder) as one, serve(folder) as two:
         watching = [asyncio.create_task(first(site, 4)) for site in (one, two)]
-        await one.say("echo/one", "hello")
+        await one.send("echo/one", "hello")
         for found in await asyncio.gather(*watching):
             assert [event.id for event in found] == [1, 2, 3, 4]

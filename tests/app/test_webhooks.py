@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.site import ECHO, project, served
+from app.site import ECHO, project, serve
 from smokebox.app.project import load_project
 from smokebox.errors import InvalidOption
 
@@ -30,21 +30,21 @@ async def run(ctx):
 """
 
 
-def hexed(key: str, data: bytes) -> str:
+def hex_digest(key: str, data: bytes) -> str:
     return hmac.new(key.encode(), data, hashlib.sha256).hexdigest()
 
 
 def github(body: bytes, at: float) -> dict[str, str]:
-    return {"X-Hub-Signature-256": f"sha256={hexed(SECRET, body)}", "X-GitHub-Delivery": "d1"}
+    return {"X-Hub-Signature-256": f"sha256={hex_digest(SECRET, body)}", "X-GitHub-Delivery": "d1"}
 
 
 def slack(body: bytes, at: float) -> dict[str, str]:
-    signed = hexed(SECRET, b"v0:%d:" % at + body)
+    signed = hex_digest(SECRET, b"v0:%d:" % at + body)
     return {"X-Slack-Request-Timestamp": str(int(at)), "X-Slack-Signature": f"v0={signed}"}
 
 
 def stripe(body: bytes, at: float) -> dict[str, str]:
-    return {"Stripe-Signature": f"t={int(at)},v1=00ff,v1={hexed(SECRET, b'%d.' % at + body)}"}
+    return {"Stripe-Signature": f"t={int(at)},v1=00ff,v1={hex_digest(SECRET, b'%d.' % at + body)}"}
 
 
 def standard(body: bytes, at: float) -> dict[str, str]:
@@ -56,7 +56,7 @@ def standard(body: bytes, at: float) -> dict[str, str]:
 
 
 def generic(body: bytes, at: float) -> dict[str, str]:
-    return {"X-Signature": hexed(SECRET, body)}
+    return {"X-Signature": hex_digest(SECRET, body)}
 
 
 SENDERS = {
@@ -66,9 +66,8 @@ SENDERS = {
     "standard": standard,
     "hmac": generic,
 }
-TIMED = ["slack", "stripe", "standard"]
+TIMESTAMPED = ["slack", "stripe", "standard"]
 BODY = json.dumps({"event": "opened"}).encode()
-Sender = "Callable[[bytes, float], dict[str, str]]"
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     hooks = {f"workflows__{name}": HOOK.format(preset=name) for name in SENDERS}
     folder = project(tmp_path / "p", agents__echo=ECHO, **hooks)
     (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\nSMOKEBOX_APP_KEYS=the-key\n")
-    async with served(folder) as site:
+    async with serve(folder) as site:
         yield site
 
 
@@ -101,7 +100,7 @@ async def test_unsigned_request_is_refused(site: Site, preset: str) -> None:
         assert (found.status, found.code) == (401, "unauthorized"), headers
 
 
-@pytest.mark.parametrize("preset", TIMED)
+@pytest.mark.parametrize("preset", TIMESTAMPED)
 @pytest.mark.parametrize("seconds", [-400, 400])
 async def test_expired_signature_is_refused(site: Site, preset: str, seconds: float) -> None:
     headers = SENDERS[preset](BODY, time.time() + seconds)
@@ -109,7 +108,7 @@ async def test_expired_signature_is_refused(site: Site, preset: str, seconds: fl
     assert (found.status, found.code) == (401, "unauthorized")
 
 
-@pytest.mark.parametrize("preset", ["github", *TIMED])
+@pytest.mark.parametrize("preset", ["github", *TIMESTAMPED])
 async def test_repeated_delivery_is_the_same_run(site: Site, preset: str) -> None:
     """Also under another Idempotency-Key or delivery id: neither is signed."""
     headers = SENDERS[preset](BODY, time.time())
@@ -120,7 +119,7 @@ async def test_repeated_delivery_is_the_same_run(site: Site, preset: str) -> Non
 
 
 async def test_request_without_a_key_reveals_nothing(site: Site) -> None:
-    for path in ("/agents/echo/one", "/agents/nobody/one", "/workflows/nothing"):
+    for path in ("/agents/echo/one", "/agents/unknown/one", "/workflows/unknown"):
         found = await site.post(path, {"message": "hello"})
         assert (found.status, found.code) == (401, "unauthorized")
         assert "echo" not in str(found.body)
@@ -133,19 +132,19 @@ async def test_request_without_a_key_reveals_nothing(site: Site) -> None:
 
 async def test_request_with_the_key_is_accepted(site: Site) -> None:
     key = {"Authorization": "Bearer the-key"}
-    done = await site.say("echo/one?wait=result", "hello", headers=key)
+    done = await site.send("echo/one?wait=result", "hello", headers=key)
     assert done.body["result"]["text"] == "echo: hello"
 
 
 async def test_closed_trigger_refuses_requests(tmp_path: Path) -> None:
     text = 'triggers = {"webhook": False}\nasync def run(ctx): ...\n'
-    async with served(project(tmp_path / "p", workflows__inner=text)) as site:
+    async with serve(project(tmp_path / "p", workflows__inner=text)) as site:
         found = await site.post("/workflows/inner")
         assert (found.status, found.code) == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
-    ("webhook", "says"),
+    ("webhook", "expected"),
     [
         ('{"verify": "githup", "secret": "HOOK_SECRET"}', "verify must be one of github"),
         ('{"verify": "github", "secret": "not a name"}', "secret must be the name of a variable"),
@@ -159,10 +158,10 @@ async def test_closed_trigger_refuses_requests(tmp_path: Path) -> None:
         ("7", "webhook must be True, False or a dict"),
     ],
 )
-def test_invalid_trigger_is_found_at_startup(tmp_path: Path, webhook: str, says: str) -> None:
+def test_invalid_trigger_is_found_at_startup(tmp_path: Path, webhook: str, expected: str) -> None:
     text = f'\ntriggers = {{"webhook": {webhook}}}\nasync def run(ctx): ...\n'
     folder = project(tmp_path / "p", workflows__hook=text)
     (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\nODD=!!\n")
     with pytest.raises(InvalidOption) as caught:
         load_project(folder)
-    assert "hook.py, line 2" in str(caught.value) and says in str(caught.value)
+    assert "hook.py, line 2" in str(caught.value) and expected in str(caught.value)

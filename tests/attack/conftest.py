@@ -1,4 +1,4 @@
-"""Sandboxes to attack from: each test has one, a neighbour, and something of the host's."""
+"""Fixtures of attacks: a sandbox of the attacker, another one, and files of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from attack.inside import Canary
+from attack.sandbox_code import Canary
 from smokebox.engine.host import Host
 
 if TYPE_CHECKING:
@@ -23,51 +23,51 @@ TIERS = ["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)]
 
 @pytest.fixture(scope="session")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the layers of images are kept, made once."""
+    """Return the directory of image layers, shared by all tests."""
     return tmp_path_factory.mktemp("images")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try every attack on every tier, save those on the host's own kernel."""
+    """Run every attack on every tier, except those on the host's kernel."""
     if "tier" in metafunc.fixturenames:
-        tiers = TIERS[:1] if "kernel_of_the_host" in metafunc.fixturenames else TIERS
+        tiers = TIERS[:1] if "host_kernel" in metafunc.fixturenames else TIERS
         metafunc.parametrize("tier", tiers, indirect=True)
 
 
 @pytest.fixture
-def kernel_of_the_host() -> None:
-    """For what the host's kernel must refuse. gVisor's may grant it, of what is its own."""
+def host_kernel() -> None:
+    """Mark attacks that the host's kernel must refuse; gVisor may allow them in its own kernel."""
 
 
 @pytest.fixture
 def tier(request: pytest.FixtureRequest) -> Tier:
-    """What isolates."""
+    """Return the isolation tier."""
     tier: Tier = request.param
     return tier
 
 
 @pytest_asyncio.fixture
 async def host(tmp_path: Path, layers: Path, tier: Tier) -> AsyncIterator[Host]:
-    """An engine in a fresh state directory."""
+    """Open an engine in an empty state directory."""
     async with await Host.open(tmp_path / "home", tier=tier, pool=0, images=layers) as host:
         yield host
 
 
 @pytest_asyncio.fixture
 async def sandbox(host: Host, tier: Tier) -> Sandbox:
-    """Where the attacker is root."""
+    """Create the sandbox in which the attacker is root."""
     return await host.create("attacker")
 
 
 @pytest_asyncio.fixture
 async def neighbour(sandbox: Sandbox, host: Host) -> Sandbox:
-    """Somebody else's, on the same host."""
+    """Create another sandbox on the same host."""
     return await host.create("neighbour")
 
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Canary:
-    """A directory of the host with a file that everybody on it may read."""
+    """Create a directory of the host with a file that every user can read and write."""
     folder = tmp_path / "canary"
     folder.mkdir()
     (folder / "secret").write_text(Canary.TEXT)

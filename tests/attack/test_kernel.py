@@ -1,4 +1,4 @@
-"""Ways to the host's kernel and its processes: calls, capabilities, settings, signals."""
+"""Attacks on the host's kernel and processes: system calls, capabilities, settings, signals."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from attack.inside import alive, first_process, run
+from attack.sandbox_code import check_alive, guest_init_pid, run
 from smokebox.errors import SandboxGone
 
 if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
 
-CAPABILITIES = 0x404FB  # The nine of docs/isolation.md.
+CAPABILITIES = 0x404FB  # Those of docs/isolation.md.
 
 
-async def test_root_has_the_nine_capabilities_and_no_way_to_more(sandbox: Sandbox) -> None:
+async def test_root_cannot_gain_capabilities(sandbox: Sandbox) -> None:
     found = await run(
         sandbox,
         r"""
@@ -27,10 +27,10 @@ lines = read("/proc/self/status").splitlines()
 status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 header = struct.pack("=Ii", 0x20080522, 0)
 everything = struct.pack("=6I", *[0xFFFFFFFF] * 6)
-raised = [ask("capset", header, everything)]
-raised += [ask("prctl", 47, 2, 21, 0, 0), ask("prctl", 38, 0, 0, 0, 0)]
+raised = [syscall("capset", header, everything)]
+raised += [syscall("prctl", 47, 2, 21, 0, 0), syscall("prctl", 38, 0, 0, 0, 0)]
 names = ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")
-tell([status.get(name, "0") for name in names] + raised)
+output([status.get(name, "0") for name in names] + raised)
 """,
     )
     sets = [int(mask, 16) for mask in found[:5]]
@@ -38,7 +38,7 @@ tell([status.get(name, "0") for name in names] + raised)
     assert set(found[5:]) <= {"EPERM", "EINVAL"}
 
 
-async def test_every_process_is_filtered_and_gains_nothing(sandbox: Sandbox, tier: str) -> None:
+async def test_every_process_is_filtered(sandbox: Sandbox, tier: str) -> None:
     statuses = await run(
         sandbox,
         r"""
@@ -47,24 +47,24 @@ for pid in pids():
     lines = read(f"/proc/{pid}/status").splitlines()
     fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     found[pid] = [fields.get("NoNewPrivs"), fields.get("Seccomp"), int(fields["CapEff"], 16)]
-tell(found)
+output(found)
 """,
     )
     assert len(statuses) >= 3
     for no_new_privileges, seccomp, capabilities in statuses.values():
         assert capabilities & ~CAPABILITIES == 0
-        # gVisor's own kernel has neither for its processes: it is what is filtered.
+        # gVisor has neither for processes inside: its kernel process is filtered.
         if tier == "namespaces":
             assert (no_new_privileges, seccomp) == ("1", "2")
 
 
 @pytest.mark.parametrize("user", [None, "nobody"])
-async def test_calls_that_reach_beyond_a_sandbox_are_refused(
+async def test_dangerous_system_calls_are_refused(
     sandbox: Sandbox, tier: str, user: str | None
 ) -> None:
     if user is not None and os.geteuid() != 0:
-        pytest.skip("an engine without root has one user id to give")
-    answers = await run(
+        pytest.skip("an engine without root has one user id")
+    results = await run(
         sandbox,
         r"""
 path = b"/workspace/nothing"
@@ -76,7 +76,7 @@ calls = dict(
     io_uring_setup=(8, bytes(120)), keyctl=(0, -3, 1), add_key=(b"user", b"x", b"y", 1, -3),
     request_key=(b"user", b"x", None, 0), swapon=(path, 0), swapoff=(path,), acct=(path,),
     quotactl=(0x800002 << 8, b"/dev/vda", 0, None), settimeofday=(bytes(16), None),
-    clock_settime=(0, bytes(16)), sethostname=(b"harm", 4), setdomainname=(b"harm", 4),
+    clock_settime=(0, bytes(16)), sethostname=(b"evil", 4), setdomainname=(b"evil", 4),
     syslog=(3, bytes(4096), 4096), vhangup=(), unshare=(0x7E020000,), setns=(0, 0),
     fanotify_init=(0, 0), lookup_dcookie=(0, bytes(8), 8), move_pages=(1, 0, None, None, None, 0),
     kcmp=(1, 1, 0, 0, 0), mount=(b"x", b"/tmp", b"tmpfs", 0, None), umount2=(b"/proc", 2),
@@ -84,52 +84,56 @@ calls = dict(
 )
 if os.getuid() == 0:
     del calls["chroot"]
-tell({name: ask(name, *args) for name, args in calls.items() if name in NUMBERS})
+output({name: syscall(name, *args) for name, args in calls.items() if name in NUMBERS})
 """,
         user=user,
     )
     refused = {"EPERM", "ENOSYS", "EACCES"}
     if tier == "gvisor":
-        # Of its own kernel a sandbox has these. Other refusals say what that kernel is without.
+        # Allowed in the gVisor kernel. The other errnos mean that it lacks the call.
         for name in ("unshare", "chroot", "personality", "io_uring_setup", "syslog"):
-            answers.pop(name, None)
+            results.pop(name, None)
         refused |= {"ENODEV", "ENOTSUP", "EINVAL"}
-    assert {name: said for name, said in answers.items() if said not in refused} == {}
-    assert os.uname().nodename != "harm"
+    assert {name: result for name, result in results.items() if result not in refused} == {}
+    assert os.uname().nodename != "evil"
     assert time.time() > 1e9
 
 
-@pytest.mark.usefixtures("kernel_of_the_host")
-async def test_no_namespace_can_be_made_to_regain_capabilities(sandbox: Sandbox) -> None:
-    answers = await run(
+@pytest.mark.usefixtures("host_kernel")
+async def test_namespaces_cannot_be_created_or_entered(sandbox: Sandbox) -> None:
+    results = await run(
         sandbox,
         r"""
-answers = []
+results = []
 for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x8000000, 0x4000000, 0x2000000, 0x80):
-    answers.append(ask("unshare", flag))
+    results.append(syscall("unshare", flag))
     if flag != 0x80:
-        answers.append(ask("clone", flag | 17, 0, 0, 0, 0))
-        answers.append(ask("clone", flag | 17 | 1 << 40, 0, 0, 0, 0))
-    answers.append(ask("clone3", struct.pack("=11Q", flag, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0), 88))
+        results.append(syscall("clone", flag | 17, 0, 0, 0, 0))
+        results.append(syscall("clone", flag | 17 | 1 << 40, 0, 0, 0, 0))
+    results.append(syscall("clone3", struct.pack("=11Q", flag, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0), 88))
 for name in os.listdir("/proc/self/ns"):
     fd = os.open(f"/proc/self/ns/{name}", os.O_RDONLY)
-    answers.append(ask("setns", fd, 0))
+    results.append(syscall("setns", fd, 0))
     # NS_GET_USERNS and NS_GET_PARENT: the namespaces above.
-    answers.append(ask("ioctl", fd, 0xB702, 0) if name in ("user", "pid") else "EPERM")
-    answers.append(ask("ioctl", fd, 0xB701, 0) if name == "user" else "EPERM")
-answers.append(ask("setns", os.pidfd_open(1), 0x10000000))
-tell(answers)
+    results.append(syscall("ioctl", fd, 0xB702, 0) if name in ("user", "pid") else "EPERM")
+    results.append(syscall("ioctl", fd, 0xB701, 0) if name == "user" else "EPERM")
+results.append(syscall("setns", os.pidfd_open(1), 0x10000000))
+output(results)
 """,
     )
-    assert set(answers) <= {"EPERM", "ENOSYS", "EINVAL", "ENOTTY"}
+    assert set(results) <= {"EPERM", "ENOSYS", "EINVAL", "ENOTTY"}
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="these doors are of x86-64")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="these entry points exist on x86-64 only"
+)
 @pytest.mark.parametrize(
     "code", [bytes.fromhex("b81a000000cd80c3"), bytes.fromhex("b814000040 0f05 c3")]
 )
-async def test_no_call_goes_by_another_door(sandbox: Sandbox, tier: str, code: bytes) -> None:
-    """`int 0x80` with ptrace's number, and one of x32: a filter by 64-bit numbers would not see."""
+async def test_other_system_call_entry_points_are_refused(
+    sandbox: Sandbox, tier: str, code: bytes
+) -> None:
+    """`int 0x80` and x32, which a filter by 64-bit numbers does not see."""
     result = await sandbox.exec(
         [
             "python3",
@@ -146,12 +150,12 @@ async def test_no_call_goes_by_another_door(sandbox: Sandbox, tier: str, code: b
     assert result.exit_code > 128 or int(result.stdout) < 0
 
 
-async def test_settings_of_the_kernel_are_read_only(sandbox: Sandbox, tier: str) -> None:
+async def test_kernel_settings_are_read_only(sandbox: Sandbox, tier: str) -> None:
     before = _settings()
-    answers = await run(
+    results = await run(
         sandbox,
         r"""
-answers = {}
+results = {}
 names = ["/proc/sysrq-trigger", "/proc/1/oom_score_adj", "/proc/self/uid_map", "/proc/self/gid_map",
          "/proc/irq/default_smp_affinity", "/proc/self/timens_offsets", "/proc/mtrr"]
 for folder, _, files in os.walk("/proc/sys"):
@@ -162,28 +166,28 @@ for name in names:
     except OSError:
         text = "1"
     if os.path.exists(name):
-        answers[name] = attempt(write, name, text)
-written = {name for name, answer in answers.items() if answer == "done"}
+        results[name] = attempt(write, name, text)
+written = {name for name, result in results.items() if result == "done"}
 for name in sorted(written):
     attempt(write, name, "-1000\n" if "oom" in name else "1\n")
-tell([len(answers), sorted(written)])
+output([len(results), sorted(written)])
 """,
     )
     if tier == "namespaces":
-        assert answers[0] > 20
-        assert set(answers[1]) <= {"/proc/sysrq-trigger"}  # /dev/null, where it is covered.
+        assert results[0] > 20
+        assert set(results[1]) <= {"/proc/sysrq-trigger"}  # /dev/null, where it is covered.
     assert _settings() == before
 
 
 def _settings() -> dict[str, str]:
-    """What somebody inside would like to set, as the host has it."""
+    """Return settings of the host that an attacker would change."""
     names = ("core_pattern", "hostname", "shmmax", "sem", "yama/ptrace_scope", "randomize_va_space")
     paths = [Path("/proc/sys/kernel", name) for name in names]
     paths += [Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/vm/overcommit_memory")]
     return {str(path): path.read_text() for path in paths if path.exists()}
 
 
-async def test_files_that_tell_of_the_host_are_empty_or_closed(sandbox: Sandbox, tier: str) -> None:
+async def test_files_about_the_host_are_empty_or_closed(sandbox: Sandbox, tier: str) -> None:
     found = await run(
         sandbox,
         r"""
@@ -199,56 +203,54 @@ names = ("kcore", "kmsg", "keys", "timer_list", "sched_debug", "latency_stats", 
 table = read("/proc/kallsyms") if os.path.exists("/proc/kallsyms") else ""
 symbols = {line.split()[0] for line in table.splitlines()}
 places = [os.path.exists(f"/sys/{name}") for name in ("kernel", "fs/cgroup", "firmware")]
-tell([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *places])
+output([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *places])
 """,
     )
     closed = {0, "EACCES", "EPERM", "ENOENT", "EIO", "EINVAL"}
-    assert {name: said for name, said in found[0].items() if said not in closed} == {}
+    assert {name: result for name, result in found[0].items() if result not in closed} == {}
     assert set("".join(found[1])) <= {"0"}
     if tier == "namespaces":
-        # gVisor makes up a /sys of its own.
+        # gVisor has its own /sys.
         assert found[2:] == [False, False, False]
 
 
-async def test_signals_reach_the_sandbox_and_nobody_else(
-    sandbox: Sandbox, neighbour: Sandbox, tier: str
-) -> None:
-    theirs = await first_process(neighbour)
+async def test_signals_stay_in_the_sandbox(sandbox: Sandbox, neighbour: Sandbox, tier: str) -> None:
+    other_pid = await guest_init_pid(neighbour)
     for command in (
         "trap '' TERM INT HUP; kill -TERM -1; kill -HUP 1; kill -INT 1; kill -USR1 1",
-        f"kill -9 {theirs} {os.getpid()} {os.getppid()}; kill -9 -{os.getpgrp()}",
+        f"kill -9 {other_pid} {os.getpid()} {os.getppid()}; kill -9 -{os.getpgrp()}",
         "kill -KILL 1; kill -STOP 1; kill -SEGV 1; kill -ABRT 1",
     ):
-        # Whoever kills the parent of his own command is told so.
+        # A command that kills its supervisor fails.
         with contextlib.suppress(SandboxGone):
             await sandbox.exec(command + "; true", timeout=10)
-    await alive(sandbox)
-    await alive(neighbour)
-    assert await first_process(neighbour) == theirs
+    await check_alive(sandbox)
+    await check_alive(neighbour)
+    assert await guest_init_pid(neighbour) == other_pid
     if tier == "namespaces":
-        # gVisor does not shield its first process: the sandbox ends, and begins anew.
+        # gVisor does not protect pid 1: the sandbox ends, and restarts.
         assert (await sandbox.info() or pytest.fail()).generation == 1
 
 
-async def test_no_pid_of_the_host_means_anything_inside(sandbox: Sandbox) -> None:
-    answers = await run(
+async def test_pids_of_the_host_are_unknown_inside(sandbox: Sandbox) -> None:
+    results = await run(
         sandbox,
         r"""
 host = [int(word) for word in sys.argv[1:]]
 known = set(pids())
-tell([attempt(os.kill, pid, 0) for pid in host if pid not in known]
+output([attempt(os.kill, pid, 0) for pid in host if pid not in known]
      + [attempt(os.pidfd_open, pid) for pid in host if pid not in known]
-     + [ask("ptrace", 16, pid, 0, 0) for pid in host if pid not in known]
+     + [syscall("ptrace", 16, pid, 0, 0) for pid in host if pid not in known]
      + [os.getppid() in known])
 """,
-        *(str(pid) for pid in (os.getpid(), os.getppid(), 2, await first_process(sandbox))),
+        *(str(pid) for pid in (os.getpid(), os.getppid(), 2, await guest_init_pid(sandbox))),
     )
-    assert set(answers[:-1]) <= {"ESRCH", "ENOSYS"}
-    assert answers[-1] is True
+    assert set(results[:-1]) <= {"ESRCH", "ENOSYS"}
+    assert results[-1] is True
 
 
-async def test_nothing_inside_outlives_the_sandbox(sandbox: Sandbox) -> None:
-    """By a double fork, a session of its own, every signal ignored, and death signals off."""
+async def test_no_process_outlives_the_sandbox(sandbox: Sandbox) -> None:
+    """Double forks in new sessions that ignore signals."""
     await sandbox.exec(
         "for i in 1 2 3; do (trap '' TERM INT HUP QUIT; setsid sh -c 'trap \"\" TERM HUP;"
         " setsid sleep 987654 & sleep 987654' >/dev/null 2>&1 &); done"

@@ -1,4 +1,4 @@
-"""Attempts to get at the credentials of a mounted bucket, out of it, or at who serves it."""
+"""Attacks on the credentials of a mounted bucket, its other objects, and its mount daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from attack.inside import alive, run
+from attack.sandbox_code import check_alive, run
 from engine.mounts.store import Store
 from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.errors import SmokeboxError, Unsupported
@@ -30,8 +30,8 @@ SECRET = "smokebox-secret"
 
 
 @pytest.fixture
-def request_to_mount(seaweed: SeaweedServer, bucket_name: str) -> MountRequest:
-    """A folder of a bucket at /a/data."""
+def mount_request(seaweed: SeaweedServer, bucket_name: str) -> MountRequest:
+    """Return the request to mount a folder of a bucket at /a/data."""
     access = Access(
         endpoint=seaweed.endpoint,
         region=seaweed.region,
@@ -45,21 +45,19 @@ def request_to_mount(seaweed: SeaweedServer, bucket_name: str) -> MountRequest:
 
 
 @pytest.fixture
-def store(request_to_mount: MountRequest) -> Store:
-    """The whole bucket, as its owner sees it."""
-    return Store.of(request_to_mount.bucket, request_to_mount.access)
+def store(mount_request: MountRequest) -> Store:
+    """Open the whole bucket, as its owner."""
+    return Store.of(mount_request.bucket, mount_request.access)
 
 
 @pytest_asyncio.fixture
-async def mounted(
-    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
-) -> Sandbox:
-    """Where the attacker is root, with that."""
-    await sandbox.mounts.mount(request_to_mount)
+async def mounted(host_kernel: None, sandbox: Sandbox, mount_request: MountRequest) -> Sandbox:
+    """Return the sandbox of the attacker with the mounted bucket."""
+    await sandbox.mounts.mount(mount_request)
     return sandbox
 
 
-async def test_the_credentials_are_nowhere_inside(mounted: Sandbox) -> None:
+async def test_credentials_are_nowhere_inside(mounted: Sandbox) -> None:
     code = """
 secret = "-".join(["smokebox", "secret"]).encode()
 found = []
@@ -73,13 +71,13 @@ for folder in ("/proc", "/a", "/run", "/etc", "/tmp", "/root", "/workspace", "/v
                 os.close(fd)
             except OSError:
                 pass
-tell(found)
+output(found)
 """
     assert await run(mounted, code) == []
 
 
-async def test_who_serves_it_is_not_to_be_seen(mounted: Sandbox) -> None:
-    served = mounted.mounts._daemons["/a/data"].pid
+async def test_mount_daemon_is_invisible_inside(mounted: Sandbox) -> None:
+    daemon = mounted.mounts._daemons["/a/data"].pid
     code = """
 names = []
 for pid in pids():
@@ -87,46 +85,46 @@ for pid in pids():
         names.append(read(f"/proc/{pid}/comm").strip())
     except OSError:
         pass
-tell(["smokebox-mount" in names, attempt(os.kill, int(sys.argv[1]), 9)])
+output(["smokebox-mount" in names, attempt(os.kill, int(sys.argv[1]), 9)])
 """
-    assert await run(mounted, code, str(served)) == [False, "ESRCH"]
-    os.kill(served, 0)
+    assert await run(mounted, code, str(daemon)) == [False, "ESRCH"]
+    os.kill(daemon, 0)
 
 
-async def test_who_serves_it_has_no_rights_worth_having(mounted: Sandbox) -> None:
-    served = mounted.mounts._daemons["/a/data"].pid
+async def test_mount_daemon_is_unprivileged(mounted: Sandbox) -> None:
+    daemon = mounted.mounts._daemons["/a/data"].pid
     status = dict(
         line.split(":\t", 1)
-        for line in Path(f"/proc/{served}/status").read_text().splitlines()
+        for line in Path(f"/proc/{daemon}/status").read_text().splitlines()
         if ":\t" in line
     )
     assert int(status["CapEff"], 16) == 0
     if os.geteuid() == 0:
         assert "0" not in status["Uid"].split()
         assert status["Groups"].strip() == ""
-        assert SECRET.encode() not in Path(f"/proc/{served}/environ").read_bytes()
-    assert SECRET.encode() not in Path(f"/proc/{served}/cmdline").read_bytes()
+        assert SECRET.encode() not in Path(f"/proc/{daemon}/environ").read_bytes()
+    assert SECRET.encode() not in Path(f"/proc/{daemon}/cmdline").read_bytes()
 
 
-async def test_nothing_is_mounted_or_unmounted_from_inside(mounted: Sandbox) -> None:
+async def test_mounts_cannot_be_changed_from_inside(mounted: Sandbox) -> None:
     code = """
 umount = attempt(lambda: libc.umount2(b"/a/data", 2) and (_ for _ in ()).throw(
     OSError(ctypes.get_errno(), "")))
-tell([
+output([
     umount,
     attempt(os.open, "/dev/fuse", os.O_RDWR),
-    attempt(os.rename, "/a/data", "/elsewhere"),
+    attempt(os.rename, "/a/data", "/other"),
     attempt(os.rmdir, "/a/data"),
 ])
 """
     assert await run(mounted, code) == ["EPERM", "ENOENT", "EBUSY", "EBUSY"]
 
 
-async def test_a_folder_of_a_bucket_is_all_there_is(mounted: Sandbox, store: Store) -> None:
+async def test_only_the_mounted_folder_is_accessible(mounted: Sandbox, store: Store) -> None:
     store["theirs/secret"] = b"theirs"
     store["mine/x"] = b"mine"
     code = """
-tell([
+output([
     sorted(os.listdir("/a/data")),
     attempt(open, "/a/data/../theirs/secret"),
     attempt(open, "/a/data/%2e%2e/theirs/secret"),
@@ -139,8 +137,8 @@ tell([
     assert store.keys() == ["mine/x", "theirs/secret"]
 
 
-async def test_a_moved_way_leads_no_unmount_astray(mounted: Sandbox) -> None:
-    """What the engine unmounts is what it mounted, and never what a symlink leads to."""
+async def test_unmount_does_not_follow_a_moved_path(mounted: Sandbox) -> None:
+    """The engine unmounts what it mounted, not the target of a symlink."""
     before = (await mounted.exec("cat /proc/mounts")).stdout
     await mounted.exec("mv /a /b && ln -s /proc /a; mkdir -p /c")
     for force in (False, True):
@@ -150,64 +148,64 @@ async def test_a_moved_way_leads_no_unmount_astray(mounted: Sandbox) -> None:
     assert [line for line in before.splitlines() if "/data" not in line] == [
         line for line in after.splitlines() if "/data" not in line
     ]
-    await alive(mounted)
+    await check_alive(mounted)
 
 
-async def test_a_symlink_is_no_place_to_mount(
-    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
+async def test_symlink_is_refused_as_mount_point(
+    host_kernel: None, sandbox: Sandbox, mount_request: MountRequest
 ) -> None:
     await sandbox.exec("ln -s /proc /a")
     with pytest.raises(SmokeboxError):
-        await sandbox.mounts.mount(replace(request_to_mount, path="/a/sys"))
+        await sandbox.mounts.mount(replace(mount_request, path="/a/sys"))
     assert "bucket" not in (await sandbox.exec("cat /proc/mounts")).stdout
 
 
-async def test_no_setuid_program_and_no_device_of_a_bucket_works(mounted: Sandbox) -> None:
+async def test_bucket_is_mounted_without_setuid_and_devices(mounted: Sandbox) -> None:
     code = """
 import shutil
 shutil.copy("/usr/bin/id", "/a/data/id")
 os.chmod("/a/data/id", 0o4755)
 flags = next(line for line in open("/proc/mounts") if " /a/data " in line).split()[3].split(",")
-tell(["nosuid" in flags, "nodev" in flags])
+output(["nosuid" in flags, "nodev" in flags])
 """
     assert await run(mounted, code) == [True, True]
 
 
-async def test_many_who_read_and_write_at_once_hold_up_nobody(mounted: Sandbox) -> None:
+async def test_many_concurrent_readers_and_writers(mounted: Sandbox) -> None:
     code = """
 import threading
-def work(number):
+def use(number):
     for turn in range(5):
         write(f"/a/data/{number}", "x" * 10000 * turn)
         read(f"/a/data/{number}")
         os.listdir("/a/data")
-threads = [threading.Thread(target=work, args=(n,)) for n in range(64)]
-for one in threads: one.start()
-for one in threads: one.join()
-tell(len(os.listdir("/a/data")))
+threads = [threading.Thread(target=use, args=(n,)) for n in range(64)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+output(len(os.listdir("/a/data")))
 """
     assert await run(mounted, code) == 64
-    await alive(mounted)
+    await check_alive(mounted)
 
 
-async def test_what_it_holds_in_memory_is_bounded(mounted: Sandbox, store: Store) -> None:
+async def test_memory_of_mount_daemon_is_bounded(mounted: Sandbox, store: Store) -> None:
     for number in range(12):
         store[f"mine/large-{number}"] = bytes(16 << 20)
     code = """
 files = [open(f"/a/data/large-{n}", "rb", buffering=0) for n in range(12)]
-tell(sum(len(file.read(1 << 20)) for _ in range(16) for file in files))
+output(sum(len(file.read(1 << 20)) for _ in range(16) for file in files))
 """
     assert await run(mounted, code) == 12 * 16 << 20
-    served = mounted.mounts._daemons["/a/data"].pid
-    status = Path(f"/proc/{served}/status").read_text()
+    daemon = mounted.mounts._daemons["/a/data"].pid
+    status = Path(f"/proc/{daemon}/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     assert peak < 270_000
 
 
 @contextlib.contextmanager
 def redirecting(to: str) -> Iterator[str]:
-    """A server that sends whoever asks elsewhere."""
-    answer = f"HTTP/1.1 307 T\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n".encode()
+    """Run a server that redirects every request."""
+    response = f"HTTP/1.1 307 T\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n".encode()
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -215,7 +213,7 @@ def redirecting(to: str) -> Iterator[str]:
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(answer)
+                    connection.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, daemon=True).start()
@@ -224,42 +222,40 @@ def redirecting(to: str) -> Iterator[str]:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_store_cannot_send_the_host_to_its_own_network(
-    kernel_of_the_host: None, sandbox: Sandbox, request_to_mount: MountRequest
+async def test_store_cannot_redirect_to_private_network(
+    host_kernel: None, sandbox: Sandbox, mount_request: MountRequest
 ) -> None:
-    asked = asyncio.Event()
+    requested = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requested.set()
         writer.close()
 
-    inside = await asyncio.start_server(hear, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{inside.sockets[0].getsockname()[1]}/latest/meta-data"
-    async with inside:
+    private = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{private.sockets[0].getsockname()[1]}/latest/meta-data"
+    async with private:
         for endpoint in (address, address.replace("127.0.0.1", "localhost")):
             request = replace(
-                request_to_mount,
+                mount_request,
                 private=False,
-                access=replace(request_to_mount.access, endpoint=endpoint),
+                access=replace(mount_request.access, endpoint=endpoint),
             )
             with pytest.raises(SmokeboxError, match="public address"):
                 await sandbox.mounts.mount(request)
         with await loop.run_in_executor(None, lambda: redirecting(address)) as first:
-            request = replace(
-                request_to_mount, access=replace(request_to_mount.access, endpoint=first)
-            )
-            # A private store may be asked, and still leads nowhere but to itself.
+            request = replace(mount_request, access=replace(mount_request.access, endpoint=first))
+            # Also from a store whose private address is allowed.
             with pytest.raises(SmokeboxError):
                 await sandbox.mounts.mount(replace(request, private=False))
-    assert not asked.is_set()
+    assert not requested.is_set()
 
 
-async def test_gvisor_has_none_and_says_so(
-    sandbox: Sandbox, request_to_mount: MountRequest, tier: str
+async def test_mounts_are_unsupported_in_gvisor(
+    sandbox: Sandbox, mount_request: MountRequest, tier: str
 ) -> None:
     if tier != "gvisor":
-        await sandbox.mounts.mount(request_to_mount)
+        await sandbox.mounts.mount(mount_request)
         return
     with pytest.raises(Unsupported, match="gvisor"):
-        await sandbox.mounts.mount(request_to_mount)
+        await sandbox.mounts.mount(mount_request)

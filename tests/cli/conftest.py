@@ -1,4 +1,4 @@
-"""Runs the real command line: as a process, and in a real terminal."""
+"""Fixtures that run the `smokebox` command: in this process, as a process, in a terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.served import Served
-from cli.terminal import PATIENCE, SMOKEBOX, WITHOUT_PROMPT_TOOLKIT, Open, Run, Terminal
+from cli.command_line import CommandLine
+from cli.terminal import SMOKEBOX, TIMEOUT, WITHOUT_PROMPT_TOOLKIT, Open, Run, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Run:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture(params=["prompt_toolkit", "readline"])
 def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Open terminals that run `smokebox`, with either way to read a line."""
+    """Open terminals that run `smokebox`, with prompt_toolkit or readline."""
     first = [SMOKEBOX] if request.param == "prompt_toolkit" else []
     opened: list[Terminal] = []
 
@@ -52,21 +52,21 @@ def open_terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Op
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """Yield the command line with a server that the tests of a module share."""
-    served = Served(tmp_path_factory.mktemp("home"))
-    served.says("up")
-    yield served
-    served.run("down")
+    cli = CommandLine(tmp_path_factory.mktemp("home"))
+    cli.output("up")
+    yield cli
+    cli.run("down")
 
 
 @pytest.fixture
-def box(served: Served) -> Iterator[str]:
+def sandbox(cli: CommandLine) -> Iterator[str]:
     """Yield the id of an existing sandbox."""
     id = f"box-{next(_NUMBERS)}"
-    assert served.says("create", id) == f"{id}\n"
+    assert cli.output("create", id) == f"{id}\n"
     yield id
-    served.run("rm", "--force", id)
+    cli.run("rm", "--force", id)
 
 
 _NUMBERS = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Real terminal for tests, and the path of the command."""
+"""Pseudoterminal for tests, and the path of the `smokebox` command."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ WITHOUT_PROMPT_TOOLKIT = (
     "from smokebox.cli import main; sys.exit(main())"
 )
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
-PATIENCE = 15.0
+TIMEOUT = 15.0
 
 
 class Terminal:
-    """Program in its own terminal, with methods that type and read."""
+    """A program in a terminal."""
 
     def __init__(
         self, command: list[str], folder: Path, env: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = os.openpty()
-        termios.tcsetwinsize(theirs, (40, 200))
+        controller, terminal = os.openpty()
+        termios.tcsetwinsize(terminal, (40, 200))
         env = {**(env or os.environ), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.process = subprocess.Popen(
-            command, cwd=folder, env=env, preexec_fn=functools.partial(os.login_tty, theirs)
+            command, cwd=folder, env=env, preexec_fn=functools.partial(os.login_tty, terminal)
         )
-        os.close(theirs)
-        self._fd = ours
+        os.close(terminal)
+        self._fd = controller
         self.unread = ""
         self.seen = ""
 
@@ -52,9 +52,9 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C as a person does: a moment after the last output.
+        """Press Ctrl-C a moment after the last output.
 
-        Python's readline loses a signal that comes between two keys and its next wait.
+        Python's readline loses a signal that arrives before it waits for the next key.
         """
         time.sleep(0.2)
         self.press("\x03")
@@ -70,10 +70,10 @@ class Terminal:
 
     def expect(self, pattern: str) -> str:
         """Read until `pattern` appears, and return everything up to it."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not (match := re.search(pattern, self.unread)):
             left = deadline - time.monotonic()
-            assert left > 0, f"{pattern!r} did not come; there is {self.unread!r}"
+            assert left > 0, f"{pattern!r} did not appear in {self.unread!r}"
             if select.select([self._fd], [], [], left)[0]:
                 text = os.read(self._fd, 65536).decode()
                 self.seen += text
@@ -86,7 +86,7 @@ class Terminal:
         with suppress(OSError):  # EIO: the other side is closed.
             while os.read(self._fd, 65536):
                 pass
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
     def close(self) -> None:
         self.process.kill()

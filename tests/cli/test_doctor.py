@@ -1,4 +1,4 @@
-"""`smokebox doctor` on this machine, and on one that lacks things."""
+"""`smokebox doctor` on this machine, and with missing programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cli.terminal import Run
 
 
-def look(env: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
+def checks_by_name(env: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
     done = subprocess.run(
         [SMOKEBOX, "doctor", "--json"],
         env={**os.environ, **(env or {})},
@@ -35,7 +35,7 @@ def test_required_checks_pass_on_this_machine(run: Run) -> None:
 
 
 def test_json_has_name_status_and_fix() -> None:
-    checks = look().values()
+    checks = checks_by_name().values()
     assert {check["status"] for check in checks} <= {"ok", "optional"}
     assert all(check["fix"] for check in checks if check["status"] != "ok")
     assert not any(check["fix"] for check in checks if check["status"] == "ok")
@@ -43,7 +43,7 @@ def test_json_has_name_status_and_fix() -> None:
 
 def test_missing_program_has_an_install_command(tmp_path: Path) -> None:
     (tmp_path / "apt-get").touch(mode=0o755)
-    git = look({"PATH": str(tmp_path)})["git"]
+    git = checks_by_name({"PATH": str(tmp_path)})["git"]
     assert (git["status"], git["fix"]) == ("optional", "apt-get install -y git")
 
 

@@ -33,7 +33,7 @@ def test_words_become_the_fields_of_a_policy() -> None:
     )
 
 
-def test_no_words_leave_the_policy_alone() -> None:
+def test_no_words_change_nothing() -> None:
     assert parse_egress_words(None) is None
 
 
@@ -46,6 +46,6 @@ def test_no_words_leave_the_policy_alone() -> None:
         ("hosts=a.test", "takes NAME=VALUE"),
     ],
 )
-def test_wrong_words_are_refused(word: str, message: str) -> None:
+def test_invalid_words_are_refused(word: str, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         parse_egress(parse_egress_words([word]))

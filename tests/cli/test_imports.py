@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.terminal import PATIENCE, Terminal
+from cli.terminal import TIMEOUT, Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.served import Served
+    from cli.command_line import CommandLine
 
 # Runs a command line, then prints the modules that it imported.
 SCRIPT = (
@@ -58,19 +58,19 @@ SLOW = {
     ids=lambda words: "-".join(words[:2]),
 )
 def test_command_imports_nothing_slow(
-    served: Served, box: str, tmp_path: Path, words: list[str]
+    cli: CommandLine, sandbox: str, tmp_path: Path, words: list[str]
 ) -> None:
     (tmp_path / "file").write_text("hello")
-    process = served.says("start", box, "echo", "hello").strip()
-    named = {"BOX": box, "PROCESS": process, "HERE": str(tmp_path)}
+    process = cli.output("start", sandbox, "echo", "hello").strip()
+    named = {"BOX": sandbox, "PROCESS": process, "HERE": str(tmp_path)}
     for name, value in named.items():
         words = [word.replace(name, value) for word in words]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *words],
-        env=served.env,
+        env=cli.env,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,10 +79,10 @@ def test_command_imports_nothing_slow(
 
 
 def test_interactive_shell_imports_only_websockets_besides(
-    served: Served, box: str, tmp_path: Path
+    cli: CommandLine, sandbox: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", SCRIPT, "sh", box]
-    terminal = Terminal(command, tmp_path, served.env)
+    command = [sys.executable, "-c", SCRIPT, "sh", sandbox]
+    terminal = Terminal(command, tmp_path, cli.env)
     try:
         terminal.expect(r"[#$] ")
         terminal.type("exit")

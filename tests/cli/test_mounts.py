@@ -13,7 +13,7 @@ from smokebox.errors import InvalidOption
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.served import Served
+    from cli.command_line import CommandLine
     from smokebox.testing import SeaweedServer
 
 
@@ -24,32 +24,32 @@ def credentials(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_bucket_is_mounted_listed_and_unmounted(
-    served: Served, box: str, seaweed: SeaweedServer, bucket_name: str, credentials: None
+    cli: CommandLine, sandbox: str, seaweed: SeaweedServer, bucket_name: str, credentials: None
 ) -> None:
     options = ("--endpoint", seaweed.endpoint, "--read-only")
-    assert served.says("mount", box, bucket_name, "/data", *options) == "/data\n"
-    told = served.says("mounts", box)
-    assert bucket_name in told
-    assert "active, read-only" in told
-    (one,) = json.loads(served.says("mounts", box, "--json"))
+    assert cli.output("mount", sandbox, bucket_name, "/data", *options) == "/data\n"
+    output = cli.output("mounts", sandbox)
+    assert bucket_name in output
+    assert "active, read-only" in output
+    (one,) = json.loads(cli.output("mounts", sandbox, "--json"))
     assert (one["path"], one["bucket"], one["active"]) == ("/data", bucket_name, True)
-    assert seaweed.secret_key not in told + served.says("exec", box, "env; cat /proc/mounts")
-    served.says("sleep", box)
-    assert "asleep" in served.says("mounts", box)
-    assert served.says("unmount", box, "/data") == ""
-    assert json.loads(served.says("mounts", box, "--json")) == []
+    assert seaweed.secret_key not in output + cli.output("exec", sandbox, "env; cat /proc/mounts")
+    cli.output("sleep", sandbox)
+    assert "asleep" in cli.output("mounts", sandbox)
+    assert cli.output("unmount", sandbox, "/data") == ""
+    assert json.loads(cli.output("mounts", sandbox, "--json")) == []
 
 
 def test_wrong_credentials_are_a_line_and_a_hint(
-    served: Served,
-    box: str,
+    cli: CommandLine,
+    sandbox: str,
     seaweed: SeaweedServer,
     bucket_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    done = served.run("mount", box, bucket_name, "/data", "--endpoint", seaweed.endpoint)
+    done = cli.run("mount", sandbox, bucket_name, "/data", "--endpoint", seaweed.endpoint)
     assert done.returncode != 0
     assert "refused these credentials" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,61 +3,60 @@
 from __future__ import annotations
 
 import json
+import select
 from typing import TYPE_CHECKING
 
-from smokebox.cli.net import line_of
+from smokebox.cli.net import format_event
 from smokebox.types import NetworkEvent
 
 if TYPE_CHECKING:
-    from cli.served import Served
+    from cli.command_line import CommandLine
 
-ASK = "curl -s -m 5 http://other.test/; true"
+REQUEST = "curl -s -m 5 http://other.test/; true"
 
 
-def test_log_has_a_line_for_a_refused_request(served: Served, box: str) -> None:
-    assert served.says("net", box) == ""
-    served.says("net", box, "--allow", "api.test")
-    served.says("exec", box, ASK)
-    told = served.says("net", box)
-    assert "refused" in told
-    assert "other.test" in told
-    (event,) = json.loads(served.says("net", box, "--json"))
+def test_log_has_a_line_for_a_refused_request(cli: CommandLine, sandbox: str) -> None:
+    assert cli.output("net", sandbox) == ""
+    cli.output("net", sandbox, "--allow", "api.test")
+    cli.output("exec", sandbox, REQUEST)
+    output = cli.output("net", sandbox)
+    assert "refused" in output
+    assert "other.test" in output
+    (event,) = json.loads(cli.output("net", sandbox, "--json"))
     assert (event["host"], event["verdict"]) == ("other.test", "refused")
 
 
-def test_policy_is_changed_and_shown(served: Served, box: str) -> None:
-    assert served.says("net", box, "--allow", "*.example.com", "--deny", "evil.test") == ""
-    policy = json.loads(served.says("net", box, "--policy"))
+def test_policy_is_changed_and_shown(cli: CommandLine, sandbox: str) -> None:
+    assert cli.output("net", sandbox, "--allow", "*.example.com", "--deny", "evil.test") == ""
+    policy = json.loads(cli.output("net", sandbox, "--policy"))
     assert policy["opened_hosts"] == ["*.example.com"]
     assert policy["denied_hosts"] == ["evil.test"]
     assert policy["internet"] is False
-    served.says("net", box, "--internet")
-    assert json.loads(served.says("net", box, "--policy"))["internet"] is True
-    served.says("net", box, "--no-internet")
-    assert json.loads(served.says("net", box, "--policy"))["internet"] is False
+    cli.output("net", sandbox, "--internet")
+    assert json.loads(cli.output("net", sandbox, "--policy"))["internet"] is True
+    cli.output("net", sandbox, "--no-internet")
+    assert json.loads(cli.output("net", sandbox, "--policy"))["internet"] is False
 
 
-def test_invalid_host_is_one_line_and_a_hint(served: Served, box: str) -> None:
-    done = served.run("net", box, "--allow", "https://api.test/")
+def test_invalid_host_is_one_line_and_a_hint(cli: CommandLine, sandbox: str) -> None:
+    done = cli.run("net", sandbox, "--allow", "https://api.test/")
     assert done.returncode != 0
     assert "is a URL" in done.stderr
 
 
-def test_missing_sandbox_is_not_created(served: Served) -> None:
-    done = served.run("net", "never-made")
+def test_missing_sandbox_is_not_created(cli: CommandLine) -> None:
+    done = cli.run("net", "not-created")
     assert done.returncode != 0
-    assert "there is no sandbox 'never-made'" in done.stderr
+    assert "there is no sandbox 'not-created'" in done.stderr
 
 
-def test_log_is_followed(served: Served, box: str) -> None:
-    served.says("net", box, "--allow", "api.test")
-    with served.started("net", box, "-f", "--json") as process:
+def test_log_is_followed(cli: CommandLine, sandbox: str) -> None:
+    cli.output("net", sandbox, "--allow", "api.test")
+    with cli.start("net", sandbox, "-f", "--json") as process:
         assert process.stdout is not None
-        # Following starts when it is connected: send requests until one is seen.
+        # Events before the connection are not followed: send requests until one is seen.
         while True:
-            served.says("exec", box, ASK)
-            import select
-
+            cli.output("exec", sandbox, REQUEST)
             if select.select([process.stdout], [], [], 0.2)[0]:
                 break
         assert json.loads(process.stdout.readline())["host"] == "other.test"
@@ -78,6 +77,6 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
         received=2,
         handler="bearer",
     )
-    line = line_of(event)
+    line = format_event(event)
     assert line.isprintable()
     assert "https://[::1]:8080/\\x1b[2Jx\\nfaked 200 1/2 [internet] by bearer" in line

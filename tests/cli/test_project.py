@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.project import PATIENCE, environment, serving
-from cli.served import until
+from cli.command_line import wait_until
+from cli.served_project import TIMEOUT, environment, run_project
 from smokebox.testing import FakeModelServer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ STUBBORN = """
 import asyncio, pathlib
 
 async def run(ctx):
-    pathlib.Path("begun").touch()
+    pathlib.Path("started").touch()
     while True:
         try:
             await asyncio.sleep(60)
@@ -89,7 +89,7 @@ def test_init_overwrites_nothing(run: Run, tmp_path: Path) -> None:
 def test_tests_of_a_new_project_pass(demo: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q"]
     # Also with an API key set: tests use no provider.
-    env = environment(demo, ANTHROPIC_API_KEY="nobody-may-use-this")
+    env = environment(demo, ANTHROPIC_API_KEY="invalid")
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(
         command, cwd=demo, env=env, capture_output=True, text=True, timeout=100, check=False
@@ -98,31 +98,31 @@ def test_tests_of_a_new_project_pass(demo: Path) -> None:
 
 
 def test_new_project_answers_without_an_api_key(demo: Path) -> None:
-    with serving(demo, "dev") as dev:
-        assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
-        done = dev.ask("/workflows/review?wait=result", {"document": "# Plan"})
+    with run_project(demo, "dev") as dev:
+        assert "You said 'Hello'" in dev.request(ME, {"message": "Hello"})["result"]["text"]
+        done = dev.request("/workflows/review?wait=result", {"document": "# Plan"})
         assert done["result"]["review"]
         dev.expect(r"── assistant/me\n(?s:.*)> Hello\nYou said 'Hello'")
         dev.expect(r"── workflows/review \w+\n  started attempt=1\n")
         dev.expect(r"● write review.md")
         dev.expect(r"  completed result=")
         for line in (f"curl '{dev.url}{ME}' -d", "POST /agents/assistant/{id}"):
-            assert line in dev.said
+            assert line in dev.output
         assert dev.stop() == 0
-        assert "Traceback" not in dev.said
+        assert "Traceback" not in dev.output
 
 
 def test_provider_is_used_once_a_key_is_set(demo: Path) -> None:
-    with FakeModelServer("I am the provider.") as provider, serving(demo, "dev") as dev:
-        assert "You said 'Hello'" in dev.ask(ME, {"message": "Hello"})["result"]["text"]
+    with FakeModelServer("I am the provider.") as provider, run_project(demo, "dev") as dev:
+        assert "You said 'Hello'" in dev.request(ME, {"message": "Hello"})["result"]["text"]
         with (demo / "smokebox.toml").open("a") as settings:
             settings.write(f'[models.anthropic]\nbase_url = "{provider.url}"\n')
         dev.expect(r"smokebox.toml changed\n  POST")
         (demo / ".env").write_text(f"ANTHROPIC_API_KEY={provider.api_key}\n")
         dev.expect(r"\.env changed\n  POST")
         # A provider's libraries take long to import on a busy machine.
-        said = dev.ask(ME, {"message": "Hello"}, timeout=60)["result"]
-        assert (said["text"], said["model"]) == (
+        result = dev.request(ME, {"message": "Hello"}, timeout=60)["result"]
+        assert (result["text"], result["model"]) == (
             "I am the provider.",
             "anthropic/claude-sonnet-4-6",
         )
@@ -132,31 +132,31 @@ def test_provider_is_used_once_a_key_is_set(demo: Path) -> None:
 
 
 def test_changed_files_are_reloaded_and_conversations_continue(demo: Path) -> None:
-    with serving(demo, "dev") as dev:
-        dev.ask(ME, {"message": "one"})
+    with run_project(demo, "dev") as dev:
+        dev.request(ME, {"message": "one"})
         helper = demo / "model.py"
         helper.write_text(helper.read_text().replace("You said", "You wrote"))
         dev.expect(r"model.py changed\n  POST")
-        assert "You wrote 'two'" in dev.ask(ME, {"message": "two"})["result"]["text"]
-        said = [
+        assert "You wrote 'two'" in dev.request(ME, {"message": "two"})["result"]["text"]
+        messages = [
             event
-            for event in dev.ask("/agents/assistant/me")["events"]
+            for event in dev.request("/agents/assistant/me")["events"]
             if event["type"] == "message_added"
         ]
-        assert len(said) == 2
+        assert len(messages) == 2
 
 
 def test_file_with_an_error_is_reported_and_others_are_served(demo: Path) -> None:
     (demo / "agents" / "broken.py").write_text("import os\n1 / 0\n")
-    with serving(demo, "dev") as dev:
+    with run_project(demo, "dev") as dev:
         dev.expect(r"broken.py, line 2: ZeroDivisionError")
-        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
-        refused = dev.ask("/agents/broken/me", {"message": "Hello"})
+        assert dev.request(ME, {"message": "Hello"})["outcome"] == "completed"
+        refused = dev.request("/agents/broken/me", {"message": "Hello"})
         assert "broken.py, line 2" in refused["error"]["message"]
 
         (demo / "smokebox.toml").write_text("[app]\nidle = 'soon'\n")
-        dev.expect(r"smokebox.toml: \[app\]: idle is seconds")
-        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+        dev.expect(r"smokebox.toml: \[app\]: idle must be seconds")
+        assert dev.request(ME, {"message": "Hello"})["outcome"] == "completed"
 
 
 def test_agent_does_not_shadow_a_module_of_its_name(demo: Path) -> None:
@@ -164,17 +164,17 @@ def test_agent_does_not_shadow_a_module_of_its_name(demo: Path) -> None:
     (demo / "workflows" / "mix.py").write_text(
         "async def run(ctx):\n    import colorsys\n    return colorsys.rgb_to_hsv(1, 1, 1)\n"
     )
-    with serving(demo, "app") as app:
-        assert app.ask("/workflows/mix?wait=result", {})["result"] == [0.0, 0.0, 1]
+    with run_project(demo, "app") as app:
+        assert app.request("/workflows/mix?wait=result", {})["result"] == [0.0, 0.0, 1]
 
 
 def test_recreated_conversation_is_shown_from_its_start(demo: Path) -> None:
-    with serving(demo, "dev") as dev:
-        dev.ask(ME, {"message": "one"})
+    with run_project(demo, "dev") as dev:
+        dev.request(ME, {"message": "one"})
         dev.expect(r"> one\n(?s:.*)completed")
         request = urllib.request.Request(f"{dev.url}/agents/assistant/me", method="DELETE")
         urllib.request.urlopen(request).close()
-        dev.ask(ME, {"message": "two"})
+        dev.request(ME, {"message": "two"})
         dev.expect(r"> two\n(?s:.*)completed")
 
 
@@ -186,40 +186,43 @@ def test_early_failures_and_handler_logs_are_shown(demo: Path) -> None:
         'triggers = {"webhook": True}\n'
         "async def handler(ctx):\n    ctx.log.warning('came in', what=ctx.payload)\n"
     )
-    with serving(demo, "dev") as dev:
-        assert dev.ask("/agents/lost/me?wait=result", {"message": "Hello"})["outcome"] == "failed"
+    with run_project(demo, "dev") as dev:
+        assert (
+            dev.request("/agents/lost/me?wait=result", {"message": "Hello"})["outcome"] == "failed"
+        )
         dev.expect(r"── lost/me\n  failed: there is no provider 'nosuch'")
-        dev.ask("/agents/hook/t-1?wait=result", [1])
+        dev.request("/agents/hook/t-1?wait=result", [1])
         dev.expect(r"── hook/t-1\n  started attempt=1\n  came in what=\[1\]\n  completed")
 
 
 def test_custom_routes_are_served_and_reloaded(demo: Path) -> None:
     site = SITE.replace("WORD", "one")
     (demo / "app.py").write_text(site)
-    with serving(demo, "dev") as dev:
-        assert dev.ask("/word") == {"word": "one", "started": True}
-        assert dev.ask(ME, {"message": "Hello"})["outcome"] == "completed"
+    with run_project(demo, "dev") as dev:
+        assert dev.request("/word") == {"word": "one", "started": True}
+        assert dev.request(ME, {"message": "Hello"})["outcome"] == "completed"
         (demo / "app.py").write_text(SITE.replace("WORD", "two"))
         dev.expect(r"app.py changed\n  POST")
-        assert dev.ask("/word")["word"] == "two"
+        assert dev.request("/word")["word"] == "two"
 
 
 def test_foreign_pages_cannot_call_an_app_without_keys(demo: Path) -> None:
-    with serving(demo, "dev") as dev:
+    with run_project(demo, "dev") as dev:
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
-            refused = dev.ask(ME, {"message": "Hello"}, headers=headers)
+            refused = dev.request(ME, {"message": "Hello"}, headers=headers)
             assert refused["error"]["code"] == "forbidden"
         assert (
-            dev.ask(ME, {"message": "Hello"}, headers={"Origin": dev.url})["outcome"] == "completed"
+            dev.request(ME, {"message": "Hello"}, headers={"Origin": dev.url})["outcome"]
+            == "completed"
         )
 
 
 def test_env_option_sets_variables_from_a_file(demo: Path) -> None:
     (demo.parent / "other.env").write_text("SMOKEBOX_APP_KEYS=one,two\n")
-    with serving(demo.parent, "dev", "demo", "--env", "other.env") as dev:
-        assert dev.ask(ME, {"message": "Hello"})["error"]["code"] == "unauthorized"
+    with run_project(demo.parent, "dev", "demo", "--env", "other.env") as dev:
+        assert dev.request(ME, {"message": "Hello"})["error"]["code"] == "unauthorized"
         for key in ("one", "two"):
-            done = dev.ask(ME, {"message": "Hello"}, headers={"Authorization": f"Bearer {key}"})
+            done = dev.request(ME, {"message": "Hello"}, headers={"Authorization": f"Bearer {key}"})
             assert done["outcome"] == "completed"
 
 
@@ -229,7 +232,7 @@ def test_production_refuses_a_project_with_an_error(run: Run, demo: Path) -> Non
     )
     done = run("app", "demo")
     assert done.returncode == 2
-    assert "late.py" in done.stderr and "schedule is a line of cron" in done.stderr
+    assert "late.py" in done.stderr and "schedule must be a cron expression" in done.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -240,80 +243,80 @@ def test_production_listens_to_other_machines_only_with_keys(
     assert done.returncode == 2
     assert "SMOKEBOX_APP_KEYS" in done.stderr
     for arguments, variables in ((["--open"], {}), ([], {"SMOKEBOX_APP_KEYS": "secret"})):
-        with serving(demo, "app", "--host", host, *arguments, **variables) as app:
+        with run_project(demo, "app", "--host", host, *arguments, **variables) as app:
             assert app.process.poll() is None
 
 
 def test_signal_lets_running_work_finish(demo: Path) -> None:
     (demo / "agents" / "slow.py").write_text(SLOW)
-    answers = []
-    with serving(demo, "app") as app:
+    responses = []
+    with run_project(demo, "app") as app:
 
-        def ask() -> None:
-            answers.append(app.ask("/agents/slow/me?wait=result", {"message": "Hello"}))
+        def send() -> None:
+            responses.append(app.request("/agents/slow/me?wait=result", {"message": "Hello"}))
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        until(lambda: app.ask("/agents/slow")["conversations"])
+        sender = threading.Thread(target=send)
+        sender.start()
+        wait_until(lambda: app.request("/agents/slow")["conversations"])
         assert app.stop() == 0
-        asking.join()
-    assert answers[0]["result"]["text"] == "Slow, but here."
-    assert "Traceback" not in app.said
+        sender.join()
+    assert responses[0]["result"]["text"] == "Slow, but here."
+    assert "Traceback" not in app.output
 
 
 def test_work_cut_off_by_grace_resumes_at_the_next_start(demo: Path) -> None:
     (demo / "agents" / "slow.py").write_text(SLOW)
-    answers = []
-    with serving(demo, "app", "--grace", "0") as app:
+    responses = []
+    with run_project(demo, "app", "--grace", "0") as app:
 
-        def ask() -> None:
-            answers.append(app.ask("/agents/slow/me?wait=result", {"message": "Hello"}))
+        def send() -> None:
+            responses.append(app.request("/agents/slow/me?wait=result", {"message": "Hello"}))
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        until(lambda: app.ask("/agents/slow")["conversations"])
+        sender = threading.Thread(target=send)
+        sender.start()
+        wait_until(lambda: app.request("/agents/slow")["conversations"])
         assert app.stop() == 0
-        asking.join()
-        assert answers[0]["error"]["code"] == "service_unavailable"
-    with serving(demo, "app") as app:
-        until(lambda: app.ask("/health")["open"] == 0)
-        text = json.dumps(app.ask("/agents/slow/me"))
+        sender.join()
+        assert responses[0]["error"]["code"] == "service_unavailable"
+    with run_project(demo, "app") as app:
+        wait_until(lambda: app.request("/health")["open"] == 0)
+        text = json.dumps(app.request("/agents/slow/me"))
     assert text.count("Slow, but here.") >= 1
 
 
 def test_work_that_ignores_cancellation_does_not_block_exit(demo: Path) -> None:
     (demo / "workflows" / "stubborn.py").write_text(STUBBORN)
-    with serving(demo, "app", "--grace", "0") as app:
-        app.ask("/workflows/stubborn", {})
-        until(lambda: (demo / "begun").exists())
+    with run_project(demo, "app", "--grace", "0") as app:
+        app.request("/workflows/stubborn", {})
+        wait_until(lambda: (demo / "started").exists())
         assert app.stop() == 0
-        assert "abandoned work" in app.said
+        assert "abandoned work" in app.output
 
 
 def test_stream_ends_when_the_app_stops(demo: Path) -> None:
-    with serving(demo, "app") as app:
-        app.ask(ME, {"message": "Hello"})
+    with run_project(demo, "app") as app:
+        app.request(ME, {"message": "Hello"})
         request = urllib.request.Request(
             f"{app.url}/agents/assistant/me", headers={"accept": "text/event-stream"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as stream:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as stream:
             assert any(b"work_ended" in line for line in stream)
             app.process.terminate()
             # A connection that was cut off would raise.
             stream.read()
-        assert app.process.wait(PATIENCE) == 0
-    assert app.said.count("\n") == 1
+        assert app.process.wait(TIMEOUT) == 0
+    assert app.output.count("\n") == 1
 
 
 def test_state_directory_is_an_option(demo: Path, tmp_path: Path) -> None:
-    with serving(demo, "app", "--state", str(tmp_path / "state")) as app:
-        app.ask(ME, {"message": "Hello"})
+    with run_project(demo, "app", "--state", str(tmp_path / "state")) as app:
+        app.request(ME, {"message": "Hello"})
     assert (tmp_path / "state" / "conversations.db").is_file()
     assert not (demo / ".smokebox").exists()
 
 
 def test_port_in_use_is_an_error_with_a_hint(run: Run, demo: Path) -> None:
-    with serving(demo, "app") as app:
+    with run_project(demo, "app") as app:
         done = run("app", "demo", "--port", app.url.rpartition(":")[2])
     assert done.returncode == 1
     assert "cannot listen on" in done.stderr and "--port" in done.stderr

@@ -1,4 +1,4 @@
-"""Quick start of docs/app.md: short, and correct to the letter."""
+"""Quick start of docs/app.md: it is short and works as written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.project import environment, serving
+from cli.served_project import environment, run_project
 from cli.terminal import SMOKEBOX
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,18 +24,18 @@ def test_quick_start_has_at_most_six_lines_and_three_commands() -> None:
     assert len(COMMANDS.splitlines()) <= 3
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_quick_start_works_without_an_api_key(tmp_path: Path) -> None:
-    make, serve, ask = COMMANDS.splitlines()
+    create, serve, prompt = COMMANDS.splitlines()
     env = environment(tmp_path)
     env["PATH"] = f"{Path(SMOKEBOX).parent}:{env['PATH']}"
-    made = subprocess.run(
-        ["bash", "-c", f"{make} && pwd"], cwd=tmp_path, env=env, capture_output=True, text=True
+    created = subprocess.run(
+        ["bash", "-c", f"{create} && pwd"], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    demo = Path(made.stdout.splitlines()[-1])
+    demo = Path(created.stdout.splitlines()[-1])
     assert serve == "smokebox dev"
-    with serving(demo, *serve.split()[1:]) as dev:
-        line = ask.replace("http://127.0.0.1:8600", dev.url)
+    with run_project(demo, *serve.split()[1:]) as dev:
+        line = prompt.replace("http://127.0.0.1:8600", dev.url)
         # The page shows what the command prints.
         dev.expect(re.escape(line))
         done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True)

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.served import until
-from cli.terminal import PATIENCE, SMOKEBOX, Terminal
+from cli.command_line import wait_until
+from cli.terminal import SMOKEBOX, TIMEOUT, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from cli.served import Served
+    from cli.command_line import CommandLine
 
 
 @pytest.fixture
-def open_shell(served: Served, box: str, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def open_shell(cli: CommandLine, sandbox: str, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Open a terminal with a shell in the sandbox, and wait for its prompt."""
     opened: list[Terminal] = []
 
     def open_shell(*arguments: str) -> Terminal:
-        words = ["sh", box, *arguments]
-        opened.append(Terminal([SMOKEBOX, *words], tmp_path, served.env))
+        words = ["sh", sandbox, *arguments]
+        opened.append(Terminal([SMOKEBOX, *words], tmp_path, cli.env))
         opened[-1].expect(r"[#$] ")
         return opened[-1]
 
@@ -43,7 +43,7 @@ def test_exit_code_passes_through_and_the_terminal_is_restored(
     terminal.expect(r"\n42\n")
     assert not terminal.echoes()
     terminal.type("exit 7")
-    assert terminal.process.wait(PATIENCE) == 7
+    assert terminal.process.wait(TIMEOUT) == 7
     assert terminal.echoes()
 
 
@@ -52,8 +52,8 @@ def test_ctrl_c_stops_the_remote_command_and_not_the_shell(
 ) -> None:
     terminal = open_shell()
     # Printed by the child itself: bash misses a Ctrl-C while it hands the terminal over.
-    terminal.type("sh -c 'echo be\"\"gun; exec sleep 1000'")
-    terminal.expect("begun\n")
+    terminal.type("sh -c 'echo star\"\"ted; exec sleep 1000'")
+    terminal.expect("started\n")
     terminal.press("\x03")
     terminal.expect(r"[#$] ")
     terminal.type("echo code $?")
@@ -89,42 +89,42 @@ def test_large_output_is_complete(open_shell: Callable[..., Terminal]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_the_remote_shell_and_restores_the_terminal(
-    served: Served, box: str, open_shell: Callable[..., Terminal], number: signal.Signals
+    cli: CommandLine, sandbox: str, open_shell: Callable[..., Terminal], number: signal.Signals
 ) -> None:
     terminal = open_shell()
-    terminal.type("echo be''gun; sleep 4321")
-    terminal.expect("begun\n")
+    terminal.type("echo star''ted; sleep 4321")
+    terminal.expect("started\n")
     terminal.process.send_signal(number)
-    assert terminal.process.wait(PATIENCE) == 128 + number
+    assert terminal.process.wait(TIMEOUT) == 128 + number
     assert terminal.echoes()
-    until(lambda: served.run("exec", box, "pgrep -f 'sleep 432[1]'").returncode == 1)
+    wait_until(lambda: cli.run("exec", sandbox, "pgrep -f 'sleep 432[1]'").returncode == 1)
 
 
 def test_killed_server_restores_the_terminal(
-    served: Served, open_shell: Callable[..., Terminal]
+    cli: CommandLine, open_shell: Callable[..., Terminal]
 ) -> None:
     terminal = open_shell()
-    os.kill(json.loads(served.says("status", "--json"))["pid"], signal.SIGKILL)
-    terminal.expect("smokebox: the server went away")
-    assert terminal.process.wait(PATIENCE) == 1
+    os.kill(json.loads(cli.output("status", "--json"))["pid"], signal.SIGKILL)
+    terminal.expect("smokebox: the connection to the server was lost")
+    assert terminal.process.wait(TIMEOUT) == 1
     assert terminal.echoes()
-    assert served.says("up")
+    assert cli.output("up")
 
 
-def test_without_a_terminal_the_script_on_stdin_is_run(served: Served, box: str) -> None:
-    done = served.run("sh", box, stdin="echo out; echo err >&2\nexit 4\n")
+def test_without_a_terminal_the_script_on_stdin_is_run(cli: CommandLine, sandbox: str) -> None:
+    done = cli.run("sh", sandbox, stdin="echo out; echo err >&2\nexit 4\n")
     assert (done.returncode, done.stdout, done.stderr) == (4, "out\n", "err\n")
 
 
-def test_command_option_runs_in_the_remote_sandbox(served: Served, box: str) -> None:
+def test_command_option_runs_in_the_remote_sandbox(cli: CommandLine, sandbox: str) -> None:
     words = ["-e", "A=1", "-i", "-c", "echo $A; cat; exit 3"]
-    done = served.run("sh", box, *words, stdin="in\n")
+    done = cli.run("sh", sandbox, *words, stdin="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "1\nin\n", "")
-    done = served.run("sh", box, "--timeout", "0.5", "-c", "sleep 1000")
+    done = cli.run("sh", sandbox, "--timeout", "0.5", "-c", "sleep 1000")
     assert done.returncode == 124
 
 
-def test_id_and_bucket_exclude_each_other(served: Served) -> None:
-    done = served.run("sh", "x", "--bucket", "memory:///")
+def test_id_and_bucket_exclude_each_other(cli: CommandLine) -> None:
+    done = cli.run("sh", "x", "--bucket", "memory:///")
     assert (done.returncode, done.stdout) == (2, "")
     assert "ID and --bucket exclude each other" in done.stderr

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cli.terminal import Open, Run
 
-# The line editor moves back and forth.
+# The line editor moves the cursor.
 PROMPT = r">[ \x08]*$"
 AGENT = """
 from smokebox import create_agent
@@ -21,15 +21,15 @@ from smokebox.agents.approval import Approval
 from smokebox.testing import ScriptedModel, call
 from smokebox.testing.scripted import last_returns, last_text
 
-def answer(request):
+def reply(request):
     if returned := last_returns(request):
-        return f"The tool said {returned[0].text.strip()!r}."
+        return f"The tool returned {returned[0].text.strip()!r}."
     text = last_text(request)
     if text.startswith("run "):
         return ["Looking. ", call("bash", command=text.removeprefix("run "))]
     return f"You said {text!r}, after {len(request.messages) - 1} messages."
 
-agent = create_agent(model=ScriptedModel(then=answer), name="echo", approval=APPROVAL)
+agent = create_agent(model=ScriptedModel(then=reply), name="echo", approval=APPROVAL)
 """
 
 
@@ -37,13 +37,13 @@ agent = create_agent(model=ScriptedModel(then=answer), name="echo", approval=APP
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / "home"))
     (tmp_path / "echo.py").write_text(AGENT.replace("APPROVAL", "None"))
-    (tmp_path / "asking.py").write_text(AGENT.replace("APPROVAL", "Approval(ask=['bash'])"))
+    (tmp_path / "approval.py").write_text(AGENT.replace("APPROVAL", "Approval(ask=['bash'])"))
 
 
 def test_text_goes_to_stdout_and_tool_calls_to_stderr(run: Run) -> None:
     done = run("run", "echo.py", "run echo one; echo two >&2")
     assert done.returncode == 0
-    assert done.stdout == "Looking. \nThe tool said 'one\\ntwo'.\n"
+    assert done.stdout == "Looking. \nThe tool returned 'one\\ntwo'.\n"
     assert "● bash echo one; echo two >&2\n  one\n  two\n" in done.stderr
     assert "2 turns" in done.stderr and "tokens in" in done.stderr
 
@@ -82,7 +82,7 @@ def test_local_sandbox_is_this_directory(run: Run, tmp_path: Path) -> None:
 
 
 def test_call_is_denied_without_a_terminal(run: Run) -> None:
-    done = run("run", "asking.py", "run echo hi")
+    done = run("run", "approval.py", "run echo hi")
     assert done.returncode == 0
     assert "needs approval" in done.stderr and "denied" in done.stderr
 
@@ -120,15 +120,15 @@ def test_mistake_is_one_line_and_a_hint(
 
 
 def test_ctrl_c_aborts_and_records_it(open_terminal: Open, run: Run) -> None:
-    terminal = open_terminal("run", "echo.py", "run echo begun; sleep 1000", "--id", "mine")
-    terminal.expect(r"  begun")
+    terminal = open_terminal("run", "echo.py", "run echo started; sleep 1000", "--id", "mine")
+    terminal.expect(r"  started")
     terminal.interrupt()
     terminal.expect(r"smokebox: ")
     assert terminal.wait() == 130
     assert "You said 'again'" in run("run", "echo.py", "again", "--id", "mine").stdout
 
 
-def test_a_chat_is_one_conversation(open_terminal: Open) -> None:
+def test_chat_is_one_conversation(open_terminal: Open) -> None:
     terminal = open_terminal("chat", "echo.py")
     terminal.expect(PROMPT)
     terminal.type("one")
@@ -142,10 +142,10 @@ def test_a_chat_is_one_conversation(open_terminal: Open) -> None:
 
 
 def test_call_is_approved_in_the_terminal(open_terminal: Open) -> None:
-    terminal = open_terminal("run", "asking.py", "run echo $((6 * 7))")
+    terminal = open_terminal("run", "approval.py", "run echo $((6 * 7))")
     terminal.expect(r"Allow bash\?")
     terminal.type("y")
-    terminal.expect(r"The tool said '42'")
+    terminal.expect(r"The tool returned '42'")
     assert terminal.wait() == 0
 
 

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from cli.served import Served
-from cli.terminal import PATIENCE, SMOKEBOX
+from cli.command_line import CommandLine
+from cli.terminal import SMOKEBOX, TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def serving(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def run_server(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home), "--pool", "0"]
     process = subprocess.Popen(
         [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
@@ -42,36 +42,36 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, "--no-tcp") as process:
+    with run_server(tmp_path, "--no-tcp") as process:
         assert first_line(process).endswith(f" serves unix:{tmp_path}/server.sock\n")
         process.send_signal(number)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_port_0_chooses_and_prints_a_free_port(tmp_path: Path) -> None:
-    with serving(tmp_path, "--port", "0") as process:
+    with run_server(tmp_path, "--port", "0") as process:
         match = re.search(r"http://127\.0\.0\.1:\d+", first_line(process))
         assert match is not None
-        with urllib.request.urlopen(f"{match[0]}/api/sandboxes", timeout=PATIENCE) as answer:
-            assert answer.read() == b'{"sandboxes":[]}'
+        with urllib.request.urlopen(f"{match[0]}/api/sandboxes", timeout=TIMEOUT) as response:
+            assert response.read() == b'{"sandboxes":[]}'
 
 
 def test_keys_are_required_over_tcp(tmp_path: Path) -> None:
-    here = Served(tmp_path)
-    with serving(tmp_path, "--port", "0", "--keys") as process:
+    cli = CommandLine(tmp_path)
+    with run_server(tmp_path, "--port", "0", "--keys") as process:
         match = re.search(r"http://\S+", first_line(process))
         assert match is not None
-        key = here.says("keys", "create", "--name", "test").strip()
-        here.env["SMOKEBOX_URL"] = match[0]
-        done = here.run("ls")
+        key = cli.output("keys", "create", "--name", "test").strip()
+        cli.env["SMOKEBOX_URL"] = match[0]
+        done = cli.run("ls")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("smokebox: this server requires an API key.\n  ")
-        here.env["SMOKEBOX_API_KEY"] = key
-        assert here.says("ls", "--json") == "[]\n"
+        cli.env["SMOKEBOX_API_KEY"] = key
+        assert cli.output("ls", "--json") == "[]\n"
 
 
 def test_show_demonstrates_and_prints_what_to_try(tmp_path: Path) -> None:
-    with serving(tmp_path, "--no-tcp", "--show") as process:
+    with run_server(tmp_path, "--no-tcp", "--show") as process:
         assert process.stdout is not None
         seen = ""
         while "Ctrl-C stops" not in seen:
@@ -82,11 +82,11 @@ def test_show_demonstrates_and_prints_what_to_try(tmp_path: Path) -> None:
         assert "Lisbon spends most: 350." in seen
         assert "smokebox exec mine" in seen
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_second_server_on_a_directory_names_the_first(tmp_path: Path) -> None:
-    with serving(tmp_path, "--no-tcp") as process:
+    with run_server(tmp_path, "--no-tcp") as process:
         first_line(process)
         env = {**os.environ, "SMOKEBOX_HOME": str(tmp_path)}
         second = subprocess.run(
@@ -95,16 +95,16 @@ def test_second_server_on_a_directory_names_the_first(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         assert (second.returncode, second.stdout) == (1, "")
-        assert f"process {process.pid} has the state directory" in second.stderr
+        assert f"process {process.pid} uses the state directory" in second.stderr
         assert "`smokebox status`" in second.stderr
         assert "Traceback" not in second.stderr
 
 
 def test_port_in_use_is_an_error(tmp_path: Path) -> None:
-    with serving(tmp_path / "a", "--port", "0") as first:
+    with run_server(tmp_path / "a", "--port", "0") as first:
         match = re.search(r":(\d+) ", first_line(first))
         assert match is not None
         second = subprocess.run(
@@ -112,7 +112,7 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         assert second.returncode == 1
         assert f"cannot listen on 127.0.0.1:{match[1]}" in second.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.terminal import PATIENCE, SMOKEBOX
+from cli.terminal import SMOKEBOX, TIMEOUT
 from smokebox.agents.log.records import (
     AbortRequested,
     ApprovalDecided,
@@ -36,7 +36,7 @@ from smokebox.agents.log.sqlite import SqliteStore
 from smokebox.agents.log.store import SessionKey
 from smokebox.agents.messages import (
     AssistantMessage,
-    Image,
+    ImagePart,
     Text,
     Thinking,
     ToolCall,
@@ -56,7 +56,7 @@ SESSION: list[Record] = [
     SessionCreated("You are a helper.", model="test/model"),
     WorkAccepted("w", "prompt"),
     WorkStarted("w"),
-    MessageAdded("w", UserMessage((Text("Fix the bug."), Image("image/png", "b", 12)))),
+    MessageAdded("w", UserMessage((Text("Fix the bug."), ImagePart("image/png", "b", 12)))),
     ReplyStarted("w", "r", "test/model"),
     ReplyDelta("r", "Let me"),
     ReplyFailed("r", "overloaded"),
@@ -100,14 +100,14 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-def says(run: Run, *arguments: str) -> str:
+def sessions_output(run: Run, *arguments: str) -> str:
     done = run("sessions", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_sessions_are_listed(run: Run, path: str) -> None:
-    rows = [line.split() for line in says(run, "ls", "--store", path).splitlines()]
+    rows = [line.split() for line in sessions_output(run, "ls", "--store", path).splitlines()]
     assert rows[0][:3] == ["SESSION", "RECORDS", "UNFINISHED"]
     assert [row[:3] for row in rows[1:]] == [
         ["helper/two/default", "2", "1"],
@@ -115,23 +115,23 @@ def test_sessions_are_listed(run: Run, path: str) -> None:
     ]
 
 
-def test_sessions_are_listed_for_programs(run: Run, path: str) -> None:
-    [one] = json.loads(says(run, "ls", "--json", "--id", "one", "--store", path))
+def test_sessions_are_listed_as_json(run: Run, path: str) -> None:
+    [one] = json.loads(sessions_output(run, "ls", "--json", "--id", "one", "--store", path))
     assert one["key"] == {"agent": "helper", "id": "one", "session": "default"}
     assert (one["head"], one["unfinished"], one["parent"]) == (len(SESSION), 0, None)
 
 
-def test_the_default_store_is_in_the_state_directory(
+def test_default_store_is_in_the_state_directory(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMOKEBOX_HOME", str(tmp_path / "home"))
-    assert says(run, "ls").split()[0] == "SESSION"
+    assert sessions_output(run, "ls").split()[0] == "SESSION"
     write(str(tmp_path / "home" / "agents.db"), (KEY, SESSION))
-    assert "helper/one/default" in says(run, "ls")
+    assert "helper/one/default" in sessions_output(run, "ls")
 
 
-def test_a_conversation_is_shown_for_people(run: Run, path: str) -> None:
-    shown = says(run, "show", "helper/one", "--store", path)
+def test_conversation_is_shown_as_text(run: Run, path: str) -> None:
+    shown = sessions_output(run, "show", "helper/one", "--store", path)
     for words in (
         "> Fix the bug.",
         "> [image/png, 12 bytes]",
@@ -156,8 +156,8 @@ def test_a_conversation_is_shown_for_people(run: Run, path: str) -> None:
     assert "thought" not in shown
 
 
-def test_a_conversation_is_shown_in_full(run: Run, path: str) -> None:
-    shown = says(run, "show", "one", "--full", "--store", path)
+def test_conversation_is_shown_in_full(run: Run, path: str) -> None:
+    shown = sessions_output(run, "show", "one", "--full", "--store", path)
     assert "A thought." in shown
     assert "line 39" in shown
     assert "You are a helper." in shown
@@ -165,13 +165,13 @@ def test_a_conversation_is_shown_in_full(run: Run, path: str) -> None:
 
 @pytest.mark.parametrize("words", [["show", "--json"], ["export"]])
 def test_records_are_exported_as_lines_of_json(run: Run, path: str, words: list[str]) -> None:
-    lines = says(run, *words, "one", "--store", path).splitlines()
+    lines = sessions_output(run, *words, "one", "--store", path).splitlines()
     records = [json.loads(line) for line in lines]
     assert [one["offset"] for one in records] == list(range(1, len(SESSION) + 1))
     assert records[0]["record"]["type"] == "session_created"
 
 
-def test_a_session_is_followed_until_it_is_removed(run: Run, path: str) -> None:
+def test_session_is_followed_until_it_is_removed(run: Run, path: str) -> None:
     words = [SMOKEBOX, "sessions", "tail", "helper/one", "-n", "1", "--store", path]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
@@ -179,16 +179,16 @@ def test_a_session_is_followed_until_it_is_removed(run: Run, path: str) -> None:
         write(path, (KEY, [MessageAdded("w", UserMessage((Text("Once more."),)))]))
         assert tail.stdout.readline().strip() == "It broke."
         assert tail.stdout.readline() == "> Once more.\n"
-        says(run, "rm", str(KEY), "--store", path)
-        assert tail.wait(PATIENCE) == 0
+        sessions_output(run, "rm", str(KEY), "--store", path)
+        assert tail.wait(TIMEOUT) == 0
 
 
 def test_sessions_are_removed(run: Run, path: str) -> None:
-    assert says(run, "rm", "helper/one/default", "two", "--store", path) == ""
-    assert len(says(run, "ls", "--store", path).splitlines()) == 1
+    assert sessions_output(run, "rm", "helper/one/default", "two", "--store", path) == ""
+    assert len(sessions_output(run, "ls", "--store", path).splitlines()) == 1
 
 
-def test_a_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
+def test_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
     async def work() -> None:
         store = SqliteStore(path)
         await store.open(KEY)
@@ -203,7 +203,7 @@ def test_a_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["show", "none"], "there is no session 'none'"),
         (["show", "helper"], "'helper' matches 2 sessions: helper/two/default, helper/one"),
@@ -211,11 +211,11 @@ def test_a_session_in_use_is_removed_by_force_only(run: Run, path: str) -> None:
     ],
 )
 def test_unknown_or_ambiguous_session_is_refused(
-    run: Run, path: str, words: list[str], said: str
+    run: Run, path: str, words: list[str], message: str
 ) -> None:
     done = run("sessions", *words, "--store", path)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_missing_store_is_not_created(run: Run, tmp_path: Path) -> None:

@@ -10,49 +10,49 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.terminal import PATIENCE, SMOKEBOX
+from cli.terminal import SMOKEBOX, TIMEOUT
 
 if TYPE_CHECKING:
     from cli.terminal import Run
 
-PLACES = [
+SANDBOXES = [
     pytest.param([], id="virtual"),
     pytest.param(["--local"], id="local"),
     pytest.param(["--bucket", "memory:///"], id="bucket"),
 ]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_command_passes_output_and_exit_code_through(run: Run, place: list[str]) -> None:
-    done = run("sh", *place, "-c", "echo out; echo err >&2; exit 3")
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_command_passes_output_and_exit_code_through(run: Run, options: list[str]) -> None:
+    done = run("sh", *options, "-c", "echo out; echo err >&2; exit 3")
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_script_comes_from_standard_input(run: Run, place: list[str]) -> None:
-    done = run("sh", *place, stdin="for i in 1 2; do\n  echo $i\ndone\nexit 4\n")
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_script_comes_from_standard_input(run: Run, options: list[str]) -> None:
+    done = run("sh", *options, stdin="for i in 1 2; do\n  echo $i\ndone\nexit 4\n")
     assert (done.returncode, done.stdout) == (4, "1\n2\n")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_command_reads_standard_input_when_asked_to(run: Run, place: list[str]) -> None:
-    assert run("sh", *place, "--stdin", "-c", "wc -c", stdin="12345").stdout.strip() == "5"
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_stdin_option_passes_standard_input(run: Run, options: list[str]) -> None:
+    assert run("sh", *options, "--stdin", "-c", "wc -c", stdin="12345").stdout.strip() == "5"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_command_reads_end_of_file_otherwise(run: Run, place: list[str]) -> None:
-    assert run("sh", *place, "-c", "cat | wc -c", stdin="12345").stdout.strip() == "0"
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_standard_input_is_empty_otherwise(run: Run, options: list[str]) -> None:
+    assert run("sh", *options, "-c", "cat | wc -c", stdin="12345").stdout.strip() == "0"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_variable_is_set(run: Run, place: list[str]) -> None:
-    done = run("sh", *place, "-e", "A=1 'two'", "--env", "B=", "-c", 'echo "[$A][$B]"')
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_variable_is_set(run: Run, options: list[str]) -> None:
+    done = run("sh", *options, "-e", "A=1 'two'", "--env", "B=", "-c", 'echo "[$A][$B]"')
     assert done.stdout == "[1 'two'][]\n"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_timeout_exits_with_124_and_keeps_output(run: Run, place: list[str]) -> None:
-    done = run("sh", *place, "--timeout", "1", "-c", "echo early; while :; do :; done")
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_timeout_exits_with_124_and_keeps_output(run: Run, options: list[str]) -> None:
+    done = run("sh", *options, "--timeout", "1", "-c", "echo early; while :; do :; done")
     assert (done.returncode, done.stdout) == (124, "early\n")
 
 
@@ -80,7 +80,7 @@ def test_read_only_bucket_refuses_writes(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--local", "--bucket", "memory:///"], "exclude each other"),
         (["--endpoint", "http://127.0.0.1"], "--endpoint needs --bucket"),
@@ -93,10 +93,10 @@ def test_read_only_bucket_refuses_writes(run: Run, tmp_path: Path) -> None:
         (["--timeout", "soon", "-c", "true"], "not a valid float"),
     ],
 )
-def test_misuse_is_exit_code_2(run: Run, arguments: list[str], complaint: str) -> None:
+def test_misuse_is_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
     done = run("sh", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint in done.stderr
+    assert message in done.stderr
 
 
 def test_script_that_is_not_text_is_refused(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ def test_signal_kills_the_command_and_sets_the_exit_code(
     command = "echo $$ > pid; sleep 1000"
     process = subprocess.Popen([SMOKEBOX, "sh", "--local", "-c", command], cwd=tmp_path)
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (pid.exists() and pid.read_text().endswith("\n")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(PATIENCE) == code
+    assert process.wait(TIMEOUT) == code
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
@@ -127,13 +127,13 @@ def test_sigterm_ends_it_as_a_background_job(tmp_path: Path) -> None:
     arguments = ["sh", "-c", script, "sh", SMOKEBOX, "sh", "--local", "-c", command]
     with subprocess.Popen(arguments, cwd=tmp_path) as process:
         pid = tmp_path / "pid"
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         try:
-            assert process.wait(PATIENCE) == 143
+            assert process.wait(TIMEOUT) == 143
         finally:
             process.kill()
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
@@ -147,4 +147,4 @@ def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"early\n"
         (tmp_path / "go").touch()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0

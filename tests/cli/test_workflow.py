@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.project import PATIENCE, environment, serving
-from cli.served import until
+from cli.command_line import wait_until
+from cli.served_project import TIMEOUT, environment, run_project
 from cli.terminal import SMOKEBOX
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ WORKFLOWS = {
     "double": """
 async def run(ctx):
     ctx.log.info("doubling", number=ctx.payload["number"])
-    print("a line of its own")
+    print("printed")
     return {"double": 2 * ctx.payload["number"]}
 """,
     "sleepy": """
@@ -32,7 +32,7 @@ async def run(ctx):
     ctx.log.info("asleep")
     await asyncio.sleep(1000)
 """,
-    "wrong": "async def run(ctx):\n    raise RuntimeError('it is raining')\n",
+    "wrong": "async def run(ctx):\n    raise RuntimeError('failed')\n",
     "later": """
 from smokebox.app import dispatch
 async def run(ctx):
@@ -56,7 +56,7 @@ def test_workflow_runs_and_prints_json(run: Run, project: Path) -> None:
     done = run("run", "double", "--payload", '{"number": 21}')
     assert (done.returncode, json.loads(done.stdout)) == (0, {"double": 42})
     assert "doubling number=21" in done.stderr
-    assert "a line of its own" in done.stderr
+    assert "printed" in done.stderr
 
 
 def test_agents_of_a_workflow_are_shown(run: Run, project: Path) -> None:
@@ -69,8 +69,8 @@ def test_agents_of_a_workflow_are_shown(run: Run, project: Path) -> None:
 
 def test_queued_work_is_left_to_the_server_of_the_app(run: Run, project: Path) -> None:
     submission = json.loads(run("run", "later").stdout)
-    with serving(project, "app", MODEL="scripted") as app:
-        done = app.ask(f"/submissions/{submission}?wait=10")
+    with run_project(project, "app", MODEL="scripted") as app:
+        done = app.request(f"/submissions/{submission}?wait=10")
     assert "Do it." in done["result"]["text"]
 
 
@@ -78,7 +78,7 @@ def test_queued_work_is_left_to_the_server_of_the_app(run: Run, project: Path) -
     ("arguments", "words"),
     [
         (("run", "nosuch"), ["no workflow 'nosuch'", "double"]),
-        (("run", "wrong"), ["RuntimeError: it is raining"]),
+        (("run", "wrong"), ["RuntimeError: failed"]),
         (("run", "double", "--payload", "{"), ["--payload is not JSON"]),
         (("run", "double", "--payload", "@nosuch.json"), ["nosuch.json", "No such file"]),
         (("run", "double"), ["TypeError"]),
@@ -103,18 +103,18 @@ def test_ctrl_c_aborts_a_run(project: Path) -> None:
         text=True,
     )
     assert process.stderr is not None
-    with process.stderr as said:
-        lines = iter(said.readline, "")
+    with process.stderr as output:
+        lines = iter(output.readline, "")
         assert any("asleep" in line for line in lines)
         process.send_signal(signal.SIGINT)
-        assert "aborted" in said.read()
-    assert process.wait(PATIENCE) == 130
+        assert "aborted" in output.read()
+    assert process.wait(TIMEOUT) == 130
 
 
 def test_project_has_its_own_sessions(run: Run, project: Path, tmp_path: Path) -> None:
     assert run("sessions", "ls", "--json").stdout == "[]\n"
-    with serving(project, "dev", MODEL="scripted") as dev:
-        dev.ask("/agents/assistant/ada?wait=result", {"message": "Hello"})
+    with run_project(project, "dev", MODEL="scripted") as dev:
+        dev.request("/agents/assistant/ada?wait=result", {"message": "Hello"})
         (found,) = json.loads(run("sessions", "ls", "--json").stdout)
         assert found["key"] == {"agent": "assistant", "id": "ada", "session": "default"}
         assert "> Hello" in run("sessions", "show", "assistant/ada").stdout
@@ -124,9 +124,9 @@ def test_project_has_its_own_sessions(run: Run, project: Path, tmp_path: Path) -
     assert run("sessions", "ls", "--json").stdout == "[]\n"
 
 
-def test_a_session_of_a_project_is_followed_while_it_is_served(project: Path) -> None:
-    with serving(project, "dev", MODEL="scripted") as dev:
-        dev.ask("/agents/assistant/ada?wait=result", {"message": "one"})
+def test_session_of_a_project_is_followed_while_it_is_served(project: Path) -> None:
+    with run_project(project, "dev", MODEL="scripted") as dev:
+        dev.request("/agents/assistant/ada?wait=result", {"message": "one"})
         following = subprocess.Popen(
             [SMOKEBOX, "sessions", "tail", "assistant/ada"],
             cwd=project,
@@ -135,10 +135,10 @@ def test_a_session_of_a_project_is_followed_while_it_is_served(project: Path) ->
             text=True,
         )
         assert following.stdout is not None
-        with following.stdout as said:
-            lines = iter(said.readline, "")
+        with following.stdout as output:
+            lines = iter(output.readline, "")
             assert any("> one" in line for line in lines)
-            dev.ask("/agents/assistant/ada?wait=result", {"message": "two"})
+            dev.request("/agents/assistant/ada?wait=result", {"message": "two"})
             assert any("> two" in line for line in lines)
             following.kill()
-            until(lambda: following.poll() is not None)
+            wait_until(lambda: following.poll() is not None)

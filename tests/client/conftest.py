@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.served import Served, served
+from client.server_process import ServerProcess, server_process
 from smokebox.client.client import Client, connect
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Yield a server that all tests share, except those that kill theirs."""
-    with served(str(tmp_path_factory.mktemp("served"))) as server:
+    with server_process(str(tmp_path_factory.mktemp("server"))) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Served) -> Client:
-    """Yield a new client of that server."""
+def client(server: ServerProcess) -> Client:
+    """Return a client of the shared server."""
     return connect(server.url)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STUB = Path(sync.__file__).with_suffix(".pyi")
 HEADER = """\
-# What `tests/client/sync_stub.py` writes. Do not edit: change the async classes.
+# Written by `tests/client/sync_stub.py`. Do not edit: change the async classes.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ ATTRIBUTES = {
     "Submission": ["id: str", "target_id: str | None"],
 }
 # Types of iteration, where the class is generic.
-PIECES = {"ExecStream": "OutputChunk", "CodeStream": "CodeEvent"}
+ITEMS = {"ExecStream": "OutputChunk", "CodeStream": "CodeEvent"}
 
 
 def stub() -> str:
@@ -103,16 +103,15 @@ def _class(facade: type[Facade]) -> str:
     lines = [f"class {facade.__name__}:"]
     lines += [f"    {line}" for line in ATTRIBUTES.get(facade.__name__, [])]
     lines += [_member(facade._kind, name) for name in _names(facade._kind)]
-    piece = PIECES.get(facade.__name__, "Piece")
-    return "\n".join(lines).replace("-> Piece:", f"-> {piece}:") + "\n"
+    item = ITEMS.get(facade.__name__, "Piece")
+    return "\n".join(lines).replace("-> Piece:", f"-> {item}:") + "\n"
 
 
 def _names(kind: type[Any]) -> Iterator[str]:
     known = [name for name in dir(kind) if not name.startswith("_") or name in RENAMED]
     for name in known:
         member = inspect.getattr_static(kind, name)
-        code = inspect.isfunction(member) or isinstance(member, (property, classmethod))
-        if code:
+        if inspect.isfunction(member) or isinstance(member, (property, classmethod)):
             yield name
 
 

@@ -46,12 +46,12 @@ from smokebox import create_agent
 from smokebox.testing import ScriptedModel, call
 from smokebox.testing.scripted import last_returns
 
-def answer(request):
+def reply(request):
     returns = last_returns(request)
     return returns[0].text if returns else call("bash", command="echo ran")
 
 agent = create_agent(
-    model=ScriptedModel(then=answer),
+    model=ScriptedModel(then=reply),
     approval={"ask": ["bash"]},
 )
 """
@@ -90,7 +90,7 @@ class App:
                 break
         raise AssertionError("the app did not start")
 
-    def end(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(15)
@@ -111,7 +111,7 @@ def app(folder: Path) -> Iterator[App]:
     app = App(folder)
     app.start()
     yield app
-    app.end(signal.SIGKILL)
+    app.stop(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def client(app: App) -> AgentClient:
 
 
 async def test_agent_replies(client: AgentClient) -> None:
-    answer = await client.ask("echo", "one", "hello")
-    assert (str(answer), answer.text, answer.data) == ("re: hello", "re: hello", None)
-    assert answer.usage["requests"] == 1
+    reply = await client.ask("echo", "one", "hello")
+    assert (str(reply), reply.text, reply.data) == ("re: hello", "re: hello", None)
+    assert reply.usage["requests"] == 1
 
 
 async def test_stream_yields_events_until_the_reply(client: AgentClient) -> None:
@@ -161,7 +161,7 @@ async def test_same_idempotency_key_is_accepted_once(client: AgentClient) -> Non
         await client.send("echo", "once", "other", key="k-1")
 
 
-async def test_a_workflow_runs_and_logs(client: AgentClient) -> None:
+async def test_workflow_runs_and_logs(client: AgentClient) -> None:
     run = await client.run("add", [1, 2, 3])
     assert (await run.wait(15)).result == {"sum": 6}
     logged = [event async for event in run.events() if event.type == "log"]
@@ -200,17 +200,17 @@ async def test_abort_stops_running_and_queued_work(client: AgentClient) -> None:
 
 
 async def test_tool_call_waits_for_approval(client: AgentClient) -> None:
-    for decide, told in ((client.approve, "ran"), (client.deny, "not allowed")):
-        sent = await client.send("guarded", told.replace(" ", "-"), "go")
+    for decide, id in ((client.approve, "approved"), (client.deny, "denied")):
+        sent = await client.send("guarded", id, "go")
         async for event in sent.events():
             if event.type == "approval_requested":
-                await decide("guarded", told.replace(" ", "-"), event.data["call_id"])
-        assert ("ran" in str(await sent.wait(15))) == (told == "ran")
+                await decide("guarded", id, event.data["call_id"])
+        assert ("ran" in str(await sent.wait(15))) == (id == "approved")
     with pytest.raises(NotFound, match="waits for approval"):
-        await client.approve("guarded", "ran", "call-none")
+        await client.approve("guarded", "approved", "call-none")
 
 
-async def test_the_same_without_await(app: App) -> None:
+async def test_agent_client_without_await(app: App) -> None:
     def work() -> list[str]:
         with sync.AgentClient(app.url) as client:
             assert str(client.ask("echo", "sync", "hello")) == "re: hello"
@@ -256,10 +256,10 @@ async def test_app_with_keys_requires_one(folder: Path, tmp_path: Path) -> None:
     try:
         assert str(await AgentClient(app.url, key="second-key").ask("echo", "a", "b")) == "re: b"
         for key in (None, "wrong-key"):
-            with pytest.raises(Unauthorized, match="wants a key"):
+            with pytest.raises(Unauthorized, match="requires a key"):
                 await AgentClient(app.url, key=key).ask("echo", "a", "b")
     finally:
-        app.end(signal.SIGKILL)
+        app.stop(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -276,15 +276,15 @@ from smokebox.testing import ScriptedModel, call
 
 GO = Path(__file__).parent.parent / "go"
 
-async def look() -> str:
-    '''Look whether it is time.'''
+async def check_time() -> str:
+    '''Wait until it is time.'''
     import asyncio
     while not GO.exists():
         await asyncio.sleep(0.05)
     return "it is"
 
 agent = create_agent(
-    model=ScriptedModel(call("look"), then="It is time."), tools=[look], sandbox=None
+    model=ScriptedModel(call("check_time"), then="It is time."), tools=[check_time], sandbox=None
 )
 """
     )
@@ -297,7 +297,7 @@ agent = create_agent(
         async for event in sent.events():
             if event.type == "tool_started":
                 break
-        app.end(number)
+        app.stop(number)
         waiting = asyncio.create_task(queued.wait(18))
         (tmp_path / "go").touch()
         app.start()
@@ -307,4 +307,4 @@ agent = create_agent(
         assert later[-1].type == "work_ended"
         assert event.offset not in [one.offset for one in later]
     finally:
-        app.end(signal.SIGKILL)
+        app.stop(signal.SIGKILL)

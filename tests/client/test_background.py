@@ -40,7 +40,7 @@ def test_find_returns_none_without_a_server(home: str) -> None:
     assert background.stop() is False
 
 
-def test_a_server_is_started_found_and_stopped(home: str) -> None:
+def test_server_is_started_found_and_stopped(home: str) -> None:
     started = background.start(idle_exit=60)
     found = background.find()
     assert found is not None
@@ -75,15 +75,15 @@ def test_concurrent_starts_get_one_server(home: str) -> None:
 
 
 async def test_start_waits_for_a_server_that_is_stopping(home: str) -> None:
-    former = await asyncio.to_thread(background.start)
+    old = await asyncio.to_thread(background.start)
     await get_sandbox("box").start_process("sleep 100")
-    assert former.pid is not None
-    os.kill(former.pid, signal.SIGTERM)
+    assert old.pid is not None
+    os.kill(old.pid, signal.SIGTERM)
     async with asyncio.timeout(10):
         while (found := await asyncio.to_thread(background.find)) and not found.draining:
             await asyncio.sleep(0.005)
     again = await asyncio.to_thread(background.start)
-    assert again.pid != former.pid
+    assert again.pid != old.pid
     assert (await get_sandbox("box").exec("echo hi")).stdout == "hi\n"
 
 

@@ -12,7 +12,7 @@ from smokebox.errors import InvalidOption, NotFound, PathNotFound
 from smokebox.types import Backup
 
 if TYPE_CHECKING:
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.client.client import Client
 
 
@@ -61,7 +61,7 @@ async def test_cancelling_stops_a_backup(client: Client) -> None:
         assert await sandbox.list_backups() == []
 
 
-def test_without_await(server: Served) -> None:
+def test_backups_without_await(server: ServerProcess) -> None:
     client = sync.connect(server.url)
     with client.create() as sandbox:
         sandbox.write_file("f", "1")

@@ -43,13 +43,13 @@ def test_bindings_are_read_from_a_file_above(project: Path) -> None:
     assert get_sandbox(env.PyBox, "user-42", cwd="/usr").cwd == "/usr"
 
 
-def test_a_pyproject_may_hold_them_too(project: Path) -> None:
+def test_bindings_are_read_from_pyproject(project: Path) -> None:
     (project / "pyproject.toml").write_text("[tool.smokebox.sandboxes.Own]\nimage = 'host'\n")
     (project / "src" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert env.Own.file == str(project / "pyproject.toml")
 
 
-def test_the_nearest_file_counts(project: Path) -> None:
+def test_nearest_file_wins(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     (project / "src" / "smokebox.toml").write_text("[sandboxes.Near]\n")
     assert dir(env) == ["Near"]
@@ -61,13 +61,13 @@ def test_unknown_binding_names_the_nearest(project: Path) -> None:
         _ = env.PiBox
 
 
-def test_without_a_file_the_error_says_what_to_write(project: Path) -> None:
+def test_error_without_a_file_says_what_to_write(project: Path) -> None:
     with pytest.raises(InvalidOption, match=r"\[sandboxes.PyBox\]"):
         _ = env.PyBox
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[sandboxes.A]\nimag = 'x'\n", r"smokebox.toml: \[sandboxes.A\] .*'imag'.*'image'"),
         ("[sandbox.A]\n", r"smokebox.toml has no option 'sandbox'.*'sandboxes'"),
@@ -76,13 +76,15 @@ def test_without_a_file_the_error_says_what_to_write(project: Path) -> None:
         ("[sandboxes.A\n", "smokebox.toml is not TOML"),
     ],
 )
-def test_invalid_value_is_reported_with_file_and_key(project: Path, text: str, told: str) -> None:
+def test_invalid_value_is_reported_with_file_and_key(
+    project: Path, text: str, message: str
+) -> None:
     (project / "smokebox.toml").write_text(text)
-    with pytest.raises(InvalidOption, match=told):
+    with pytest.raises(InvalidOption, match=message):
         _ = env.A
 
 
-def test_a_binding_needs_an_id(project: Path) -> None:
+def test_binding_needs_an_id(project: Path) -> None:
     (project / "smokebox.toml").write_text(TEXT)
     with pytest.raises(InvalidOption, match="needs an id"):
         get_sandbox(env.PyBox)
@@ -117,13 +119,13 @@ def test_name_without_binding_is_a_secret(project: Path, monkeypatch: pytest.Mon
     assert env.MY_TEST_TOKEN == "from-process"
 
 
-def test_a_secret_that_is_missing_names_the_variable_and_the_file(project: Path) -> None:
+def test_missing_secret_is_reported_with_variable_and_file(project: Path) -> None:
     (project / "pyproject.toml").write_text("[tool.smokebox.sandboxes.Own]\nimage = 'host'\n")
     with pytest.raises(InvalidOption, match=rf"MY_TEST_TOKEN is not set.*{project}/\.env"):
         _ = env.MY_TEST_TOKEN
 
 
-async def test_a_bucket_that_the_project_names_is_a_sandbox(project: Path) -> None:
+async def test_bucket_of_the_project_is_a_sandbox(project: Path) -> None:
     folder = project / "objects"
     folder.mkdir()
     (folder / "notes.txt").write_text("found")
@@ -136,7 +138,7 @@ async def test_a_bucket_that_the_project_names_is_a_sandbox(project: Path) -> No
         assert (await sandbox.exec("echo x > notes.txt")).exit_code != 0
 
 
-def test_a_bucket_has_the_credentials_of_the_project(
+def test_bucket_has_the_credentials_of_the_project(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -148,7 +150,7 @@ def test_a_bucket_has_the_credentials_of_the_project(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[buckets.A]\nregion = 'eu'\n", "a bucket has either url or bucket"),
         ("[buckets.A]\nurl = 's3://a'\nbucket = 'a'\n", "a bucket has either url or bucket"),
@@ -160,7 +162,7 @@ def test_a_bucket_has_the_credentials_of_the_project(
         ("[buckets]\nA = 3\n", "buckets.A is a table"),
     ],
 )
-def test_invalid_bucket_is_refused(project: Path, text: str, told: str) -> None:
+def test_invalid_bucket_is_refused(project: Path, text: str, message: str) -> None:
     (project / "smokebox.toml").write_text(text)
-    with pytest.raises(InvalidOption, match=told):
+    with pytest.raises(InvalidOption, match=message):
         _ = env.A

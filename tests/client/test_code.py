@@ -12,10 +12,10 @@ from smokebox.errors import InvalidOption, NotFound, ProcessEnded, SandboxRestar
 from smokebox.types import CodeError, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.client.client import Client
 
-ENDLESS = "import time\nopen('begun', 'w').close()\nwhile True: time.sleep(0.01)"
+ENDLESS = "import time\nopen('started', 'w').close()\nwhile True: time.sleep(0.01)"
 
 
 async def test_code_runs_in_the_given_context(client: Client) -> None:
@@ -23,8 +23,8 @@ async def test_code_runs_in_the_given_context(client: Client) -> None:
         context = await sandbox.create_code_context(language="python", cwd="/tmp", timeout=9)
         assert (context.language, context.cwd, context.timeout) == ("python", "/tmp", 9)
         await sandbox.run_code("x = 20", context=context)
-        told = await sandbox.run_code("print('hi')\nx + 1", context=context.id, env={"A": "1"})
-        assert (told.text, told.stdout, told.success, told.count) == ("21", "hi\n", True, 2)
+        result = await sandbox.run_code("print('hi')\nx + 1", context=context.id, env={"A": "1"})
+        assert (result.text, result.stdout, result.success, result.count) == ("21", "hi\n", True, 2)
         assert (await sandbox.run_code("x")).error is not None
         assert [one.default for one in await sandbox.list_code_contexts()] == [False, True]
         await sandbox.delete_code_context(context)
@@ -46,12 +46,12 @@ async def test_code_stream_yields_events_and_the_execution(client: Client) -> No
     assert stream.execution.error == events[3]
 
 
-async def test_cancelling_interrupts_and_the_context_lives_on(client: Client) -> None:
+async def test_cancelling_interrupts_the_code_and_keeps_the_context(client: Client) -> None:
     async with await client.create() as sandbox:
         await sandbox.run_code("x = 'kept'")
         running = asyncio.create_task(sandbox.run_code(ENDLESS))
         async with asyncio.timeout(15):
-            while not await sandbox.exists("begun"):
+            while not await sandbox.exists("started"):
                 await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -61,7 +61,7 @@ async def test_cancelling_interrupts_and_the_context_lives_on(client: Client) ->
         assert (late.timed_out, late.context_ended) == (True, False)
 
 
-async def test_errors_arrive_as_their_classes(client: Client) -> None:
+async def test_errors_are_raised_as_their_classes(client: Client) -> None:
     async with await client.create() as sandbox:
         context = await sandbox.create_code_context()
         with pytest.raises(ProcessEnded, match="exit code 3"):
@@ -77,11 +77,11 @@ async def test_errors_arrive_as_their_classes(client: Client) -> None:
             await sandbox.delete_code_context("a/b")
 
 
-async def test_other_languages_have_contexts_of_their_own(client: Client) -> None:
+async def test_each_language_has_its_own_default_context(client: Client) -> None:
     async with await client.create() as sandbox:
         assert (await sandbox.run_code("const n: number = 2; n", language="ts")).text == "2"
-        told = await sandbox.run_code("console.log('hi'); ({a: 1})", language="javascript")
-        assert (told.stdout, told.results[0].json, told.language) == (
+        result = await sandbox.run_code("console.log('hi'); ({a: 1})", language="javascript")
+        assert (result.stdout, result.results[0].json, result.language) == (
             "hi\n",
             {"a": 1},
             "javascript",
@@ -90,7 +90,7 @@ async def test_other_languages_have_contexts_of_their_own(client: Client) -> Non
         assert kinds == ["typescript", "javascript"]
 
 
-def test_the_same_without_await(server: Served) -> None:
+def test_code_without_await(server: ServerProcess) -> None:
     with sync.connect(server.url).create() as sandbox:
         context = sandbox.create_code_context()
         sandbox.run_code("x = 1", context=context)

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from client.threaded import Threaded
+from client.threaded_sandbox import ThreadedSandbox
 from smokebox import sync
 from smokebox.sandbox.conformance import SandboxSuite
-from smokebox.sandbox.conformance.directories import DirectoryCases
-from smokebox.sandbox.conformance.files import FileCases
-from smokebox.sandbox.conformance.globs import GlobCases
-from smokebox.sandbox.conformance.paths import PathCases
-from smokebox.sandbox.conformance.symlinks import SymlinkCases
+from smokebox.sandbox.conformance.files import DirectoryCases, FileCases
+from smokebox.sandbox.conformance.paths import GlobCases, PathCases, SymlinkCases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.client.client import Client
     from smokebox.client.sandbox import Sandbox
 
@@ -35,6 +32,6 @@ class TestFacade(PathCases, FileCases, DirectoryCases, SymlinkCases, GlobCases):
     """Files only: a call in a thread cannot be cancelled, and streams are iterators."""
 
     @pytest.fixture
-    def sandbox(self, server: Served) -> Iterator[Threaded]:
+    def sandbox(self, server: ServerProcess) -> Iterator[ThreadedSandbox]:
         with sync.connect(server.url).create() as sandbox:
-            yield Threaded(sandbox)
+            yield ThreadedSandbox(sandbox)

@@ -1,4 +1,4 @@
-"""Repositories, cloned into a sandbox by the SDK."""
+"""Repositories cloned into a sandbox by the SDK."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.client.client import Client
     from smokebox.client.sandbox import Sandbox
     from smokebox.testing import SeaweedServer
@@ -39,18 +39,18 @@ def store(seaweed: SeaweedServer, bucket_name: str) -> Store:
     return Store.of(bucket_name, access)
 
 
-async def test_a_bucket_is_a_directory_until_it_is_unmounted(
+async def test_bucket_is_mounted_and_unmounted(
     sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str, store: Store
 ) -> None:
-    made = await sandbox.mount_bucket(
+    mount = await sandbox.mount_bucket(
         bucket_name,
         "data",
         endpoint=seaweed.endpoint,
         access_key=seaweed.access_key,
         secret_key=seaweed.secret_key,
     )
-    assert (made.path, made.bucket, made.active) == ("/workspace/data", bucket_name, True)
-    assert await sandbox.list_mounts() == [made]
+    assert (mount.path, mount.bucket, mount.active) == ("/workspace/data", bucket_name, True)
+    assert await sandbox.list_mounts() == [mount]
     await sandbox.exec("echo hello > data/f")
     assert (store["f"], await sandbox.read_file("data/f")) == (b"hello\n", "hello\n")
     await sandbox.unmount_bucket("data")
@@ -72,7 +72,7 @@ async def test_credentials_come_from_the_environment(
     assert (mount.bucket, mount.prefix) == (bucket_name, "folder")
 
 
-async def test_a_bucket_of_the_project_is_mounted_as_it_says(
+async def test_bucket_of_the_project_is_mounted_with_its_options(
     sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "smokebox.toml").write_text(
@@ -84,14 +84,14 @@ async def test_a_bucket_of_the_project_is_mounted_as_it_says(
     )
     store["a/b/f"] = b"deep"
     env = Environment(tmp_path)
-    made = await sandbox.mount_bucket(env.DATA, "/data", prefix="b")
-    assert (made.prefix, made.read_only) == ("a/b", True)
+    mount = await sandbox.mount_bucket(env.DATA, "/data", prefix="b")
+    assert (mount.prefix, mount.read_only) == ("a/b", True)
     assert await sandbox.read_file("/data/f") == "deep"
     with pytest.raises(InvalidOption, match="its own access options"):
         await sandbox.mount_bucket(env.DATA, "/other", endpoint="http://127.0.0.1:1")
 
 
-async def test_two_buckets_do_not_share_a_place(
+async def test_second_mount_at_a_path_is_refused(
     sandbox: Sandbox, seaweed: SeaweedServer, bucket_name: str
 ) -> None:
     for prefix in ("", "other"):
@@ -133,7 +133,9 @@ async def test_mount_without_credentials_uses_a_bucket_of_the_server(sandbox: Sa
         await sandbox.mount_bucket("data", "/data")
 
 
-def test_the_same_without_await(server: Served, seaweed: SeaweedServer, bucket_name: str) -> None:
+def test_mounts_without_await(
+    server: ServerProcess, seaweed: SeaweedServer, bucket_name: str
+) -> None:
     with connect_sync(server.url) as client, client.create() as sandbox:
         sandbox.mount_bucket(
             bucket_name,

@@ -23,7 +23,7 @@ from smokebox.wire.requests import CreateKey
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from client.served import Served
+    from client.server_process import ServerProcess
     from smokebox.client.client import Client
     from smokebox.client.sandbox import Sandbox
 
@@ -41,15 +41,17 @@ async def listen(sandbox: Sandbox, port: int = 3000) -> None:
     await app.wait_for_log("listening", timeout=20)
 
 
-async def see(url: str, path: str = "", **headers: str) -> tuple[int, bytes]:
-    """Return what a browser gets at a URL, whose host name not every resolver knows."""
+async def get(url: str, path: str = "", **headers: str) -> tuple[int, bytes]:
+    """Send a GET request without resolving the host name; return status and body."""
     host, _, rest = url.removeprefix("http://").partition("/")
     port = host.rpartition(":")[2]
     async with (
         aiohttp.ClientSession() as http,
-        http.get(f"http://127.0.0.1:{port}/{rest}{path}", headers={"host": host, **headers}) as got,
+        http.get(
+            f"http://127.0.0.1:{port}/{rest}{path}", headers={"host": host, **headers}
+        ) as response,
     ):
-        return got.status, await got.read()
+        return response.status, await response.read()
 
 
 async def test_port_is_served_at_its_url_until_unexposed(sandbox: Sandbox) -> None:
@@ -58,15 +60,15 @@ async def test_port_is_served_at_its_url_until_unexposed(sandbox: Sandbox) -> No
     exposed = await sandbox.expose_port(3000, name="site")
     assert (exposed.url, exposed.name, exposed.status) == (url, "site", "active")
     assert await sandbox.get_exposed_ports() == [exposed]
-    assert (await see(url, "x"))[0] == 200
+    assert (await get(url, "x"))[0] == 200
     assert await sandbox.validate_port_token(3000, exposed.token)
     assert not await sandbox.validate_port_token(3000, "other")
     soon = await sandbox.get_preview_url(3000, expires_in=60)
     assert soon != url
-    assert (await see(soon))[0] == 200
+    assert (await get(soon))[0] == 200
     await sandbox.unexpose_port(3000)
     await sandbox.unexpose_port(3000)
-    assert (await see(url))[0] == (await see(soon))[0] == 404
+    assert (await get(url))[0] == (await get(soon))[0] == 404
     assert await sandbox.get_exposed_ports() == []
 
 
@@ -111,7 +113,7 @@ async def test_refused_websocket_says_why(sandbox: Sandbox) -> None:
         await sandbox.ws_connect(70000)
 
 
-def test_ports_without_await(server: Served) -> None:
+def test_ports_without_await(server: ServerProcess) -> None:
     with connect_sync(server.url).create() as sandbox:
         app = sandbox.start_process(["python3", "-c", APP, "3000"])
         app.wait_for_log("listening", timeout=20)
@@ -155,28 +157,31 @@ async def use(address: str, host: str) -> None:
     """Request a preview through an app that also has its own pages."""
     name = {"host": host}
     async with aiohttp.ClientSession(auto_decompress=False) as http:
-        async with http.get(f"http://{address}/") as answer:
-            assert await answer.read() == b"the site itself"
-        told = {**name, "authorization": "Bearer of-the-app", "x-forwarded-for": "6.6.6.6"}
-        async with http.get(f"http://{address}/a%20b?c=1", headers=told) as answer:
-            shown = await answer.json()
-        got = dict(shown["headers"])
-        assert shown["path"] == "/a%20b?c=1"
-        assert (got["host"], got["x-forwarded-host"]) == (host, host)
-        assert (got["x-forwarded-for"], got["authorization"]) == ("127.0.0.1", "Bearer of-the-app")
+        async with http.get(f"http://{address}/") as response:
+            assert await response.read() == b"the site itself"
+        headers = {**name, "authorization": "Bearer of-the-app", "x-forwarded-for": "6.6.6.6"}
+        async with http.get(f"http://{address}/a%20b?c=1", headers=headers) as response:
+            echo = await response.json()
+        received = dict(echo["headers"])
+        assert echo["path"] == "/a%20b?c=1"
+        assert (received["host"], received["x-forwarded-host"]) == (host, host)
+        assert (received["x-forwarded-for"], received["authorization"]) == (
+            "127.0.0.1",
+            "Bearer of-the-app",
+        )
 
         async def pieces() -> AsyncIterator[bytes]:
             for _ in range(20):
                 yield bytes(100_000)
 
-        async with http.post(f"http://{address}/", headers=name, data=pieces()) as answer:
-            assert (await answer.json())["size"] == 2_000_000
-        async with http.get(f"http://{address}/big?5000000", headers=name) as answer:
-            assert len(await answer.read()) == 5_000_000
+        async with http.post(f"http://{address}/", headers=name, data=pieces()) as response:
+            assert (await response.json())["size"] == 2_000_000
+        async with http.get(f"http://{address}/big?5000000", headers=name) as response:
+            assert len(await response.read()) == 5_000_000
         async with http.get(
             f"http://{address}/redirect?/x", headers=name, allow_redirects=False
-        ) as answer:
-            assert (answer.status, answer.headers["location"]) == (302, "/x")
+        ) as response:
+            assert (response.status, response.headers["location"]) == (302, "/x")
         async with http.ws_connect(f"http://{address}/ws", headers=name) as socket:
             await socket.send_str("hello")
             assert (await socket.receive()).data == "hello"
@@ -184,7 +189,7 @@ async def use(address: str, host: str) -> None:
             await http.ws_connect(f"http://{address}/other", headers=name)
 
 
-async def test_late_reader_reuses_the_connection(sandbox: Sandbox, server: Served) -> None:
+async def test_late_reader_reuses_the_connection(sandbox: Sandbox, server: ServerProcess) -> None:
     await listen(sandbox)
     token = (await sandbox.expose_port(3000)).token
     host = f"3000-{sandbox.id}-{token}.localhost"
@@ -208,14 +213,14 @@ async def test_previews_are_served_by_a_users_app(sandbox: Sandbox, client: Clie
         await use(address, host)
         async with (
             aiohttp.ClientSession() as http,
-            http.get(f"http://{address}/events", headers={"host": host}) as answer,
+            http.get(f"http://{address}/events", headers={"host": host}) as response,
         ):
-            assert await answer.content.readline() == b"data: 0\n"
-        await process.wait_for_log("the reader left", timeout=20)
+            assert await response.content.readline() == b"data: 0\n"
+        await process.wait_for_log("the client left", timeout=20)
         async with aiohttp.ClientSession() as http:
             wrong = {"host": f"3000-{sandbox.id}-wrong.my.example"}
-            async with http.get(f"http://{address}/", headers=wrong) as answer:
-                assert answer.status == 404
+            async with http.get(f"http://{address}/", headers=wrong) as response:
+                assert response.status == 404
 
 
 async def test_users_app_reaches_a_server_with_keys(tmp_path: Path) -> None:
@@ -233,9 +238,9 @@ async def test_users_app_reaches_a_server_with_keys(tmp_path: Path) -> None:
                 await sandbox.expose_port(3000, private=True)
                 async with (
                     aiohttp.ClientSession() as http,
-                    http.get(f"http://{address}/", headers={"host": host}) as answer,
+                    http.get(f"http://{address}/", headers={"host": host}) as response,
                 ):
-                    assert answer.status == 401
+                    assert response.status == 401
 
 
 @pytest.mark.parametrize(

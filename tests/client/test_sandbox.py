@@ -24,7 +24,7 @@ from smokebox.client.client import Client, connect
 from smokebox.errors import Conflict, InvalidOption, NotFound, PathNotFound
 
 if TYPE_CHECKING:
-    from client.served import Served
+    from client.server_process import ServerProcess
 
 
 class Small(Sandbox):
@@ -37,12 +37,12 @@ class Small(Sandbox):
 
 
 @pytest.fixture
-def default(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def default(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the server the default one."""
     monkeypatch.setenv("SMOKEBOX_URL", server.url)
 
 
-async def test_nothing_is_created_before_the_first_call(client: Client) -> None:
+async def test_sandbox_is_created_by_the_first_call(client: Client) -> None:
     sandbox = client.sandbox("lazy")
     assert await sandbox.info() is None
     await sandbox.exec("true")
@@ -53,7 +53,7 @@ async def test_nothing_is_created_before_the_first_call(client: Client) -> None:
     assert await sandbox.info() is None
 
 
-def test_a_handle_satisfies_the_contract(client: Client) -> None:
+def test_handle_satisfies_the_contract(client: Client) -> None:
     assert isinstance(client.sandbox("any"), SandboxApi)
 
 
@@ -63,7 +63,7 @@ async def test_created_sandbox_is_destroyed_at_the_end_of_its_block(client: Clie
     assert await client.list(labels={"for": "block"}) == []
 
 
-async def test_other_sandboxes_outlive_their_block(client: Client) -> None:
+async def test_sandbox_by_id_outlives_its_block(client: Client) -> None:
     async with client.sandbox("stays") as sandbox:
         await sandbox.write_file("kept", "here")
     assert await client.sandbox("stays").read_file("kept") == "here"
@@ -84,7 +84,7 @@ async def test_destroyed_sandbox_is_created_again_by_the_next_call(client: Clien
     await other.destroy()
 
 
-async def test_limits_are_a_value_a_name_or_a_mapping(client: Client) -> None:
+async def test_limits_accept_a_value_a_name_or_a_mapping(client: Client) -> None:
     exact = Limits(memory="2GiB", pids=200)
     async with await client.create(limits=exact) as sandbox:
         info = await sandbox.info()
@@ -96,7 +96,7 @@ async def test_limits_are_a_value_a_name_or_a_mapping(client: Client) -> None:
         assert info.limits["memory"] == 1 << 30
 
 
-async def test_a_command_takes_process_limits(client: Client) -> None:
+async def test_exec_takes_process_limits(client: Client) -> None:
     async with await client.create() as sandbox:
         result = await sandbox.exec("ulimit -n", limits=ProcessLimits(open_files=77))
         assert result.stdout == "77\n"
@@ -121,7 +121,7 @@ async def test_keywords_override_settings_of_the_class(client: Client) -> None:
     await small.destroy()
 
 
-def test_settings_are_inherited_and_may_be_changed() -> None:
+def test_settings_of_a_class_are_inherited_and_overridden() -> None:
     class Smaller(Small):
         cwd = "/usr"
 
@@ -134,23 +134,23 @@ def test_unknown_attribute_names_the_nearest_setting(name: str) -> None:
         type("Odd", (Sandbox,), {name: "x"})
 
 
-def test_a_class_may_have_constants_and_methods_of_its_own() -> None:
+def test_private_attributes_and_methods_are_not_settings() -> None:
     kind = type("Own", (Sandbox,), {"_LIMIT": 3, "helper": lambda self: 1, "image": "host"})
     assert kind._declared == {"image": "host"}  # type: ignore[attr-defined]
 
 
-def test_an_unknown_setting_is_refused_at_once(client: Client) -> None:
+def test_unknown_setting_is_refused_at_once(client: Client) -> None:
     with pytest.raises(InvalidOption, match="Did you mean 'image'"):
         client.sandbox("box", imag="host")  # type: ignore[call-overload]
 
 
-def test_a_setting_of_the_wrong_kind_is_refused_at_once(client: Client) -> None:
+def test_setting_of_a_wrong_type_is_refused_at_once(client: Client) -> None:
     with pytest.raises(InvalidOption) as caught:
         client.sandbox("box", keep_alive="yes")  # type: ignore[call-overload]
     assert caught.value.option == "keep_alive"
 
 
-def test_limits_of_a_virtual_sandbox_are_refused_with_the_right_name(client: Client) -> None:
+def test_virtual_limits_are_refused_with_the_right_class_in_the_hint(client: Client) -> None:
     with pytest.raises(InvalidOption, match="Limits\\(memory"):
         client.sandbox("box", limits=VirtualLimits())  # type: ignore[call-overload]
 
@@ -192,8 +192,8 @@ async def test_server_refuses_an_invalid_id(client: Client) -> None:
         assert caught.value.option == "id"
 
 
-def test_a_command_on_this_machine_needs_nothing_slow(server: Served) -> None:
-    """Slow imports would take a quarter of a second, ten times as long as the command."""
+def test_local_command_does_not_import_aiohttp(server: ServerProcess) -> None:
+    """The import takes a quarter of a second, ten times as long as the command."""
     script = (
         "import sys\n"
         "from smokebox.sync import connect\n"
@@ -208,7 +208,7 @@ def test_a_command_on_this_machine_needs_nothing_slow(server: Served) -> None:
     assert done.stdout == "False\n"
 
 
-async def test_settings_change_by_update_and_by_another_handle(client: Client) -> None:
+async def test_settings_are_changed_by_update_and_by_another_handle(client: Client) -> None:
     sandbox = client.sandbox("change", labels={"a": "1"})
     await sandbox.exec("true")
     assert (await sandbox.update(sleep_after="2m")).sleep_after == 120
@@ -219,7 +219,7 @@ async def test_settings_change_by_update_and_by_another_handle(client: Client) -
     await sandbox.destroy()
 
 
-async def test_it_sleeps_wakes_and_keeps_its_files(client: Client) -> None:
+async def test_sleep_and_wake_keep_files(client: Client) -> None:
     sandbox = client.sandbox("sleeper")
     await sandbox.write_file("kept", "here")
     assert (await sandbox.sleep()).status == "idle"
@@ -250,12 +250,12 @@ async def test_concurrent_calls_create_the_sandbox_once(client: Client) -> None:
     await sandbox.destroy()
 
 
-def test_a_handle_is_used_by_several_loops_and_threads(server: Served) -> None:
+def test_handle_works_on_several_loops_and_threads(server: ServerProcess) -> None:
     sandbox = connect(server.url).sandbox("loops")
-    said: list[str] = []
+    outputs: list[str] = []
 
     def run(n: int) -> None:
-        said.append(asyncio.run(_echo(sandbox, n)))
+        outputs.append(asyncio.run(_echo(sandbox, n)))
 
     run(0)
     threads = [threading.Thread(target=run, args=(n,)) for n in (1, 2, 3)]
@@ -263,11 +263,11 @@ def test_a_handle_is_used_by_several_loops_and_threads(server: Served) -> None:
         thread.start()
     for thread in threads:
         thread.join(15)
-    assert sorted(said) == ["0\n", "1\n", "2\n", "3\n"]
+    assert sorted(outputs) == ["0\n", "1\n", "2\n", "3\n"]
     asyncio.run(sandbox.destroy())
 
 
-async def test_a_cancelled_command_is_gone_from_the_server(client: Client) -> None:
+async def test_cancelling_exec_kills_the_command(client: Client) -> None:
     async with await client.create() as sandbox:
         running = asyncio.create_task(sandbox.exec("exec sleep 985"))
         async with asyncio.timeout(10):
@@ -280,7 +280,7 @@ async def test_a_cancelled_command_is_gone_from_the_server(client: Client) -> No
                 await asyncio.sleep(0.01)
 
 
-async def test_stdin_is_text_or_bytes_as_they_are(client: Client) -> None:
+async def test_stdin_is_text_or_bytes(client: Client) -> None:
     async with await client.create() as sandbox:
         assert (await sandbox.exec("cat", stdin="ü")).stdout == "ü"
         await sandbox.exec("cat > raw", stdin=b"\xff\x00")
@@ -290,11 +290,11 @@ async def test_stdin_is_text_or_bytes_as_they_are(client: Client) -> None:
 async def test_stdin_may_be_longer_than_a_request(client: Client) -> None:
     async with await client.create() as sandbox:
         big = b"\x00" * (20 << 20)
-        told = f"{len(big)}\n"
-        assert (await sandbox.exec("wc -c", stdin=big)).stdout == told
-        assert (await sandbox.exec(["wc", "-c"], stdin=big.decode())).stdout == told
+        expected = f"{len(big)}\n"
+        assert (await sandbox.exec("wc -c", stdin=big)).stdout == expected
+        assert (await sandbox.exec(["wc", "-c"], stdin=big.decode())).stdout == expected
         async with sandbox.exec_stream("wc -c", stdin=big) as stream:
-            assert [chunk.data async for chunk in stream] == [told]
+            assert [chunk.data async for chunk in stream] == [expected]
         assert await sandbox.glob("/tmp/*", hidden=True) == []
 
 
@@ -304,18 +304,18 @@ async def test_run_passes_arguments_without_a_shell(client: Client) -> None:
         assert result.stdout == "a b|$HOME|"
 
 
-async def test_a_remote_error_has_its_class_fields_and_request_id(client: Client) -> None:
+async def test_remote_error_has_its_class_fields_and_request_id(client: Client) -> None:
     async with await client.create() as sandbox:
         with pytest.raises(NotFound) as caught:
-            await sandbox.exec("true", session="nobody")
-        assert (caught.value.kind, caught.value.name) == ("session", "nobody")
+            await sandbox.exec("true", session="missing")
+        assert (caught.value.kind, caught.value.name) == ("session", "missing")
         assert caught.value.fields["request_id"]
         with pytest.raises(PathNotFound) as missing:
             await sandbox.read_file("/none")
         assert missing.value.path == "/none"
 
 
-async def test_keys_are_made_listed_and_revoked(client: Client) -> None:
+async def test_keys_are_created_listed_and_revoked(client: Client) -> None:
     key = await client.keys.create("ci", prefix="ci-")
     assert key.key
     assert [one.name for one in await client.keys.list()] == ["ci"]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from client.served import Served
+    from client.server_process import ServerProcess
 
 FACADES = Facade.__subclasses__()
 
 
 @pytest.fixture
-def client(server: Served) -> sync.Client:
+def client(server: ServerProcess) -> sync.Client:
     return sync.connect(server.url)
 
 
@@ -38,7 +38,7 @@ def sandbox(client: sync.Client) -> Iterator[sync.Sandbox]:
 
 
 @pytest.mark.parametrize("facade", FACADES, ids=lambda one: str(one.__name__))
-def test_a_facade_has_every_name_and_every_parameter(facade: type[Facade]) -> None:
+def test_facade_has_every_method_and_parameter(facade: type[Facade]) -> None:
     for name, member in inspect.getmembers(facade._kind, inspect.isfunction):
         if name.startswith("_") and name not in RENAMED:
             continue
@@ -48,8 +48,8 @@ def test_a_facade_has_every_name_and_every_parameter(facade: type[Facade]) -> No
 
 
 def test_stub_matches_the_async_classes() -> None:
-    again = "run `PYTHONPATH=tests python tests/client/sync_stub.py`"
-    assert _definitions(STUB.read_text()) == _definitions(stub()), again
+    hint = "run `PYTHONPATH=tests python tests/client/sync_stub.py`"
+    assert _definitions(STUB.read_text()) == _definitions(stub()), hint
 
 
 def test_exec_returns_the_result(sandbox: sync.Sandbox) -> None:
@@ -58,7 +58,7 @@ def test_exec_returns_the_result(sandbox: sync.Sandbox) -> None:
     assert sandbox.run("printf", ["%s", "a b"]).stdout == "a b"
 
 
-def test_output_is_iterated_over_as_it_comes(sandbox: sync.Sandbox) -> None:
+def test_exec_stream_is_an_iterator(sandbox: sync.Sandbox) -> None:
     with sandbox.exec_stream("echo one; echo two >&2; exit 4") as stream:
         text = "".join(chunk.data for chunk in stream)
     assert sorted(text.split()) == ["one", "two"]
@@ -84,7 +84,7 @@ def test_handles_are_wrapped_and_unwrapped(sandbox: sync.Sandbox) -> None:
         session.exec("pwd")
 
 
-def test_a_process_is_followed_without_await(sandbox: sync.Sandbox) -> None:
+def test_process_without_await(sandbox: sync.Sandbox) -> None:
     process = sandbox.start_process("for n in 1 2 3; do echo $n; done")
     assert isinstance(process, sync.Process)
     assert process.wait_for_exit(timeout=10) == 0
@@ -93,7 +93,7 @@ def test_a_process_is_followed_without_await(sandbox: sync.Sandbox) -> None:
     assert process.exit_code == 0
 
 
-def test_a_terminal_is_iterated_over(sandbox: sync.Sandbox) -> None:
+def test_terminal_is_an_iterator(sandbox: sync.Sandbox) -> None:
     with sandbox.create_terminal(["sh", "-c", "echo ready; read line; echo got $line"]) as terminal:
         terminal.write("abc\n")
         shown = b"".join(terminal)
@@ -101,12 +101,12 @@ def test_a_terminal_is_iterated_over(sandbox: sync.Sandbox) -> None:
         assert terminal.wait() == 0
 
 
-def test_an_iterable_is_written_as_a_stream(sandbox: sync.Sandbox) -> None:
+def test_write_stream_takes_an_iterable(sandbox: sync.Sandbox) -> None:
     assert sandbox.write_stream("/tmp/f", (b"x" * 1000 for _ in range(5))) == 5000
     assert b"".join(sandbox.read_stream("/tmp/f", offset=4990)) == b"x" * 10
 
 
-def test_a_subclass_has_settings_and_methods_of_its_own(client: sync.Client) -> None:
+def test_subclass_has_settings_and_methods(client: sync.Client) -> None:
     class Small(sync.Sandbox):
         cwd = "/tmp"
         labels: ClassVar = {"team": "search"}
@@ -122,12 +122,12 @@ def test_a_subclass_has_settings_and_methods_of_its_own(client: sync.Client) -> 
         assert info.labels == {"team": "search"}
 
 
-def test_an_attribute_that_is_no_setting_is_refused() -> None:
+def test_unknown_attribute_of_a_subclass_is_refused() -> None:
     with pytest.raises(InvalidOption, match="'limits'"):
         type("Small", (sync.Sandbox,), {"limit": "lite"})
 
 
-def test_threads_share_a_handle(sandbox: sync.Sandbox) -> None:
+def test_handle_is_shared_by_threads(sandbox: sync.Sandbox) -> None:
     results: list[str] = []
     threads = [
         threading.Thread(target=lambda n=n: results.append(sandbox.exec(f"echo {n}").stdout))
@@ -140,7 +140,7 @@ def test_threads_share_a_handle(sandbox: sync.Sandbox) -> None:
     assert sorted(results) == ["0\n", "1\n", "2\n", "3\n"]
 
 
-def test_an_interrupt_kills_the_command(sandbox: sync.Sandbox) -> None:
+def test_interrupt_kills_the_command(sandbox: sync.Sandbox) -> None:
     sandbox.exec("true")
     process = sandbox.start_process("while ! pgrep -f 'sleep 98[6]'; do :; done")
 
@@ -165,12 +165,12 @@ def test_forked_process_gets_its_own_loop(sandbox: sync.Sandbox, tmp_path: Path)
     if pid == 0:
         code = 1
         try:
-            (tmp_path / "said").write_text(sandbox.exec("echo child").stdout)
+            (tmp_path / "output").write_text(sandbox.exec("echo child").stdout)
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert (tmp_path / "said").read_text() == "child\n"
+    assert (tmp_path / "output").read_text() == "child\n"
     assert sandbox.exec("echo parent").stdout == "parent\n"
 
 

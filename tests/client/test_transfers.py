@@ -1,4 +1,4 @@
-"""Files and directories between this machine and a sandbox."""
+"""Files and directories copied between this machine and a sandbox."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ async def sandbox(client: Client) -> AsyncIterator[Sandbox]:
 
 
 async def test_file_is_copied_both_ways_with_progress(sandbox: Sandbox, tmp_path: Path) -> None:
-    data, told = os.urandom(3_000_000), []
+    data, calls = os.urandom(3_000_000), []
     (tmp_path / "in").write_bytes(data)
     await sandbox.upload(
-        tmp_path / "in", "/data/file", progress=lambda done, total: told.append((done, total))
+        tmp_path / "in", "/data/file", progress=lambda done, total: calls.append((done, total))
     )
-    assert told[-1] == (len(data), len(data))
-    told.clear()
+    assert calls[-1] == (len(data), len(data))
+    calls.clear()
     await sandbox.download(
-        "/data/file", tmp_path / "out", progress=lambda done, total: told.append((done, total))
+        "/data/file", tmp_path / "out", progress=lambda done, total: calls.append((done, total))
     )
-    assert told[-1] == (len(data), len(data))
+    assert calls[-1] == (len(data), len(data))
     assert (tmp_path / "out").read_bytes() == data
 
 

@@ -1,4 +1,4 @@
-"""Requests: repeated where that is safe, and never where it is not."""
+"""Requests of the transport: which of them are retried, and how errors are decoded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from client.scripted import DROP, answer, scripted
+from client.scripted_server import DROP, response, scripted_server
 from smokebox import wire
-from smokebox.client.connection import Address
+from smokebox.client.address import Address
 from smokebox.client.transport import Transport
 from smokebox.errors import (
     DeadlineExceeded,
@@ -23,7 +23,7 @@ from smokebox.errors import (
     ServiceUnavailable,
     SmokeboxError,
 )
-from smokebox.wire.failure import FailureAnswer, failure_of, status_of
+from smokebox.wire.failure import FailureResponse, failure_of, status_of
 from smokebox.wire.requests import SetEnv
 from smokebox.wire.responses import Count, Written
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-OK = answer(200, b'{"count":1}')
+OK = response(200, b'{"count":1}')
+WRITTEN = response(200, b'{"bytes":2}')
 BODY = SetEnv(env={})
 
 
-def refusal(error: SmokeboxError, **headers: str) -> bytes:
-    body = msgspec.json.encode(FailureAnswer(failure_of(error, "r1")))
-    return answer(status_of(type(error)), body, **headers)
+def error_response(error: SmokeboxError, **headers: str) -> bytes:
+    body = msgspec.json.encode(FailureResponse(failure_of(error, "r1")))
+    return response(status_of(type(error)), body, **headers)
 
 
 def transport(path: Path) -> Transport:
@@ -45,113 +46,122 @@ def transport(path: Path) -> Transport:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_what_is_safe_is_sent_again_after_a_lost_connection(place: Path, method: str) -> None:
-    async with scripted(str(place), DROP, DROP, OK) as server:
-        found = await transport(place).ask(Count, method, "/x")
-    assert (found.count, set(server.asked)) == (1, {f"{method} /api/x"})
-    assert len(server.asked) == 3
+async def test_safe_request_is_retried_after_a_lost_connection(path: Path, method: str) -> None:
+    async with scripted_server(str(path), DROP, DROP, OK) as server:
+        result = await transport(path).request(Count, method, "/x")
+    assert result.count == 1
+    assert server.requests == [f"{method} /api/x"] * 3
 
 
-async def test_what_changes_something_is_sent_once(place: Path) -> None:
-    async with scripted(str(place), DROP, OK) as server:
+async def test_unsafe_request_is_sent_once(path: Path) -> None:
+    async with scripted_server(str(path), DROP, OK) as server:
         with pytest.raises(SandboxGone) as caught:
-            await transport(place).ask(Count, "POST", "/x", body=BODY)
-    assert (server.asked, caught.value.reason) == (["POST /api/x"], "connection lost")
+            await transport(path).request(Count, "POST", "/x", body=BODY)
+    assert (server.requests, caught.value.reason) == (["POST /api/x"], "connection lost")
 
 
-async def test_with_a_key_it_is_sent_again_with_the_same_key(place: Path) -> None:
-    async with scripted(str(place), DROP, OK) as server:
-        await transport(place).ask(Count, "POST", "/x", body=BODY, repeat_key="k1")
+async def test_request_with_idempotency_key_is_retried_with_the_same_key(path: Path) -> None:
+    async with scripted_server(str(path), DROP, OK) as server:
+        await transport(path).request(Count, "POST", "/x", body=BODY, idempotency_key="k1")
     assert [headers["idempotency-key"] for headers in server.headers] == ["k1", "k1"]
     assert server.bodies[0] == server.bodies[1]
 
 
-async def test_who_says_when_to_come_back_is_asked_again_then(place: Path) -> None:
-    busy = refusal(LimitReached("too many."), retry_after="0")
-    async with scripted(str(place), busy, busy, OK) as server:
-        await transport(place).ask(Count, "POST", "/x", body=BODY)
-    assert len(server.asked) == 3
+async def test_retry_after_is_honoured_for_any_request(path: Path) -> None:
+    busy = error_response(LimitReached("too many."), retry_after="0")
+    async with scripted_server(str(path), busy, busy, OK) as server:
+        await transport(path).request(Count, "POST", "/x", body=BODY)
+    assert len(server.requests) == 3
 
 
-async def test_a_limit_without_a_time_is_an_answer(place: Path) -> None:
-    async with scripted(str(place), refusal(LimitReached("too many.", limit="x")), OK) as server:
+async def test_limit_without_retry_after_is_not_retried(path: Path) -> None:
+    busy = error_response(LimitReached("too many.", limit="x"))
+    async with scripted_server(str(path), busy, OK) as server:
         with pytest.raises(LimitReached):
-            await transport(place).ask(Count, "PUT", "/x")
-    assert len(server.asked) == 1
+            await transport(path).request(Count, "PUT", "/x")
+    assert len(server.requests) == 1
 
 
-async def test_nobody_is_made_to_wait_for_an_hour(place: Path) -> None:
-    async with scripted(str(place), refusal(LimitReached("later."), retry_after="3600")):
+async def test_long_retry_after_is_not_waited_for(path: Path) -> None:
+    later = error_response(LimitReached("later."), retry_after="3600")
+    async with scripted_server(str(path), later):
         with pytest.raises(LimitReached):
-            await transport(place).ask(Count, "GET", "/x")
+            await transport(path).request(Count, "GET", "/x")
 
 
-async def test_an_unavailable_server_is_asked_again_where_that_is_safe(place: Path) -> None:
-    ill = refusal(ServiceUnavailable("ill."))
-    async with scripted(str(place), ill, OK) as server:
-        await transport(place).ask(Count, "GET", "/x")
-        assert len(server.asked) == 2
-    async with scripted(str(place), ill, OK) as server:
-        with pytest.raises(ServiceUnavailable, match="ill"):
-            await transport(place).ask(Count, "POST", "/x", body=BODY)
-        assert len(server.asked) == 1
+async def test_unavailable_server_is_retried_only_if_safe(path: Path) -> None:
+    unavailable = error_response(ServiceUnavailable("overloaded."))
+    async with scripted_server(str(path), unavailable, OK) as server:
+        await transport(path).request(Count, "GET", "/x")
+        assert len(server.requests) == 2
+    async with scripted_server(str(path), unavailable, OK) as server:
+        with pytest.raises(ServiceUnavailable, match="overloaded"):
+            await transport(path).request(Count, "POST", "/x", body=BODY)
+        assert len(server.requests) == 1
 
 
-async def test_bytes_are_sent_again_and_streams_are_not(place: Path) -> None:
+async def test_bytes_are_retried_and_streams_are_not(path: Path) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"ab"
 
-    done = answer(200, b'{"bytes":2}')
-    async with scripted(str(place), DROP, done) as server:
-        await transport(place).upload(Written, "PUT", "/x", b"ab")
+    async with scripted_server(str(path), DROP, WRITTEN) as server:
+        await transport(path).request(Written, "PUT", "/x", data=b"ab")
         assert server.bodies == [b"ab", b"ab"]
-    async with scripted(str(place), DROP, done) as server:
+    async with scripted_server(str(path), DROP, WRITTEN) as server:
         with pytest.raises(SandboxGone):
-            await transport(place).upload(Written, "PUT", "/x", pieces())
-        assert len(server.asked) == 1
+            await transport(path).request(Written, "PUT", "/x", data=pieces())
+        assert len(server.requests) == 1
 
 
-async def test_large_bytes_go_in_pieces_with_their_length(place: Path) -> None:
+async def test_request_without_retry_is_sent_once(path: Path) -> None:
+    async with scripted_server(str(path), DROP, WRITTEN) as server:
+        with pytest.raises(SandboxGone):
+            await transport(path).request(Written, "PUT", "/x", data=b"ab", retry=False)
+        assert len(server.requests) == 1
+
+
+async def test_large_bytes_are_sent_in_pieces_with_a_length(path: Path) -> None:
     data = bytes(range(256)) * 2000
-    async with scripted(str(place), answer(200, b'{"bytes":2}')) as server:
-        await transport(place).upload(Written, "PUT", "/x", data)
+    async with scripted_server(str(path), WRITTEN) as server:
+        await transport(path).request(Written, "PUT", "/x", data=data)
     assert server.headers[0]["content-length"] == str(len(data))
     assert server.bodies == [data]
 
 
-async def test_a_connection_that_was_refused_is_tried_again(place: Path) -> None:
-    asking = asyncio.create_task(transport(place).ask(Count, "POST", "/x", body=BODY))
+async def test_refused_connection_is_retried(path: Path) -> None:
+    request = asyncio.create_task(transport(path).request(Count, "POST", "/x", body=BODY))
     await asyncio.sleep(0)
-    async with scripted(str(place), OK):
-        assert (await asking).count == 1
+    async with scripted_server(str(path), OK):
+        assert (await request).count == 1
 
 
-async def test_nobody_at_all_is_said_with_the_address(place: Path) -> None:
-    with pytest.raises(ServiceUnavailable, match=f"no server answers at {place}"):
-        await transport(place).ask(Count, "GET", "/x")
+async def test_missing_server_is_reported_with_its_address(path: Path) -> None:
+    with pytest.raises(ServiceUnavailable, match=f"no server responds at {path}"):
+        await transport(path).request(Count, "GET", "/x")
 
 
-async def test_whoever_is_missing_is_revived_once(place: Path) -> None:
-    revived = []
+async def test_missing_server_is_started_once(path: Path) -> None:
+    started = []
 
-    async def revive() -> None:
-        revived.append(True)
+    async def start_server() -> None:
+        started.append(True)
 
+    client = Transport(Address.parse(f"unix:{path}"), start_server=start_server)
     with pytest.raises(ServiceUnavailable):
-        await Transport(Address.parse(f"unix:{place}"), revive=revive).ask(Count, "GET", "/x")
-    assert revived == [True]
+        await client.request(Count, "GET", "/x")
+    assert started == [True]
 
 
-async def test_an_error_arrives_as_its_class_with_its_fields(place: Path) -> None:
+async def test_error_is_raised_as_its_class_with_its_fields(path: Path) -> None:
     missing = NotFound("no such.", hint="Look.", kind="process", name="p")
-    async with scripted(str(place), refusal(missing)):
+    async with scripted_server(str(path), error_response(missing)):
         with pytest.raises(NotFound) as caught:
-            await transport(place).ask(Count, "POST", "/x")
+            await transport(path).request(Count, "POST", "/x")
     error = caught.value
     assert (error.message, error.hint, error.kind, error.name) == (
         "no such.",
@@ -162,69 +172,74 @@ async def test_an_error_arrives_as_its_class_with_its_fields(place: Path) -> Non
     assert error.fields["request_id"] == "r1"
 
 
-async def test_an_error_after_the_answer_began_is_raised_too(place: Path) -> None:
-    body = msgspec.json.encode(FailureAnswer(failure_of(PathNotFound("/x"))))
-    async with scripted(str(place), answer(200, b"\n" * 300 + body)):
+async def test_error_after_heartbeats_is_raised(path: Path) -> None:
+    body = msgspec.json.encode(FailureResponse(failure_of(PathNotFound("/x"))))
+    async with scripted_server(str(path), response(200, b"\n" * 300 + body)):
         with pytest.raises(PathNotFound) as caught:
-            await transport(place).ask(Count, "POST", "/x")
+            await transport(path).request(Count, "POST", "/x")
     assert caught.value.path == "/x"
 
 
-async def test_connections_are_used_again_unless_the_server_ends_them(place: Path) -> None:
-    for last, connections in ((OK, 1), (answer(200, b'{"count":1}', connection="close"), 3)):
-        once = transport(place)
-        async with scripted(str(place), last) as server:
+async def test_connections_are_reused_unless_the_server_closes_them(path: Path) -> None:
+    closing = response(200, b'{"count":1}', connection="close")
+    for data, connections in ((OK, 1), (closing, 3)):
+        client = transport(path)
+        async with scripted_server(str(path), data) as server:
             for _ in range(3):
-                await once.ask(Count, "POST", "/x", body=BODY)
+                await client.request(Count, "POST", "/x", body=BODY)
         assert server.connections == connections
 
 
-async def test_what_speaks_no_http_is_no_answer(place: Path) -> None:
-    async with scripted(str(place), b"SSH-2.0-Other\r\n"):
+@pytest.mark.parametrize("data", [b"SSH-2.0-Other\r\n", b"SSH-2.0-Other\r\n\r\n"])
+async def test_response_that_is_not_http_is_a_lost_connection(
+    path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SILENCE", 0.5)
+    async with scripted_server(str(path), data):
         with pytest.raises(SandboxGone):
-            await transport(place).ask(Count, "POST", "/x", body=BODY)
+            await transport(path).request(Count, "POST", "/x", body=BODY)
 
 
-async def test_a_request_that_is_cancelled_ends_its_connection(place: Path) -> None:
-    async with scripted(str(place), b"HTTP/1.1 200 OK\r\n") as server:
-        asking = asyncio.create_task(transport(place).ask(Count, "POST", "/x", body=BODY))
+async def test_cancelled_request_closes_its_connection(path: Path) -> None:
+    async with scripted_server(str(path), b"HTTP/1.1 200 OK\r\n") as server:
+        request = asyncio.create_task(transport(path).request(Count, "POST", "/x", body=BODY))
         async with asyncio.timeout(5):
-            while not server.asked:
+            while not server.requests:
                 await asyncio.sleep(0.005)
-            asking.cancel()
+            request.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
-            while server.ended < 1:
+                await request
+            while server.closed < 1:
                 await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("odd", [answer(200, b"<html>"), answer(502, b"Bad gateway")])
-async def test_an_answer_of_somebody_else_is_said_to_be_one(place: Path, odd: bytes) -> None:
-    async with scripted(str(place), odd):
-        with pytest.raises(ServiceUnavailable, match=r"does not understand|not as a Smokebox"):
-            await transport(place).ask(Count, "POST", "/x")
+@pytest.mark.parametrize("data", [response(200, b"<html>"), response(502, b"Bad gateway")])
+async def test_response_of_another_program_is_reported(path: Path, data: bytes) -> None:
+    async with scripted_server(str(path), data):
+        with pytest.raises(ServiceUnavailable, match=r"cannot decode|not that of a Smokebox"):
+            await transport(path).request(Count, "POST", "/x")
 
 
-async def test_a_deadline_is_for_all_attempts(place: Path) -> None:
-    async with scripted(str(place), DROP):
-        with pytest.raises(DeadlineExceeded) as caught:
-            await transport(place).ask(Count, "GET", "/x", timeout=0.3)
+async def test_timeout_covers_all_attempts(path: Path) -> None:
+    async with scripted_server(str(path), DROP):
+        with pytest.raises(DeadlineExceeded, match=r"GET /x timed out after 0\.3 s") as caught:
+            await transport(path).request(Count, "GET", "/x", timeout=0.3)
     assert caught.value.timeout == 0.3
 
 
-async def test_a_body_that_nobody_takes_is_given_up(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+async def test_server_that_does_not_read_the_body_is_given_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "SILENCE", 0.5)
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(place))
-        deaf.listen()
-        with pytest.raises(SandboxGone, match="went away"):
-            await transport(place).upload(Written, "POST", "/x", bytes(8 << 20))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        with pytest.raises(SandboxGone, match="was lost during POST /api/x"):
+            await transport(path).request(Written, "POST", "/x", data=bytes(8 << 20))
 
 
-async def test_a_slow_source_is_not_a_silent_server(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+async def test_slow_source_of_a_body_does_not_count_as_silence(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "SILENCE", 0.2)
 
@@ -233,28 +248,28 @@ async def test_a_slow_source_is_not_a_silent_server(
         await asyncio.sleep(0.5)
         yield b"b"
 
-    async with scripted(str(place), answer(200, b'{"bytes":2}')) as server:
-        await transport(place).upload(Written, "PUT", "/x", slow())
+    async with scripted_server(str(path), WRITTEN) as server:
+        await transport(path).request(Written, "PUT", "/x", data=slow())
     assert server.bodies == [b"ab"]
 
 
-async def test_a_socket_may_have_a_long_path(tmp_path: Path) -> None:
+async def test_unix_socket_may_have_a_long_path(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 120)
     folder.mkdir()
     (tmp_path / "short").symlink_to(folder)
-    async with scripted(str(tmp_path / "short" / "s"), OK):
-        assert (await transport(folder / "s").ask(Count, "GET", "/x")).count == 1
+    async with scripted_server(str(tmp_path / "short" / "s"), OK):
+        assert (await transport(folder / "s").request(Count, "GET", "/x")).count == 1
 
 
-def test_a_handle_serves_one_event_loop_after_the_other(place: Path) -> None:
-    once = transport(place)
+def test_transport_works_on_several_event_loops_in_turn(path: Path) -> None:
+    client = transport(path)
 
-    async def ask() -> int:
-        async with scripted(str(place), OK):
-            return (await once.ask(Count, "GET", "/x")).count
+    async def request() -> int:
+        async with scripted_server(str(path), OK):
+            return (await client.request(Count, "GET", "/x")).count
 
-    assert [asyncio.run(ask()) for _ in range(3)] == [1, 1, 1]
-    assert once.connections._pools == {}
+    assert [asyncio.run(request()) for _ in range(3)] == [1, 1, 1]
+    assert client.http_clients._clients == {}
 
 
 @pytest.mark.parametrize(
@@ -270,6 +285,6 @@ def test_a_handle_serves_one_event_loop_after_the_other(place: Path) -> None:
         "http://[",
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption, match="not the address of a server"):
         Address.parse(url)

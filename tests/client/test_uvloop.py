@@ -18,20 +18,20 @@ from smokebox.server.settings import ServerSettings
 async def main():
     async with run_server(ServerSettings(home=sys.argv[1], pool=0)) as server:
         async with connect(f"unix:{server.socket}") as client:
-            box = client.sandbox("box")
-            assert (await box.exec("echo hello")).stdout == "hello\\n"
-            assert [one.data async for one in box.exec_stream("echo hello")] == ["hello\\n"]
-            await box.write_file("f", b"x" * 3_000_000)
-            assert len(await box.read_bytes("f")) == 3_000_000
-            async with await box.create_terminal(command=["echo", "hello"]) as terminal:
+            sandbox = client.sandbox("box")
+            assert (await sandbox.exec("echo hello")).stdout == "hello\\n"
+            assert [chunk.data async for chunk in sandbox.exec_stream("echo hello")] == ["hello\\n"]
+            await sandbox.write_file("f", b"x" * 3_000_000)
+            assert len(await sandbox.read_bytes("f")) == 3_000_000
+            async with await sandbox.create_terminal(command=["echo", "hello"]) as terminal:
                 assert b"".join([data async for data in terminal]) == b"hello\\r\\n"
-            await box.destroy()
+            await sandbox.destroy()
 
 uvloop.run(main())
 """
 
 
-def test_everything_works_on_uvloop(tmp_path: Path) -> None:
+def test_sdk_works_on_uvloop(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(tmp_path / "home")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stderr) == (0, "")

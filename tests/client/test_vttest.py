@@ -29,7 +29,7 @@ COLS, ROWS = 80, 24
 SETTLED = 0.4
 # Chapters of its menu that need no human, and the maximum number of screens of each.
 CHAPTERS = {"cursor movements": "1", "screen features": "2", "insert and delete": "8"}
-MOST_SCREENS = 40
+MAX_SCREENS = 40
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 
-class Typed(Protocol):
+class Program(Protocol):
     """Program that accepts input, and is read until it is silent."""
 
     async def write(self, data: bytes) -> None: ...
@@ -45,7 +45,7 @@ class Typed(Protocol):
     async def read(self) -> bytes: ...
 
 
-class Bare:
+class HostProgram:
     """vttest on a PTY of the host."""
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Bare:
         os.close(self.fd)
 
 
-class Boxed:
-    """vttest in a sandbox, by the SDK."""
+class SandboxProgram:
+    """vttest in a sandbox by the SDK."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
@@ -95,23 +95,23 @@ class Boxed:
             self.reading.cancel()
 
 
-class Answering(pyte.Screen):
+class ReplyingScreen(pyte.Screen):
     """Screen that keeps its replies, such as the position of the cursor."""
 
     def __init__(self, cols: int, rows: int) -> None:
         super().__init__(cols, rows)
-        self.answers: list[str] = []
+        self.replies: list[str] = []
 
     def write_process_input(self, data: str) -> None:
-        self.answers.append(data)
+        self.replies.append(data)
 
 
 class Screen:
     """Screen of a program."""
 
-    def __init__(self, program: Typed) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.screen = Answering(COLS, ROWS)
+        self.screen = ReplyingScreen(COLS, ROWS)
         self.stream = pyte.ByteStream(self.screen)
 
     async def type(self, keys: str) -> str:
@@ -122,19 +122,19 @@ class Screen:
             data = await self.program.read()
             silent = 0.0 if data else silent + 0.02
             self.stream.feed(data)
-            while self.screen.answers:
-                await self.program.write(self.screen.answers.pop(0).encode())
+            while self.screen.replies:
+                await self.program.write(self.screen.replies.pop(0).encode())
         return "\n".join(self.screen.display)
 
 
-async def screens(program: Typed, chapter: str) -> AsyncIterator[str]:
+async def screens(program: Program, chapter: str) -> AsyncIterator[str]:
     """Yield every screen of a chapter, from the menu and back to it."""
     screen = Screen(program)
     menu = await screen.type("")
     assert "Choose test type" in menu
     yield menu
     shown = await screen.type(f"{chapter}\r")
-    for _ in range(MOST_SCREENS):
+    for _ in range(MAX_SCREENS):
         yield shown
         if "Choose test type" in shown:
             return
@@ -143,17 +143,17 @@ async def screens(program: Typed, chapter: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-async def test_every_screen_is_that_of_a_bare_terminal(client: Client, chapter: str) -> None:
-    bare = Bare()
+async def test_screens_equal_those_of_a_host_terminal(client: Client, chapter: str) -> None:
+    host = HostProgram()
     try:
-        expected = [one async for one in screens(bare, CHAPTERS[chapter])]
+        expected = [one async for one in screens(host, CHAPTERS[chapter])]
     finally:
-        bare.close()
-    box = client.sandbox(f"vttest-{CHAPTERS[chapter]}")
-    async with await box.create_terminal(command=["vttest"], cols=COLS, rows=ROWS) as terminal:
-        boxed = Boxed(terminal)
-        shown = [one async for one in screens(boxed, CHAPTERS[chapter])]
-        boxed.close()
-    await box.destroy()
+        host.close()
+    sandbox = client.sandbox(f"vttest-{CHAPTERS[chapter]}")
+    async with await sandbox.create_terminal(command=["vttest"], cols=COLS, rows=ROWS) as terminal:
+        program = SandboxProgram(terminal)
+        shown = [one async for one in screens(program, CHAPTERS[chapter])]
+        program.close()
+    await sandbox.destroy()
     assert len(expected) > 3
     assert shown == expected

@@ -1,4 +1,4 @@
-"""A server on the loopback for sandboxes to ask, which tells what it was asked."""
+"""HTTP server on the loopback that sandboxes send requests to, and that records them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ HOST = "api.test"
 
 @dataclass
 class Upstream:
-    """`place` is where it listens; `asked` are the heads of what came."""
+    """`address` is its host and port; `requests` has methods, paths and headers."""
 
-    place: str = ""
-    asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    address: str = ""
+    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     received: int = 0
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """`/big/N` is so many bytes; all else is echoed."""
-        self.asked.append((request.method, request.path_qs, _lower(request)))
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """Send N bytes for `/big/N`, and otherwise an echo of the request."""
+        self.requests.append((request.method, request.path_qs, _lower(request)))
         if request.path.startswith("/big/"):
             return web.Response(body=b"y" * int(request.path.rpartition("/")[2]))
         size = 0
@@ -41,17 +41,17 @@ def _lower(request: web.Request) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def upstream() -> AsyncIterator[Upstream]:
-    """Such a server, for as long as the block lasts."""
+    """Run the server within the block."""
     server = Upstream()
     app = web.Application(client_max_size=1 << 30)
-    app.router.add_route("*", "/{path:.*}", server.answer)
+    app.router.add_route("*", "/{path:.*}", server.respond)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         host, port = runner.addresses[0][:2]
-        server.place = f"{host}:{port}"
+        server.address = f"{host}:{port}"
         yield server
     finally:
         await runner.cleanup()

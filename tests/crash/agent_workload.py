@@ -15,7 +15,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from agents.log.scenes import sendable
+from agents.log.random_session import sendable
 from smokebox.agents.agent import create_agent
 from smokebox.agents.harness import init
 from smokebox.agents.limits import Durability

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from engine.traces import processes, settled, traces
-from ordinary import LIBRARIES, NOBODY, as_nobody
-from places import short_directory
+from engine.leftovers import find_leftovers, sandbox_pids, wait_until_empty
+from short_directory import short_directory
+from unprivileged import LIBRARIES, NOBODY, as_nobody
 
 if TYPE_CHECKING:
     import random
@@ -57,7 +57,7 @@ def new_place(*, ordinary: bool) -> Iterator[Place]:
         yield Place(home=f"{base}/home", layers=f"{base}/layers", ordinary=ordinary)
     finally:
         # After a failure sandboxes run on, as they should.
-        for pid in list(processes(f"{base}/home")):
+        for pid in list(sandbox_pids(f"{base}/home")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(base, ignore_errors=True)
@@ -163,7 +163,7 @@ def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
 
 def leftovers(place: Place) -> list[str]:
     """What is left of engines that should have left nothing, in the record too."""
-    left = traces(place.home)
+    left = find_leftovers(place.home)
     with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
         for table in ("sandboxes", "sessions", "processes"):
             if count := record.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
@@ -173,7 +173,7 @@ def leftovers(place: Place) -> list[str]:
 
 def still_there(pids: list[int], name: str) -> list[str]:
     """Those of these processes that have not ended after a moment."""
-    return settled(lambda: [f"{name} {pid} is left" for pid in pids if comm(pid) == name])
+    return wait_until_empty(lambda: [f"{name} {pid} is left" for pid in pids if comm(pid) == name])
 
 
 def comm(pid: int) -> str:

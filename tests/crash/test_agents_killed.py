@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agents.log.scenes import sendable
+from agents.log.random_session import sendable
 from smokebox.agents.log.conversation import Conversation
 from smokebox.agents.log.records import ToolEnded, ToolStarted, WorkAccepted, WorkEnded
 from smokebox.agents.log.sqlite import SqliteStore

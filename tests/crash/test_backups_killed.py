@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from asking import ask
-from killable_server import killable, new_home
+from http_response import fetch
+from killable_server import new_home, run_killable_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BOX = "/api/sandboxes/box"
 FILES = tuple(
     f"engine/backups/{name}.py"
-    for name in ("archive", "backups", "box", "manifest", "restoring", "shelf", "swap")
+    for name in ("archive", "archive_store", "backups", "restore", "sandbox_backups")
 )
 TREE = "mkdir -p d/e; for i in 1 2 3; do echo $i > d/$i; echo $i > d/e/$i; done; ln -s d l"
 OTHER = "rm -rf *; mkdir -p new/er d; echo 4 > new/er/f; echo 5 > d/5; echo 6 > z"
@@ -50,7 +50,7 @@ def lines(most: int) -> Iterator[int]:
 
 
 async def run(http: aiohttp.ClientSession, command: str) -> str:
-    answer = await ask(http.post(f"{BOX}/exec", json={"command": command}))
+    answer = await fetch(http.post(f"{BOX}/exec", json={"command": command}))
     assert answer.body["exit_code"] == 0, answer.body
     return str(answer.body["stdout"])
 
@@ -58,7 +58,7 @@ async def run(http: aiohttp.ClientSession, command: str) -> str:
 async def garbage(http: aiohttp.ClientSession, home: str) -> list[str]:
     """What is of no backup on the host, and what is of no user inside."""
     found = (await run(http, "find / -xdev -name '.smokebox-*'")).split()
-    known = {one["id"] for one in (await ask(http.get("/api/backups"))).body["backups"]}
+    known = {one["id"] for one in (await fetch(http.get("/api/backups"))).body["backups"]}
     names = os.listdir(f"{home}/backups")
     with contextlib.closing(sqlite3.connect(f"{home}/record.db")) as record:
         rows = record.execute("SELECT staging FROM restores").fetchall()
@@ -67,60 +67,64 @@ async def garbage(http: aiohttp.ClientSession, home: str) -> list[str]:
 
 async def test_a_backup_that_is_listed_is_whole_wherever_its_maker_was_killed() -> None:
     with new_home() as home:
-        async with killable(home) as http:
-            await ask(http.put(BOX, json={"keep_alive": True}))
+        async with run_killable_server(home) as http:
+            await fetch(http.put(BOX, json={"keep_alive": True}))
             await run(http, TREE)
             expected = await run(http, LOOK)
         reached = 0
         for number, line in enumerate(lines(330)):
             key = {"idempotency-key": f"key-{number}"}
-            async with killable(home, kill_at=line, since="create", traced=FILES) as http:
+            async with run_killable_server(
+                home, kill_at=line, since="create", traced=FILES
+            ) as http:
                 with contextlib.suppress(*LOST):
-                    await ask(http.post(f"{BOX}/backups", json={"freeze": True}, headers=key))
+                    await fetch(http.post(f"{BOX}/backups", json={"freeze": True}, headers=key))
                     continue
                 reached += 1
-            async with killable(home) as http:
+            async with run_killable_server(home) as http:
                 assert await garbage(http, home) == []
                 # Whoever asks again has one, whether or not there was one.
-                made = await ask(http.post(f"{BOX}/backups", json={"freeze": True}, headers=key))
+                made = await fetch(http.post(f"{BOX}/backups", json={"freeze": True}, headers=key))
                 assert made.status == 201, made.body
-                listed = (await ask(http.get("/api/backups"))).body["backups"]
+                listed = (await fetch(http.get("/api/backups"))).body["backups"]
                 assert [one["id"] for one in listed].count(made.body["id"]) == 1
                 # It is not left standing still either.
                 await run(http, "rm -rf *")
                 where = f"{BOX}/backups/{made.body['id']}/restore"
-                assert (await ask(http.post(where, json={}))).status == 200
+                assert (await fetch(http.post(where, json={}))).status == 200
                 assert await run(http, LOOK) == expected
         assert reached
 
 
 async def test_a_directory_is_old_or_new_wherever_its_restorer_was_killed() -> None:
     with new_home() as home:
-        async with killable(home) as http:
-            await ask(http.put(BOX, json={"keep_alive": True}))
+        async with run_killable_server(home) as http:
+            await fetch(http.put(BOX, json={"keep_alive": True}))
             await run(http, TREE)
             new = await run(http, LOOK)
-            backup = (await ask(http.post(f"{BOX}/backups", json={}))).body["id"]
+            backup = (await fetch(http.post(f"{BOX}/backups", json={}))).body["id"]
             await run(http, OTHER)
             old = await run(http, LOOK)
         where = f"{BOX}/backups/{backup}/restore"
         reached, seen = 0, set()
         for number, line in enumerate(lines(420)):
-            async with killable(home, kill_at=line, since="restore", traced=FILES) as http:
+            async with run_killable_server(
+                home, kill_at=line, since="restore", traced=FILES
+            ) as http:
                 with contextlib.suppress(*LOST):
-                    await ask(http.post(where, json={}))
+                    await fetch(http.post(where, json={}))
                     # There are fewer lines than that.
                     await run(http, OTHER)
                     continue
                 reached += 1
             if number % 2:
                 end_jail(home)
-            async with killable(home) as http:
+            async with run_killable_server(home) as http:
                 found = await run(http, LOOK)
                 assert found in (old, new)
                 seen.add(found == new)
                 assert await garbage(http, home) == []
-                assert (await ask(http.post(where, json={}))).status == 200
+                assert (await fetch(http.post(where, json={}))).status == 200
                 assert await run(http, LOOK) == new
                 await run(http, OTHER)
         assert reached

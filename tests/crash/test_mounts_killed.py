@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from crash.killing import new_place
+from engine.leftovers import sandbox_pids
 from engine.mounts.store import Store
-from engine.traces import processes
 from smokebox.engine.host import Host
 from smokebox.sandbox.access import Access
 
@@ -119,7 +119,7 @@ async def look(place: Place, store: Store, accepted: list[str]) -> None:
             assert store[name] == f"{name}\n".encode()
         await sandbox.sleep()
     async with asyncio.timeout(10):
-        while list(processes(place.home)):
+        while list(sandbox_pids(place.home)):
             await asyncio.sleep(0.05)
 
 

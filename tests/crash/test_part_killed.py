@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from crash.killing import comm
-from engine.traces import processes, stop_all, traces
+from engine.leftovers import find_leftovers, sandbox_pids, stop_processes
 from smokebox.engine.host import Host
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError, StorageFull
 
@@ -52,7 +52,7 @@ async def found(host: Host, command: str) -> int:
     words = command.replace(" ", "\0").encode() + b"\0"
     async with asyncio.timeout(10):
         while True:
-            for pid in processes(host.home):
+            for pid in sandbox_pids(host.home):
                 if cmdline(pid) == words:
                     return pid
             await asyncio.sleep(0.01)
@@ -109,13 +109,13 @@ async def test_a_zygote_that_dies_under_a_start_is_an_error_that_can_be_retried(
     for one in made:
         assert (await host.sandbox(one.id).exec("hostname")).stdout == f"{one.id}\n"
         await host.sandbox(one.id).destroy()
-    assert traces(host.home) == []
+    assert find_leftovers(host.home) == []
 
 
 async def test_a_stopped_zygote_is_an_error_in_time(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smokebox.engine.jail.zygote_client.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("smokebox.engine.jail.zygote_client.RESPONSE_SECONDS", 0.5)
     await host.create("warm")
     os.kill(zygote_of_ours(), signal.SIGSTOP)
     with pytest.raises(ServiceUnavailable):
@@ -188,7 +188,7 @@ async def test_killed_agents_under_load_give_only_typed_errors(host: Host) -> No
     for round in range(5):
         calls = [asyncio.create_task(call(n)) for n in range(20)]
         await asyncio.sleep(0.01 * round)
-        for pid in list(processes(host.home)):
+        for pid in list(sandbox_pids(host.home)):
             if parent(pid) == os.getpid() or comm(parent(pid)) == "smokebox-zygote":
                 os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(15):
@@ -199,13 +199,13 @@ async def test_killed_agents_under_load_give_only_typed_errors(host: Host) -> No
 async def test_a_stopped_agent_is_an_error_for_every_call_in_time(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smokebox.engine.lifecycle.PULSE_SECONDS", 0.2)
-    monkeypatch.setattr("smokebox.engine.jail.guest_requests.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("smokebox.engine.lifecycle.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("smokebox.engine.jail.guest_requests.RESPONSE_SECONDS", 0.5)
     sandbox = await host.create("box")
     session = await sandbox.create_session("s")
     process = await sandbox.start_process("sleep 100")
     await sandbox.write_file("kept", "1")
-    stop_all(host.home)
+    stop_processes(host.home)
     # All calls start at once: after the next pulse the sandbox restarts, and exec would succeed.
     async with asyncio.timeout(10):
         kept, *results = await asyncio.gather(
@@ -221,16 +221,16 @@ async def test_a_stopped_agent_is_an_error_for_every_call_in_time(
     assert all(isinstance(one, SmokeboxError) for one in results), results
     assert (await sandbox.exec("cat kept")).stdout == "1"
     await sandbox.destroy()
-    assert traces(host.home) == []
+    assert find_leftovers(host.home) == []
 
 
 async def test_a_stopped_sandbox_can_be_put_to_sleep_and_destroyed(host: Host) -> None:
     for step in ("sleep", "destroy"):
         sandbox = await host.create("box")
-        stop_all(host.home)
+        stop_processes(host.home)
         async with asyncio.timeout(10):
             await getattr(sandbox, step)()
-    assert traces(host.home) == []
+    assert find_leftovers(host.home) == []
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ async def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(
         [found] = await host.list()
         assert (found.labels, found.status) == ({"n": acknowledged}, "idle")
         await host.sandbox("box").destroy()
-        assert traces(host.home) == []
+        assert find_leftovers(host.home) == []
 
 
 async def test_a_sandbox_that_filled_the_disk_can_be_destroyed(tiny: Path, layers: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from killable_server import killable, new_home
+from killable_server import new_home, run_killable_server
 from smokebox import connect
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone, ServiceUnavailable
 from smokebox.foundation.endpoint import socket_path
@@ -42,7 +42,7 @@ class Service:
 
     async def start(self) -> None:
         """Serve the state directory, and return when it answers."""
-        await self._stack.enter_async_context(killable(self.home))
+        await self._stack.enter_async_context(run_killable_server(self.home))
 
     async def kill(self) -> None:
         """SIGKILL."""

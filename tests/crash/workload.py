@@ -97,7 +97,7 @@ class Worker:
             session = await sandbox.create_session(SESSION)
         result = await session.exec(f"N={serial}")
         assert result.success, result
-        await session.saved()
+        await session.flush()
         self.did()
 
     async def label(self, sandbox: Sandbox, serial: str) -> None:

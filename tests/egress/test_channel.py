@@ -1,4 +1,4 @@
-"""Handlers of a client that are asked over a channel: one round trip, bodies only if read."""
+"""Handlers that run in a client, over the handler channel."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ SECONDS = 20.0
 BIG = 5 * WINDOW
 
 
-class Pair:
-    """A server and a client whose channel is two queues; `said` is all that went over it."""
+class Channel:
+    """A server and a client joined by two queues. `frames` has every frame sent."""
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
-        self.said: list[Any] = []
+        self.frames: list[Any] = []
         self.handlers = handlers
         self._to_client: asyncio.Queue[str | bytes] = asyncio.Queue()
         self._to_server: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.remote = RemoteHandlers(self._sender(self._to_client))
-        self.serving = HandlerServer("box-1", handlers, "the env", self._sender(self._to_server))
+        self.server = HandlerServer("box-1", handlers, "the env", self._sender(self._to_server))
         self.connected = True
         self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._run())]
 
@@ -59,57 +59,57 @@ class Pair:
     async def _serve(self) -> None:
         while True:
             frame = from_client(await self._to_server.get())
-            self.said.append(frame)
-            await self.remote.hear(frame)
+            self.frames.append(frame)
+            await self.remote.receive(frame)
 
     async def _run(self) -> None:
         while True:
             frame = from_server(await self._to_client.get())
-            self.said.append(frame)
+            self.frames.append(frame)
             if not isinstance(frame, ServingFrame):
-                self.serving.hear(frame)
+                self.server.receive(frame)
 
-    async def ask(self, request: Request, context: Any = None, slot: str = "a.test") -> Any:
+    async def handle(self, request: Request, context: Any = None, slot: str = "a.test") -> Any:
         async with asyncio.timeout(SECONDS):
-            return await self.remote.handle(slot, request, None, context or Upstream())
+            return await self.remote.handle(slot, request, None, context or FakeContext())
 
-    def kinds(self) -> list[str]:
-        return [type(frame).__name__ for frame in self.said]
+    def frame_types(self) -> list[str]:
+        return [type(frame).__name__ for frame in self.frames]
 
     async def aclose(self) -> None:
         self.connected = False
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        await self.serving.aclose()
+        await self.server.aclose()
         await self.remote.aclose()
 
 
-class Upstream:
-    """The context of the server: it answers what is forwarded by itself."""
+class FakeContext:
+    """A `HandlerContext` that returns fixed responses to `forward`."""
 
     sandbox_id, rule = "box-1", "outbound_by_host['a.test']"
 
-    def __init__(self, *answers: Response) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: Response) -> None:
+        self.responses = list(responses)
         self.forwarded: list[tuple[Request, str | None]] = []
 
     async def forward(self, request: Request, *, to: str | None = None) -> Response:
         self.forwarded.append((request, to))
-        return self.answers.pop(0)
+        return self.responses.pop(0)
 
 
 @contextlib.asynccontextmanager
-async def pair(handler: Handler) -> AsyncIterator[Pair]:
-    made = Pair({"a.test": handler})
+async def connect(handler: Handler) -> AsyncIterator[Channel]:
+    channel = Channel({"a.test": handler})
     try:
-        yield made
+        yield channel
     finally:
-        await made.aclose()
+        await channel.aclose()
 
 
-class Pieces:
-    """A body that counts how much of it was read."""
+class CountedBody:
+    """A body that counts the bytes that were read of it."""
 
     def __init__(self, size: int, piece: int = 64 * 1024) -> None:
         self.read = 0
@@ -123,66 +123,66 @@ class Pieces:
             await asyncio.sleep(0)
 
 
-def asking(body: Any = None, method: str = "POST") -> Request:
+def make_request(body: Any = None, method: str = "POST") -> Request:
     return Request(method, "https://a.test/v1", {"x-one": "1"}, body)
 
 
-async def until(condition: Any) -> None:
+async def wait_until(condition: Any) -> None:
     async with asyncio.timeout(SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
 
 
-async def test_an_edited_request_costs_one_round_trip_and_no_body_is_sent() -> None:
-    body = Pieces(BIG)
-    request = asking(body)
+async def test_edited_request_takes_one_round_trip_without_its_body() -> None:
+    body = CountedBody(BIG)
+    request = make_request(body)
     before = request.body
-    async with pair(bearer("s3cret")) as both:
-        made = await both.ask(request)
-        assert both.kinds() == ["HandleFrame", "SendFrame"]
-    assert made is request
-    assert made.body is before
-    assert made.body.untouched
+    async with connect(bearer("s3cret")) as channel:
+        result = await channel.handle(request)
+        assert channel.frame_types() == ["HandleFrame", "SendFrame"]
+    assert result is request
+    assert result.body is before
+    assert result.body.unread
     assert body.read == 0
-    assert made.headers["authorization"] == "Bearer s3cret"
-    assert made.headers["x-one"] == "1"
+    assert result.headers["authorization"] == "Bearer s3cret"
+    assert result.headers["x-one"] == "1"
 
 
-async def test_the_handler_gets_request_env_and_context() -> None:
+async def test_handler_gets_request_env_and_context() -> None:
     seen: list[Any] = []
 
-    async def look(request: Request, env: Any, context: HandlerContext) -> Request:
+    async def inspect(request: Request, env: Any, context: HandlerContext) -> Request:
         seen.extend([request.method, request.url, env, context.sandbox_id, context.rule])
         return request
 
-    async with pair(look) as both:
-        await both.ask(asking())
-    assert seen == ["POST", "https://a.test/v1", "the env", "box-1", Upstream.rule]
+    async with connect(inspect) as channel:
+        await channel.handle(make_request())
+    assert seen == ["POST", "https://a.test/v1", "the env", "box-1", FakeContext.rule]
 
 
-async def test_a_handler_may_answer_by_itself() -> None:
-    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_handler_may_respond_itself() -> None:
+    async def respond(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response("made here", 418, {"x-two": "2"})
 
-    async with pair(answer) as both:
-        made = await both.ask(asking())
-        assert both.kinds() == ["HandleFrame", "RespondFrame"]
-    assert (made.status, made.headers["x-two"], await made.text()) == (418, "2", "made here")
+    async with connect(respond) as channel:
+        result = await channel.handle(make_request())
+        assert channel.frame_types() == ["HandleFrame", "RespondFrame"]
+    assert (result.status, result.headers["x-two"], await result.text()) == (418, "2", "made here")
 
 
-async def test_a_body_that_is_read_is_sent_and_comes_back_with_the_request() -> None:
+async def test_body_that_is_read_is_sent_back_with_the_request() -> None:
     async def read(request: Request, env: Any, context: HandlerContext) -> Request:
         assert len(await request.read()) == BIG
         return request
 
-    async with pair(read) as both:
-        made = await both.ask(asking(Pieces(BIG)))
-        assert len(await made.read()) == BIG
-        await until(lambda: not both.remote._exchanges)
+    async with connect(read) as channel:
+        result = await channel.handle(make_request(CountedBody(BIG)))
+        assert len(await result.read()) == BIG
+        await wait_until(lambda: not channel.remote._calls)
 
 
-async def test_a_body_may_be_replaced_as_it_streams() -> None:
-    async def shout(request: Request, env: Any, context: HandlerContext) -> Request:
+async def test_body_may_be_replaced_as_it_streams() -> None:
+    async def uppercase(request: Request, env: Any, context: HandlerContext) -> Request:
         body = request.body
 
         async def upper() -> AsyncIterator[bytes]:
@@ -191,107 +191,114 @@ async def test_a_body_may_be_replaced_as_it_streams() -> None:
 
         return Request(request.method, request.url, request.headers, upper())
 
-    async with pair(shout) as both:
-        made = await both.ask(asking(Pieces(BIG)))
-        assert await made.read() == b"X" * BIG
-        await until(lambda: not both.remote._exchanges and not both.serving._streams._sent)
+    async with connect(uppercase) as channel:
+        result = await channel.handle(make_request(CountedBody(BIG)))
+        assert await result.read() == b"X" * BIG
+        await wait_until(
+            lambda: not channel.remote._calls and not channel.server._streams._outgoing
+        )
 
 
-async def test_what_nobody_reads_is_not_sent_beyond_the_window() -> None:
-    async def slowly(request: Request, env: Any, context: HandlerContext) -> Response:
-        return Response(Pieces(100 * WINDOW))
+async def test_unread_body_is_not_sent_beyond_the_window() -> None:
+    async def respond_with_stream(request: Request, env: Any, context: HandlerContext) -> Response:
+        return Response(CountedBody(100 * WINDOW))
 
-    async with pair(slowly) as both:
-        made = await both.ask(asking())
-        pieces = aiter(made.body)
+    async with connect(respond_with_stream) as channel:
+        result = await channel.handle(make_request())
+        pieces = aiter(result.body)
         first = await anext(pieces)
-        await until(lambda: sum(isinstance(one, Piece) for one in both.said) > 4)
+        await wait_until(lambda: sum(isinstance(one, Piece) for one in channel.frames) > 4)
         for _ in range(200):
             await asyncio.sleep(0)
-        sent = sum(len(one.data) for one in both.said if isinstance(one, Piece))
+        sent = sum(len(one.data) for one in channel.frames if isinstance(one, Piece))
         assert len(first) <= sent <= 2 * WINDOW + 256 * 1024
         await pieces.aclose()
-        await until(lambda: not both.serving._streams._sent)
+        await wait_until(lambda: not channel.server._streams._outgoing)
 
 
-async def test_a_forwarded_answer_is_passed_on_without_its_body() -> None:
+async def test_forwarded_response_is_passed_on_without_its_body() -> None:
     async def relay(request: Request, env: Any, context: HandlerContext) -> Response:
         request.headers["x-three"] = "3"
         response = await context.forward(request, to="http://127.0.0.1:9")
         response.headers["x-seen"] = "yes"
         return response
 
-    body = Pieces(BIG)
-    answer = Response(body, 201, {"content-type": "text/plain"})
-    upstream = Upstream(answer)
-    async with pair(relay) as both:
-        made = await both.ask(asking(Pieces(BIG)), upstream)
-        assert both.kinds() == ["HandleFrame", "ForwardFrame", "ForwardedFrame", "RespondFrame"]
-    assert made.body is answer.body
-    assert (made.status, made.headers["x-seen"], body.read) == (201, "yes", 0)
-    ((request, to),) = upstream.forwarded
+    body = CountedBody(BIG)
+    response = Response(body, 201, {"content-type": "text/plain"})
+    context = FakeContext(response)
+    async with connect(relay) as channel:
+        result = await channel.handle(make_request(CountedBody(BIG)), context)
+        assert channel.frame_types() == [
+            "HandleFrame",
+            "ForwardFrame",
+            "ForwardedFrame",
+            "RespondFrame",
+        ]
+    assert result.body is response.body
+    assert (result.status, result.headers["x-seen"], body.read) == (201, "yes", 0)
+    ((request, to),) = context.forwarded
     assert (request.headers["x-three"], to) == ("3", "http://127.0.0.1:9")
-    assert request.body.untouched
+    assert request.body.unread
 
 
-async def test_a_forwarded_answer_may_be_read_and_edited() -> None:
+async def test_forwarded_response_may_be_read_and_edited() -> None:
     async def edit(request: Request, env: Any, context: HandlerContext) -> Response:
         first = await context.forward(request)
         second = await context.forward(Request("GET", "https://a.test/again"))
         return Response(await first.read() + await second.read())
 
-    upstream = Upstream(Response(Pieces(BIG)), Response("the end"))
-    async with pair(edit) as both:
-        made = await both.ask(asking(), upstream)
-        assert await made.read() == b"x" * BIG + b"the end"
+    context = FakeContext(Response(CountedBody(BIG)), Response("the end"))
+    async with connect(edit) as channel:
+        result = await channel.handle(make_request(), context)
+        assert await result.read() == b"x" * BIG + b"the end"
 
 
-async def test_a_refusal_keeps_its_reason() -> None:
+async def test_refusal_keeps_its_reason() -> None:
     async def refuse(request: Request, env: Any, context: HandlerContext) -> Request:
         raise Refused("not on a monday")
 
-    async with pair(refuse) as both:
+    async with connect(refuse) as channel:
         with pytest.raises(Refused, match="not on a monday"):
-            await both.ask(asking())
+            await channel.handle(make_request())
 
 
-@pytest.mark.parametrize("what", ["error", "nothing", "half a body"])
-async def test_a_handler_that_fails_tells_its_kind_and_no_secret(
-    what: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("failure", ["error", "nothing", "partly read"])
+async def test_failed_handler_sends_its_class_and_no_secret(
+    failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(request: Request, env: Any, context: HandlerContext) -> Any:
-        if what == "error":
+        if failure == "error":
             raise KeyError("s3cret")
-        if what == "nothing":
+        if failure == "nothing":
             return None
         await anext(aiter(request.body))
         return request
 
-    async with pair(fail) as both:
+    async with connect(fail) as channel:
         with pytest.raises(HandlerFailed) as caught:
-            await both.ask(asking(Pieces(BIG)))
-    kind = {"error": "KeyError", "nothing": "TypeError", "half a body": "ValueError"}[what]
+            await channel.handle(make_request(CountedBody(BIG)))
+    kind = {"error": "KeyError", "nothing": "TypeError", "partly read": "ValueError"}[failure]
     assert caught.value.kind == kind
     assert "s3cret" not in str(caught.value)
     assert "failed" in caplog.text
 
 
-async def test_a_body_that_breaks_off_is_an_error_for_its_reader() -> None:
+async def test_body_that_breaks_off_raises_in_its_reader() -> None:
     async def breaking(request: Request, env: Any, context: HandlerContext) -> Response:
         async def body() -> AsyncIterator[bytes]:
-            yield b"begun"
+            yield b"started"
             raise RuntimeError("s3cret")
 
         return Response(body())
 
-    async with pair(breaking) as both:
-        made = await both.ask(asking())
+    async with connect(breaking) as channel:
+        result = await channel.handle(make_request())
         with pytest.raises(ConnectionError, match="broke off with RuntimeError"):
-            await made.read()
+            await result.read()
 
 
-async def test_what_cannot_be_forwarded_is_an_error_in_the_handler() -> None:
-    class Broken(Upstream):
+async def test_failed_forward_raises_in_the_handler() -> None:
+    class Broken(FakeContext):
         async def forward(self, request: Request, *, to: str | None = None) -> Response:
             raise OSError("no such host")
 
@@ -301,98 +308,98 @@ async def test_what_cannot_be_forwarded_is_an_error_in_the_handler() -> None:
         except ConnectionError as error:
             return Response(str(error), 599)
 
-    async with pair(relay) as both:
-        made = await both.ask(asking(), Broken())
-        assert (made.status, await made.text()) == (599, "no such host")
+    async with connect(relay) as channel:
+        result = await channel.handle(make_request(), Broken())
+        assert (result.status, await result.text()) == (599, "no such host")
 
 
-async def test_several_requests_are_handled_at_a_time() -> None:
-    gate, waiting = asyncio.Event(), 0
+async def test_requests_are_handled_concurrently() -> None:
+    release, waiting = asyncio.Event(), 0
 
     async def wait(request: Request, env: Any, context: HandlerContext) -> Request:
         nonlocal waiting
         waiting += 1
-        await gate.wait()
+        await release.wait()
         return request
 
-    async with pair(wait) as both, asyncio.TaskGroup() as group:
-        asked = [group.create_task(both.ask(asking())) for _ in range(50)]
-        await until(lambda: waiting == 50)
-        gate.set()
-        assert len([await one for one in asked]) == 50
+    async with connect(wait) as channel, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(channel.handle(make_request())) for _ in range(50)]
+        await wait_until(lambda: waiting == 50)
+        release.set()
+        assert len([await one for one in tasks]) == 50
 
 
-async def test_a_caller_that_leaves_cancels_the_handler() -> None:
-    begun, cancelled = asyncio.Event(), asyncio.Event()
+async def test_cancelled_caller_cancels_the_handler() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
         return request
 
-    async with pair(hang) as both:
-        task = asyncio.create_task(both.ask(asking(Pieces(BIG))))
-        await begun.wait()
+    async with connect(hang) as channel:
+        task = asyncio.create_task(channel.handle(make_request(CountedBody(BIG))))
+        await started.wait()
         task.cancel()
         await asyncio.wait([task])
         async with asyncio.timeout(SECONDS):
             await cancelled.wait()
-        assert not both.remote._exchanges
+        assert not channel.remote._calls
 
 
-async def test_a_client_that_goes_away_is_a_refusal() -> None:
-    begun = asyncio.Event()
+async def test_disconnected_client_refuses_requests() -> None:
+    started = asyncio.Event()
 
     async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
         return request
 
-    async with pair(hang) as both:
-        task = asyncio.create_task(both.ask(asking()))
-        await begun.wait()
-        await both.remote.aclose()
-        with pytest.raises(Refused, match="went away"):
+    async with connect(hang) as channel:
+        task = asyncio.create_task(channel.handle(make_request()))
+        await started.wait()
+        await channel.remote.aclose()
+        with pytest.raises(Refused, match="disconnected"):
             await task
-        with pytest.raises(Refused, match="went away"):
-            await both.ask(asking())
+        with pytest.raises(Refused, match="disconnected"):
+            await channel.handle(make_request())
 
 
-async def test_a_slot_that_the_client_has_no_more_is_refused() -> None:
-    async with pair(bearer("s3cret")) as both:
-        both.handlers.clear()
-        with pytest.raises(Refused, match="taken that handler away"):
-            await both.ask(asking())
+async def test_removed_handler_refuses_requests() -> None:
+    async with connect(bearer("s3cret")) as channel:
+        channel.handlers.clear()
+        with pytest.raises(Refused, match="has removed the handler"):
+            await channel.handle(make_request())
 
 
-async def test_slots_are_served_once_they_are_told() -> None:
-    async with pair(bearer("s3cret")) as both:
-        await both.remote.hear(ServeFrame(number=7, slots=["a.test", ""]))
-        assert set(both.remote.slots) == {"a.test", ""}
-        await until(lambda: both.said)
-        assert both.said == [ServingFrame(number=7)]
+async def test_serve_frame_sets_the_slots_and_is_confirmed() -> None:
+    async with connect(bearer("s3cret")) as channel:
+        await channel.remote.receive(ServeFrame(number=7, slots=["a.test", ""]))
+        assert set(channel.remote.slots) == {"a.test", ""}
+        await wait_until(lambda: channel.frames)
+        assert channel.frames == [ServingFrame(number=7)]
 
 
-async def test_what_a_client_says_out_of_turn_is_ignored() -> None:
-    async with pair(bearer("s3cret")) as both:
+async def test_frames_of_unknown_requests_are_ignored() -> None:
+    async with connect(bearer("s3cret")) as channel:
         send = SendFrame(id=99, method="GET", url="x", headers=[], content=msgspec.UNSET)  # type: ignore[arg-type]
-        await both.remote.hear(send)
-        await both.remote.hear(Piece(99, 1, b"data"))
-        assert (await both.ask(asking())).headers["authorization"]
+        await channel.remote.receive(send)
+        await channel.remote.receive(Piece(99, 1, b"data"))
+        assert (await channel.handle(make_request())).headers["authorization"]
 
 
 @pytest.mark.parametrize("frame", [b"", b"1234567", "{}", "[]", '{"type": "handle"}', "x"])
-def test_frames_that_make_no_sense_are_value_errors(frame: str | bytes) -> None:
+def test_invalid_frames_raise_value_error(frame: str | bytes) -> None:
     with pytest.raises(ValueError):
         from_client(frame)
     with pytest.raises(ValueError):
         from_server(frame)
 
 
-def test_frames_come_back_as_they_were() -> None:
+def test_frames_survive_encoding() -> None:
     frame = HandleFrame(
         id=1, slot="", rule="outbound", method="GET", url="u", headers=[("a", "b")], body=True
     )

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from smokebox.egress.clients import Clients, LocalHandlers
-from smokebox.egress.handler import CLIENT, HandlerContext, Refused
+from smokebox.egress.handler import CLIENT, HandlerContext, HandlerRegistry, LocalHandlers, Refused
 from smokebox.egress.layers import (
-    MOST_CHANGES,
+    MAX_CHANGES,
     EgressChanges,
     EgressLayers,
     check_opened,
@@ -131,7 +130,7 @@ def test_a_host_that_is_none_cannot_be_changed(host: Any) -> None:
 
 
 def test_changes_have_an_end() -> None:
-    changes = EgressChanges(allowed={f"h{number}.test": True for number in range(MOST_CHANGES)})
+    changes = EgressChanges(allowed={f"h{number}.test": True for number in range(MAX_CHANGES)})
     with pytest.raises(LimitReached, match="4096 changes"):
         changes.allow("one.more.test")
 
@@ -166,11 +165,11 @@ def test_functions_stay_here_and_are_sent_as_a_mark() -> None:
 
 
 async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
-    clients = Clients()
+    registry = HandlerRegistry()
     layers = EgressLayers().with_settings(
         {"outbound_by_host": {"a.test": CLIENT}, "outbound": "m:all"}
     )
-    policy = layers.egress(clients.bind)
+    policy = layers.egress(registry.bind)
     assert policy.decide("b.test").handler == "m:all"
     bound: Any = policy.decide("a.test").handler
 
@@ -180,10 +179,10 @@ async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
 
     with pytest.raises(Refused, match="runs in the process of a client, and none is connected"):
         await by()
-    end_first = clients.attach(LocalHandlers({"a.test": handler}))
-    end_second = clients.attach(LocalHandlers({"a.test": other}))
-    clients.attach(LocalHandlers({"": handler}))
-    assert clients.slots == {"", "a.test"}
+    end_first = registry.attach(LocalHandlers({"a.test": handler}))
+    end_second = registry.attach(LocalHandlers({"a.test": other}))
+    registry.attach(LocalHandlers({"": handler}))
+    assert registry.slots == {"", "a.test"}
     assert await by() == "other"
     end_second()
     assert await by() == "handler"
@@ -197,8 +196,8 @@ async def test_a_handler_of_this_process_may_answer_itself() -> None:
     async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(env)
 
-    clients = Clients()
-    clients.attach(LocalHandlers({"": answer}))
-    bound: Any = clients.bind("", CLIENT)
+    registry = HandlerRegistry()
+    registry.attach(LocalHandlers({"": answer}))
+    bound: Any = registry.bind("", CLIENT)
     made = await bound(Request("GET", "http://a.test/"), "the env", NOBODY)
     assert await made.text() == "the env"

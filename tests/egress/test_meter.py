@@ -40,7 +40,7 @@ def test_the_rate_is_held_and_recovers() -> None:
     meter = Box(Egress(internet=True, requests_per_second=1000)).meter
     refused = [meter.admit() for _ in range(3000)]
     assert "more than requests_per_second=1000" in refused
-    meter._since -= 10
+    meter._filled_at -= 10
     assert meter.admit() == ""
 
 

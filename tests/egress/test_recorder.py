@@ -96,7 +96,7 @@ async def test_bytes_that_are_no_text_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["", "missing/directory/x.jsonl", None])
 def test_a_file_that_cannot_be_is_refused_at_definition(path: Any) -> None:
     for make in (record, replay):
-        with pytest.raises(InvalidOption, match="is no file"):
+        with pytest.raises(InvalidOption, match="is not a file"):
             make(path)
 
 

@@ -104,16 +104,16 @@ async def test_a_hash_that_the_sender_told_is_kept_and_the_body_not_read() -> No
     request = Request("PUT", f"{BUCKET}/a", {"x-amz-content-sha256": digest}, pieces(b"data"))
     made = await signed(request)
     assert made.headers["x-amz-content-sha256"] == digest
-    assert made.body.untouched
+    assert made.body.unread
 
 
 async def test_a_stream_goes_unsigned_over_tls_and_is_read_without() -> None:
     made = await signed(Request("PUT", f"{BUCKET}/a", {}, pieces(b"da", b"ta")))
     assert made.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
-    assert made.body.untouched
+    assert made.body.unread
     plain = await signed(Request("PUT", "http://s3.test/a", {}, pieces(b"da", b"ta")))
     assert plain.headers["x-amz-content-sha256"] == hashlib.sha256(b"data").hexdigest()
-    assert plain.body.known == b"data"
+    assert plain.body.data == b"data"
 
 
 CHUNKED = (
@@ -147,7 +147,7 @@ async def test_a_body_that_was_signed_in_pieces_is_unpacked(size: int) -> None:
 async def test_pieces_that_are_none_are_an_error(data: bytes) -> None:
     headers = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"}
     made = await signed(Request("PUT", f"{BUCKET}/a", headers, pieces(data)))
-    with pytest.raises(ValueError, match="pieces"):
+    with pytest.raises(ValueError, match="chunks"):
         await made.read()
 
 
@@ -167,7 +167,7 @@ async def send(
         made.method,
         URL(made.url, encoded=True),
         headers=made.headers,
-        data=made.body.known or made.body,
+        data=made.body.data or made.body,
     ) as response:
         return response.status, await response.read()
 

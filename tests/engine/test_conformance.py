@@ -1,4 +1,4 @@
-"""The conformance suite over Linux sandboxes: in both tiers, by root and by an ordinary user."""
+"""The conformance suite for Linux sandboxes: both tiers, as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from ordinary import passes_for_nobody
 from smokebox.sandbox.conformance import SandboxSuite
+from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:
     from smokebox import SandboxApi
@@ -30,7 +30,7 @@ class TestGvisor(SandboxSuite):
         return host.sandbox("case", tier="gvisor")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user")
 @pytest.mark.timeout(300)
-def test_the_same_by_an_ordinary_user() -> None:
-    passes_for_nobody(__file__, "TestNamespaces")
+def test_suite_as_an_ordinary_user() -> None:
+    rerun_as_nobody(__file__, "TestNamespaces")

@@ -1,4 +1,4 @@
-"""What a sandbox has on disk, measured while it is hostile, and who is told."""
+"""Measuring the disk usage of hostile trees, and the watch that reports sandboxes over a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine import disk
-from smokebox.engine.disk import DiskWatch, measure, unlinked, usage
+from smokebox.engine.disk import DiskWatch, measure, measure_deleted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +25,11 @@ DEPTH = 2_500
 
 
 def du(path: Path) -> int:
-    """What coreutils say."""
-    told = subprocess.run(
+    """Return the size that coreutils report."""
+    result = subprocess.run(
         ["du", "-s", "--block-size=1", path], capture_output=True, text=True, check=True
     )
-    return int(told.stdout.split()[0])
+    return int(result.stdout.split()[0])
 
 
 def fill(path: Path, size: int) -> None:
@@ -38,41 +38,41 @@ def fill(path: Path, size: int) -> None:
             file.write(b"x" * MIB)
 
 
-def test_a_tree_is_as_great_as_du_says(tmp_path: Path) -> None:
+def test_usage_equals_du(tmp_path: Path) -> None:
     for name in ("a/b/c", "a/d", "e"):
         (tmp_path / name).mkdir(parents=True)
         fill(tmp_path / name / "file", 2 * MIB)
     (tmp_path / "a" / "twice").hardlink_to(tmp_path / "e" / "file")
     (tmp_path / "a" / "link").symlink_to(tmp_path / "e")
-    assert usage(str(tmp_path)) == du(tmp_path) > 6 * MIB
+    assert measure(str(tmp_path)).bytes == du(tmp_path) > 6 * MIB
     assert measure(str(tmp_path)).complete
 
 
-def test_holes_cost_nothing(tmp_path: Path) -> None:
+def test_holes_are_not_counted(tmp_path: Path) -> None:
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(200 * MB)
-    assert usage(str(tmp_path)) < MB
+    assert measure(str(tmp_path)).bytes < MB
 
 
-def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert usage(str(tmp_path / "nowhere")) == 0
+def test_missing_directory_is_empty(tmp_path: Path) -> None:
+    assert measure(str(tmp_path / "nowhere")).bytes == 0
 
 
-def test_many_hard_links_count_once_in_little_memory(
+def test_many_hard_links_count_once_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_MOST_LINKED", 1)
+    monkeypatch.setattr(disk, "_MAX_LINKED", 1)
     for number in range(4):
         fill(tmp_path / f"{number}", MIB)
         for copy in range(3):
             (tmp_path / f"{number}-{copy}").hardlink_to(tmp_path / f"{number}")
-    assert usage(str(tmp_path)) == du(tmp_path)
+    assert measure(str(tmp_path)).bytes == du(tmp_path)
 
 
 @pytest.fixture
-def abyss(tmp_path: Path) -> Iterator[Path]:
-    """More directories within each other than a path has room for, with a file at the bottom."""
-    top = tmp_path / "abyss"
+def deep_tree(tmp_path: Path) -> Iterator[Path]:
+    """Nested directories deeper than the longest path, with a file at the bottom."""
+    top = tmp_path / "deep"
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
     try:
@@ -86,22 +86,22 @@ def abyss(tmp_path: Path) -> Iterator[Path]:
         os.close(fd)
         yield top
     finally:
-        # Whatever came between: pytest cannot remove it.
+        # Too deep for pytest to remove.
         subprocess.run(["rm", "-rf", top], check=True)
 
 
-def test_depth_costs_neither_stack_nor_descriptors(abyss: Path) -> None:
+def test_depth_costs_neither_stack_nor_descriptors(deep_tree: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     seen: list[int] = []
 
-    def watching() -> bool:
+    def count_descriptors() -> bool:
         seen.append(len(os.listdir("/proc/self/fd")) - before)
         return False
 
-    found = measure(str(abyss), watching)
+    found = measure(str(deep_tree), count_descriptors)
     assert found.complete
     assert found.inodes == DEPTH + 2
-    assert found.bytes == du(abyss)
+    assert found.bytes == du(deep_tree)
     assert max(seen) < 100
     assert len(os.listdir("/proc/self/fd")) <= before
 
@@ -123,7 +123,7 @@ while True:
 """
 
 
-def test_a_tree_that_is_torn_about_is_measured_and_never_left(tmp_path: Path) -> None:
+def test_concurrent_renames_do_not_lead_out_of_the_tree(tmp_path: Path) -> None:
     deep = tmp_path / ("deep" + "/in" * 100)
     deep.mkdir(parents=True)
     (tmp_path / ("moved" + "/in" * 69)).mkdir(parents=True)
@@ -139,11 +139,11 @@ def test_a_tree_that_is_torn_about_is_measured_and_never_left(tmp_path: Path) ->
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_files_that_vanish_are_not_missed(tmp_path: Path) -> None:
-    going = threading.Event()
+def test_vanishing_files_are_ignored(tmp_path: Path) -> None:
+    stopped = threading.Event()
 
     def churn() -> None:
-        while not going.is_set():
+        while not stopped.is_set():
             for number in range(50):
                 (tmp_path / f"d{number}" / "x").mkdir(parents=True, exist_ok=True)
             subprocess.run(["rm", "-rf", *tmp_path.glob("d*")], check=True)
@@ -152,13 +152,13 @@ def test_files_that_vanish_are_not_missed(tmp_path: Path) -> None:
     thread.start()
     try:
         for _ in range(100):
-            assert usage(str(tmp_path)) < MIB
+            assert measure(str(tmp_path)).bytes < MIB
     finally:
-        going.set()
+        stopped.set()
         thread.join()
 
 
-def test_measuring_stops_when_told(tmp_path: Path) -> None:
+def test_measuring_stops_on_request(tmp_path: Path) -> None:
     for number in range(600):
         (tmp_path / f"{number}").touch()
     found = measure(str(tmp_path), lambda: True)
@@ -167,7 +167,7 @@ def test_measuring_stops_when_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")
-def test_what_may_not_be_read_makes_it_a_lower_bound(tmp_path: Path) -> None:
+def test_unreadable_directory_makes_a_lower_bound(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     assert not measure(str(tmp_path)).complete
 
@@ -184,7 +184,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds 5 MiB of disk, and of memory, that no directory shows."""
+    """A process with 5 MiB in a deleted file, and 5 MiB in memory."""
     with subprocess.Popen(
         [sys.executable, "-Sc", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -194,136 +194,138 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_file_that_only_a_process_still_has_is_counted(
-    holder: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    assert usage(str(tmp_path)) < MIB
-    assert 5 * MIB <= unlinked([holder.pid, holder.pid]) < 6 * MIB
-    assert unlinked([]) == 0
+def test_deleted_open_file_is_counted(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert measure(str(tmp_path)).bytes < MIB
+    assert 5 * MIB <= measure_deleted([holder.pid, holder.pid]) < 6 * MIB
+    assert measure_deleted([]) == 0
 
 
-def test_what_is_gone_holds_nothing() -> None:
+def test_ended_process_holds_no_deleted_files() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert unlinked([gone.pid]) == 0
+    assert measure_deleted([gone.pid]) == 0
 
 
-class Told:
-    """A watch, and what it said."""
+class RecordedWatch:
+    """A watch with a record of its reports."""
 
-    def __init__(self, directory: Path, *, every: float = disk.EVERY_SECONDS) -> None:
+    def __init__(self, directory: Path, *, max_age: float = disk.MAX_AGE_SECONDS) -> None:
         self.over: list[tuple[str, int]] = []
         self.low: list[str] = []
-        self.news = asyncio.Event()
+        self.reported = asyncio.Event()
         self.watch = DiskWatch(
             str(directory),
-            over=self.heard,
+            over=self.on_over,
             low=lambda key, used: self.low.append(key),
-            tick=0.01,
-            every=every,
+            interval=0.01,
+            max_age=max_age,
         )
 
-    def heard(self, key: str, used: int) -> None:
+    def on_over(self, key: str, used: int) -> None:
         self.over.append((key, used))
-        self.news.set()
+        self.reported.set()
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    told = Told(tmp_path)
-    yield told
-    told.watch.close()
+def recorded(tmp_path: Path) -> Iterator[RecordedWatch]:
+    recorded = RecordedWatch(tmp_path)
+    yield recorded
+    recorded.watch.close()
 
 
-async def test_a_writer_is_caught_while_it_writes(told: Told, tmp_path: Path) -> None:
+async def test_writer_is_reported_while_it_writes(recorded: RecordedWatch, tmp_path: Path) -> None:
     for key in ("writer", "quiet"):
         (tmp_path / key).mkdir()
-        told.watch.watch(key, str(tmp_path / key), 50 * MB, fresh=True)
-    running = asyncio.create_task(told.watch.run())
+        recorded.watch.watch(key, str(tmp_path / key), 50 * MB, fresh=True)
+    running = asyncio.create_task(recorded.watch.run())
     target = tmp_path / "writer" / "bomb"
     code = f"f = open({str(target)!r}, 'wb')\nfor _ in range(200): f.write(bytes({MB}))"
     writer = await asyncio.create_subprocess_exec(sys.executable, "-Sc", code)
     async with asyncio.timeout(15):
         await writer.wait()
-        await told.news.wait()
+        await recorded.reported.wait()
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    ((key, used),) = told.over
+    ((key, used),) = recorded.over
     assert key == "writer"
     assert 50 * MB < used <= 201 * MB
-    assert told.low == []
+    assert recorded.low == []
 
 
-async def test_one_that_is_over_is_told_once_and_again_when_it_comes_back(tmp_path: Path) -> None:
-    told = Told(tmp_path, every=0)
+async def test_sandbox_over_its_limit_is_reported_once_each_time(tmp_path: Path) -> None:
+    recorded = RecordedWatch(tmp_path, max_age=0)
     (tmp_path / "box").mkdir()
-    told.watch.watch("box", str(tmp_path / "box"), MIB)
+    recorded.watch.watch("box", str(tmp_path / "box"), MIB)
     file = tmp_path / "box" / "file"
     for present in (True, True, False, True):
         fill(file, 2 * MIB if present else 0)
-        await told.watch.look()
-    assert [key for key, _ in told.over] == ["box", "box"]
-    assert told.watch.used("box") == du(tmp_path / "box")
-    told.watch.close()
+        await recorded.watch.check()
+    assert [key for key, _ in recorded.over] == ["box", "box"]
+    assert recorded.watch.used("box") == du(tmp_path / "box")
+    recorded.watch.close()
 
 
-async def test_holes_are_not_held_against_anybody(tmp_path: Path) -> None:
-    told = Told(tmp_path, every=0)
+async def test_sparse_file_is_not_over_the_limit(tmp_path: Path) -> None:
+    recorded = RecordedWatch(tmp_path, max_age=0)
     (tmp_path / "sparse").write_bytes(b"")
     os.truncate(tmp_path / "sparse", 200 * MB)
-    told.watch.watch("box", str(tmp_path), 50 * MB)
-    await told.watch.look()
-    assert told.over == []
-    told.watch.close()
+    recorded.watch.watch("box", str(tmp_path), 50 * MB)
+    await recorded.watch.check()
+    assert recorded.over == []
+    recorded.watch.close()
 
 
-async def test_deleted_files_that_are_open_count(
-    holder: subprocess.Popen[bytes], told: Told, tmp_path: Path
+async def test_deleted_open_files_count_for_the_limit(
+    holder: subprocess.Popen[bytes], recorded: RecordedWatch, tmp_path: Path
 ) -> None:
-    told.watch.watch("box", str(tmp_path), MIB, pids=lambda: [holder.pid])
-    await told.watch.look()
-    assert [key for key, _ in told.over] == ["box"]
+    recorded.watch.watch("box", str(tmp_path), MIB, pids=lambda: [holder.pid])
+    await recorded.watch.check()
+    assert [key for key, _ in recorded.over] == ["box"]
 
 
-async def test_nobody_is_told_of_what_is_forgotten_or_without_a_limit(
-    told: Told, tmp_path: Path
+async def test_forgotten_and_unlimited_sandboxes_are_not_reported(
+    recorded: RecordedWatch, tmp_path: Path
 ) -> None:
     fill(tmp_path / "file", 2 * MIB)
-    told.watch.watch("free", str(tmp_path), None)
-    told.watch.watch("gone", str(tmp_path), MIB)
-    told.watch.forget("gone")
-    await told.watch.look()
-    assert told.over == []
-    assert told.watch.used("gone") is None
-    assert (told.watch.used("free") or 0) > 2 * MIB
+    recorded.watch.watch("free", str(tmp_path), None)
+    recorded.watch.watch("gone", str(tmp_path), MIB)
+    recorded.watch.forget("gone")
+    await recorded.watch.check()
+    assert recorded.over == []
+    assert recorded.watch.used("gone") is None
+    assert (recorded.watch.used("free") or 0) > 2 * MIB
 
 
-async def test_a_limit_can_be_lowered(told: Told, tmp_path: Path) -> None:
+async def test_limit_can_be_lowered(recorded: RecordedWatch, tmp_path: Path) -> None:
     fill(tmp_path / "file", 2 * MIB)
-    told.watch.watch("box", str(tmp_path), 10 * MIB)
-    await told.watch.look()
-    told.watch.watch("box", str(tmp_path), MIB)
-    await told.watch.look()
-    assert [key for key, _ in told.over] == ["box"]
+    recorded.watch.watch("box", str(tmp_path), 10 * MIB)
+    await recorded.watch.check()
+    recorded.watch.watch("box", str(tmp_path), MIB)
+    await recorded.watch.check()
+    assert [key for key, _ in recorded.over] == ["box"]
 
 
-async def test_quiet_means_not_measured(told: Told, tmp_path: Path) -> None:
+async def test_sandbox_is_not_measured_without_a_change_of_free_space(
+    recorded: RecordedWatch, tmp_path: Path
+) -> None:
     (tmp_path / "box").mkdir()
-    told.watch.watch("box", str(tmp_path / "box"), 10**15)
-    await told.watch.look()
-    measured = told.watch.used("box")
+    recorded.watch.watch("box", str(tmp_path / "box"), 10**15)
+    await recorded.watch.check()
+    measured = recorded.watch.used("box")
     fill(tmp_path / "box" / "file", MIB)
     for _ in range(3):
-        await told.watch.look()
-    assert told.watch.used("box") == measured
+        await recorded.watch.check()
+    assert recorded.watch.used("box") == measured
 
 
-async def test_a_watch_ends_in_the_middle_of_a_great_tree(told: Told, tmp_path: Path) -> None:
+async def test_watch_can_be_cancelled_while_measuring(
+    recorded: RecordedWatch, tmp_path: Path
+) -> None:
     for number in range(3000):
         (tmp_path / f"{number}").touch()
-    told.watch.watch("box", str(tmp_path), MIB)
-    running = asyncio.create_task(told.watch.run())
+    recorded.watch.watch("box", str(tmp_path), MIB)
+    running = asyncio.create_task(recorded.watch.run())
     await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -336,75 +338,75 @@ async def test_a_watch_ends_in_the_middle_of_a_great_tree(told: Told, tmp_path: 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB and 500 files."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=500", "tmpfs", str(where)]
+    """Mount a file system of 64 MiB and 500 inodes."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=500", "tmpfs", str(path)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("a file system of our own takes root")
-    yield where
-    subprocess.run(["umount", where], check=True)
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", path], check=True)
 
 
-def boxes(told: Told, where: Path, *keys: str, fresh: bool = True) -> None:
+def watch_new(recorded: RecordedWatch, path: Path, *keys: str, fresh: bool = True) -> None:
     for key in keys:
-        (where / key).mkdir(exist_ok=True)
-        told.watch.watch(key, str(where / key), None, fresh=fresh)
+        (path / key).mkdir(exist_ok=True)
+        recorded.watch.watch(key, str(path / key), None, fresh=fresh)
 
 
-async def test_when_the_host_runs_out_the_one_that_grows_is_told(small: Path) -> None:
-    told = Told(small)
+async def test_low_disk_reports_the_sandbox_that_grew_most(small: Path) -> None:
+    recorded = RecordedWatch(small)
     (small / "old").mkdir()
     fill(small / "old" / "file", 40 * MIB)
-    boxes(told, small, "old", fresh=False)
-    boxes(told, small, "growing", "quiet")
-    await told.watch.look()
-    assert told.low == []
+    watch_new(recorded, small, "old", fresh=False)
+    watch_new(recorded, small, "growing", "quiet")
+    await recorded.watch.check()
+    assert recorded.low == []
     with suppress(OSError):
         fill(small / "growing" / "file", 40 * MIB)
-    await told.watch.look()
-    assert told.low == ["growing"]
-    await told.watch.look()
-    assert told.low == ["growing"], "it did not grow any more"
-    assert told.over == []
-    told.watch.close()
+    await recorded.watch.check()
+    assert recorded.low == ["growing"]
+    await recorded.watch.check()
+    assert recorded.low == ["growing"], "reported again without growth"
+    assert recorded.over == []
+    recorded.watch.close()
 
 
-async def test_the_deleting_of_one_does_not_hide_the_writing_of_another(small: Path) -> None:
-    told = Told(small)
+async def test_deletion_in_one_sandbox_does_not_hide_writes_of_another(small: Path) -> None:
+    recorded = RecordedWatch(small)
     for key in ("deletes", "writes"):
         (small / key).mkdir()
     fill(small / "deletes" / "file", 40 * MIB)
-    told.watch.watch("writes", str(small / "writes"), 10 * MIB, fresh=True)
-    await told.watch.look()
+    recorded.watch.watch("writes", str(small / "writes"), 10 * MIB, fresh=True)
+    await recorded.watch.check()
     (small / "deletes" / "file").unlink()
     fill(small / "writes" / "file", 20 * MIB)
-    await told.watch.look()
-    assert [key for key, _ in told.over] == ["writes"]
-    told.watch.close()
+    await recorded.watch.check()
+    assert [key for key, _ in recorded.over] == ["writes"]
+    recorded.watch.close()
 
 
-async def test_when_the_host_runs_out_of_inodes_the_one_with_most_is_told(small: Path) -> None:
-    told = Told(small)
-    boxes(told, small, "many", "big")
+async def test_low_inodes_report_the_sandbox_that_created_most(small: Path) -> None:
+    recorded = RecordedWatch(small)
+    watch_new(recorded, small, "many", "big")
     fill(small / "big" / "file", 5 * MIB)
     with suppress(OSError):
         for number in range(1000):
             (small / "many" / f"{number}").touch()
-    await told.watch.look()
-    assert told.low == ["many"]
-    told.watch.close()
+    await recorded.watch.check()
+    assert recorded.low == ["many"]
+    recorded.watch.close()
 
 
-async def test_another_file_system_below_is_not_counted(small: Path, tmp_path: Path) -> None:
+async def test_other_file_systems_are_not_counted(small: Path, tmp_path: Path) -> None:
     fill(small / "file", 5 * MIB)
-    assert usage(str(tmp_path)) < MIB
+    assert measure(str(tmp_path)).bytes < MIB
 
 
-async def test_a_full_host_without_sandboxes_is_nobody_s_fault(small: Path) -> None:
-    told = Told(small)
+async def test_full_host_without_sandboxes_reports_nothing(small: Path) -> None:
+    recorded = RecordedWatch(small)
     with suppress(OSError):
         fill(small / "file", 80 * MIB)
-    await told.watch.look()
-    assert told.low == []
-    told.watch.close()
+    await recorded.watch.check()
+    assert recorded.low == []
+    recorded.watch.close()

@@ -1,4 +1,4 @@
-"""What somebody inside a sandbox tries in order to reach the host by its files."""
+"""Attempts of a sandbox to reach files of the host through the engine's file access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.files import operations
-from smokebox.engine.files.rooted import Rooted
+from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.errors import (
     AccessDenied,
     DirectoryNotEmpty,
@@ -29,12 +29,12 @@ from smokebox.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SECRET = "the host's own"
+SECRET = "secret of the host"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The root, beside a secret of the host."""
+    """The root of a sandbox, beside secrets of the host."""
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "secret").write_text(SECRET)
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    """Do something over and over in another thread."""
+    """Repeat a call in another thread during the block."""
     stop = threading.Event()
 
     def loop() -> None:
@@ -67,8 +67,8 @@ def for_a_second() -> Iterator[None]:
         yield
 
 
-def swapping(path: Path, target: Path) -> Callable[[], None]:
-    """What makes `path` a directory and a symlink to `target` by turns, whatever befalls it."""
+def swapper(path: Path, target: Path) -> Callable[[], None]:
+    """Return a function that makes `path` a directory and a symlink to `target` in turn."""
     directory, link = path.with_name("as-directory"), path.with_name("as-link")
     directory.mkdir()
     (directory / "secret").write_text("inside")
@@ -91,7 +91,7 @@ def swapping(path: Path, target: Path) -> Callable[[], None]:
     return swap
 
 
-def untouched(root: Path) -> bool:
+def host_is_unchanged(root: Path) -> bool:
     host = root.parent / "host"
     return (
         (root.parent / "secret").read_text() == SECRET
@@ -102,12 +102,14 @@ def untouched(root: Path) -> bool:
 
 
 class TestEscapes:
-    """What a sandbox lays out for whoever reads its files from outside."""
+    """Symlinks and special files in the sandbox."""
 
     @pytest.mark.parametrize(
         "target", ["{host}/secret", "../secret", "../../../../../{host}/secret"]
     )
-    def test_a_link_to_a_file_of_the_host(self, files: Rooted, root: Path, target: str) -> None:
+    def test_symlink_to_a_file_of_the_host(
+        self, files: RootedFiles, root: Path, target: str
+    ) -> None:
         (root / "link").symlink_to(target.format(host=root.parent / "host"))
         with pytest.raises(PathNotFound):
             files.read("/link")
@@ -115,8 +117,8 @@ class TestEscapes:
             files.chmod("/link", 0o777)
         assert not files.exists("/link")
 
-    def test_a_link_to_the_root_of_the_host_leads_to_its_own(
-        self, files: Rooted, root: Path
+    def test_symlink_to_the_root_leads_to_the_sandbox_root(
+        self, files: RootedFiles, root: Path
     ) -> None:
         (root / "a").write_text("inside")
         for name, target in (("up", "/"), ("out", "../" * 30), ("self", "/out")):
@@ -124,16 +126,16 @@ class TestEscapes:
             assert files.read(f"/{name}/a") == b"inside"
             assert "secret" not in files.names(f"/{name}")
 
-    def test_writing_through_a_link_stays_inside(self, files: Rooted, root: Path) -> None:
+    def test_writing_through_a_symlink_stays_inside(self, files: RootedFiles, root: Path) -> None:
         (root / "link").symlink_to("../../host/secret")
         files.write("/link", b"written")
         assert (root / "host/secret").read_bytes() == b"written"
         files.append("/link", b" more")
         assert (root / "host/secret").read_bytes() == b"written more"
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_a_link_to_a_directory_of_the_host_is_no_directory(
-        self, files: Rooted, root: Path
+    def test_symlink_to_a_directory_of_the_host_is_not_entered(
+        self, files: RootedFiles, root: Path
     ) -> None:
         (root / "folder").symlink_to(root.parent / "host")
         with pytest.raises(PathNotDirectory):
@@ -144,26 +146,26 @@ class TestEscapes:
             files.make_directory("/folder/more")
         with pytest.raises(PathNotFound):
             operations.rename(files, "/folder/secret", "/stolen")
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_missing_parents_are_never_climbed_as_text(self, files: Rooted, root: Path) -> None:
+    def test_dotdot_after_a_missing_parent_is_refused(self, files: RootedFiles, root: Path) -> None:
         (root / "link").symlink_to("missing/../../../escaped/file")
         with pytest.raises(PathNotFound):
             files.write("/link", b"x")
         assert os.listdir(root) == ["link"]
         assert not (root.parent / "escaped").exists()
 
-    def test_magic_links_of_proc(self, files: Rooted) -> None:
+    def test_magic_links_are_not_followed(self, files: RootedFiles) -> None:
         fd = os.open("/", os.O_PATH)
-        host = Rooted(fd, files.owner)
+        host = RootedFiles(fd, files.owner)
         for path in ("/proc/self/root/etc/passwd", f"/proc/self/fd/{fd}", "/proc/self/exe"):
             with pytest.raises(SymlinkLoop):
                 host.read(path)
         os.close(fd)
 
-    def test_what_the_kernel_makes_up_is_looked_at_and_no_more(self, files: Rooted) -> None:
+    def test_kernel_files_are_neither_read_nor_changed(self, files: RootedFiles) -> None:
         fd = os.open("/", os.O_PATH)
-        host = Rooted(fd, files.owner)
+        host = RootedFiles(fd, files.owner)
         assert host.info("/proc/sys/kernel/core_pattern").is_file
         before = Path("/proc/sys/kernel/domainname").read_bytes()
         for attempt in (
@@ -172,7 +174,7 @@ class TestEscapes:
             lambda: host.append("/proc/sys/kernel/domainname", before),
             lambda: host.chmod("/proc/version", 0o444),
             lambda: host.remove("/proc/tty", recursive=True),
-            lambda: host.make_directory("/proc/made"),
+            lambda: host.make_directory("/proc/new"),
             lambda: operations.copy(host, "/proc/tty", "/tmp/tty", recursive=True),
         ):
             with pytest.raises(AccessDenied) as caught:
@@ -180,7 +182,7 @@ class TestEscapes:
             assert "command" in caught.value.hint
         os.close(fd)
 
-    def test_a_link_is_a_link_in_a_listing(self, files: Rooted, root: Path) -> None:
+    def test_listing_does_not_follow_symlinks(self, files: RootedFiles, root: Path) -> None:
         (root / "out").symlink_to(root.parent / "host")
         assert [found.path for found in operations.list_files(files, "/", recursive=True)] == [
             "/out"
@@ -189,15 +191,15 @@ class TestEscapes:
         assert operations.glob(files, "/out/*", "/", hidden=True, files_only=False) == []
         assert next(iter(files.listing("/"))).kind == "symlink"
 
-    def test_removing_goes_around_links(self, files: Rooted, root: Path) -> None:
+    def test_removing_does_not_follow_symlinks(self, files: RootedFiles, root: Path) -> None:
         (root / "d").mkdir()
         (root / "d" / "out").symlink_to(root.parent / "host")
         (root / "d" / "file").symlink_to(root.parent / "secret")
         files.remove("/d", recursive=True)
         assert os.listdir(root) == []
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_a_leased_file_does_not_block(self, files: Rooted, root: Path) -> None:
+    def test_leased_file_does_not_block(self, files: RootedFiles, root: Path) -> None:
         (root / "leased").write_text("held")
         before = signal.signal(signal.SIGIO, signal.SIG_IGN)
         fd = os.open(root / "leased", os.O_RDWR)
@@ -208,8 +210,8 @@ class TestEscapes:
         signal.signal(signal.SIGIO, before)
         assert files.read("/leased") == b"held"
 
-    def test_a_hard_link_is_replaced_and_not_written_through(
-        self, files: Rooted, root: Path
+    def test_hard_link_is_replaced_not_written_through(
+        self, files: RootedFiles, root: Path
     ) -> None:
         (root / "one").write_text("old")
         os.link(root / "one", root / "two")
@@ -218,40 +220,40 @@ class TestEscapes:
 
 
 class TestRaces:
-    """A sandbox that swaps a directory for a link to the host while we work in it."""
+    """A sandbox that swaps a directory for a symlink to the host during an operation."""
 
-    def test_reading(self, files: Rooted, root: Path) -> None:
+    def test_read(self, files: RootedFiles, root: Path) -> None:
         seen = set()
-        with meanwhile(swapping(root / "d", root.parent / "host")):
+        with meanwhile(swapper(root / "d", root.parent / "host")):
             for _ in for_a_second():
                 with contextlib.suppress(SmokeboxError):
                     seen.add(files.read("/d/secret"))
         assert seen == {b"inside"}
 
-    def test_writing(self, files: Rooted, root: Path) -> None:
-        with meanwhile(swapping(root / "d", root.parent / "host")):
+    def test_write(self, files: RootedFiles, root: Path) -> None:
+        with meanwhile(swapper(root / "d", root.parent / "host")):
             for _ in for_a_second():
                 with contextlib.suppress(SmokeboxError):
                     files.write("/d/secret", b"inside")
                     files.append("/d/more/below", b"x")
                     files.chmod("/d/secret", 0o600)
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_removing(self, files: Rooted, root: Path) -> None:
+    def test_remove(self, files: RootedFiles, root: Path) -> None:
         (root / "tree").mkdir()
-        with meanwhile(swapping(root / "tree" / "d", root.parent / "host")):
+        with meanwhile(swapper(root / "tree" / "d", root.parent / "host")):
             for _ in for_a_second():
-                # They are removed between the look at the directory and the step into it.
+                # Removed between the listing of the directory and the entering of `d`.
                 for n in range(50):
                     (root / "tree" / str(n)).touch()
                 with contextlib.suppress(SmokeboxError):
                     files.remove("/tree", recursive=True)
                 (root / "tree").mkdir(exist_ok=True)
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_copying_and_listing(self, files: Rooted, root: Path) -> None:
+    def test_copy_and_list(self, files: RootedFiles, root: Path) -> None:
         (root / "tree").mkdir()
-        with meanwhile(swapping(root / "tree" / "d", root.parent / "host")):
+        with meanwhile(swapper(root / "tree" / "d", root.parent / "host")):
             for _ in for_a_second():
                 with contextlib.suppress(SmokeboxError):
                     operations.copy(files, "/tree", "/copy", recursive=True)
@@ -260,9 +262,9 @@ class TestRaces:
                     for name in names:
                         assert (Path(folder) / name).read_text() == "inside"
                 files.remove("/copy", recursive=True, force=True)
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_a_parent_that_moves_while_it_is_written_into(self, files: Rooted, root: Path) -> None:
+    def test_parent_renamed_during_a_write(self, files: RootedFiles, root: Path) -> None:
         (root / "here").mkdir()
         with files.writing("/here/file") as sink:
             sink.write(b"one ")
@@ -270,11 +272,9 @@ class TestRaces:
             (root / "here").symlink_to(root.parent / "host")
             sink.write(b"two")
         assert (root / "there" / "file").read_bytes() == b"one two"
-        assert untouched(root)
+        assert host_is_unchanged(root)
 
-    def test_a_directory_that_is_filled_while_it_is_removed(
-        self, files: Rooted, root: Path
-    ) -> None:
+    def test_directory_filled_during_its_removal(self, files: RootedFiles, root: Path) -> None:
         (root / "d").mkdir()
         count = iter(range(10**9))
         with meanwhile(lambda: (root / "d" / str(next(count))).touch()):

@@ -1,4 +1,4 @@
-"""The bytes of a command, as it writes them, stateless and in a session."""
+"""Raw output of commands, without and within a session."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from smokebox.runtime.stream import ByteStream
 
 NOT_TEXT = bytes(range(256)) + b"\xff\xc3\x00\xed\xa0\x80\xf0\x9f"
-SAY_NOT_TEXT = "printf '" + "".join(f"\\x{byte:02x}" for byte in NOT_TEXT) + "'"
+PRINT_NOT_TEXT = "printf '" + "".join(f"\\x{byte:02x}" for byte in NOT_TEXT) + "'"
 
 
 @pytest.fixture(params=["stateless", "session"])
-async def where(request: pytest.FixtureRequest, host: Host) -> tuple[Sandbox, ShellSession | None]:
-    """A sandbox, and where in it commands run."""
+async def target(request: pytest.FixtureRequest, host: Host) -> tuple[Sandbox, ShellSession | None]:
+    """A sandbox, and the session to run commands in, if any."""
     sandbox = host.sandbox("bytes")
     return sandbox, await sandbox.create_session() if request.param == "session" else None
 
 
-async def whole(stream: ByteStream) -> tuple[bytes, bytes]:
-    """All that a command writes, to its end."""
+async def read_all(stream: ByteStream) -> tuple[bytes, bytes]:
+    """Return the whole stdout and stderr of a command."""
     parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     async with stream:
         async for piece in stream:
@@ -35,19 +35,19 @@ async def whole(stream: ByteStream) -> tuple[bytes, bytes]:
     return b"".join(parts["stdout"]), b"".join(parts["stderr"])
 
 
-async def test_bytes_that_are_no_text_stay_what_they_are(
-    where: tuple[Sandbox, ShellSession | None],
+async def test_bytes_that_are_not_text_are_unchanged(
+    target: tuple[Sandbox, ShellSession | None],
 ) -> None:
-    sandbox, session = where
-    stream = sandbox.exec_bytes(f"{SAY_NOT_TEXT}; {SAY_NOT_TEXT} >&2; exit 3", session=session)
-    assert await whole(stream) == (NOT_TEXT, NOT_TEXT)
+    sandbox, session = target
+    stream = sandbox.exec_bytes(f"{PRINT_NOT_TEXT}; {PRINT_NOT_TEXT} >&2; exit 3", session=session)
+    assert await read_all(stream) == (NOT_TEXT, NOT_TEXT)
     assert (stream.exit_code, stream.result.stdout, stream.result.stderr) == (3, "", "")
 
 
-async def test_a_character_cut_in_two_comes_as_it_was_written(
-    where: tuple[Sandbox, ShellSession | None],
+async def test_split_character_arrives_as_written(
+    target: tuple[Sandbox, ShellSession | None],
 ) -> None:
-    sandbox, session = where
+    sandbox, session = target
     command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z'"
     pieces = []
     async with sandbox.exec_bytes(command, cwd="/tmp", timeout=15, session=session) as stream:
@@ -57,10 +57,10 @@ async def test_a_character_cut_in_two_comes_as_it_was_written(
     assert pieces == [("stdout", b"a\xc3"), ("stdout", b"\xa4z")]
 
 
-async def test_as_text_the_same_command_is_never_cut_inside_a_character(
-    where: tuple[Sandbox, ShellSession | None],
+async def test_text_stream_never_splits_a_character(
+    target: tuple[Sandbox, ShellSession | None],
 ) -> None:
-    sandbox, session = where
+    sandbox, session = target
     command = r"printf 'a\xc3'; while [ ! -e go ]; do sleep 0.01; done; printf '\xa4z\xc3'"
     texts = []
     async with sandbox.exec_stream(command, cwd="/tmp", timeout=15, session=session) as stream:
@@ -70,32 +70,34 @@ async def test_as_text_the_same_command_is_never_cut_inside_a_character(
     assert texts == ["a", "äz", "\N{REPLACEMENT CHARACTER}"]
 
 
-async def test_fifty_megabytes_arrive_whole(where: tuple[Sandbox, ShellSession | None]) -> None:
-    sandbox, session = where
+async def test_fifty_megabytes_arrive_complete(target: tuple[Sandbox, ShellSession | None]) -> None:
+    sandbox, session = target
     command = "seq 1 9000000 | head -c 50000000 | tee >(sha256sum >&2); sleep 0.1; wait $!"
-    digest, told = hashlib.sha256(), b""
+    digest, checksum = hashlib.sha256(), b""
     async with sandbox.exec_bytes(command, timeout=18, session=session) as stream:
         async for piece in stream:
             if piece.stream == "stdout":
                 digest.update(piece.data)
             else:
-                told += piece.data
+                checksum += piece.data
     assert stream.exit_code == 0
-    assert told.split()[0].decode() == digest.hexdigest()
+    assert checksum.split()[0].decode() == digest.hexdigest()
 
 
-async def test_a_timeout_keeps_what_was_written(where: tuple[Sandbox, ShellSession | None]) -> None:
-    sandbox, session = where
+async def test_timeout_keeps_partial_output(target: tuple[Sandbox, ShellSession | None]) -> None:
+    sandbox, session = target
     stream = sandbox.exec_bytes(r"printf '\xff\xc3'; sleep 1011", timeout=1, session=session)
-    out, err = await whole(stream)
+    out, err = await read_all(stream)
     assert out == b"\xff\xc3"
-    # Before it stands what bash says of a command that is terminated.
+    # Bash may report the terminated command before that.
     assert err.endswith(b"smokebox: timed out after 1 s\n")
     assert (stream.exit_code, stream.result.timed_out) == (124, True)
 
 
-async def test_leaving_early_kills(where: tuple[Sandbox, ShellSession | None]) -> None:
-    sandbox, session = where
+async def test_closing_the_stream_kills_the_command(
+    target: tuple[Sandbox, ShellSession | None],
+) -> None:
+    sandbox, session = target
     async with sandbox.exec_bytes("echo on; exec sleep 1012", session=session) as stream:
         async for piece in stream:
             assert piece.data == b"on\n"
@@ -105,31 +107,31 @@ async def test_leaving_early_kills(where: tuple[Sandbox, ShellSession | None]) -
             await asyncio.sleep(0.02)
 
 
-async def test_what_it_reads_and_is_told_is_as_for_exec(
-    where: tuple[Sandbox, ShellSession | None],
+async def test_options_are_those_of_exec(
+    target: tuple[Sandbox, ShellSession | None],
 ) -> None:
-    sandbox, session = where
+    sandbox, session = target
     command = 'cat; printf "%s %s" "$PWD" "$WORD"'
     stream = sandbox.exec_bytes(
         command, cwd="/tmp", env={"WORD": "set"}, stdin=NOT_TEXT, session=session
     )
-    assert await whole(stream) == (NOT_TEXT + b"/tmp set", b"")
+    assert await read_all(stream) == (NOT_TEXT + b"/tmp set", b"")
 
 
-async def test_a_program_that_is_not_there_is_a_result(host: Host) -> None:
+async def test_missing_program_is_a_result(host: Host) -> None:
     stream = host.sandbox("bytes").exec_bytes(["no-such-program"])
-    assert await whole(stream) == (b"", b"smokebox: no-such-program: command not found\n")
+    assert await read_all(stream) == (b"", b"smokebox: no-such-program: command not found\n")
     assert stream.exit_code == 127
 
 
-async def test_the_end_of_a_sessions_shell_is_told(host: Host) -> None:
+async def test_end_of_the_shell_is_reported(host: Host) -> None:
     sandbox = host.sandbox("bytes")
     session = await sandbox.create_session()
     stream = sandbox.exec_bytes("printf out; exit 4", session=session.name)
-    assert await whole(stream) == (b"out", b"")
+    assert await read_all(stream) == (b"out", b"")
     assert (stream.exit_code, stream.result.session_ended) == (4, True)
 
 
-def test_a_session_has_one_user_for_all_its_commands(host: Host) -> None:
+def test_user_cannot_change_within_a_session(host: Host) -> None:
     with pytest.raises(InvalidOption, match="user cannot be changed within a session"):
         host.sandbox("bytes").exec_bytes("true", user="nobody", session="s")

@@ -1,4 +1,4 @@
-"""The files of a sandbox from an event loop: the contract, streams, cancelling and releasing."""
+"""`Files`: the file methods of the contract, streams, cancellation and release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engine.root_files import ME, files_of
 from smokebox.engine.files.files import Files
-from smokebox.engine.jail.api import Owner
+from smokebox.engine.jail.spec import Owner
 from smokebox.engine.workers import Job, Workers, checkpoint
 from smokebox.errors import (
     FileTooLarge,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FIRST = 0x50000000
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ async def files(root: Path, workers: Workers) -> AsyncIterator[Files]:
     assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor was left open"
 
 
-async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for piece in data:
+async def stream_of(*data: bytes) -> AsyncIterator[bytes]:
+    for chunk in data:
         await asyncio.sleep(0)
-        yield piece
+        yield chunk
 
 
-async def copying_much(files: Files, root: Path) -> asyncio.Task[None]:
-    """A copy of many files that has begun."""
+async def start_large_copy(files: Files, root: Path) -> asyncio.Task[None]:
+    """Start a copy of many files, and return once it has begun."""
     for n in range(2_000):
         (root / f"tree/{n % 50}").mkdir(parents=True, exist_ok=True)
         (root / f"tree/{n % 50}/{n}").touch()
@@ -77,7 +77,7 @@ class TestContract:
             await files.read_file("raw")
         assert (root / "workspace/notes/a.txt").stat().st_mode & 0o777 == 0o644
 
-    async def test_bad_paths_and_values(self, files: Files) -> None:
+    async def test_invalid_paths_and_options(self, files: Files) -> None:
         for path in ("", "a\0b", "\udcff"):
             with pytest.raises(InvalidPath):
                 await files.read_bytes(path)
@@ -113,7 +113,7 @@ class TestContract:
         assert await files.glob("*.py", cwd="src", files_only=True) == ["/workspace/src/x.py"]
         assert (await files.disk_usage()).files == 2
 
-    async def test_changes(self, files: Files) -> None:
+    async def test_modifications(self, files: Files) -> None:
         await files.append_file("a", "one")
         await files.append_file("a", b" two")
         await files.chmod("a", 0o600)
@@ -128,14 +128,14 @@ class TestContract:
         assert (await files.stat("d/c")).mtime == 5
         assert (await files.stat("b")).mode == 0o600
 
-    async def test_one_file_written_by_many(self, files: Files) -> None:
+    async def test_concurrent_writes_do_not_mix(self, files: Files) -> None:
         async with asyncio.TaskGroup() as group:
             for letter in "abcdefgh":
                 group.create_task(files.write_file("one", letter * 100_000))
         content = await files.read_file("one")
         assert (len(content), len(set(content))) == (100_000, 1)
 
-    async def test_a_file_too_large_for_memory(self, root: Path, workers: Workers) -> None:
+    async def test_file_above_max_read_is_refused(self, root: Path, workers: Workers) -> None:
         files = files_of(root, workers, max_read=10)
         await files.write_file("a", "x" * 11)
         with pytest.raises(FileTooLarge):
@@ -143,40 +143,40 @@ class TestContract:
         assert await files.read_range("a", 1, 10) == b"x" * 10
 
     @as_root
-    async def test_files_belong_to_the_sandbox(self, root: Path, workers: Workers) -> None:
+    async def test_new_files_belong_to_the_owner(self, root: Path, workers: Workers) -> None:
         files = files_of(root, workers, Owner(uid=FIRST, gid=FIRST, count=65536))
-        await files.write_file("made/here", "x")
-        await files.chown("made/here", 1000)
-        await files.write_file("made/here", "again")
-        assert (root / "workspace/made").stat().st_uid == FIRST
-        assert (root / "workspace/made/here").stat().st_uid == FIRST + 1000
+        await files.write_file("new/file", "x")
+        await files.chown("new/file", 1000)
+        await files.write_file("new/file", "again")
+        assert (root / "workspace/new").stat().st_uid == FIRST
+        assert (root / "workspace/new/file").stat().st_uid == FIRST + 1000
 
 
 class TestStreams:
-    async def test_reading(self, files: Files, root: Path) -> None:
+    async def test_read_stream(self, files: Files, root: Path) -> None:
         content = os.urandom(3_000_000)
         (root / "big").write_bytes(content)
         assert b"".join([chunk async for chunk in files.read_stream("/big")]) == content
         part = files.read_stream("/big", offset=1_000_000, length=1_500_000)
         assert b"".join([chunk async for chunk in part]) == content[1_000_000:2_500_000]
 
-    async def test_reading_what_is_missing(self, files: Files) -> None:
+    async def test_read_stream_of_a_missing_file(self, files: Files) -> None:
         with pytest.raises(PathNotFound):
             await anext(files.read_stream("nope"))
 
-    async def test_leaving_early_closes_the_file(self, files: Files, root: Path) -> None:
+    async def test_closing_a_stream_early_closes_the_file(self, files: Files, root: Path) -> None:
         (root / "big").write_bytes(bytes(3_000_000))
         async with aclosing(files.read_stream("/big")) as stream:
             assert await anext(stream)
             assert files.busy
         assert not files.busy
 
-    async def test_writing(self, files: Files, root: Path) -> None:
-        written = await files.write_stream("deep/a", pieces(b"one ", b"", b"two"))
+    async def test_write_stream(self, files: Files, root: Path) -> None:
+        written = await files.write_stream("deep/a", stream_of(b"one ", b"", b"two"))
         assert written == 7
         assert (root / "workspace/deep/a").read_bytes() == b"one two"
 
-    async def test_a_source_that_fails_leaves_what_was(self, files: Files, root: Path) -> None:
+    async def test_failed_source_leaves_the_old_file(self, files: Files, root: Path) -> None:
         async def broken() -> AsyncIterator[bytes]:
             yield b"half"
             raise ConnectionResetError
@@ -188,7 +188,7 @@ class TestStreams:
         assert await files.read_file("a") == "before"
         assert os.listdir(root / "workspace") == ["a"]
 
-    async def test_cancelling_leaves_what_was(self, files: Files, root: Path) -> None:
+    async def test_cancelled_write_stream_leaves_nothing(self, files: Files, root: Path) -> None:
         started = asyncio.Event()
 
         async def endless() -> AsyncIterator[bytes]:
@@ -205,8 +205,8 @@ class TestStreams:
         assert os.listdir(root / "workspace") == []
 
 
-class TestCancelling:
-    async def test_work_stops_and_is_waited_for(self, workers: Workers) -> None:
+class TestCancellation:
+    async def test_cancel_stops_the_work_and_waits_for_it(self, workers: Workers) -> None:
         inside, ended = threading.Event(), threading.Event()
 
         def endless() -> None:
@@ -224,14 +224,14 @@ class TestCancelling:
             await task
         assert ended.is_set()
 
-    async def test_a_copy_that_is_cancelled_leaves_nothing(self, files: Files, root: Path) -> None:
-        task = await copying_much(files, root)
+    async def test_cancelled_copy_leaves_nothing(self, files: Files, root: Path) -> None:
+        task = await start_large_copy(files, root)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         assert sorted(os.listdir(root)) == ["tree", "workspace"]
 
-    async def test_a_cancelled_write_is_whole_or_absent(self, files: Files) -> None:
+    async def test_cancelled_write_is_atomic(self, files: Files) -> None:
         for delay in range(20):
             await files.write_file("a", "before")
             task = asyncio.create_task(files.write_file("a", b"x" * 8_000_000))
@@ -243,8 +243,8 @@ class TestCancelling:
         assert await files.readdir(".") == ["a"]
 
 
-class TestReleasing:
-    async def test_open_streams_end(self, files: Files, root: Path) -> None:
+class TestRelease:
+    async def test_open_streams_raise_sandbox_gone(self, files: Files, root: Path) -> None:
         (root / "big").write_bytes(bytes(3_000_000))
         stream = files.read_stream("/big")
         await anext(stream)
@@ -253,19 +253,19 @@ class TestReleasing:
             await anext(stream)
         assert await files.exists("/big")
 
-    async def test_work_under_way_ends(self, files: Files, root: Path) -> None:
-        task = await copying_much(files, root)
+    async def test_running_copy_raises_sandbox_gone(self, files: Files, root: Path) -> None:
+        task = await start_large_copy(files, root)
         await files.release()
         with pytest.raises(SandboxGone):
             await task
         assert sorted(os.listdir(root)) == ["tree", "workspace"]
 
-    async def test_the_root_of_a_call_is_its_own(self, root: Path, workers: Workers) -> None:
-        """The number of a closed root may be a directory of the host by the time a thread looks."""
+    async def test_each_call_duplicates_the_root(self, root: Path, workers: Workers) -> None:
+        """The number of a closed descriptor may be that of a host directory when a thread runs."""
         (root / "a").write_text("inside")
-        (root.parent / "a").write_text("the host's own")
+        (root.parent / "a").write_text("secret of the host")
 
-        async def give() -> tuple[int, Owner]:
+        async def root_fd() -> tuple[int, Owner]:
             fd = os.open(root, os.O_PATH)
 
             def replace() -> None:
@@ -277,7 +277,7 @@ class TestReleasing:
             asyncio.get_running_loop().call_soon(replace)
             return fd, ME
 
-        files = Files(give, workers=workers)
+        files = Files(root_fd, workers=workers)
         contents = await asyncio.gather(*(files.read_file("/a") for _ in range(20)))
         assert set(contents) == {"inside"}
         await asyncio.sleep(0.06)

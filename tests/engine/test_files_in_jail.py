@@ -1,4 +1,4 @@
-"""The files of a real jail, whose root is an overlay of a user namespace."""
+"""Files of a real jail, whose root is an overlay in a user namespace."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smokebox.engine.files.descriptors import closing
 from smokebox.engine.files.files import Files
 from smokebox.engine.files.trees import remove_tree
 from smokebox.engine.images.image import Layer
-from smokebox.engine.jail.api import JailSpec
 from smokebox.engine.jail.namespaces import NamespaceJailer
+from smokebox.engine.jail.spec import JailSpec
 from smokebox.engine.workers import Workers
 from smokebox.errors import AccessDenied, IsolationUnavailable, PathError, SymlinkLoop
 from smokebox.limits import Limits
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.engine.host import Host
-    from smokebox.engine.jail.api import Jail, Owner
+    from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.jail.spec import Owner
 
 
 class Inside(NamedTuple):
@@ -35,7 +36,7 @@ class Inside(NamedTuple):
 
 @pytest_asyncio.fixture
 async def inside(tmp_path: Path) -> AsyncIterator[Inside]:
-    """A jail over a small image, and its files."""
+    """Start a jail with a small image."""
     for name in ("proc", "dev", "sys", "tmp", "run", "etc", "usr", "workspace", "image/sub"):
         (tmp_path / "image" / name).mkdir(parents=True)
     (tmp_path / "image/image/sub/file").write_text("of the image")
@@ -53,10 +54,10 @@ async def inside(tmp_path: Path) -> AsyncIterator[Inside]:
         pytest.skip(f"no jail here: {error}")
     workers = Workers()
 
-    async def give() -> tuple[int, Owner]:
+    async def root() -> tuple[int, Owner]:
         return jail.root, jail.owner
 
-    files = Files(give, workers=workers)
+    files = Files(root, workers=workers)
     try:
         await jail.enter("box", Limits())
         yield Inside(jail, files)
@@ -70,16 +71,16 @@ async def inside(tmp_path: Path) -> AsyncIterator[Inside]:
             remove_tree(parent, "box", spec.directory)
 
 
-async def test_what_is_made_belongs_to_root_inside(inside: Inside) -> None:
-    await inside.files.write_file("a/b", "made")
+async def test_new_files_belong_to_root_inside(inside: Inside) -> None:
+    await inside.files.write_file("a/b", "content")
     fd = os.open(f"/proc/self/fd/{inside.jail.root}/workspace/a/b", os.O_PATH)
     found = os.fstat(fd)
     os.close(fd)
     assert (found.st_uid, found.st_gid) == (inside.jail.owner.uid, inside.jail.owner.gid)
-    assert await inside.files.read_file("a/b") == "made"
+    assert await inside.files.read_file("a/b") == "content"
 
 
-async def test_a_directory_of_the_image_moves(inside: Inside) -> None:
+async def test_directory_of_the_image_can_be_renamed(inside: Inside) -> None:
     await inside.files.append_file("/image/sub/file", ", changed")
     await inside.files.rename("/image", "/moved")
     assert await inside.files.read_file("/moved/sub/file") == "of the image, changed"
@@ -87,7 +88,7 @@ async def test_a_directory_of_the_image_moves(inside: Inside) -> None:
     assert not {"image", "moved"} & set(await inside.files.readdir("/"))
 
 
-async def test_a_tree_comes_back(inside: Inside) -> None:
+async def test_tar_round_trip(inside: Inside) -> None:
     await inside.files.symlink("/etc/anything", "/image/link")
     stream = inside.files.download_tar("/image")
     await inside.files.upload_tar("/copy", stream)
@@ -95,12 +96,12 @@ async def test_a_tree_comes_back(inside: Inside) -> None:
     assert [info.path for info in listed] == ["/copy/link", "/copy/sub", "/copy/sub/file"]
 
 
-async def test_a_watch_sees_both_layers(inside: Inside) -> None:
+async def test_watch_reports_changes_in_both_layers(inside: Inside) -> None:
     async with await inside.files.watch("/image") as stream, asyncio.timeout(10):
         await inside.files.append_file("/image/sub/file", "more")
         assert (await anext(stream)).path == "/image/sub/file"
-        await inside.files.write_file("/image/made/here", "")
-        while (await anext(stream)).path != "/image/made/here":
+        await inside.files.write_file("/image/new/file", "")
+        while (await anext(stream)).path != "/image/new/file":
             pass
 
 
@@ -117,12 +118,12 @@ async def test_a_watch_sees_both_layers(inside: Inside) -> None:
         "/dev/tty",
     ],
 )
-async def test_neither_the_kernel_nor_devices_are_read(inside: Inside, path: str) -> None:
+async def test_kernel_files_and_devices_are_not_read(inside: Inside, path: str) -> None:
     with pytest.raises(PathError):
         await inside.files.read_bytes(path)
 
 
-async def test_the_kernel_is_not_written_to(inside: Inside) -> None:
+async def test_kernel_files_are_not_written(inside: Inside) -> None:
     for path in ("/proc/sys/kernel/domainname", "/run/smokebox/x"):
         with pytest.raises((AccessDenied, SymlinkLoop)):
             await inside.files.write_file(path, "x")
@@ -132,12 +133,12 @@ async def test_the_kernel_is_not_written_to(inside: Inside) -> None:
     assert (await inside.files.stat("/dev/null")).type == "other"
 
 
-async def test_what_is_mounted_cannot_be_taken_away(host: Host) -> None:
-    """To remove a mount point from outside would take it from the sandbox."""
+async def test_mount_points_cannot_be_removed_or_moved(host: Host) -> None:
+    """Removing a mount point from outside would unmount it in the sandbox."""
     sandbox = host.sandbox("mounts")
     for path in ("/dev", "/proc", "/usr", "/run/smokebox"):
-        with pytest.raises(AccessDenied, match="belongs to the sandbox itself"):
+        with pytest.raises(AccessDenied, match="mount point of the sandbox"):
             await sandbox.rm(path, recursive=True)
-        with pytest.raises(AccessDenied, match="belongs to the sandbox itself"):
+        with pytest.raises(AccessDenied, match="mount point of the sandbox"):
             await sandbox.files.rename(path, "/workspace/stolen")
-    assert (await sandbox.exec("echo steady > /dev/null && ls /usr/bin/env")).success
+    assert (await sandbox.exec("echo x > /dev/null && ls /usr/bin/env")).success

@@ -1,4 +1,4 @@
-"""The state directory: found, made, checked, and held by one process at a time."""
+"""The state directory: location, permissions, and the lock of one process."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ print("closed", flush=True)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     return tmp_path / "a" / "home"
 
 
 @contextmanager
 def holder(
-    place: Path, then: str = "print('open', flush=True)"
+    directory: Path, then: str = "print('open', flush=True)"
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Another process that has the home, and the line that it printed `then`."""
+    """Open the state directory in another process, and yield it with the line that it prints."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(place), then],
+        [sys.executable, "-c", HOLDER, str(directory), then],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,16 +69,16 @@ def holder(
             process.kill()
 
 
-def test_it_is_made_with_its_parents_for_its_owner_only(place: Path) -> None:
-    with open_home(place) as home:
-        assert home.path == str(place)
-        assert stat.S_IMODE(place.stat().st_mode) == 0o700
-        assert Path(home.boxes).is_dir()
-        assert home.box("k1") == f"{place}/boxes/k1"
-        assert home.record == f"{place}/record.db"
+def test_state_directory_is_created_with_private_permissions(directory: Path) -> None:
+    with open_home(directory) as home:
+        assert home.path == str(directory)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert Path(home.sandboxes).is_dir()
+        assert home.sandbox_directory("k1") == f"{directory}/boxes/k1"
+        assert home.record == f"{directory}/record.db"
 
 
-def test_its_place_is_told_by_the_environment(
+def test_default_location_depends_on_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def default() -> str:
@@ -86,8 +86,8 @@ def test_its_place_is_told_by_the_environment(
             return home.path
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("SMOKEBOX_HOME", "~/told")
-    assert default() == f"{tmp_path}/told"
+    monkeypatch.setenv("SMOKEBOX_HOME", "~/configured")
+    assert default() == f"{tmp_path}/configured"
     monkeypatch.setenv("SMOKEBOX_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert default() == f"{tmp_path}/data/smokebox"
@@ -95,117 +95,113 @@ def test_its_place_is_told_by_the_environment(
     assert default() == f"{tmp_path}/.local/share/smokebox"
 
 
-def test_a_relative_path_is_of_the_directory_where_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with open_home("state") as home:
         assert home.path == f"{tmp_path}/state"
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", b"/tmp/x", 7, True], ids=repr)
-def test_what_is_no_path_is_refused(path: object) -> None:
+def test_invalid_paths_are_refused(path: object) -> None:
     with pytest.raises(InvalidOption) as caught:
         open_home(path)  # type: ignore[arg-type]
     assert caught.value.fields == {"option": "home", "value": path}
 
 
-def test_a_second_opener_is_told_who_has_it(place: Path) -> None:
-    with holder(place) as (process, _):
-        with pytest.raises(Conflict, match=f"process {process.pid} has") as caught:
-            open_home(place)
-        assert caught.value.fields == {"kind": "home", "name": str(place), "pid": process.pid}
+def test_second_process_gets_the_pid_of_the_owner(directory: Path) -> None:
+    with holder(directory) as (process, _):
+        with pytest.raises(Conflict, match=f"process {process.pid} uses") as caught:
+            open_home(directory)
+        assert caught.value.fields == {"kind": "home", "name": str(directory), "pid": process.pid}
 
 
-def test_a_second_opener_in_the_same_process_is_told_so(place: Path) -> None:
-    with open_home(place), pytest.raises(Conflict, match="this process already"):
-        open_home(place)
+def test_opening_twice_in_one_process_is_refused(directory: Path) -> None:
+    with open_home(directory), pytest.raises(Conflict, match="this process already"):
+        open_home(directory)
 
 
-def test_closing_lets_another_have_it_and_can_be_repeated(place: Path) -> None:
-    first = open_home(place)
+def test_close_releases_the_lock_and_may_be_repeated(directory: Path) -> None:
+    first = open_home(directory)
     first.close()
     first.close()
-    with open_home(place), pytest.raises(Conflict):
-        open_home(place)
+    with open_home(directory), pytest.raises(Conflict):
+        open_home(directory)
 
 
-def test_a_killed_owner_has_it_no_longer(place: Path) -> None:
-    with holder(place) as (process, _):
+def test_lock_of_a_killed_owner_is_released(directory: Path) -> None:
+    with holder(directory) as (process, _):
         process.kill()
         process.wait()
-        open_home(place).close()
-        assert (place / "lock").read_text() == f"{os.getpid()}\n"
+        open_home(directory).close()
+        assert (directory / "lock").read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.parametrize("make_child", [FORK, EXEC], ids=["fork", "exec"])
-def test_a_child_does_not_hold_it_for_a_dead_parent(place: Path, make_child: str) -> None:
-    with holder(place, make_child) as (parent, child):
+def test_child_does_not_hold_the_lock_of_a_dead_parent(directory: Path, make_child: str) -> None:
+    with holder(directory, make_child) as (parent, child):
         try:
             with pytest.raises(Conflict):
-                open_home(place)
+                open_home(directory)
             parent.kill()
             parent.wait()
             os.kill(int(child), 0)
-            open_home(place).close()
+            open_home(directory).close()
         finally:
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_fork_that_closes_it_leaves_it_to_its_parent(place: Path) -> None:
-    with holder(place, FORK_AND_CLOSE) as (_, line):
+def test_close_in_a_fork_keeps_the_lock_of_the_parent(directory: Path) -> None:
+    with holder(directory, FORK_AND_CLOSE) as (_, line):
         assert line == "closed"
         with pytest.raises(Conflict):
-            open_home(place)
+            open_home(directory)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
-def test_one_where_others_may_write_is_refused_with_the_command_that_mends_it(
-    place: Path, mode: int
-) -> None:
-    place.mkdir(parents=True)
-    place.chmod(mode)
-    with pytest.raises(AccessDenied, match=f"{mode:04o}.*chmod go-w {place}"):
-        open_home(place)
-    place.chmod(mode & ~0o022)
-    open_home(place).close()
+def test_directory_writable_by_others_is_refused_with_a_command(directory: Path, mode: int) -> None:
+    directory.mkdir(parents=True)
+    directory.chmod(mode)
+    with pytest.raises(AccessDenied, match=f"{mode:04o}.*chmod go-w {directory}"):
+        open_home(directory)
+    directory.chmod(mode & ~0o022)
+    open_home(directory).close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_one_of_somebody_else_is_refused_even_to_root(place: Path) -> None:
-    place.mkdir(parents=True)
-    os.chown(place, 12345, 12345)
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_directory_of_another_user_is_refused_even_to_root(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    os.chown(directory, 12345, 12345)
     with pytest.raises(AccessDenied, match=r"belongs to uid 12345.*SMOKEBOX_HOME"):
-        open_home(place)
+        open_home(directory)
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_a_file_in_its_place_is_refused(tmp_path: Path, below: str) -> None:
+def test_file_instead_of_a_directory_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PathNotDirectory, match="SMOKEBOX_HOME"):
         open_home(tmp_path / "file" / below)
 
 
-def test_one_that_cannot_be_made_is_refused_with_the_next_step() -> None:
+def test_directory_that_cannot_be_created_is_refused_with_a_hint() -> None:
     with pytest.raises(OSError, match=r"cannot use the state directory .*SMOKEBOX_HOME"):
         open_home("/proc/self/smokebox")
 
 
-def test_a_link_in_place_of_the_lock_is_not_followed(place: Path, tmp_path: Path) -> None:
-    place.mkdir(parents=True, mode=0o700)
+def test_symlinked_lock_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    directory.mkdir(parents=True, mode=0o700)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (place / "lock").symlink_to(victim)
+    (directory / "lock").symlink_to(victim)
     with pytest.raises(OSError, match="cannot use the state directory"):
-        open_home(place)
+        open_home(directory)
     assert victim.read_text() == "precious"
 
 
-def test_no_descriptor_is_left_open(place: Path) -> None:
+def test_no_descriptor_is_left_open(directory: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    home: Home = open_home(place)
+    home: Home = open_home(directory)
     for _ in range(3):
         with pytest.raises(Conflict):
-            open_home(place)
+            open_home(directory)
     home.close()
     assert len(os.listdir("/proc/self/fd")) == before

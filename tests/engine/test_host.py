@@ -1,4 +1,4 @@
-"""The engine of a state directory: what sandboxes are asked to be, found again, and let go."""
+"""The engine of a state directory: options, adoption, closing, the pool and full disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from engine.traces import processes, settled, traces
+from engine.leftovers import find_leftovers, sandbox_pids, wait_until_empty
 from smokebox.engine.host import Host
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.errors import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from smokebox.types import SandboxInfo
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give other ids or mount")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="other users and mounts need root")
 
 
 async def info(host: Host, id: str) -> SandboxInfo:
@@ -47,13 +47,13 @@ async def info(host: Host, id: str) -> SandboxInfo:
 
 @pytest_asyncio.fixture
 async def pooled(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
-    """An engine that makes two sandboxes ahead."""
+    """An engine with a pool of two jails."""
     async with await Host.open(tmp_path / "pooled", pool=2, images=layers) as host:
         yield host
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "text"),
     [
         ({"lables": {}}, "labels"),
         ({"sleepAfter": 1}, "sleep_after"),
@@ -80,24 +80,24 @@ async def pooled(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
         ({"cwd": "relative"}, "relative"),
     ],
 )
-async def test_a_bad_option_is_refused_by_name_and_changes_nothing(
-    host: Host, options: dict[str, Any], words: str
+async def test_invalid_option_is_refused_by_name_and_changes_nothing(
+    host: Host, options: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(InvalidOption, match=words):
+    with pytest.raises(InvalidOption, match=text):
         host.sandbox("options", **options)
     assert await host.list() == []
-    assert traces(host.home) == []
+    assert find_leftovers(host.home) == []
 
 
 @pytest.mark.parametrize("id", ["", "A", "a_b", "-a", "a" * 64, "root", "a/b", "a\n", 7, None])
-async def test_a_bad_id_is_refused(host: Host, id: Any) -> None:
+async def test_invalid_id_is_refused(host: Host, id: Any) -> None:
     with pytest.raises(InvalidOption) as caught:
         host.sandbox(id)
     assert caught.value.value == id
 
 
-BAD_CALLS: Mapping[str, Callable[[Host], Any]] = {
-    "user": lambda host: host.sandbox("bad").exec("id", user="no body"),
+INVALID_CALLS: Mapping[str, Callable[[Host], Any]] = {
+    "user": lambda host: host.sandbox("bad").exec("id", user="not valid"),
     "session": lambda host: host.sandbox("bad").create_session("a/b"),
     "process_id": lambda host: host.sandbox("bad").start_process("true", process_id="../up"),
     "env": lambda host: host.sandbox("bad").exec("true", env={"A-B\0": "1"}),
@@ -107,26 +107,26 @@ BAD_CALLS: Mapping[str, Callable[[Host], Any]] = {
 }
 
 
-@pytest.mark.parametrize("option", BAD_CALLS)
-async def test_a_bad_value_of_a_call_is_named(host: Host, option: str) -> None:
+@pytest.mark.parametrize("option", INVALID_CALLS)
+async def test_invalid_option_of_a_call_is_named(host: Host, option: str) -> None:
     with pytest.raises(InvalidOption) as caught:
-        await BAD_CALLS[option](host)
+        await INVALID_CALLS[option](host)
     assert caught.value.option == option
 
 
-async def test_a_bad_port_is_named(host: Host) -> None:
+async def test_invalid_port_is_named(host: Host) -> None:
     process = await host.sandbox("bad").start_process("sleep 100")
     with pytest.raises(InvalidOption, match="70000"):
         await process.wait_for_port(70000)
 
 
-async def test_a_bad_path_is_named(host: Host) -> None:
+async def test_invalid_path_is_refused(host: Host) -> None:
     with pytest.raises(InvalidPath):
         await host.sandbox("bad").read_file("a\0b")
 
 
 @pytest.mark.parametrize("option", [{"image": "dir:/usr"}, {"tier": "gvisor"}])
-async def test_what_a_sandbox_is_made_from_cannot_change(host: Host, option: Any) -> None:
+async def test_image_and_tier_cannot_change(host: Host, option: Any) -> None:
     sandbox = await host.create("fixed")
     host.sandbox("fixed", **option)
     with pytest.raises(Conflict, match=next(iter(option.values()))):
@@ -134,13 +134,15 @@ async def test_what_a_sandbox_is_made_from_cannot_change(host: Host, option: Any
     assert (await sandbox.exec("echo fine")).stdout == "fine\n"
 
 
-async def test_a_tier_that_is_not_here_is_said(host: Host) -> None:
+async def test_unknown_tier_is_named(host: Host) -> None:
     with pytest.raises((IsolationUnavailable, Unsupported), match="gvisor"):
-        host._context.jailer("gvisor-of-tomorrow")
+        host._context.jailer("gvisor-unknown")
 
 
-@pytest.mark.skipif(detect().enforcement == "rlimits", reason="no cgroup holds memory here")
-async def test_other_limits_hold_at_once(host: Host) -> None:
+@pytest.mark.skipif(
+    detect().enforcement == "rlimits", reason="this host has no cgroup to limit memory"
+)
+async def test_changed_limits_apply_immediately(host: Host) -> None:
     sandbox = await host.create("limits", limits={"memory": "256MiB"})
     host.sandbox("limits", limits={"memory": "64MiB"})
     assert (await info(host, "limits")).limits["memory"] == 64 << 20
@@ -150,15 +152,15 @@ async def test_other_limits_hold_at_once(host: Host) -> None:
     assert (await info(host, "limits")).generation == 1
 
 
-async def test_the_environment_is_there_for_every_command(host: Host) -> None:
-    sandbox = host.sandbox("env", env={"A": "1", "B": "two words"})
-    assert (await sandbox.exec("echo $A $B")).stdout == "1 two words\n"
-    assert (await sandbox.exec("echo $A $B", env={"A": "9"})).stdout == "9 two words\n"
+async def test_env_applies_to_every_command(host: Host) -> None:
+    sandbox = host.sandbox("env", env={"A": "1", "B": "two text"})
+    assert (await sandbox.exec("echo $A $B")).stdout == "1 two text\n"
+    assert (await sandbox.exec("echo $A $B", env={"A": "9"})).stdout == "9 two text\n"
     host.sandbox("env", env={"A": "3"})
     assert (await sandbox.exec("echo $A $B")).stdout == "3\n"
 
 
-async def test_a_directory_of_its_own(host: Host) -> None:
+async def test_cwd_option(host: Host) -> None:
     sandbox = host.sandbox("cwd", cwd="/srv/app")
     assert (await sandbox.exec("pwd; echo 1 >a")).stdout == "/srv/app\n"
     assert await sandbox.read_file("a") == "1\n"
@@ -166,13 +168,13 @@ async def test_a_directory_of_its_own(host: Host) -> None:
 
 
 @needs_root
-async def test_a_user_of_its_own(host: Host) -> None:
+async def test_user_option(host: Host) -> None:
     sandbox = host.sandbox("user", user="nobody")
     assert (await sandbox.exec("id -un")).stdout == "nobody\n"
     assert (await sandbox.exec("id -un", user="root")).stdout == "root\n"
 
 
-async def test_a_list_by_label_prefix_and_status(host: Host) -> None:
+async def test_list_filters_by_label_prefix_and_status(host: Host) -> None:
     for id, team in (("web-1", "a"), ("web-2", "b"), ("db-1", "a")):
         await host.create(id, labels={"team": team, "all": "yes"})
     await host.sandbox("db-1").sleep()
@@ -187,19 +189,19 @@ async def test_a_list_by_label_prefix_and_status(host: Host) -> None:
     assert await ids(labels={"team": "c"}) == []
 
 
-async def test_each_call_is_activity_and_a_look_is_none(host: Host) -> None:
+async def test_calls_update_last_active_at_and_info_does_not(host: Host) -> None:
     sandbox = await host.create("box")
-    seen = [await info(host, "box")]
+    infos = [await info(host, "box")]
     for _ in range(2):
         await sandbox.exec("true")
-        seen.append(await info(host, "box"))
-        assert await sandbox.info() == seen[-1]
+        infos.append(await info(host, "box"))
+        assert await sandbox.info() == infos[-1]
     await sandbox.sleep()
-    times = [one.last_active_at for one in seen]
+    times = [one.last_active_at for one in infos]
     assert times[0] < times[1] < times[2] == (await info(host, "box")).last_active_at
 
 
-async def test_info_and_stats_tell_without_waking(host: Host) -> None:
+async def test_info_and_stats_do_not_wake(host: Host) -> None:
     sandbox = host.sandbox("known", labels={"a": "b"}, sleep_after="10m")
     await sandbox.exec("head -c 1M /dev/zero >file; sleep 100 &")
     awake = await sandbox.stats()
@@ -215,17 +217,17 @@ async def test_info_and_stats_tell_without_waking(host: Host) -> None:
     assert (found.status, found.labels, found.sleep_after) == ("idle", {"a": "b"}, 600.0)
 
 
-async def test_a_second_engine_is_told_who_has_the_home(host: Host) -> None:
+async def test_second_engine_gets_the_pid_of_the_owner(host: Host) -> None:
     with pytest.raises(Conflict) as caught:
         await Host.open(host.home)
     assert caught.value.pid == os.getpid()
     code = f"import asyncio, smokebox.engine.host as h; asyncio.run(h.Host.open({host.home!r}))"
     other = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=subprocess.PIPE)
     _, errors = await other.communicate()
-    assert f"process {os.getpid()} has the state directory {host.home}" in errors.decode()
+    assert f"process {os.getpid()} uses the state directory {host.home}" in errors.decode()
 
 
-async def test_closing_leaves_no_process_and_keeps_files(tmp_path: Path, layers: Path) -> None:
+async def test_close_ends_all_processes_and_keeps_files(tmp_path: Path, layers: Path) -> None:
     home = str(tmp_path / "home")
     async with await Host.open(home, images=layers) as host:
         sandbox = await host.create("box")
@@ -233,7 +235,7 @@ async def test_closing_leaves_no_process_and_keeps_files(tmp_path: Path, layers:
         process = await sandbox.start_process("sleep 100")
         running = asyncio.create_task(sandbox.exec("sleep 100"))
         await asyncio.sleep(0.05)
-    assert settled(lambda: [str(pid) for pid in processes(home)]) == []
+    assert wait_until_empty(lambda: [str(pid) for pid in sandbox_pids(home)]) == []
     with pytest.raises(SandboxRestarted, match="the engine was stopped"):
         await process.wait_for_exit()
     with pytest.raises(SandboxGone, match="the engine was stopped"):
@@ -242,7 +244,7 @@ async def test_closing_leaves_no_process_and_keeps_files(tmp_path: Path, layers:
         assert await host.sandbox("box").read_file("a") == "1"
 
 
-ROOT_OF_ONE = """
+ENGINE_SCRIPT = """
 import asyncio, os, sys
 from smokebox.engine import Host
 from smokebox.errors import IsolationUnavailable
@@ -260,28 +262,30 @@ asyncio.run(main())
 """
 
 
-def as_root_of_one_id(home: Path, *words: str) -> list[str]:
-    """What an engine says that is root of a user namespace which has no other id."""
-    line = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ROOT_OF_ONE]
-    done = subprocess.run([*line, str(home), *words], capture_output=True, text=True, timeout=18)
+def run_with_one_id(home: Path, *arguments: str) -> list[str]:
+    """Run an engine as root of a user namespace with one id, and return its output."""
+    line = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ENGINE_SCRIPT]
+    done = subprocess.run(
+        [*line, str(home), *arguments], capture_output=True, text=True, timeout=18
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
-def test_root_of_a_container_with_one_id_has_sandboxes_too(tmp_path: Path) -> None:
-    assert as_root_of_one_id(tmp_path / "home")[0] == "['0', 'box']"
+def test_root_of_a_container_with_one_id_can_run_sandboxes(tmp_path: Path) -> None:
+    assert run_with_one_id(tmp_path / "home")[0] == "['0', 'box']"
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 @pytest.mark.parametrize("kind", ["user", "net"])
-def test_a_kernel_that_gives_no_more_namespaces_is_explained(tmp_path: Path, kind: str) -> None:
+def test_namespace_limit_of_the_kernel_is_explained(tmp_path: Path, kind: str) -> None:
     name = f"max_{kind}_namespaces"
-    said = as_root_of_one_id(tmp_path / "home", name)
-    assert said == [f"Run: sysctl -w user.{name}=15000", "[]"]
+    output = run_with_one_id(tmp_path / "home", name)
+    assert output == [f"Run: sysctl -w user.{name}=15000", "[]"]
 
 
-async def test_a_closed_engine_starts_nothing(tmp_path: Path, layers: Path) -> None:
+async def test_closed_engine_starts_nothing(tmp_path: Path, layers: Path) -> None:
     host = await Host.open(tmp_path / "home", images=layers, pool=0)
     old = host.sandbox("old")
     await old.wake()
@@ -294,7 +298,7 @@ async def test_a_closed_engine_starts_nothing(tmp_path: Path, layers: Path) -> N
     with pytest.raises(SandboxGone, match="closed"):
         host.sandbox("other")
     await host.aclose()
-    assert settled(lambda: [str(pid) for pid in processes(host.home)]) == []
+    assert wait_until_empty(lambda: [str(pid) for pid in sandbox_pids(host.home)]) == []
 
 
 async def outcome(sandbox: Any) -> str:
@@ -305,7 +309,7 @@ async def outcome(sandbox: Any) -> str:
     return "done"
 
 
-async def test_an_engine_that_detaches_leaves_everything_to_the_next(
+async def test_next_engine_adopts_everything_of_a_detached_one(
     tmp_path: Path, layers: Path
 ) -> None:
     home = tmp_path / "home"
@@ -324,18 +328,16 @@ async def test_an_engine_that_detaches_leaves_everything_to_the_next(
         assert (await info(second, "box")).generation == 1
         await found.kill()
         await again.destroy()
-        assert traces(str(home)) == []
+        assert find_leftovers(str(home)) == []
 
 
-async def test_a_sandbox_that_died_with_nobody_watching_is_found_asleep(
-    tmp_path: Path, layers: Path
-) -> None:
+async def test_sandbox_that_died_without_an_engine_is_idle(tmp_path: Path, layers: Path) -> None:
     home = str(tmp_path / "home")
     first = await Host.open(home, images=layers, pool=0)
     sandbox = await first.create("box")
     await sandbox.start_process("sleep 100", process_id="p")
     await first.aclose(detach=True)
-    for pid in processes(home):
+    for pid in sandbox_pids(home):
         os.kill(pid, signal.SIGKILL)
     async with await Host.open(home, images=layers) as second:
         found = await info(second, "box")
@@ -345,10 +347,10 @@ async def test_a_sandbox_that_died_with_nobody_watching_is_found_asleep(
         )
         assert (await second.sandbox("box").processes.get("p")).status == "killed"
         await second.sandbox("box").destroy()
-        assert traces(home) == []
+        assert find_leftovers(home) == []
 
 
-async def test_one_sandbox_that_cannot_be_adopted_does_not_keep_the_engine_from_opening(
+async def test_failed_adoption_of_one_sandbox_does_not_prevent_opening(
     tmp_path: Path, layers: Path
 ) -> None:
     root = tmp_path / "root"
@@ -366,7 +368,7 @@ async def test_one_sandbox_that_cannot_be_adopted_does_not_keep_the_engine_from_
         await second.sandbox("bad").destroy()
 
 
-async def test_directories_that_nobody_knows_are_swept(tmp_path: Path, layers: Path) -> None:
+async def test_unknown_directories_are_removed(tmp_path: Path, layers: Path) -> None:
     home = tmp_path / "home"
     await (await Host.open(home, images=layers)).aclose()
     (home / "boxes" / "stray" / "deep").mkdir(parents=True)
@@ -375,9 +377,9 @@ async def test_directories_that_nobody_knows_are_swept(tmp_path: Path, layers: P
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A home on a disk of 2 MiB."""
-    home = tmp_path / "tiny"
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A state directory on a disk of 2 MiB."""
+    home = tmp_path / "tiny_disk"
     home.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", home], check=True)
     yield home
@@ -385,10 +387,10 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_root
-async def test_a_full_disk_is_said_and_leaves_nothing_half_made(tiny: Path, layers: Path) -> None:
-    async with await Host.open(tiny, images=layers, pool=0) as host:
+async def test_full_disk_is_reported_and_leaves_nothing(tiny_disk: Path, layers: Path) -> None:
+    async with await Host.open(tiny_disk, images=layers, pool=0) as host:
         kept = await host.create("kept")
-        fill = tiny / "fill"
+        fill = tiny_disk / "fill"
         with pytest.raises(OSError), fill.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
@@ -398,12 +400,12 @@ async def test_a_full_disk_is_said_and_leaves_nothing_half_made(tiny: Path, laye
             assert isinstance(caught.value, StorageFull), caught.value
         fill.unlink()
         assert [one.id for one in await host.list()] == ["kept"]
-        assert len(os.listdir(tiny / "boxes")) == 1
+        assert len(os.listdir(tiny_disk / "boxes")) == 1
         assert (await kept.exec("echo fine")).stdout == "fine\n"
         assert (await host.create("room")).id == "room"
 
 
-async def test_a_record_that_fails_leaves_nothing_half_made(host: Host) -> None:
+async def test_failed_write_of_the_record_leaves_nothing(host: Host) -> None:
     with contextlib.closing(sqlite3.connect(f"{host.home}/record.db")) as record:
         record.execute(
             "CREATE TRIGGER refuse BEFORE INSERT ON sandboxes "
@@ -411,29 +413,29 @@ async def test_a_record_that_fails_leaves_nothing_half_made(host: Host) -> None:
         )
         with pytest.raises(SmokeboxError, match="refused"):
             await host.create("none")
-        assert traces(host.home) == []
+        assert find_leftovers(host.home) == []
         assert await host.sandbox("none").info() is None
         record.execute("DROP TRIGGER refuse")
     assert (await host.sandbox("none").exec("echo fine")).stdout == "fine\n"
 
 
-async def test_a_hundred_at_once(host: Host) -> None:
+async def test_a_hundred_sandboxes_start_concurrently(host: Host) -> None:
     async with asyncio.TaskGroup() as group:
-        made = [group.create_task(host.create(f"n-{n}")) for n in range(100)]
-    results = await asyncio.gather(*(task.result().exec("hostname") for task in made))
+        creating = [group.create_task(host.create(f"n-{n}")) for n in range(100)]
+    results = await asyncio.gather(*(task.result().exec("hostname") for task in creating))
     assert [result.stdout for result in results] == [f"n-{n}\n" for n in range(100)]
-    await asyncio.gather(*(task.result().destroy() for task in made))
-    assert traces(host.home) == []
+    await asyncio.gather(*(task.result().destroy() for task in creating))
+    assert find_leftovers(host.home) == []
 
 
-async def test_a_sandbox_without_a_name_gets_one_of_its_own(host: Host) -> None:
+async def test_create_without_an_id_uses_a_random_one(host: Host) -> None:
     first, second = await host.create(), await host.create()
     assert first.id != second.id
     assert host.sandbox(first.id) is first
 
 
-async def filled(host: Host) -> set[str]:
-    """The directories of what was made ahead, once all of it is."""
+async def wait_until_filled(host: Host) -> set[str]:
+    """Wait until the pool is full, and return the directories of its jails."""
     known = {row.key for row in await host._context.record.sandboxes()}
     async with asyncio.timeout(10):
         while len(host._context.pool._ready) < 2:
@@ -441,41 +443,42 @@ async def filled(host: Host) -> set[str]:
     return set(os.listdir(f"{host.home}/boxes")) - known
 
 
-async def test_a_sandbox_is_taken_from_the_pool(pooled: Host) -> None:
+async def test_sandbox_is_taken_from_the_pool(pooled: Host) -> None:
     await pooled.create("first")
-    ahead = await filled(pooled)
+    ahead = await wait_until_filled(pooled)
     sandbox = await pooled.create("second", limits={"memory": "128MiB"}, env={"A": "1"})
-    row = await sandbox.life.row()
+    row = await sandbox.lifecycle.row()
     assert row is not None
     assert row.key in ahead
     assert (await sandbox.exec("hostname; echo $A")).stdout == "second\n1\n"
-    await filled(pooled)
+    await wait_until_filled(pooled)
 
 
-async def test_what_died_in_the_pool_is_not_handed_out(pooled: Host) -> None:
+async def test_pool_discards_dead_jails(pooled: Host) -> None:
     await pooled.create("first")
-    ahead = await filled(pooled)
+    ahead = await wait_until_filled(pooled)
     for ready in pooled._context.pool._ready:
         os.kill(ready.jail.state.pid, signal.SIGKILL)
         await ready.jail.wait()
     sandbox = await pooled.create("second")
     assert (await sandbox.exec("echo fine")).stdout == "fine\n"
-    assert not ahead & await filled(pooled)
+    assert not ahead & await wait_until_filled(pooled)
 
 
-async def test_what_is_in_the_pool_goes_with_the_engine(tmp_path: Path, layers: Path) -> None:
+async def test_pooled_jails_end_with_the_engine(tmp_path: Path, layers: Path) -> None:
     for delay in (0, 0.06, 0.08, 0.1, 0.3):
         home = str(tmp_path / f"home-{delay}")
         async with await Host.open(home, pool=3, images=layers) as host:
             await (await host.create("one")).destroy()
             await asyncio.sleep(delay)
-        assert traces(home) == []
+        assert find_leftovers(home) == []
 
 
-async def test_a_zygote_that_is_killed_is_started_again(host: Host) -> None:
+async def test_killed_zygote_is_restarted(host: Host) -> None:
     await host.create("before")
     [jailer] = [one for one in host._context.jailers.values() if one.tier == "namespaces"]
-    zygote = jailer._zygote._process  # type: ignore[attr-defined]
+    zygote = jailer._zygote._process
+    assert zygote is not None
     zygote.kill()
     await asyncio.gather(*(host.create(f"after-{n}") for n in range(5)), return_exceptions=True)
     for id in ("before", *(f"after-{n}" for n in range(5))):

@@ -1,4 +1,4 @@
-"""Where a sandbox begins, and as whom, when its image says so."""
+"""Working directory and user that an image sets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from smokebox.engine.images.store import ImageStore
 
 
-class Configured:
-    """A store whose images begin in /srv/app, as nobody."""
+class ConfiguredStore:
+    """A store whose images have the cwd /srv/app and the user nobody."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -28,13 +28,13 @@ class Configured:
 
 
 @pytest.fixture(autouse=True)
-def configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_configured_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "smokebox.engine.host.open_store", lambda layers: Configured(open_store(layers))
+        "smokebox.engine.host.open_store", lambda layers: ConfiguredStore(open_store(layers))
     )
 
 
-async def test_commands_and_sessions_begin_where_the_image_says(host: Host) -> None:
+async def test_commands_and_sessions_start_in_the_cwd_of_the_image(host: Host) -> None:
     sandbox = host.sandbox("box")
     assert (await sandbox.exec("pwd; id -un")).stdout == "/srv/app\nnobody\n"
     session = await sandbox.create_session()
@@ -42,7 +42,7 @@ async def test_commands_and_sessions_begin_where_the_image_says(host: Host) -> N
     assert (sandbox.cwd, sandbox.resolve_path("a")) == ("/srv/app", "/srv/app/a")
 
 
-async def test_the_first_file_is_written_where_the_image_says(host: Host) -> None:
+async def test_relative_paths_start_at_the_cwd_of_the_image(host: Host) -> None:
     sandbox = host.sandbox("box")
     await sandbox.write_file("a", "1")
     assert await sandbox.readdir("/srv/app") == ["a"]
@@ -50,16 +50,14 @@ async def test_the_first_file_is_written_where_the_image_says(host: Host) -> Non
     assert await sandbox.readdir("/workspace") == []
 
 
-async def test_what_the_caller_asks_for_comes_first(host: Host) -> None:
+async def test_options_of_the_caller_override_the_image(host: Host) -> None:
     sandbox = host.sandbox("box", cwd="/workspace", user="root")
     await sandbox.write_file("a", "1")
     assert (await sandbox.exec("pwd; id -un; ls")).stdout == "/workspace\nroot\na\n"
     assert sandbox.cwd == "/workspace"
 
 
-async def test_it_is_kept_while_asleep_and_forgotten_once_destroyed(
-    tmp_path: Path, layers: Path
-) -> None:
+async def test_settings_survive_sleep_but_not_destroy(tmp_path: Path, layers: Path) -> None:
     async with await Host.open(tmp_path / "home", pool=0, images=layers) as first:
         await first.sandbox("box").wake()
     async with await Host.open(tmp_path / "home", pool=0, images=layers) as second:

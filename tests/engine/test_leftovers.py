@@ -1,4 +1,4 @@
-"""What an engine that is killed leaves among a sandbox's files, and its removal by the next."""
+"""Removal of temporary files that a killed engine left in a sandbox."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from crash.killing import Place, new_place
-from engine.traces import processes
-from ordinary import LIBRARIES, as_nobody
+from engine.leftovers import sandbox_pids
 from smokebox.engine.files import leftovers
 from smokebox.engine.files.replacement import TEMPORARY, temporary_name
+from unprivileged import LIBRARIES, as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ LEFT = ".smokebox-m0123456789abcdef"
 LEFT_FRESH = ".smokebox-c0123456789abcdef"
 KILLS = 100 if "SMOKEBOX_SOAK" in os.environ else 10
 
-# Runs a script in a sandbox and tells what it printed, then waits to be killed, or closes.
+# Runs a script in a sandbox and prints its output, then waits to be killed, or closes.
 ENGINE = """
 import asyncio, sys
 from smokebox.engine.host import Host
@@ -40,7 +40,7 @@ async def main(home, layers, tier, end, script):
     sandbox = host.sandbox("box")
     result = await sandbox.exec(script)
     assert result.exit_code == 0, result
-    print((await sandbox.info()).generation, result.stdout, "told", sep="\\n", flush=True)
+    print((await sandbox.info()).generation, result.stdout, "ready", sep="\\n", flush=True)
     if end == "wait":
         await asyncio.Event().wait()
     await sandbox.destroy()
@@ -49,7 +49,7 @@ async def main(home, layers, tier, end, script):
 asyncio.run(main(*sys.argv[1:]))
 """
 
-# Tells what is beside a file, then overwrites that without an end.
+# Prints the names in /workspace, then overwrites a file for ever.
 OVERWRITE = """
 import asyncio, sys
 from smokebox.engine.host import Host
@@ -63,13 +63,13 @@ async def main(home, layers, *_):
     sandbox = host.sandbox("box")
     found = await sandbox.exec("ls -A /workspace")
     await sandbox.write_file("/workspace/one", "")
-    print(found.stdout, "told", sep="\\n", flush=True)
+    print(found.stdout, "ready", sep="\\n", flush=True)
     await asyncio.gather(*(overwrite(sandbox) for _ in range(4)))
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
-MESS = f"""
+CREATE_FILES = f"""
 set -e
 cd /workspace
 bad=$(printf 'bad\\xff')
@@ -91,7 +91,7 @@ done
 mkdir -p "${{folders[@]}}"
 touch "${{files[@]}}"
 """
-KEPT_IN_WORKSPACE = sorted(
+EXPECTED_IN_WORKSPACE = sorted(
     (
         ".smokebox-c00000000000000dd",
         ".smokebox-m0123456789abcde",
@@ -108,7 +108,7 @@ KEPT_IN_WORKSPACE = sorted(
         "read-only",
     )
 )
-LOOK = """
+LIST_FILES = """
 cd /workspace
 LC_ALL=C ls -Ab
 find / /etc /usr -mindepth 1 -maxdepth 1 -name '.smokebox-*'
@@ -119,7 +119,7 @@ find /workspace -path '*/side' | wc -l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Who the engines are, and what isolates their sandboxes."""
+    """User of the engines, and tier of their sandboxes."""
 
     ordinary: bool = False
     tier: str = "namespaces"
@@ -130,7 +130,7 @@ KINDS = [
     pytest.param(
         Kind(ordinary=True),
         id="ordinary",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="the others are ordinary already"),
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="the tests run as an ordinary user"),
     ),
     pytest.param(Kind(tier="gvisor"), id="gvisor", marks=pytest.mark.gvisor),
 ]
@@ -140,7 +140,7 @@ KINDS = [
 def engine(
     place: Place, program: str, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """An engine in a process of its own that has told what it found; killed at the end."""
+    """Start an engine process and yield it with its output once it is ready; kill it at the end."""
     python = [*as_nobody(), "/usr/bin/python3"] if place.ordinary else [sys.executable]
     with subprocess.Popen(
         [*python, "-c", program, place.home, place.layers, *arguments],
@@ -153,7 +153,7 @@ def engine(
         try:
             found: list[str] = []
             for line in process.stdout:
-                if line == "told\n":
+                if line == "ready\n":
                     break
                 found += line.split("\n")
             else:
@@ -164,50 +164,48 @@ def engine(
 
 
 def kill_sandboxes(place: Place) -> None:
-    while running := list(processes(place.home)):
+    while running := list(sandbox_pids(place.home)):
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("fate", ["adopted", "dead"])
+@pytest.mark.parametrize("state", ["adopted", "stopped"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_engine_removes_what_a_killed_one_left_and_nothing_else(
-    kind: Kind, fate: str
-) -> None:
+def test_next_engine_removes_temporary_files_and_nothing_else(kind: Kind, state: str) -> None:
     with new_place(ordinary=kind.ordinary) as place:
         bait = Path(place.home).parent / "bait"
         bait.mkdir()
         (bait / LEFT).touch()
         bait.chmod(0o777)
-        with engine(place, ENGINE, kind.tier, "wait", MESS.replace("BAIT", str(bait))):
+        with engine(place, ENGINE, kind.tier, "wait", CREATE_FILES.replace("BAIT", str(bait))):
             pass
-        if fate == "dead":
+        if state == "stopped":
             kill_sandboxes(place)
-        with engine(place, ENGINE, kind.tier, "close", LOOK) as (process, found):
+        with engine(place, ENGINE, kind.tier, "close", LIST_FILES) as (process, found):
             assert process.wait() == 0
-        assert found == ["1" if fate == "adopted" else "2", *KEPT_IN_WORKSPACE, "100"]
+        assert found == ["1" if state == "adopted" else "2", *EXPECTED_IN_WORKSPACE, "100"]
         assert (bait / LEFT).exists()
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_what_was_left_in_memory_goes_too(kind: Kind) -> None:
-    """In gVisor nobody outside can reach that, so that no engine leaves anything there."""
+def test_temporary_files_in_memory_are_removed(kind: Kind) -> None:
+    """Not in gVisor, where the engine cannot access those file systems."""
     with new_place(ordinary=kind.ordinary) as place:
         script = f"cd /dev/shm; mkdir below; touch /dev/{LEFT} {LEFT} below/{LEFT} below/kept"
         with engine(place, ENGINE, kind.tier, "wait", script):
             pass
-        look = "find /dev /dev/shm -xdev -name '.smokebox-*' -o -name kept"
-        with engine(place, ENGINE, kind.tier, "close", look) as (process, found):
+        list_files = "find /dev /dev/shm -xdev -name '.smokebox-*' -o -name kept"
+        with engine(place, ENGINE, kind.tier, "close", list_files) as (process, found):
             assert process.wait() == 0
         assert found == ["1", "/dev/shm/below/kept"]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_file_that_is_overwritten_under_kills_stays_alone(kind: Kind) -> None:
-    """A kill between the link and the rename of a write used to leave a second name."""
+def test_kills_during_overwrites_leave_no_second_name(kind: Kind) -> None:
+    """A kill between the link and the rename of a write leaves a temporary name."""
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     with new_place(ordinary=kind.ordinary) as place:
@@ -221,15 +219,15 @@ def test_a_file_that_is_overwritten_under_kills_stays_alone(kind: Kind) -> None:
 
 @pytest.fixture
 def upper(tmp_path: Path) -> Iterator[Path]:
-    """What a sandbox wrote that is not there, at its root."""
+    """Upper layer of a sandbox that does not run."""
     upper = tmp_path / "data" / "upper" / "0"
     upper.mkdir(parents=True)
     yield upper
-    # Too deep for what pytest itself would remove it with.
+    # Too deep for pytest to remove.
     subprocess.run(["rm", "-rf", upper], check=True)
 
 
-async def test_a_tree_deeper_than_any_path_is_swept(
+async def test_tree_deeper_than_the_longest_path_is_swept(
     upper: Path, tmp_path: Path, workers: Workers
 ) -> None:
     fd = os.open(upper, os.O_RDONLY)
@@ -242,7 +240,7 @@ async def test_a_tree_deeper_than_any_path_is_swept(
         os.close(fd)
         fd = below
     os.close(fd)
-    await leftovers.sweep_dead(str(tmp_path), workers)
+    await leftovers.sweep_stopped(str(tmp_path), workers)
     found = subprocess.run(["find", upper, "-type", "f"], stdout=subprocess.PIPE, check=True)
     assert [os.path.basename(name) for name in found.stdout.split()] == [b"kept"] * 1500
 
@@ -254,22 +252,22 @@ async def test_many_files_are_swept(upper: Path, tmp_path: Path, workers: Worker
         for n in range(100):
             os.mknod(temporary_name(fresh=False) if n % 2 else str(n), dir_fd=fd)
         os.close(fd)
-    await leftovers.sweep_dead(str(tmp_path), workers)
+    await leftovers.sweep_stopped(str(tmp_path), workers)
     names = [name for _, _, files in os.walk(upper) for name in files]
     assert len(names) == 1_000
     assert not any(TEMPORARY.fullmatch(name) for name in names)
 
 
-async def test_a_sandbox_too_large_to_be_seen_is_given_up_and_said_so(
+async def test_sweep_of_a_huge_sandbox_times_out_with_a_warning(
     upper: Path,
     tmp_path: Path,
     workers: Workers,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(leftovers, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(leftovers, "SWEEP_SECONDS", 0.0)
     (upper / LEFT).touch()
-    await leftovers.sweep_dead(str(tmp_path), workers)
+    await leftovers.sweep_stopped(str(tmp_path), workers)
     assert "too large" in caplog.text
 
 
@@ -280,11 +278,9 @@ async def test_only_regular_files_are_removed(
     (upper / LEFT_FRESH).symlink_to("/etc")
     (upper / temporary_name(fresh=True)).mkdir()
     before = sorted(os.listdir(upper))
-    await leftovers.sweep_dead(str(tmp_path), workers)
+    await leftovers.sweep_stopped(str(tmp_path), workers)
     assert sorted(os.listdir(upper)) == before
 
 
-async def test_a_sandbox_that_has_no_files_yet_is_nothing_to_sweep(
-    tmp_path: Path, workers: Workers
-) -> None:
-    await leftovers.sweep_dead(str(tmp_path / "absent"), workers)
+async def test_sandbox_without_files_is_fine(tmp_path: Path, workers: Workers) -> None:
+    await leftovers.sweep_stopped(str(tmp_path / "absent"), workers)

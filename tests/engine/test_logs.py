@@ -1,4 +1,4 @@
-"""The logs of lasting processes: whole, in order, resumable, bounded, and never a danger."""
+"""Logs of background processes: complete, in order, resumable and bounded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.lasting_box import Box, open_box
+from engine.awake_sandbox import AwakeSandbox, open_sandbox
 from smokebox.engine.inotify import watch_log
 from smokebox.engine.jail.log_pump import KEEP, STEP, LogPump
-from smokebox.engine.processes.logs import MOST_TEXT, ProcessLog, start_of, tail
+from smokebox.engine.processes.logs import MAX_TEXT, ProcessLog, tail
 from smokebox.errors import InvalidOption
 from smokebox.limits import Limits
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from smokebox.engine.processes.background_process import BackgroundProcess
     from smokebox.types import LogChunk, Stream
 
-# Longer than the waits below, which a busy machine may need.
+# Longer than the time limits of the waits below.
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with open_box(tmp_path) as box:
-        yield box
+async def sandbox(tmp_path: Path) -> AsyncIterator[AwakeSandbox]:
+    async with open_sandbox(tmp_path) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> ProcessLog:
-    """The log of no process, with what a test writes into its files."""
+    """A log without a process, whose files the test writes."""
     for suffix in (".out", ".err"):
         (tmp_path / f"job{suffix}").touch()
     return ProcessLog(str(tmp_path / "job"))
@@ -47,35 +47,35 @@ def write(log: ProcessLog, data: bytes, stream: Stream = "stdout") -> None:
 
 
 async def read(log: ProcessLog, cursor: str | None = None) -> list[LogChunk]:
-    return [chunk async for chunk in log.follow(start_of(log, cursor), follow=False)]
+    return [chunk async for chunk in log.follow(log.parse_cursor(cursor), follow=False)]
 
 
 async def follow(process: BackgroundProcess, **options: Any) -> str:
-    """All of stdout, as it comes."""
+    """Stream the log, and return stdout."""
     chunks = [chunk async for chunk in process.stream_logs(**options)]
     return "".join(chunk.data for chunk in chunks if chunk.stream == "stdout")
 
 
-async def test_a_fast_writer_is_followed_without_gap_or_duplicate(box: Box) -> None:
-    process = await box.processes.start(["seq", "1", "200000"])
+async def test_following_a_fast_writer_has_no_gap_or_duplicate(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(["seq", "1", "200000"])
     expected = "".join(f"{number}\n" for number in range(1, 200001))
     assert await follow(process) == expected
     assert (await process.logs()).stdout == expected
 
 
-async def test_many_followers_all_get_everything_whenever_they_come(box: Box) -> None:
-    process = await box.processes.start("for i in $(seq 1 300); do echo $i; sleep 0.001; done")
+async def test_all_followers_get_the_whole_log(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("for i in $(seq 1 300); do echo $i; sleep 0.001; done")
 
-    async def come(late: float) -> str:
-        await asyncio.sleep(late)
+    async def follow_after(delay: float) -> str:
+        await asyncio.sleep(delay)
         return await follow(process)
 
-    texts = await asyncio.gather(*(come(number / 50) for number in range(10)))
+    texts = await asyncio.gather(*(follow_after(number / 50) for number in range(10)))
     assert set(texts) == {"".join(f"{number}\n" for number in range(1, 301))}
 
 
-async def test_any_cursor_goes_on_right_after_its_chunk(box: Box) -> None:
-    process = await box.processes.start(
+async def test_cursor_continues_after_its_chunk(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "for i in $(seq 1 40); do echo o$i; echo e$i >&2; sleep 0.002; done"
     )
     chunks = [chunk async for chunk in process.stream_logs()]
@@ -88,22 +88,22 @@ async def test_any_cursor_goes_on_right_after_its_chunk(box: Box) -> None:
             assert text == "".join(one.data for one in before + rest if one.stream == stream)
 
 
-async def test_both_streams_are_told_apart(box: Box) -> None:
-    process = await box.processes.start("echo out; echo err >&2; exit 1")
+async def test_stdout_and_stderr_are_separate(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo out; echo err >&2; exit 1")
     await process.wait_for_exit(30)
     logs = await process.logs()
     assert (logs.stdout, logs.stderr) == ("out\n", "err\n")
 
 
-async def test_output_comes_while_the_process_runs(box: Box) -> None:
-    process = await box.processes.start("printf 'name? '; sleep 99")
+async def test_output_is_streamed_while_the_process_runs(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("printf 'name? '; sleep 99")
     async with asyncio.timeout(30):
         chunk = await anext(process.stream_logs())
     assert (chunk.stream, chunk.data) == ("stdout", "name? ")
 
 
-async def test_without_replay_only_what_is_to_come_is_given(box: Box) -> None:
-    process = await box.processes.start("echo old; read; echo fresh", stdin=True)
+async def test_without_replay_only_new_output_is_streamed(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo old; read; echo fresh", stdin=True)
     await process.wait_for_log("old", 30)
     following = asyncio.create_task(follow(process, replay=False))
     await asyncio.sleep(0.05)
@@ -111,48 +111,48 @@ async def test_without_replay_only_what_is_to_come_is_given(box: Box) -> None:
     assert await following == "fresh\n"
 
 
-async def test_without_follow_it_ends_at_the_present(box: Box) -> None:
-    # Not `yes`: on a busy machine it writes more than is kept before anybody looks.
-    process = await box.processes.start("while :; do echo y; echo y; done")
+async def test_without_follow_the_stream_ends_at_the_present(sandbox: AwakeSandbox) -> None:
+    # Not `yes`: on a busy machine it writes more than the log keeps before it is read.
+    process = await sandbox.processes.start("while :; do echo y; echo y; done")
     await process.wait_for_log("y", 30)
     async with asyncio.timeout(30):
         assert (await follow(process, follow=False)).startswith("y\n")
     assert process.status == "running"
 
 
-async def test_a_chatty_background_process_does_not_hold_followers(box: Box) -> None:
-    process = await box.processes.start("yes & echo done >&2")
+async def test_background_output_does_not_keep_followers_waiting(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("yes & echo done >&2")
     async with asyncio.timeout(30):
         await follow(process)
         assert (await process.logs()).stderr == "done\n"
     await process.kill()
 
 
-async def test_what_background_processes_write_after_the_end_is_kept(box: Box) -> None:
-    process = await box.processes.start("(sleep 0.3; echo late) & echo early")
+async def test_background_output_after_the_exit_is_kept(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("(sleep 0.3; echo late) & echo early")
     assert await process.wait_for_exit(30) == 0
     assert await follow(process) == "early\n"
     async with asyncio.timeout(30):
-        await process.lifetime.gone.wait()
+        await process.lifetime.tree_ended.wait()
     assert await follow(process) == "early\nlate\n"
 
 
-async def test_a_follower_that_stops_early_releases_its_files(box: Box) -> None:
-    process = await box.processes.start("echo x; sleep 99")
+async def test_follower_that_stops_early_closes_its_files(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo x; sleep 99")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         chunks = process.stream_logs()
         await anext(chunks)
         await chunks.aclose()
-    # What started the process may still be closing descriptors of its own.
+    # The start of the process may still be closing descriptors.
     async with asyncio.timeout(30):
         while len(os.listdir("/proc/self/fd")) > before:
             await asyncio.sleep(0.01)
-    assert box.uses == 0
+    assert sandbox.uses == 0
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
-async def test_text_is_never_cut_inside_a_character(log: ProcessLog, step: int) -> None:
+async def test_text_is_never_split_inside_a_character(log: ProcessLog, step: int) -> None:
     text = "aä€😀\ufffdz" * 3
     chunks: list[LogChunk] = []
     data = text.encode()
@@ -162,28 +162,28 @@ async def test_text_is_never_cut_inside_a_character(log: ProcessLog, step: int) 
     assert "".join(chunk.data for chunk in chunks) == text
 
 
-async def test_half_a_character_is_given_when_nothing_can_complete_it(log: ProcessLog) -> None:
+async def test_incomplete_character_at_the_end_is_replaced(log: ProcessLog) -> None:
     write(log, "ä".encode()[:1])
     assert await read(log) == []
     log.finish()
     assert [chunk.data for chunk in await read(log)] == ["\ufffd"]
 
 
-async def test_bytes_that_are_no_text_are_replaced(log: ProcessLog) -> None:
+async def test_invalid_utf8_is_replaced(log: ProcessLog) -> None:
     write(log, b"a\xff\xfeb\0c")
     log.finish()
     assert [chunk.data for chunk in await read(log)] == ["a\ufffd\ufffdb\0c"]
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1", "-1-0", "0-0-0", "1-0", "0-99", 7, "9" * 40])
-async def test_what_is_no_cursor_of_the_log_is_refused(log: ProcessLog, cursor: Any) -> None:
+async def test_invalid_cursors_are_refused(log: ProcessLog, cursor: Any) -> None:
     with pytest.raises(InvalidOption, match="cursor"):
         await read(log, cursor)
 
 
-async def test_a_long_log_keeps_its_end_and_counts_what_is_gone(box: Box) -> None:
+async def test_long_log_keeps_its_end_and_counts_dropped_bytes(sandbox: AwakeSandbox) -> None:
     count = KEEP + 5 * STEP
-    process = await box.processes.start(f"yes 123456789abcdef | head -c {count}; echo end")
+    process = await sandbox.processes.start(f"yes 123456789abcdef | head -c {count}; echo end")
     assert await process.wait_for_exit(30) == 0
     path = process.log.path("stdout")
     assert os.stat(path).st_size == count + 4
@@ -192,22 +192,22 @@ async def test_a_long_log_keeps_its_end_and_counts_what_is_gone(box: Box) -> Non
     assert chunks[0].dropped >= 3 * STEP
     assert str(chunks[0].dropped) in chunks[0].data
     assert chunks[1].data.startswith("123456789abcdef\n" * 100)
-    given = sum(len(chunk.data) for chunk in chunks[1:])
-    assert (chunks[0].dropped + given, chunks[-1].data[-4:]) == (count + 4, "end\n")
+    received = sum(len(chunk.data) for chunk in chunks[1:])
+    assert (chunks[0].dropped + received, chunks[-1].data[-4:]) == (count + 4, "end\n")
 
 
-async def test_logs_gives_the_end_of_a_long_log_and_says_so(box: Box) -> None:
-    count = (MOST_TEXT + 3000) // 3 * 3
-    process = await box.processes.start(f"yes ä | head -c {count}; echo end")
+async def test_logs_returns_the_end_of_a_long_log_with_a_note(sandbox: AwakeSandbox) -> None:
+    count = (MAX_TEXT + 3000) // 3 * 3
+    process = await sandbox.processes.start(f"yes ä | head -c {count}; echo end")
     await process.wait_for_exit(30)
     text = (await process.logs()).stdout
     first, _, rest = text.partition("\n")
     assert first.startswith("[smokebox: 30") and "left out" in first
     assert rest.endswith("ä\nend\n") and "\ufffd" not in rest
-    assert len(rest.encode()) <= MOST_TEXT
+    assert len(rest.encode()) <= MAX_TEXT
 
 
-async def test_a_log_that_was_cut_is_read_on_from_its_end(log: ProcessLog) -> None:
+async def test_truncated_log_is_followed_from_its_end(log: ProcessLog) -> None:
     write(log, b"first\n")
     os.truncate(log.path("stdout"), 0)
     offsets = {"stdout": 6, "stderr": 0}
@@ -218,7 +218,7 @@ async def test_a_log_that_was_cut_is_read_on_from_its_end(log: ProcessLog) -> No
     assert [chunk.data async for chunk in following] == ["second\n"]
 
 
-async def test_a_log_that_claims_to_be_huge_is_read_in_no_time(log: ProcessLog) -> None:
+async def test_sparse_log_is_read_quickly(log: ProcessLog) -> None:
     write(log, b"start\n")
     os.truncate(log.path("stdout"), 1 << 42)
     write(log, b"end\n")
@@ -230,7 +230,7 @@ async def test_a_log_that_claims_to_be_huge_is_read_in_no_time(log: ProcessLog) 
     assert len(tail(log.path("stdout"), 100)) < 200
 
 
-async def test_a_log_that_is_missing_is_empty(log: ProcessLog) -> None:
+async def test_missing_log_is_empty(log: ProcessLog) -> None:
     for stream in ("stdout", "stderr"):
         os.unlink(log.path(stream))
     log.finish()
@@ -238,8 +238,8 @@ async def test_a_log_that_is_missing_is_empty(log: ProcessLog) -> None:
     assert tail(log.path("stdout"), 100) == ""
 
 
-async def test_a_program_that_does_what_it_wants_with_its_stdout_harms_no_log(box: Box) -> None:
-    process = await box.processes.start(
+async def test_program_cannot_damage_its_log_through_stdout(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         [
             "python3",
             "-c",
@@ -259,16 +259,16 @@ async def test_a_program_that_does_what_it_wants_with_its_stdout_harms_no_log(bo
     assert (await process.logs()).stdout == "first\nlast\n"
 
 
-async def test_output_is_held_to_the_rate_of_the_sandbox(box: Box) -> None:
-    box.limits = Limits(output_rate=1 << 20)
+async def test_output_rate_is_limited(sandbox: AwakeSandbox) -> None:
+    sandbox.limits = Limits(output_rate=1 << 20)
     started = time.monotonic()
-    process = await box.processes.start(["head", "-c", "1000000", "/dev/zero"])
+    process = await sandbox.processes.start(["head", "-c", "1000000", "/dev/zero"])
     assert len(await follow(process)) == 1000000
     # The pipe and the first bytes are free.
     assert time.monotonic() - started > 0.4
 
 
-def test_what_a_full_disk_takes_is_counted_and_holds_nobody(tmp_path: Path) -> None:
+def test_full_disk_drops_and_counts_output_without_blocking(tmp_path: Path) -> None:
     full, good = (
         os.open("/dev/full", os.O_WRONLY),
         os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT),
@@ -289,7 +289,7 @@ def test_what_a_full_disk_takes_is_counted_and_holds_nobody(tmp_path: Path) -> N
         os.close(fd)
 
 
-async def test_a_watch_calls_until_it_is_closed(tmp_path: Path) -> None:
+async def test_watch_calls_back_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     calls: list[int] = []
     with path.open("w") as file:

@@ -1,4 +1,4 @@
-"""Ports that may be reached from outside: who may, in which run, and what is there."""
+"""Exposed ports: dialing, tokens, activation per run, streams and invalid options."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ while True:
 """
 
 
-class Cut:
-    """A stream that knows whether it was cut."""
+class CutStream:
+    """A stream that records whether it was cut."""
 
     def __init__(self) -> None:
         self.was_cut = False
@@ -49,8 +49,8 @@ async def listen(sandbox: Sandbox, version: int = 4, address: str = "127.0.0.1")
     await server.wait_for_log("listening", 10)
 
 
-async def ask(sandbox: Sandbox) -> bytes:
-    run = sandbox.life.run
+async def send_hello(sandbox: Sandbox) -> bytes:
+    run = sandbox.lifecycle.run
     assert run is not None
     loop = asyncio.get_running_loop()
     with await sandbox.ports.dial(run, 3000) as sock:
@@ -59,33 +59,33 @@ async def ask(sandbox: Sandbox) -> bytes:
 
 
 @pytest.mark.parametrize(("version", "address"), [(4, "127.0.0.1"), (6, "::1"), (4, "0.0.0.0")])
-async def test_a_port_is_reached_on_whichever_address_listens(
+async def test_port_is_reached_on_any_local_address(
     sandbox: Sandbox, version: int, address: str
 ) -> None:
     await listen(sandbox, version, address)
-    assert [await ask(sandbox) for _ in range(8)] == [b"HELLO"] * 8
+    assert [await send_hello(sandbox) for _ in range(8)] == [b"HELLO"] * 8
 
 
 @pytest.mark.gvisor
-async def test_a_port_of_the_stronger_tier_is_reached(host: Host) -> None:
+async def test_port_of_a_gvisor_sandbox_is_reached(host: Host) -> None:
     sandbox = await host.create("box", tier="gvisor")
     await listen(sandbox)
-    assert await ask(sandbox) == b"HELLO"
+    assert await send_hello(sandbox) == b"HELLO"
 
 
-async def test_a_port_where_nothing_listens_is_unavailable(sandbox: Sandbox) -> None:
+async def test_port_without_a_server_is_unavailable(sandbox: Sandbox) -> None:
     await sandbox.wake()
     with pytest.raises(ServiceUnavailable, match="nothing listens on port 3000 of sandbox box"):
-        await ask(sandbox)
+        await send_hello(sandbox)
 
 
-async def test_nothing_of_a_sandbox_listens_on_the_host(sandbox: Sandbox) -> None:
+async def test_ports_of_a_sandbox_are_not_open_on_the_host(sandbox: Sandbox) -> None:
     await listen(sandbox)
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", 3000)
 
 
-async def test_an_exposed_port_has_a_random_token_that_stays(sandbox: Sandbox) -> None:
+async def test_exposed_port_keeps_its_random_token(sandbox: Sandbox) -> None:
     first = await sandbox.ports.expose(3000, name="site")
     assert (first.port, first.name, first.private, first.active) == (3000, "site", False, True)
     assert len(first.token) == 16
@@ -94,7 +94,7 @@ async def test_an_exposed_port_has_a_random_token_that_stays(sandbox: Sandbox) -
     assert (await sandbox.ports.expose(3001)).token != first.token
 
 
-async def test_a_port_is_active_in_the_run_in_which_it_was_exposed(sandbox: Sandbox) -> None:
+async def test_port_is_active_in_the_run_that_exposed_it(sandbox: Sandbox) -> None:
     token = (await sandbox.ports.expose(3000, token="mine")).token
 
     async def active() -> list[bool]:
@@ -110,7 +110,7 @@ async def test_a_port_is_active_in_the_run_in_which_it_was_exposed(sandbox: Sand
     assert await active() == [True]
 
 
-async def test_another_engine_finds_ports_as_they_were(tmp_path: Path, layers: Path) -> None:
+async def test_exposed_ports_survive_a_new_engine(tmp_path: Path, layers: Path) -> None:
     first = await Host.open(tmp_path / "home", pool=0, images=layers)
     exposed = await first.sandbox("box").ports.expose(3000, token="t", private=True)
     await first.aclose(detach=True)
@@ -118,7 +118,7 @@ async def test_another_engine_finds_ports_as_they_were(tmp_path: Path, layers: P
         assert await second.sandbox("box").ports.list() == [exposed]
 
 
-async def test_destroying_a_sandbox_revokes_what_it_exposed(sandbox: Sandbox) -> None:
+async def test_destroy_revokes_exposed_ports(sandbox: Sandbox) -> None:
     await sandbox.ports.expose(3000, token="t")
     await sandbox.destroy()
     assert await sandbox.ports.list() == []
@@ -126,11 +126,11 @@ async def test_destroying_a_sandbox_revokes_what_it_exposed(sandbox: Sandbox) ->
     assert not await sandbox.ports.validate_token(3000, "t")
 
 
-async def test_unexposing_is_safe_to_repeat_and_cuts_what_goes_on(sandbox: Sandbox) -> None:
+async def test_unexpose_may_be_repeated_and_cuts_streams(sandbox: Sandbox) -> None:
     await sandbox.ports.expose(3000)
-    stream, other = Cut(), Cut()
-    sandbox.ports.enter(3000, stream)
-    sandbox.ports.enter(3001, other)
+    stream, other = CutStream(), CutStream()
+    sandbox.ports.add_stream(3000, stream)
+    sandbox.ports.add_stream(3001, other)
     await sandbox.ports.unexpose(3000)
     await sandbox.ports.unexpose(3000)
     assert await sandbox.ports.list() == []
@@ -139,27 +139,27 @@ async def test_unexposing_is_safe_to_repeat_and_cuts_what_goes_on(sandbox: Sandb
     assert other.was_cut
 
 
-async def test_an_open_stream_keeps_a_sandbox_awake_and_looking_does_not_wake_it(
+async def test_open_stream_keeps_the_sandbox_awake_and_listing_does_not_wake_it(
     host: Host,
 ) -> None:
     sandbox = host.sandbox("box", sleep_after=0.1)
     await sandbox.ports.expose(3000)
-    stream = Cut()
-    sandbox.ports.enter(3000, stream)
+    stream = CutStream()
+    sandbox.ports.add_stream(3000, stream)
     await asyncio.sleep(0.5)
-    assert sandbox.life.run is not None
-    sandbox.ports.leave(3000, stream)
+    assert sandbox.lifecycle.run is not None
+    sandbox.ports.remove_stream(3000, stream)
     async with asyncio.timeout(10):
-        while sandbox.life.run is not None:
+        while sandbox.lifecycle.run is not None:
             await asyncio.sleep(0.02)
     assert not (await sandbox.ports.list())[0].active
-    assert sandbox.life.run is None
+    assert sandbox.lifecycle.run is None
 
 
-async def test_tokens_are_compared_whole(sandbox: Sandbox) -> None:
+async def test_only_the_exact_token_is_valid(sandbox: Sandbox) -> None:
     await sandbox.ports.expose(3000, token="token")
     valid = sandbox.ports.validate_token
-    assert [await valid(3000, told) for told in ("token", "toke", "", "Token", "\udc80")] == [
+    assert [await valid(3000, token) for token in ("token", "toke", "", "Token", "\udc80")] == [
         True,
         *[False] * 4,
     ]
@@ -167,25 +167,25 @@ async def test_tokens_are_compared_whole(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, True, "80", 3000.0, None, 1])
-async def test_a_port_that_is_none_is_refused(sandbox: Sandbox, port: int) -> None:
+async def test_invalid_ports_are_refused(sandbox: Sandbox, port: int) -> None:
     with pytest.raises(InvalidOption, match="port"):
         await sandbox.ports.expose(port)
     assert await sandbox.info() is None
 
 
 @pytest.mark.parametrize("token", ["", "a" * 17, "A", "a-b", "a.b", "é", 3])
-async def test_a_token_of_other_characters_is_refused(sandbox: Sandbox, token: str) -> None:
+async def test_invalid_tokens_are_refused(sandbox: Sandbox, token: str) -> None:
     with pytest.raises(InvalidOption, match="token"):
         await sandbox.ports.expose(3000, token=token)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 64, "a\nb", 3])
-async def test_a_name_that_cannot_be_shown_is_refused(sandbox: Sandbox, name: str) -> None:
+async def test_invalid_names_are_refused(sandbox: Sandbox, name: str) -> None:
     with pytest.raises(InvalidOption, match="name"):
         await sandbox.ports.expose(3000, name=name)
 
 
-async def test_a_name_too_long_for_dns_is_refused_before_anything_starts(host: Host) -> None:
+async def test_preview_name_too_long_for_dns_is_refused_before_waking(host: Host) -> None:
     sandbox = host.sandbox("a" * 60)
     with pytest.raises(InvalidOption, match="DNS allows 63"):
         await sandbox.ports.expose(3000)
@@ -196,7 +196,7 @@ async def test_a_name_too_long_for_dns_is_refused_before_anything_starts(host: H
         await fits.ports.expose(10000)
 
 
-async def test_a_port_of_another_name_or_token_is_in_use(sandbox: Sandbox) -> None:
+async def test_conflicting_names_and_tokens_are_refused(sandbox: Sandbox) -> None:
     async def conflict(port: int, **options: Any) -> PortGrant | str:
         try:
             return await sandbox.ports.expose(port, **options)
@@ -204,9 +204,9 @@ async def test_a_port_of_another_name_or_token_is_in_use(sandbox: Sandbox) -> No
             return error.message
 
     await sandbox.ports.expose(3000, name="site", token="one")
-    assert await conflict(3000, name="api") == "port 3000 is exposed by another name."
-    assert await conflict(3000, token="two") == "port 3000 is exposed by another token."
-    assert await conflict(3001, name="site") == "port 3000 has that name."
-    assert await conflict(3001, token="one") == "port 3000 has that token."
+    assert await conflict(3000, name="api") == "port 3000 is exposed with another name."
+    assert await conflict(3000, token="two") == "port 3000 is exposed with another token."
+    assert await conflict(3001, name="site") == "port 3000 already has that name."
+    assert await conflict(3001, token="one") == "port 3000 already has that token."
     assert (await sandbox.ports.expose(3000, name="site", token="one")).active
     assert len(await sandbox.ports.list()) == 1

@@ -1,4 +1,4 @@
-"""Lasting processes and the runs of their sandbox: sleep, death, and the engine's own crash."""
+"""Background processes across runs of the sandbox and crashes of the engine."""
 
 from __future__ import annotations
 
@@ -17,49 +17,58 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.lasting_box import Box, commands, eventually, files, open_box, rows
-from ordinary import LIBRARIES, as_nobody
-from places import short_directory
-from smokebox.engine.jail.api import JailState
-from smokebox.engine.processes.lifetime import is_held
+from engine.awake_sandbox import (
+    AwakeSandbox,
+    command_lines,
+    eventually,
+    open_sandbox,
+    process_files,
+    process_rows,
+)
+from short_directory import short_directory
+from smokebox.engine.jail.spec import JailState
+from smokebox.engine.processes.lifetime import is_locked
 from smokebox.engine.record.rows import ProcessRow, put
 from smokebox.errors import SandboxGone, SandboxRestarted
+from unprivileged import LIBRARIES, as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 TESTS = Path(__file__).parents[1]
 
-# Longer than the waits below, which a busy machine may need.
+# Longer than the time limits of the waits below.
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with open_box(tmp_path) as box:
-        yield box
+async def sandbox(tmp_path: Path) -> AsyncIterator[AwakeSandbox]:
+    async with open_sandbox(tmp_path) as sandbox:
+        yield sandbox
 
 
-async def test_reading_about_ended_processes_does_not_wake_the_sandbox(box: Box) -> None:
-    process = await box.processes.start("echo hi", process_id="job")
+async def test_reading_about_ended_processes_does_not_wake_the_sandbox(
+    sandbox: AwakeSandbox,
+) -> None:
+    process = await sandbox.processes.start("echo hi", process_id="job")
     await process.wait_for_exit(30)
-    await box.sleep()
-    await box.record.aclose()
-    await box.open()
+    await sandbox.sleep()
+    await sandbox.record.aclose()
+    await sandbox.open()
 
     def wake() -> Any:
-        raise AssertionError("it was woken")
+        raise AssertionError("the sandbox was woken")
 
-    box.processes._use = wake
-    [found] = await box.processes.list()
+    sandbox.processes._use = wake
+    [found] = await sandbox.processes.list()
     assert (found.status, (await found.logs()).stdout) == ("exited", "hi\n")
     assert [chunk.data async for chunk in found.stream_logs()] == ["hi\n"]
     assert await found.wait_for_exit() == 0
-    await box.wake()
+    await sandbox.wake()
 
 
-async def test_who_waits_when_the_sandbox_sleeps_hears_why(box: Box) -> None:
-    process = await box.processes.start("echo hi; sleep 99", process_id="web", stdin=True)
+async def test_sleep_interrupts_waits_with_the_reason(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo hi; sleep 99", process_id="web", stdin=True)
     await process.wait_for_log("hi", 30)
 
     async def follow() -> None:
@@ -72,67 +81,67 @@ async def test_who_waits_when_the_sandbox_sleeps_hears_why(box: Box) -> None:
         asyncio.create_task(follow()),
     ]
     await asyncio.sleep(0.1)
-    await box.sleep("it was idle")
+    await sandbox.sleep("it was idle")
     await asyncio.wait(waits)
     for wait in waits:
         with pytest.raises(SandboxRestarted, match="it was idle"):
             await wait
     assert (process.status, process.exit_code) == ("killed", 137)
-    [row] = await rows(box)
+    [row] = await process_rows(sandbox)
     assert row.status == "killed"
-    await box.wake()
+    await sandbox.wake()
 
 
-async def test_a_handle_of_a_former_run_says_so_and_keeps_its_logs(box: Box) -> None:
-    process = await box.processes.start("echo hi; sleep 99", process_id="web", stdin=True)
+async def test_handle_of_an_earlier_run_raises_and_keeps_its_logs(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo hi; sleep 99", process_id="web", stdin=True)
     await process.wait_for_log("hi", 30)
-    await box.sleep()
-    await box.wake()
+    await sandbox.sleep()
+    await sandbox.wake()
     for call in (process.kill(), process.write_stdin("x"), process.close_stdin()):
         with pytest.raises(SandboxRestarted):
             await call
     assert (await process.logs()).stdout == "hi\n"
-    assert (await box.processes.start("true")).generation == 2
+    assert (await sandbox.processes.start("true")).generation == 2
 
 
-async def test_a_process_that_ended_before_the_run_did_keeps_its_exit_code(box: Box) -> None:
-    process = await box.processes.start("exit 3")
+async def test_process_that_ended_before_the_run_keeps_its_exit_code(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("exit 3")
     await process.wait_for_exit(30)
-    await box.sleep()
+    await sandbox.sleep()
     assert (await process.wait_for_exit(), process.status) == (3, "exited")
     assert [chunk async for chunk in process.stream_logs()] == []
     with pytest.raises(SandboxRestarted):
         await process.kill()
-    await box.wake()
+    await sandbox.wake()
 
 
-async def test_who_waits_when_the_sandbox_is_destroyed_hears_that(box: Box) -> None:
-    process = await box.processes.start("sleep 99")
+async def test_destroy_interrupts_waits_with_sandbox_gone(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 99")
     waiting = asyncio.create_task(process.wait_for_exit())
     await asyncio.sleep(0.02)
-    await box.jail.kill()
-    await box.processes.ended("it was destroyed", destroyed=True)
+    await sandbox.jail.kill()
+    await sandbox.processes.ended("it was destroyed")
     with pytest.raises(SandboxGone, match="destroyed") as caught:
         await waiting
     assert not isinstance(caught.value, SandboxRestarted)
 
 
-async def test_a_jail_that_dies_alone_is_noticed_by_its_processes(box: Box) -> None:
-    process = await box.processes.start("sleep 99")
-    os.kill(box.jail.state.pid, signal.SIGKILL)
+async def test_processes_notice_a_killed_jail(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 99")
+    os.kill(sandbox.jail.state.pid, signal.SIGKILL)
     with pytest.raises(SandboxRestarted):
         await process.wait_for_exit(30)
     assert process.status == "killed"
 
 
-async def test_after_a_crash_everything_goes_on(box: Box) -> None:
-    await box.processes.start(
+async def test_process_continues_after_an_engine_crash(sandbox: AwakeSandbox) -> None:
+    await sandbox.processes.start(
         'for i in $(seq 1 100); do echo $i; sleep 0.001; done; read l; echo "got $l"; exit 7',
         process_id="job",
         stdin=True,
     )
-    await box.crash()
-    process = await box.processes.get("job")
+    await sandbox.crash()
+    process = await sandbox.processes.get("job")
     assert process.status == "running"
     await process.write_stdin("word\n")
     await process.wait_for_log("got word", 30)
@@ -141,29 +150,29 @@ async def test_after_a_crash_everything_goes_on(box: Box) -> None:
     assert (await process.logs()).stdout == expected
 
 
-async def test_after_a_crash_trees_can_be_killed(box: Box) -> None:
-    await box.processes.start("setsid sleep 1001 & sleep 1002", process_id="a")
-    left = await box.processes.start("sleep 1003 & true", process_id="b")
+async def test_trees_can_be_killed_after_an_engine_crash(sandbox: AwakeSandbox) -> None:
+    await sandbox.processes.start("setsid sleep 1001 & sleep 1002", process_id="a")
+    left = await sandbox.processes.start("sleep 1003 & true", process_id="b")
     await left.wait_for_exit(30)
-    await eventually(lambda: len(commands(box)) >= 3)
-    await box.crash()
-    assert (await box.processes.get("b")).status == "exited"
-    assert await box.processes.kill_all() == 2
-    assert commands(box) == []
+    await eventually(lambda: len(command_lines(sandbox)) >= 3)
+    await sandbox.crash()
+    assert (await sandbox.processes.get("b")).status == "exited"
+    assert await sandbox.processes.kill_all() == 2
+    assert command_lines(sandbox) == []
 
 
-async def test_what_ended_while_there_was_no_engine_is_found_out(box: Box) -> None:
-    process = await box.processes.start("sleep 0.1; exit 6", process_id="job")
+async def test_exit_without_an_engine_is_found_on_adoption(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 0.1; exit 6", process_id="job")
     process.close()
-    await eventually(lambda: not is_held(f"{box.directory}/run/job.exit"))
-    await box.crash()
-    found = await box.processes.get("job")
+    await eventually(lambda: not is_locked(f"{sandbox.directory}/run/job.exit"))
+    await sandbox.crash()
+    found = await sandbox.processes.get("job")
     assert (found.status, found.exit_code) == ("exited", 6)
-    await box.processes.aclose()
-    assert (await rows(box))[0].exit_code == 6
+    await sandbox.processes.aclose()
+    assert (await process_rows(sandbox))[0].exit_code == 6
 
 
-async def test_a_start_that_the_crash_cut_short_leaves_nothing(box: Box) -> None:
+async def test_start_interrupted_by_a_crash_leaves_nothing(sandbox: AwakeSandbox) -> None:
     row = ProcessRow(
         sandbox_id="box",
         process_id="half",
@@ -174,48 +183,48 @@ async def test_a_start_that_the_crash_cut_short_leaves_nothing(box: Box) -> None
         user="root",
         started_at=1.0,
     )
-    await box.record.write(put(row))
+    await sandbox.record.write(put(row))
     for suffix in (".out", ".exit"):
-        os.mknod(f"{box.directory}/run/half{suffix}")
-    await box.crash()
+        os.mknod(f"{sandbox.directory}/run/half{suffix}")
+    await sandbox.crash()
     await asyncio.sleep(0.4)
-    assert await box.processes.list() == []
-    await box.processes.aclose()
-    assert (await rows(box), files(box)) == ([], set())
+    assert await sandbox.processes.list() == []
+    await sandbox.processes.aclose()
+    assert (await process_rows(sandbox), process_files(sandbox)) == ([], set())
 
 
-async def test_a_start_that_the_crash_cut_after_the_process_began_is_taken_over(box: Box) -> None:
-    process = await box.processes.start("sleep 1001", process_id="job")
-    await box.record.write(put(replace(process.row, status="starting", pid=None)))
-    await box.crash()
-    found = await box.processes.get("job")
+async def test_process_started_just_before_a_crash_is_adopted(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 1001", process_id="job")
+    await sandbox.record.write(put(replace(process.row, status="starting", pid=None)))
+    await sandbox.crash()
+    found = await sandbox.processes.get("job")
     assert (found.status, found.pid) == ("running", process.pid)
     await found.kill()
-    assert commands(box) == []
+    assert command_lines(sandbox) == []
 
 
-async def test_a_lifetime_holds_without_an_engine(box: Box) -> None:
-    await box.processes.start("sleep 1001", process_id="job", timeout=0.3)
-    await box.crash()
-    process = await box.processes.get("job")
+async def test_timeout_is_enforced_without_an_engine(sandbox: AwakeSandbox) -> None:
+    await sandbox.processes.start("sleep 1001", process_id="job", timeout=0.3)
+    await sandbox.crash()
+    process = await sandbox.processes.get("job")
     assert await process.wait_for_exit(30) == 124
 
 
 CRASH = """
 import asyncio, dataclasses, json, os, sys
 from pathlib import Path
-from engine.lasting_box import Box, lay_skeleton
+from engine.awake_sandbox import AwakeSandbox, create_skeleton
 
 async def main(home, key):
-    lay_skeleton(home)
-    box = Box(home, key)
-    await box.create()
-    await box.processes.start(
+    create_skeleton(home)
+    sandbox = AwakeSandbox(home, key)
+    await sandbox.create()
+    await sandbox.processes.start(
         "for i in $(seq 1 300); do echo $i; sleep 0.002; done; cat; exit 9",
         process_id="job", stdin=True)
-    ended = await box.processes.start("echo done", process_id="ended")
+    ended = await sandbox.processes.start("echo done", process_id="ended")
     await ended.wait_for_exit(30)
-    print(json.dumps(dataclasses.asdict(box.jail.state)), flush=True)
+    print(json.dumps(dataclasses.asdict(sandbox.jail.state)), flush=True)
     os.kill(os.getpid(), 9)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
@@ -224,55 +233,59 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 CHECK = """
 import asyncio, json, os, sys
 from pathlib import Path
-from engine.lasting_box import Box
-from smokebox.engine.jail.api import JailState
+from engine.awake_sandbox import AwakeSandbox
+from smokebox.engine.jail.spec import JailState
 
 async def main(home, key, state):
-    box = Box(home, key)
-    await box.adopt(JailState(**json.loads(state)))
-    job, ended = await box.processes.get("job"), await box.processes.get("ended")
+    sandbox = AwakeSandbox(home, key)
+    await sandbox.adopt(JailState(**json.loads(state)))
+    job, ended = await sandbox.processes.get("job"), await sandbox.processes.get("ended")
     assert (job.status, ended.status, ended.exit_code) == ("running", "exited", 0)
     await job.write_stdin("last\\n")
     await job.close_stdin()
     assert await job.wait_for_exit(30) == 9
     text = "".join([chunk.data async for chunk in job.stream_logs()])
     assert text == "".join(f"{n}\\n" for n in range(1, 301)) + "last\\n", text[-200:]
-    other = await box.processes.start("echo x >/dev/stderr; setsid sleep 99 & sleep 99")
+    other = await sandbox.processes.start("echo x >/dev/stderr; setsid sleep 99 & sleep 99")
     await other.wait_for_log("x", 30)
     await other.kill()
-    assert other.gone
-    await box.aclose()
-    print("good")
+    assert other.tree_ended
+    await sandbox.aclose()
+    print("passed")
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
 """
 
 
-@pytest.mark.parametrize("who", ["root", "nobody"])
-def test_another_engine_takes_over_from_one_that_was_killed(who: str) -> None:
-    """Both in processes of their own, as root and as an ordinary user."""
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_another_engine_adopts_processes_of_a_killed_engine(user: str) -> None:
+    """Both engines are separate processes, of root and of an ordinary user."""
     if os.geteuid() != 0:
         pytest.skip("only root can be both kinds of user")
-    uid = pwd.getpwnam(who).pw_uid
+    uid = pwd.getpwnam(user).pw_uid
     drop = as_nobody() if uid else []
     home = short_directory("crash")
     os.chown(home, uid, uid)
     python = [*drop, "/usr/bin/python3" if uid else sys.executable, "-c"]
-    words = [home, f"t{os.getpid()}{who}"]
+    arguments = [home, f"t{os.getpid()}{user}"]
     env = {**os.environ, "PYTHONPATH": f"{LIBRARIES}:{TESTS}", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         crashed = subprocess.run(
-            [*python, CRASH, *words], env=env, capture_output=True, text=True, check=False
+            [*python, CRASH, *arguments], env=env, capture_output=True, text=True, check=False
         )
         assert crashed.returncode == -9, crashed.stderr
         state = crashed.stdout.strip()
         check = subprocess.run(
-            [*python, CHECK, *words, state], env=env, capture_output=True, text=True, check=False
+            [*python, CHECK, *arguments, state],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         with contextlib.suppress(ProcessLookupError):
             if check.returncode:
                 os.kill(JailState(**json.loads(state)).pid, signal.SIGKILL)
-        assert check.stdout == "good\n", check.stderr
+        assert check.stdout == "passed\n", check.stderr
     finally:
         subprocess.run(["chmod", "-R", "u+rwx", home], check=True)
         shutil.rmtree(home)

@@ -1,4 +1,4 @@
-"""Lasting processes: started, held, killed, found again after a crash, and forgotten."""
+"""Background processes: start, exit, kill, limits and cleanup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.lasting_box import Box, commands, eventually, files, open_box, rows
+from engine.awake_sandbox import (
+    AwakeSandbox,
+    command_lines,
+    eventually,
+    open_sandbox,
+    process_files,
+    process_rows,
+)
 from smokebox.engine.jail import guest_init
 from smokebox.engine.processes import processes as processes_module
 from smokebox.engine.processes.lifetime import ExitRecord, ProcessExit, parse_exit_file
@@ -36,18 +43,18 @@ def exit_of(code: int, killed: bool = False) -> ProcessExit:
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with open_box(tmp_path) as box:
-        yield box
+async def sandbox(tmp_path: Path) -> AsyncIterator[AwakeSandbox]:
+    async with open_sandbox(tmp_path) as sandbox:
+        yield sandbox
 
 
-async def test_a_started_process_runs_and_is_in_the_record(box: Box) -> None:
-    process = await box.processes.start("sleep 100", process_id="web")
+async def test_started_process_runs_and_is_recorded(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 100", process_id="web")
     assert (process.id, process.status, process.command) == ("web", "running", "sleep 100")
     assert process.exit_code is None
-    [row] = await rows(box)
+    [row] = await process_rows(sandbox)
     assert (row.process_id, row.status, row.pid) == ("web", "running", process.pid)
-    assert await box.processes.get("web") is process
+    assert await sandbox.processes.get("web") is process
 
 
 @pytest.mark.parametrize(
@@ -61,15 +68,15 @@ async def test_a_started_process_runs_and_is_in_the_record(box: Box) -> None:
         (["/bin/bash", "-c", "exit 255"], "exited", 255),
     ],
 )
-async def test_the_end_is_noticed_and_written_down(
-    box: Box, command: str | list[str], status: str, code: int
+async def test_exit_is_noticed_and_recorded(
+    sandbox: AwakeSandbox, command: str | list[str], status: str, code: int
 ) -> None:
-    process = await box.processes.start(command)
+    process = await sandbox.processes.start(command)
     assert await process.wait_for_exit(10) == code
     assert (process.status, process.exit_code) == (status, code)
     assert process.ended_at is not None and process.ended_at >= process.started_at
-    await box.processes.aclose()
-    [row] = await rows(box)
+    await sandbox.processes.aclose()
+    [row] = await process_rows(sandbox)
     assert row == process.row
 
 
@@ -85,15 +92,19 @@ async def test_the_end_is_noticed_and_written_down(
         (["echo", "x" * (3 << 20)], {}, InvalidOption),
     ],
 )
-async def test_a_start_that_fails_leaves_nothing(
-    box: Box, command: str | list[str], options: dict[str, Any], error: type[Exception]
+async def test_failed_start_leaves_nothing(
+    sandbox: AwakeSandbox, command: str | list[str], options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await box.processes.start(command, **options)
-    assert (await rows(box), files(box), await box.processes.list()) == ([], set(), [])
+        await sandbox.processes.start(command, **options)
+    assert (
+        await process_rows(sandbox),
+        process_files(sandbox),
+        await sandbox.processes.list(),
+    ) == ([], set(), [])
 
 
-async def test_bad_options_are_refused_by_name(box: Box) -> None:
+async def test_invalid_options_are_refused_by_name(sandbox: AwakeSandbox) -> None:
     cases: list[dict[str, Any]] = [
         {"command": []},
         {"command": b"true"},
@@ -111,33 +122,33 @@ async def test_bad_options_are_refused_by_name(box: Box) -> None:
     for options in cases:
         [name] = options
         with pytest.raises(InvalidOption) as caught:
-            await box.processes.start(**{"command": "true", **options})
+            await sandbox.processes.start(**{"command": "true", **options})
         assert caught.value.hint and caught.value.fields["option"] == name
-    assert await rows(box) == []
+    assert await process_rows(sandbox) == []
 
 
-async def test_an_id_that_is_taken_is_refused_until_cleanup(box: Box) -> None:
-    first = await box.processes.start("true", process_id="job")
+async def test_process_id_is_taken_until_cleanup(sandbox: AwakeSandbox) -> None:
+    first = await sandbox.processes.start("true", process_id="job")
     with pytest.raises(Conflict, match="job"):
-        await box.processes.start("true", process_id="job")
+        await sandbox.processes.start("true", process_id="job")
     await first.kill()
     await first.wait_for_exit(5)
-    await eventually(lambda: first.gone)
-    assert await box.processes.cleanup() == 1
-    assert (await box.processes.start("true", process_id="job")).id == "job"
+    await eventually(lambda: first.tree_ended)
+    assert await sandbox.processes.cleanup() == 1
+    assert (await sandbox.processes.start("true", process_id="job")).id == "job"
 
 
-async def test_one_of_two_starts_with_one_id_wins(box: Box) -> None:
+async def test_one_of_two_concurrent_starts_with_the_same_id_wins(sandbox: AwakeSandbox) -> None:
     both = await asyncio.gather(
-        *(box.processes.start("sleep 9", process_id="one") for _ in range(2)),
+        *(sandbox.processes.start("sleep 9", process_id="one") for _ in range(2)),
         return_exceptions=True,
     )
     assert sorted(type(one).__name__ for one in both) == ["BackgroundProcess", "Conflict"]
-    assert len(await rows(box)) == 1
+    assert len(await process_rows(sandbox)) == 1
 
 
-async def test_options_reach_the_process(box: Box) -> None:
-    process = await box.processes.start(
+async def test_options_reach_the_process(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         'echo "$PWD $A"; ulimit -n',
         cwd="/tmp",
         env={"A": "b c"},
@@ -147,9 +158,9 @@ async def test_options_reach_the_process(box: Box) -> None:
     assert (await process.logs()).stdout == "/tmp b c\n77\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users to give")
-async def test_another_user_can_open_its_stdin_and_stdout_by_name(box: Box) -> None:
-    process = await box.processes.start(
+@pytest.mark.skipif(os.geteuid() != 0, reason="other users need root")
+async def test_another_user_can_open_its_stdin_and_stdout_by_name(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "id -u; read line </dev/stdin; echo $line >/dev/stdout; echo err >/dev/stderr",
         user="alice",
         stdin=True,
@@ -160,31 +171,33 @@ async def test_another_user_can_open_its_stdin_and_stdout_by_name(box: Box) -> N
     assert (logs.stdout, logs.stderr) == ("1000\nhello\n", "err\n")
 
 
-async def test_opening_dev_stdout_does_not_empty_the_log(box: Box) -> None:
-    process = await box.processes.start("echo a; echo b >/dev/stdout; echo c; : >/dev/stdout")
+async def test_opening_dev_stdout_does_not_empty_the_log(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("echo a; echo b >/dev/stdout; echo c; : >/dev/stdout")
     await process.wait_for_exit(5)
     assert (await process.logs()).stdout == "a\nb\nc\n"
 
 
-async def test_kill_ends_daemons_too_and_returns_when_all_are_gone(box: Box) -> None:
-    process = await box.processes.start(
+async def test_kill_waits_for_the_whole_tree_including_daemons(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "setsid sleep 1001 & (setsid sh -c 'setsid sleep 1002 & sleep 1003' &) ; sleep 1004"
     )
-    await eventually(lambda: len(commands(box)) >= 4)
+    await eventually(lambda: len(command_lines(sandbox)) >= 4)
     await process.kill()
-    assert commands(box) == []
-    assert (process.status, process.exit_code, process.gone) == ("killed", 143, True)
+    assert command_lines(sandbox) == []
+    assert (process.status, process.exit_code, process.tree_ended) == ("killed", 143, True)
 
 
-async def test_kill_takes_what_ignores_sigterm_after_the_grace(box: Box) -> None:
-    process = await box.processes.start("trap '' TERM; echo ready; while :; do sleep 1; done")
+async def test_kill_sends_sigkill_after_the_grace_period(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("trap '' TERM; echo ready; while :; do sleep 1; done")
     await process.wait_for_log("ready", 5)
     await process.kill(grace=0.2)
-    assert (process.status, process.exit_code, commands(box)) == ("killed", 137, [])
+    assert (process.status, process.exit_code, command_lines(sandbox)) == ("killed", 137, [])
 
 
-async def test_a_process_that_ends_well_on_sigterm_has_exited(box: Box) -> None:
-    process = await box.processes.start("trap 'echo bye; exit 0' TERM; echo up; sleep 99 & wait")
+async def test_process_that_handles_sigterm_has_exited(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
+        "trap 'echo bye; exit 0' TERM; echo up; sleep 99 & wait"
+    )
     await process.wait_for_log("up", 5)
     await process.kill()
     assert (process.status, process.exit_code) == ("exited", 0)
@@ -192,8 +205,8 @@ async def test_a_process_that_ends_well_on_sigterm_has_exited(box: Box) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "usr1", 10, signal.SIGUSR1])
-async def test_an_explicit_signal_is_sent_and_nothing_else(box: Box, name: str | int) -> None:
-    process = await box.processes.start(
+async def test_explicit_signal_is_only_sent(sandbox: AwakeSandbox, name: str | int) -> None:
+    process = await sandbox.processes.start(
         "trap 'echo got' USR1; echo up; while :; do sleep 0.05; done"
     )
     await process.wait_for_log("up", 5)
@@ -202,26 +215,26 @@ async def test_an_explicit_signal_is_sent_and_nothing_else(box: Box, name: str |
     assert process.status == "running"
 
 
-async def test_kill_of_an_ended_process_does_nothing(box: Box) -> None:
-    process = await box.processes.start("exit 4")
+async def test_killing_an_ended_process_does_nothing(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("exit 4")
     await process.wait_for_exit(5)
     await process.kill()
     await process.kill("SIGKILL")
     assert (process.status, process.exit_code) == ("exited", 4)
 
 
-async def test_kill_after_the_exit_ends_what_was_left_behind(box: Box) -> None:
-    process = await box.processes.start("sleep 1001 & exit 0")
+async def test_kill_after_the_exit_kills_background_processes(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 1001 & exit 0")
     assert await process.wait_for_exit(5) == 0
-    await eventually(lambda: commands(box) == ["sleep 1001"])
-    assert not process.gone
+    await eventually(lambda: command_lines(sandbox) == ["sleep 1001"])
+    assert not process.tree_ended
     await process.kill()
-    assert commands(box) == [] and process.gone
+    assert command_lines(sandbox) == [] and process.tree_ended
     assert process.status == "exited"
 
 
-async def test_bad_signals_are_refused(box: Box) -> None:
-    process = await box.processes.start("sleep 9")
+async def test_invalid_signals_are_refused(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 9")
     bad: list[Any] = ["SIGNOPE", "", 0, 65, -9, True, 1.5, "SIG_DFL"]
     for name in bad:
         with pytest.raises(InvalidOption, match="signal"):
@@ -231,86 +244,90 @@ async def test_bad_signals_are_refused(box: Box) -> None:
     assert process.status == "running"
 
 
-async def test_an_unknown_process_is_not_found(box: Box) -> None:
+async def test_unknown_process_is_not_found(sandbox: AwakeSandbox) -> None:
     with pytest.raises(NotFound, match="nosuch"):
-        await box.processes.get("nosuch")
+        await sandbox.processes.get("nosuch")
     with pytest.raises(NotFound, match="nosuch"):
-        await box.processes.kill("nosuch")
+        await sandbox.processes.kill("nosuch")
 
 
-async def test_twenty_at_once_are_all_counted_and_killed(box: Box) -> None:
-    started = await asyncio.gather(*(box.processes.start(f"sleep 10{i:02}") for i in range(20)))
+async def test_kill_all_counts_and_kills_twenty_processes(sandbox: AwakeSandbox) -> None:
+    started = await asyncio.gather(*(sandbox.processes.start(f"sleep 10{i:02}") for i in range(20)))
     assert len({process.pid for process in started}) == 20
-    assert len(await box.processes.list()) == 20
-    assert await box.processes.kill_all() == 20
-    assert commands(box) == []
+    assert len(await sandbox.processes.list()) == 20
+    assert await sandbox.processes.kill_all() == 20
+    assert command_lines(sandbox) == []
     assert {process.status for process in started} == {"killed"}
-    assert await box.processes.kill_all() == 0
+    assert await sandbox.processes.kill_all() == 0
 
 
-async def test_what_has_ended_by_itself_is_not_counted(box: Box) -> None:
-    """Also while who minds it is still there, for a moment."""
+async def test_kill_all_does_not_count_ended_processes(sandbox: AwakeSandbox) -> None:
+    """Also while the supervisor is still running."""
     for _ in range(20):
-        process = await box.processes.start("true")
+        process = await sandbox.processes.start("true")
         await process.wait_for_exit(10)
-        assert await box.processes.kill_all() == 0
-        assert process.gone
+        assert await sandbox.processes.kill_all() == 0
+        assert process.tree_ended
 
 
-async def test_what_an_ended_process_left_behind_is_counted(box: Box) -> None:
-    process = await box.processes.start("sleep 1001 & true")
+async def test_kill_all_counts_background_processes_of_an_ended_process(
+    sandbox: AwakeSandbox,
+) -> None:
+    process = await sandbox.processes.start("sleep 1001 & true")
     await process.wait_for_exit(10)
-    assert await box.processes.kill_all() == 1
-    assert commands(box) == []
+    assert await sandbox.processes.kill_all() == 1
+    assert command_lines(sandbox) == []
 
 
-async def test_a_lifetime_ends_the_tree_with_124(box: Box) -> None:
-    process = await box.processes.start("setsid sleep 1001 & sleep 1002", timeout=0.2)
+async def test_timeout_kills_the_tree_with_exit_code_124(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("setsid sleep 1001 & sleep 1002", timeout=0.2)
     assert await process.wait_for_exit(10) == 124
     assert process.status == "killed"
-    await eventually(lambda: commands(box) == [])
+    await eventually(lambda: command_lines(sandbox) == [])
 
 
-async def test_waiting_has_an_end(box: Box) -> None:
-    process = await box.processes.start("sleep 99", process_id="slow")
-    with pytest.raises(DeadlineExceeded, match=r"slow.*to end"):
+async def test_wait_for_exit_times_out(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 99", process_id="slow")
+    with pytest.raises(DeadlineExceeded, match=r"slow.*for it to end"):
         await process.wait_for_exit(0.05)
     assert process.status == "running"
 
 
-async def test_a_process_that_kills_its_supervisor_is_lost_and_gone(box: Box) -> None:
-    process = await box.processes.start(
+async def test_process_that_kills_its_supervisor_is_lost_and_killed(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "read go; sleep 1001 & kill -9 $PPID; sleep 1002", stdin=True
     )
     await process.write_stdin("go\n")
     assert await process.wait_for_exit(10) == 137
     assert process.status == "lost"
-    await eventually(lambda: commands(box) == [])
+    await eventually(lambda: command_lines(sandbox) == [])
 
 
-async def test_a_stopped_supervisor_keeps_nobody_from_killing(box: Box) -> None:
-    process = await box.processes.start("read go; kill -STOP $PPID; exec sleep 1001", stdin=True)
+async def test_kill_works_with_a_stopped_supervisor(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
+        "read go; kill -STOP $PPID; exec sleep 1001", stdin=True
+    )
     await process.write_stdin("go\n")
-    await eventually(lambda: commands(box) == ["sleep 1001"])
+    await eventually(lambda: command_lines(sandbox) == ["sleep 1001"])
     await process.kill(grace=0.1)
-    assert commands(box) == []
+    assert command_lines(sandbox) == []
     assert process.exit_code == 143
 
 
-async def test_a_process_that_stops_its_supervisor_before_it_answers_is_not_left(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+async def test_process_that_stops_its_supervisor_during_the_start_is_killed(
+    sandbox: AwakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smokebox.engine.jail.guest_requests.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("smokebox.engine.jail.guest_requests.RESPONSE_SECONDS", 1.0)
     with contextlib.suppress(SandboxGone):
-        process = await box.processes.start("kill -STOP $PPID; sleep 1001")
+        process = await sandbox.processes.start("kill -STOP $PPID; sleep 1001")
         await process.kill(grace=0)
-    await box.processes.cleanup()
-    await eventually(lambda: commands(box) == [])
-    assert (await rows(box), files(box)) == ([], set())
+    await sandbox.processes.cleanup()
+    await eventually(lambda: command_lines(sandbox) == [])
+    assert (await process_rows(sandbox), process_files(sandbox)) == ([], set())
 
 
-async def test_nothing_inside_can_reach_the_logs_or_the_end_of_a_process(box: Box) -> None:
-    process = await box.processes.start(
+async def test_sandbox_cannot_reach_log_and_exit_files(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "ls -l /proc/$PPID/fd; ls -l /proc/self/fd | grep -c -E 'run|[.](out|err|exit)'"
     )
     assert await process.wait_for_exit(5) == 1
@@ -318,106 +335,110 @@ async def test_nothing_inside_can_reach_the_logs_or_the_end_of_a_process(box: Bo
     assert logs.stdout == "0\n" and "denied" in logs.stderr
 
 
-async def test_ended_processes_are_kept_up_to_a_number(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+async def test_ended_processes_are_kept_up_to_a_count(
+    sandbox: AwakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes_module, "MOST_ENDED", 3)
+    monkeypatch.setattr(processes_module, "MAX_ENDED", 3)
     for number in range(6):
-        process = await box.processes.start("true", process_id=f"job{number}")
-        await eventually(lambda process=process: process.gone)  # type: ignore[misc]
-    await box.processes.aclose()
-    assert [one.id for one in await box.processes.list()] == ["job3", "job4", "job5"]
-    assert len(await rows(box)) == 3
-    assert {name.partition(".")[0] for name in files(box)} == {"job3", "job4", "job5"}
+        process = await sandbox.processes.start("true", process_id=f"job{number}")
+        await eventually(lambda process=process: process.tree_ended)  # type: ignore[misc]
+    await sandbox.processes.aclose()
+    assert [one.id for one in await sandbox.processes.list()] == ["job3", "job4", "job5"]
+    assert len(await process_rows(sandbox)) == 3
+    assert {name.partition(".")[0] for name in process_files(sandbox)} == {"job3", "job4", "job5"}
 
 
-async def test_ended_processes_are_kept_up_to_a_size(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+async def test_ended_processes_are_kept_up_to_a_log_size(
+    sandbox: AwakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes_module, "MOST_LOGS", 100 << 10)
+    monkeypatch.setattr(processes_module, "MAX_LOG_BYTES", 100 << 10)
     for number in range(3):
-        process = await box.processes.start(
+        process = await sandbox.processes.start(
             ["head", "-c64000", "/dev/zero"], process_id=f"j{number}"
         )
-        await eventually(lambda process=process: process.gone)  # type: ignore[misc]
-    await box.processes.aclose()
-    assert [one.id for one in await box.processes.list()] == ["j2"]
+        await eventually(lambda process=process: process.tree_ended)  # type: ignore[misc]
+    await sandbox.processes.aclose()
+    assert [one.id for one in await sandbox.processes.list()] == ["j2"]
 
 
-async def test_cleanup_leaves_what_runs_or_left_something_running(box: Box) -> None:
-    running = await box.processes.start("sleep 99")
-    left = await box.processes.start("sleep 98 & true")
-    ended = await box.processes.start("true")
+async def test_cleanup_keeps_processes_with_a_running_tree(sandbox: AwakeSandbox) -> None:
+    running = await sandbox.processes.start("sleep 99")
+    left = await sandbox.processes.start("sleep 98 & true")
+    ended = await sandbox.processes.start("true")
     for process in (left, ended):
         await process.wait_for_exit(5)
-    await eventually(lambda: ended.gone)
-    assert await box.processes.cleanup() == 1
-    assert {one.id for one in await box.processes.list()} == {running.id, left.id}
+    await eventually(lambda: ended.tree_ended)
+    assert await sandbox.processes.cleanup() == 1
+    assert {one.id for one in await sandbox.processes.list()} == {running.id, left.id}
 
 
-async def test_a_start_that_nobody_waits_for_is_undone(box: Box) -> None:
+async def test_cancelled_start_is_undone(sandbox: AwakeSandbox) -> None:
     for delay in (0.0, 0.002, 0.004, 0.008):
-        starting = asyncio.create_task(box.processes.start("sleep 1001"))
+        starting = asyncio.create_task(sandbox.processes.start("sleep 1001"))
         await asyncio.sleep(delay)
         starting.cancel()
         done = await asyncio.wait([starting])
         if not next(iter(done[0])).cancelled():
             await starting.result().kill()
-    await box.processes.aclose()
-    await box.processes.cleanup()
-    assert (commands(box), await rows(box), files(box)) == ([], [], set())
+    await sandbox.processes.aclose()
+    await sandbox.processes.cleanup()
+    assert (command_lines(sandbox), await process_rows(sandbox), process_files(sandbox)) == (
+        [],
+        [],
+        set(),
+    )
 
 
-async def test_waiting_and_following_count_as_activity(box: Box) -> None:
-    process = await box.processes.start("sleep 99")
-    assert box.uses == 0
+async def test_waiting_and_following_keep_the_sandbox_awake(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 99")
+    assert sandbox.uses == 0
     waiting = asyncio.create_task(process.wait_for_exit())
     following = asyncio.create_task(anext(process.stream_logs(), None))
     await asyncio.sleep(0.05)
-    assert box.uses == 2
+    assert sandbox.uses == 2
     await process.kill()
     await asyncio.wait([waiting, following])
-    assert box.uses == 0
+    assert sandbox.uses == 0
 
 
-BEGUN = guest_init.BEGUN.pack(b"S", 7, 6)
+STARTED = guest_init.START_RECORD.pack(b"S", 7, 6)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (b"", ExitRecord()),
         (b"S", ExitRecord()),
-        (BEGUN, ExitRecord(leader=7, supervisor_pid=6)),
-        (guest_init.BEGUN.pack(b"S", 0, 6), ExitRecord(supervisor_pid=6)),
+        (STARTED, ExitRecord(leader=7, supervisor_pid=6)),
+        (guest_init.START_RECORD.pack(b"S", 0, 6), ExitRecord(supervisor_pid=6)),
         (
-            guest_init.BEGUN.pack(b"S", -1, 6) + guest_init.EXIT.pack(b"X", 0),
+            guest_init.START_RECORD.pack(b"S", -1, 6) + guest_init.EXIT_RECORD.pack(b"X", 0),
             ExitRecord(supervisor_pid=6),
         ),
-        (guest_init.BEGUN.pack(b"S", 7, 1), ExitRecord()),
+        (guest_init.START_RECORD.pack(b"S", 7, 1), ExitRecord()),
         (b"\xff" * 99, ExitRecord()),
         (
-            BEGUN + guest_init.EXIT.pack(b"X", 0x300),
+            STARTED + guest_init.EXIT_RECORD.pack(b"X", 0x300),
             ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(3)),
         ),
         (
-            BEGUN + guest_init.EXIT.pack(b"X", 9),
+            STARTED + guest_init.EXIT_RECORD.pack(b"X", 9),
             ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(137, True)),
         ),
         (
-            BEGUN + guest_init.EXIT.pack(b"T", 0),
+            STARTED + guest_init.EXIT_RECORD.pack(b"T", 0),
             ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(124, True)),
         ),
         (
-            BEGUN + guest_init.EXIT.pack(b"X", -5),
+            STARTED + guest_init.EXIT_RECORD.pack(b"X", -5),
             ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(255)),
         ),
         (
-            BEGUN + guest_init.EXIT.pack(b"?", 0),
+            STARTED + guest_init.EXIT_RECORD.pack(b"?", 0),
             ExitRecord(leader=7, supervisor_pid=6, exit=exit_of(255)),
         ),
-        (BEGUN + b"X\0", ExitRecord(leader=7, supervisor_pid=6)),
+        (STARTED + b"X\0", ExitRecord(leader=7, supervisor_pid=6)),
     ],
 )
-def test_what_a_supervisor_tells_is_checked(data: bytes, told: ExitRecord) -> None:
-    assert parse_exit_file(data) == told
+def test_exit_file_is_validated(data: bytes, expected: ExitRecord) -> None:
+    assert parse_exit_file(data) == expected

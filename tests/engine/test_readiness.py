@@ -1,4 +1,4 @@
-"""Readiness: lines that are waited for, and ports that answer, with hostile ones among them."""
+"""Readiness of processes: waiting for log lines and ports, including hostile ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.lasting_box import Box, open_box
+from engine.awake_sandbox import AwakeSandbox, open_sandbox
 from smokebox.engine.processes import readiness
-from smokebox.engine.processes.readiness import LONGEST_LINE, Scanner
+from smokebox.engine.processes.readiness import LONGEST_LINE, LineScanner
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded
 from smokebox.types import LogChunk
 
@@ -28,7 +28,7 @@ print("listening", flush=True)
 while True:
     client, _ = server.accept()
     try:
-        {answer}
+        {response}
     except OSError:
         pass
     client.close()
@@ -36,60 +36,64 @@ while True:
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with open_box(tmp_path) as box:
-        yield box
+async def sandbox(tmp_path: Path) -> AsyncIterator[AwakeSandbox]:
+    async with open_sandbox(tmp_path) as sandbox:
+        yield sandbox
 
 
-def serve(answer: str, version: int = 4) -> list[str]:
-    return ["python3", "-c", SERVER.replace("{answer}", answer), str(version)]
+def serve(response: str, version: int = 4) -> list[str]:
+    return ["python3", "-c", SERVER.replace("{response}", response), str(version)]
 
 
 def chunk(data: str, stream: Stream = "stdout", dropped: int = 0) -> LogChunk:
     return LogChunk(stream=stream, data=data, cursor="", dropped=dropped)
 
 
-async def test_a_line_that_is_there_already_is_found(box: Box) -> None:
-    process = await box.processes.start("echo before; echo Listening on 80; echo after; sleep 9")
+async def test_existing_line_is_found(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
+        "echo before; echo Listening on 80; echo after; sleep 9"
+    )
     await process.wait_for_log("after", 5)
     found = await process.wait_for_log("Listening", 5)
     assert (found.stream, found.line, found.text) == ("stdout", "Listening on 80", "Listening")
 
 
-async def test_a_line_to_come_is_found_on_either_stream(box: Box) -> None:
-    process = await box.processes.start("sleep 0.1; echo ready >&2; sleep 9")
+async def test_later_line_is_found_on_stderr_too(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 0.1; echo ready >&2; sleep 9")
     found = await process.wait_for_log("ready", 5)
     assert (found.stream, found.line) == ("stderr", "ready")
 
 
-async def test_a_pattern_gives_its_groups(box: Box) -> None:
-    process = await box.processes.start(r"printf 'x\nserving at http://h:8123/ now\r\n'; sleep 9")
+async def test_match_has_the_groups_of_the_pattern(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
+        r"printf 'x\nserving at http://h:8123/ now\r\n'; sleep 9"
+    )
     found = await process.wait_for_log(re.compile(r"http://(\w+):(\d+)/(x)? now$"), 5)
     assert found.groups == ("h", "8123", None)
     assert found.line == "serving at http://h:8123/ now"
 
 
-async def test_an_unfinished_line_is_found(box: Box) -> None:
-    process = await box.processes.start("printf 'Password: '; sleep 9")
+async def test_incomplete_line_is_found(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("printf 'Password: '; sleep 9")
     assert (await process.wait_for_log("Password:", 5)).line == "Password: "
     assert (await process.wait_for_log(re.compile(r"^Pass.*: $"), 5)).text == "Password: "
 
 
-async def test_half_of_a_number_is_waited_out(box: Box) -> None:
-    process = await box.processes.start("printf 'port 80'; sleep 0.03; echo 80; sleep 9")
+async def test_partial_match_waits_for_more_output(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("printf 'port 80'; sleep 0.03; echo 80; sleep 9")
     found = await process.wait_for_log(re.compile(r"port (\d+)"), 5)
     assert found.groups == ("8080",)
 
 
-async def test_the_last_words_of_a_process_count(box: Box) -> None:
-    process = await box.processes.start("printf 'all done'")
+async def test_incomplete_last_line_of_an_ended_process_is_found(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("printf 'all done'")
     assert (await process.wait_for_log(re.compile("done"), 5)).line == "all done"
     await process.wait_for_exit(5)
     assert (await process.wait_for_log("all", 5)).line == "all done"
 
 
-async def test_a_process_that_ends_first_is_named_with_its_last_lines(box: Box) -> None:
-    process = await box.processes.start(
+async def test_error_of_an_ended_process_has_its_last_lines(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(
         "echo starting; printf 'no such \\033[31mmodule\\n' >&2; exit 2", process_id="web"
     )
     with pytest.raises(ProcessEnded, match=r"web.*code 2.*'ready'.*no such .\[31mmodule") as caught:
@@ -100,14 +104,14 @@ async def test_a_process_that_ends_first_is_named_with_its_last_lines(box: Box) 
         await process.wait_for_port(8080)
 
 
-async def test_a_line_that_does_not_come_in_time_is_named(box: Box) -> None:
-    process = await box.processes.start("sleep 9", process_id="web")
-    with pytest.raises(DeadlineExceeded, match=r"0.05 s.*web.*'ready'"):
+async def test_wait_for_log_times_out_with_the_pattern(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 9", process_id="web")
+    with pytest.raises(DeadlineExceeded, match=r"web.*0.05 s.*'ready'"):
         await process.wait_for_log("ready", 0.05)
 
 
-async def test_what_is_no_pattern_is_refused(box: Box) -> None:
-    process = await box.processes.start("sleep 9")
+async def test_invalid_patterns_are_refused(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 9")
     bad: list[Any] = ["", b"x", re.compile(b"x"), None, 5]
     for pattern in bad:
         with pytest.raises(InvalidOption, match="pattern"):
@@ -116,31 +120,31 @@ async def test_what_is_no_pattern_is_refused(box: Box) -> None:
         await process.wait_for_log("x", timeout=-1)
 
 
-def test_a_pattern_is_found_across_chunks_and_not_across_streams() -> None:
-    scanner = Scanner("hello")
+def test_match_spans_chunks_but_not_streams() -> None:
+    scanner = LineScanner("hello")
     assert scanner.feed(chunk("he")) is None
     assert scanner.feed(chunk("llo", "stderr")) is None
     found = scanner.feed(chunk("llo w"))
     assert found is not None and found.line == "hello w"
 
 
-def test_a_pattern_does_not_reach_over_a_gap_or_a_line() -> None:
-    scanner = Scanner(re.compile("ab", re.DOTALL))
+def test_match_does_not_span_gaps_or_lines() -> None:
+    scanner = LineScanner(re.compile("ab", re.DOTALL))
     assert scanner.feed(chunk("a")) is None
     assert scanner.feed(chunk("[dropped]", dropped=5)) is None
     assert scanner.feed(chunk("b\na\nb\n")) is None
 
 
-def test_a_line_without_end_takes_a_bounded_memory() -> None:
-    scanner = Scanner("needle")
+def test_endless_line_takes_bounded_memory() -> None:
+    scanner = LineScanner("needle")
     for _ in range(50):
         assert scanner.feed(chunk("x" * LONGEST_LINE)) is None
     found = scanner.feed(chunk("needle"))
     assert found is not None and len(found.line) <= LONGEST_LINE
 
 
-async def test_a_web_server_is_ready_when_it_answers(box: Box) -> None:
-    process = await box.processes.start("sleep 0.2; exec python3 -m http.server 8080")
+async def test_web_server_is_ready_when_it_responds(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 0.2; exec python3 -m http.server 8080")
     await process.wait_for_port(8080, timeout=15)
     await process.wait_for_port(8080, mode="tcp", timeout=5)
     await process.wait_for_port(8080, path="/none?x=1", status=404, timeout=5)
@@ -150,13 +154,13 @@ async def test_a_web_server_is_ready_when_it_answers(box: Box) -> None:
     assert "Traceback" not in (await process.logs()).stderr
 
 
-async def test_a_server_on_the_other_loopback_address_is_found(box: Box) -> None:
-    process = await box.processes.start(serve("pass", version=6))
+async def test_server_on_the_ipv6_loopback_address_is_found(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start(serve("pass", version=6))
     await process.wait_for_port(8080, mode="tcp", timeout=15)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         "client.sendall(b'hello')",
         "client.sendall(b'HTTP/1.1 2000 OK\\r\\n')",
@@ -166,34 +170,34 @@ async def test_a_server_on_the_other_loopback_address_is_found(box: Box) -> None
         "[client.sendall(b'H') or time.sleep(0.01) for _ in range(6000)]",
     ],
 )
-async def test_a_server_that_answers_otherwise_is_not_ready(
-    box: Box, answer: str, monkeypatch: pytest.MonkeyPatch
+async def test_server_with_an_unexpected_response_is_not_ready(
+    sandbox: AwakeSandbox, response: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "PROBE_SECONDS", 0.1)
-    process = await box.processes.start(serve(answer))
+    process = await sandbox.processes.start(serve(response))
     await process.wait_for_log("listening", 15)
     with pytest.raises(DeadlineExceeded, match="8080"):
         await process.wait_for_port(8080, timeout=0.25)
 
 
-async def test_a_port_wait_ends_with_the_process(box: Box) -> None:
-    process = await box.processes.start("sleep 0.2; echo crashed >&2; exit 1")
+async def test_wait_for_port_ends_with_the_process(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 0.2; echo crashed >&2; exit 1")
     with pytest.raises(ProcessEnded, match="crashed"):
         await process.wait_for_port(8080, timeout=10)
 
 
-async def test_a_port_of_the_host_is_no_port_of_the_sandbox(box: Box) -> None:
+async def test_ports_of_the_host_are_not_those_of_the_sandbox(sandbox: AwakeSandbox) -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    process = await box.processes.start("sleep 9")
+    process = await sandbox.processes.start("sleep 9")
     with pytest.raises(DeadlineExceeded):
         await process.wait_for_port(port, mode="tcp", timeout=0.2)
     server.close()
     await server.wait_closed()
 
 
-async def test_bad_options_of_a_port_are_refused_by_name(box: Box) -> None:
-    process = await box.processes.start("sleep 9")
+async def test_invalid_port_options_are_refused_by_name(sandbox: AwakeSandbox) -> None:
+    process = await sandbox.processes.start("sleep 9")
     cases: list[dict[str, Any]] = [
         {"port": 0},
         {"port": 65536},

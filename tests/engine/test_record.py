@@ -1,4 +1,4 @@
-"""The durable record: what was acknowledged is there, whatever happened to who wrote it."""
+"""The durable record: round trips, atomic and durable writes, migrations and damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 import pytest_asyncio
 
-from smokebox.engine.jail.api import JailState
+from smokebox.engine.jail.spec import JailState
 from smokebox.engine.mounts.request import MountRequest
 from smokebox.engine.record.record import Record
 from smokebox.engine.record.rows import (
@@ -30,8 +30,8 @@ from smokebox.engine.record.rows import (
     RestoreRow,
     Row,
     SandboxRow,
+    SandboxSettings,
     SessionRow,
-    Settings,
     delete,
     put,
     update,
@@ -113,7 +113,7 @@ FULL: list[Row] = [
         generation=7,
         limits=Limits(cpu=0.25, pids=None),
         env={"A": "1", "ODD": "\udcff\n\u00e9"},
-        settings=Settings(sleep_after=None, keep_alive=True, cwd="/src", user="1000"),
+        settings=SandboxSettings(sleep_after=None, keep_alive=True, cwd="/src", user="1000"),
         jail=JailState(
             tier="namespaces",
             key="key-of-box",
@@ -166,7 +166,7 @@ KEYS: dict[type[Row], tuple[str | int, ...]] = {
 }
 
 
-async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: str) -> None:
+async def test_full_rows_round_trip_through_the_file(path: str) -> None:
     async with await Record.open(path) as record:
         assert await record.write(*map(put, FULL)) == 8
     async with await Record.open(path) as record:
@@ -182,31 +182,31 @@ async def test_every_field_of_every_row_comes_back_also_to_another_opener(path: 
         assert await record.backups(sandbox_id="other") == []
 
 
-async def test_the_least_of_every_row_comes_back(record: Record) -> None:
-    least: list[Row] = [sandbox(), SESSION, process(), PORT, CONTEXT]
-    await record.write(*map(put, least))
-    assert [await record.get(SandboxRow, "box")] == least[:1]
-    assert await record.rows(SessionRow, "box") == least[1:2]
-    assert await record.rows(ProcessRow, "box") == least[2:3]
-    assert await record.rows(PortRow, "box") == least[3:4]
-    assert await record.rows(ContextRow, "box") == least[4:]
+async def test_minimal_rows_round_trip(record: Record) -> None:
+    minimal: list[Row] = [sandbox(), SESSION, process(), PORT, CONTEXT]
+    await record.write(*map(put, minimal))
+    assert [await record.get(SandboxRow, "box")] == minimal[:1]
+    assert await record.rows(SessionRow, "box") == minimal[1:2]
+    assert await record.rows(ProcessRow, "box") == minimal[2:3]
+    assert await record.rows(PortRow, "box") == minimal[3:4]
+    assert await record.rows(ContextRow, "box") == minimal[4:]
 
 
-async def test_what_is_not_there_is_none_and_lists_as_nothing(record: Record) -> None:
+async def test_missing_rows_are_none_or_empty(record: Record) -> None:
     assert await record.get(SandboxRow, "box") is None
     assert await record.rows(SessionRow, "box") == []
     assert await record.sandboxes() == []
     assert await record.all_active() == []
 
 
-async def test_putting_again_replaces_one_row_and_keeps_what_hangs_on_it(record: Record) -> None:
+async def test_put_replaces_a_row_and_keeps_dependent_rows(record: Record) -> None:
     await record.write(*map(put, FULL))
     await record.write(put(sandbox(status="destroying")))
     assert await record.sandboxes() == [sandbox(status="destroying")]
     assert await record.rows(SessionRow, "box") == [FULL[1]]
 
 
-async def test_update_never_brings_back_what_was_deleted(record: Record) -> None:
+async def test_update_never_inserts(record: Record) -> None:
     await record.write(put(sandbox()))
     assert await record.write(update(sandbox(status="active"))) == 1
     assert await record.sandboxes() == [sandbox(status="active")]
@@ -215,15 +215,13 @@ async def test_update_never_brings_back_what_was_deleted(record: Record) -> None
     assert await record.sandboxes() == []
 
 
-async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
-    record: Record, path: str
-) -> None:
+async def test_deleting_a_sandbox_deletes_only_its_rows(record: Record, path: str) -> None:
     other = replace(SESSION, sandbox_id="other")
     await record.write(*map(put, FULL), put(sandbox("other")), put(other))
     assert await record.write(delete(SandboxRow, "box")) == 1
     assert await record.write(delete(SandboxRow, "box")) == 0
     left = {table.name: count(path, table.name) for table in TABLES.values()}
-    # Backups outlive what they are of.
+    # Backups outlive their sandbox.
     assert {name: rows for name, rows in left.items() if rows} == {
         "sandboxes": 1,
         "sessions": 1,
@@ -232,23 +230,21 @@ async def test_deleting_a_sandbox_deletes_all_that_is_of_it_and_nothing_else(
 
 
 @pytest.mark.parametrize("kind", [SessionRow, ProcessRow, PortRow, MountRow])
-async def test_one_row_is_deleted_by_its_key_and_all_of_a_sandbox_by_its_id(
-    record: Record, path: str, kind: type[Row]
-) -> None:
+async def test_delete_by_key_and_by_sandbox_id(record: Record, path: str, kind: type[Row]) -> None:
     await record.write(*map(put, FULL))
-    assert await record.write(delete(kind, "box", "nobody")) == 0
+    assert await record.write(delete(kind, "box", "unknown")) == 0
     assert await record.write(delete(kind, *KEYS[kind])) == 1
     await record.write(*map(put, FULL))
     assert await record.write(delete(kind, "box")) == 1
     assert count(path, TABLES[kind].name) == 0
 
 
-def test_no_delete_is_without_a_key() -> None:
+def test_delete_without_a_key_is_refused() -> None:
     with pytest.raises(ValueError, match="key"):
         delete(SandboxRow)
 
 
-async def test_rows_come_in_the_order_in_which_they_were_added(record: Record) -> None:
+async def test_rows_are_in_insertion_order(record: Record) -> None:
     added = [process(name) for name in ("z", "a", "m")]
     await record.write(put(sandbox()), *map(put, added))
     await record.write(put(replace(added[0], status="exited")))
@@ -280,7 +276,7 @@ async def test_sandboxes_are_listed_by_status_label_and_prefix(record: Record) -
 
 
 @pytest.mark.parametrize("text", ["' OR 1=1 --", "%", "*", "_", '"', "$.team", "\0"])
-async def test_a_filter_is_never_taken_for_sql_or_a_pattern(record: Record, text: str) -> None:
+async def test_filters_are_not_interpreted_as_sql_or_patterns(record: Record, text: str) -> None:
     await record.write(put(sandbox(labels={"team": "red"})))
     assert await record.sandboxes(prefix=text) == []
     assert await record.sandboxes(labels={text: text}) == []
@@ -288,22 +284,22 @@ async def test_a_filter_is_never_taken_for_sql_or_a_pattern(record: Record, text
     assert await record.get(SandboxRow, text) is None
 
 
-async def test_changes_of_one_write_are_made_together_or_not_at_all(record: Record) -> None:
-    orphan = replace(SESSION, sandbox_id="nobody")
+async def test_write_is_atomic(record: Record) -> None:
+    orphan = replace(SESSION, sandbox_id="unknown")
     with pytest.raises(NotFound) as caught:
         await record.write(put(sandbox()), put(orphan))
     assert caught.value.fields["kind"] == "sandbox"
     assert await record.sandboxes() == []
 
 
-async def test_a_key_is_of_one_sandbox(record: Record) -> None:
+async def test_keys_are_unique(record: Record) -> None:
     await record.write(put(sandbox()))
     with pytest.raises(Conflict, match=r"sandboxes\.key"):
         await record.write(put(replace(sandbox("other"), key="key-of-box")))
 
 
-async def test_a_bad_write_does_not_fail_those_that_are_committed_with_it(record: Record) -> None:
-    orphan = put(replace(SESSION, sandbox_id="nobody"))
+async def test_failed_write_does_not_fail_others_of_the_same_commit(record: Record) -> None:
+    orphan = put(replace(SESSION, sandbox_id="unknown"))
     writes = [record.write(orphan if n == 50 else put(sandbox(f"box-{n}"))) for n in range(100)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [n for n, result in enumerate(results) if result != 1] == [50]
@@ -311,7 +307,7 @@ async def test_a_bad_write_does_not_fail_those_that_are_committed_with_it(record
     assert len(await record.sandboxes()) == 99
 
 
-async def test_what_sqlite_cannot_hold_is_refused_and_harms_nobody(record: Record) -> None:
+async def test_values_that_sqlite_cannot_hold_are_refused(record: Record) -> None:
     with pytest.raises(InvalidOption, match="stop_reason"):
         put(replace(sandbox(), stop_reason="\ud800"))
     with pytest.raises(OverflowError):
@@ -319,9 +315,7 @@ async def test_what_sqlite_cannot_hold_is_refused_and_harms_nobody(record: Recor
     assert await record.write(put(sandbox())) == 1
 
 
-async def test_a_thousand_writes_at_once_are_all_there_after_few_commits(
-    record: Record, path: str
-) -> None:
+async def test_concurrent_writes_share_commits(record: Record, path: str) -> None:
     await record.write(put(sandbox()))
     before = commits(path)
     rows = [process(f"p{n}") for n in range(1000)]
@@ -330,13 +324,13 @@ async def test_a_thousand_writes_at_once_are_all_there_after_few_commits(
     assert commits(path) - before < 100
 
 
-async def test_writes_take_effect_in_the_order_of_the_calls(record: Record) -> None:
+async def test_writes_take_effect_in_order(record: Record) -> None:
     statuses = [random.choice(get_args(SandboxStatus)) for _ in range(300)]
     await asyncio.gather(*(record.write(put(sandbox(status=status))) for status in statuses))
     assert await record.sandboxes() == [sandbox(status=statuses[-1])]
 
 
-async def test_a_cancelled_writer_does_not_disturb_the_others(record: Record) -> None:
+async def test_cancelled_write_does_not_affect_others(record: Record) -> None:
     tasks = [asyncio.ensure_future(record.write(put(sandbox(f"box-{n}")))) for n in range(20)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
@@ -346,13 +340,13 @@ async def test_a_cancelled_writer_does_not_disturb_the_others(record: Record) ->
     assert ids >= {f"box-{n}" for n in range(1, 20, 2)}
 
 
-async def test_closing_commits_what_was_asked_for_and_can_be_repeated(path: str) -> None:
+async def test_close_commits_pending_writes_and_may_be_repeated(path: str) -> None:
     record = await Record.open(path)
-    asked = [asyncio.ensure_future(record.write(put(sandbox(f"box-{n}")))) for n in range(50)]
+    writes = [asyncio.ensure_future(record.write(put(sandbox(f"box-{n}")))) for n in range(50)]
     await asyncio.sleep(0)
     await record.aclose()
     await record.aclose()
-    assert await asyncio.gather(*asked) == [1] * 50
+    assert await asyncio.gather(*writes) == [1] * 50
     for call in (record.write(put(sandbox())), record.sandboxes()):
         with pytest.raises(SandboxGone, match="was closed"):
             await call
@@ -381,36 +375,36 @@ asyncio.run(main())
 """
 
 
-def killed_writer(path: str) -> set[str]:
-    """What a process had acknowledged when it was killed at some moment."""
+def run_killed_writer(path: str) -> set[str]:
+    """Kill a writing process at a random moment, and return the writes that it acknowledged."""
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         first = child.stdout.readline()
         time.sleep(random.uniform(0, 0.15))
         child.kill()
         printed = first + child.stdout.read()
-    # What follows the last newline was torn by the kill.
+    # The last line may be incomplete.
     return set(printed.decode().split("\n")[:-1])
 
 
 @pytest.mark.parametrize("round", range(10))
-async def test_what_was_acknowledged_survives_kill_9(path: str, round: int) -> None:
-    acknowledged = killed_writer(path)
+async def test_acknowledged_writes_survive_kill_9(path: str, round: int) -> None:
+    acknowledged = run_killed_writer(path)
     async with await Record.open(path) as record:
         found = {row.id for row in await record.sandboxes()}
     assert acknowledged
     assert acknowledged <= found
-    # Nothing was made up: each of the eight had at most one more on the way.
+    # Each of the eight workers had at most one unacknowledged write.
     assert len(found - acknowledged) <= 8
 
 
-async def test_only_the_owner_can_read_it(record: Record, path: str) -> None:
+async def test_files_are_readable_only_by_the_owner(record: Record, path: str) -> None:
     await record.write(put(sandbox()))
     for file in (path, f"{path}-wal", f"{path}-shm"):
         assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 
 
-async def test_a_reader_elsewhere_does_not_stop_a_writer(record: Record, path: str) -> None:
+async def test_another_reader_does_not_block_writes(record: Record, path: str) -> None:
     await record.write(put(sandbox()))
     other = sqlite3.connect(path)
     other.execute("BEGIN")
@@ -420,7 +414,7 @@ async def test_a_reader_elsewhere_does_not_stop_a_writer(record: Record, path: s
     other.close()
 
 
-async def test_a_writer_elsewhere_is_waited_for(record: Record, path: str) -> None:
+async def test_write_waits_for_another_writer(record: Record, path: str) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     written = asyncio.ensure_future(record.write(put(sandbox())))
@@ -432,7 +426,7 @@ async def test_a_writer_elsewhere_is_waited_for(record: Record, path: str) -> No
 
 
 @pytest.mark.parametrize("size", [10, 5000])
-async def test_a_file_that_is_no_database_is_named_with_the_way_to_move_it(
+async def test_file_that_is_not_a_database_is_refused_with_a_command_to_move_it(
     path: str, size: int
 ) -> None:
     overwrite(path, 0, b"not a database " * size)
@@ -444,7 +438,7 @@ async def test_a_file_that_is_no_database_is_named_with_the_way_to_move_it(
         assert await record.sandboxes() == []
 
 
-async def test_a_damaged_database_is_refused(path: str) -> None:
+async def test_damaged_database_is_refused(path: str) -> None:
     async with await Record.open(path) as record:
         await record.write(*(put(sandbox(f"box-{n}")) for n in range(200)))
     overwrite(path, 4096, b"\xff" * 12288)
@@ -452,7 +446,7 @@ async def test_a_damaged_database_is_refused(path: str) -> None:
         await Record.open(path)
 
 
-async def test_the_database_of_another_program_is_refused_and_left_alone(path: str) -> None:
+async def test_database_of_another_program_is_refused_and_unchanged(path: str) -> None:
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE sandboxes (mine)")
     other.close()
@@ -461,7 +455,7 @@ async def test_the_database_of_another_program_is_refused_and_left_alone(path: s
     assert tables(path) == {"sandboxes"}
 
 
-async def test_a_record_of_a_later_version_is_refused_and_left_alone(path: str) -> None:
+async def test_record_of_a_later_version_is_refused_and_unchanged(path: str) -> None:
     later = (*MIGRATIONS, ("CREATE TABLE wonders (x)",))
     replace(RECORD, migrations=later).open(path).close()
     before = tables(path)
@@ -470,7 +464,7 @@ async def test_a_record_of_a_later_version_is_refused_and_left_alone(path: str) 
     assert tables(path) == before
 
 
-async def test_a_record_of_an_earlier_version_is_brought_up_to_date_with_its_rows(
+async def test_record_of_an_earlier_version_is_migrated_with_its_rows(
     path: str,
 ) -> None:
     async with await Record.open(path) as record:
@@ -483,7 +477,7 @@ async def test_a_record_of_an_earlier_version_is_brought_up_to_date_with_its_row
     assert "wonders" in tables(path)
 
 
-async def test_a_migration_that_fails_changes_nothing(path: str) -> None:
+async def test_failed_migration_changes_nothing(path: str) -> None:
     async with await Record.open(path) as record:
         await record.write(put(sandbox()))
     broken = (*MIGRATIONS, ("CREATE TABLE wonders (x)",), ("DROP TABLE sandboxes", "NONSENSE"))
@@ -495,15 +489,15 @@ async def test_a_migration_that_fails_changes_nothing(path: str) -> None:
         assert await record.sandboxes() == [sandbox()]
 
 
-async def test_a_directory_that_is_not_there_is_an_error_of_that_path(tmp_path: Path) -> None:
+async def test_missing_directory_is_a_path_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         await Record.open(str(tmp_path / "none" / "record.db"))
     assert isinstance(caught.value, PathError)
 
 
-async def test_a_full_disk_fails_the_write_and_not_the_record(record: Record) -> None:
+async def test_full_disk_fails_only_the_write(record: Record) -> None:
     limit = "PRAGMA max_page_count = {}"
-    connection = record._writer._commits._connection
+    connection = record._writer._connection
     [(pages,)] = connection.execute("PRAGMA page_count").fetchall()
     connection.execute(limit.format(pages))
     with pytest.raises(PathError, match="no space left"):
@@ -527,7 +521,7 @@ def tables(path: str) -> set[str]:
 
 
 def commits(path: str) -> int:
-    """The counter of commits in the header of SQLite's WAL index."""
+    """Return the counter of commits in the header of SQLite's WAL index."""
     return int.from_bytes(Path(f"{path}-shm").read_bytes()[8:12], sys.byteorder)
 
 

@@ -1,4 +1,4 @@
-"""Scripts do in a session what they do in plain bash, to the byte."""
+"""Scripts produce the same output in a session as in plain bash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from engine.session_box import open_box
+from engine.awake_sandbox import open_sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,26 +58,30 @@ echo $? $- | tr -d cs
 """.strip()
 
 
-def snippets() -> list[str]:
-    """Random scripts of a few pieces; the same ones each time."""
-    dice = random.Random(3)
+def random_scripts() -> list[str]:
+    """Return random scripts of a few pieces, from a fixed seed."""
+    generator = random.Random(3)
     # A heredoc is one piece.
     pieces = re.split(r"\n(?!\$\(\(|E\n)", PIECES)
     return [
-        dice.choice([";", "\n"]).join(dice.sample(pieces, dice.randint(1, 4))) for _ in range(60)
+        generator.choice([";", "\n"]).join(generator.sample(pieces, generator.randint(1, 4)))
+        for _ in range(60)
     ]
 
 
-def shown(result: ExecResult) -> tuple[int, str, str]:
-    """What is the same in a session: how the shell is called is not."""
+def normalize(result: ExecResult) -> tuple[int, str, str]:
+    """Return the result without the name of the shell, which differs."""
     stderr = re.sub(r"(?m)^(/bin/)?bash: (-c: |eval: )?", "bash: ", result.stderr)
     return result.exit_code, result.stdout, re.sub(r" +\d+ Killed", " Killed", stderr)
 
 
-async def test_random_scripts_do_what_they_do_in_plain_bash(tmp_path: Path) -> None:
-    async with open_box(tmp_path) as box:
-        for snippet in snippets():
-            session = await box.sessions.create("random")
-            plain, ours = await box.exec(snippet), await session.exec(snippet, timeout=15)
-            assert shown(ours) == shown(plain), snippet
-            await box.sessions.delete("random")
+async def test_random_scripts_behave_as_in_plain_bash(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path) as sandbox:
+        for script in random_scripts():
+            session = await sandbox.sessions.create("random")
+            plain, in_session = (
+                await sandbox.run_command(script),
+                await session.exec(script, timeout=15),
+            )
+            assert normalize(in_session) == normalize(plain), script
+            await sandbox.sessions.delete("random")

@@ -157,13 +157,15 @@ class ScriptedConnection(Connection):
         self._script = data
         self._chance = chance
 
-    async def _receive(self) -> None:
+    def _receive(self) -> asyncio.Future[None]:
+        received = super()._receive()
         size = self._chance.randrange(1, 40)
         piece, self._script = self._script[:size], self._script[size:]
         if piece:
             self.data_received(piece)
         else:
             self._end()
+        return received
 
 
 async def body_of(data: bytes, chance: random.Random) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,20 @@ def test_a_file_of_another_program_is_refused_with_the_hint(path: str) -> None:
         other.execute("CREATE TABLE theirs (x)")
     with pytest.raises(PathError, match=r"another program.*Remove"):
         notes(FIRST).open(path)
+
+
+def test_a_file_without_application_id_is_adopted_by_its_table(path: str) -> None:
+    adopted = replace(
+        notes(("CREATE TABLE IF NOT EXISTS notes (text TEXT)",)), unmarked_table="notes"
+    )
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.execute("CREATE TABLE notes (text TEXT)")
+        old.execute("INSERT INTO notes VALUES ('stored')")
+        old.commit()
+    for _ in range(2):
+        with contextlib.closing(adopted.open(path)) as connection:
+            assert connection.execute("SELECT text FROM notes").fetchall() == [("stored",)]
+            assert connection.execute("PRAGMA application_id").fetchall() == [(0x4E4F5445,)]
 
 
 def test_only_the_owner_may_read_a_new_file(path: str) -> None:

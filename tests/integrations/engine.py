@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from places import PREFIX
+from short_directory import PREFIX
 from smokebox.engine.host import Host
 from smokebox.engine.names import random_id
 from smokebox.errors import SandboxGone
@@ -29,8 +29,7 @@ T = TypeVar("T")
 class Engine:
     """A host in its own directory, on its own loop.
 
-    The process that creates its sandboxes runs from the start, so that no test is blamed for it:
-    request the engine in a fixture of the session.
+    The zygote starts here: a test that started it would fail for leaving a process running.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class Engine:
         async def find() -> Sandbox:
             sandbox = self._host.sandbox(id)
             if await sandbox.info() is None:
-                raise gone(id)
+                raise destroyed_error(id)
             return sandbox
 
         return LinuxSandbox(self, await self.call(find()))
@@ -185,22 +184,22 @@ class LinuxSandbox:
     async def _call(self, work: Coroutine[object, object, T]) -> T:
         if self._closed:
             work.close()
-            raise gone(self.id)
+            raise destroyed_error(self.id)
         return await self._engine.call(work)
 
     async def _relay(self, stream: ExecStream) -> AsyncGenerator[OutputChunk | ExecResult, None]:
         try:
-            while chunk := await self._call(following(stream)):
+            while chunk := await self._call(next_chunk(stream)):
                 yield chunk
             yield stream.result
         finally:
             await self._engine.call(stream.aclose())
 
 
-async def following(stream: ExecStream) -> OutputChunk | None:
+async def next_chunk(stream: ExecStream) -> OutputChunk | None:
     """Return the next chunk of output; None after the last."""
     return await anext(stream, None)
 
 
-def gone(id: str) -> SandboxGone:
+def destroyed_error(id: str) -> SandboxGone:
     return SandboxGone(f"sandbox {id} was destroyed.", reason="destroyed", sandbox_id=id)

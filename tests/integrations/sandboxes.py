@@ -1,4 +1,4 @@
-"""The sandboxes that run the suites of the frameworks, one line each."""
+"""Sandboxes for the suites of the frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from integrations.engine import LinuxSandbox, engine
-from integrations.sdk import OwnSandbox, sdk
+from integrations.sdk import SingleUseSandbox, sdk
 from smokebox import SandboxApi, local
 
 MakeSandbox: TypeAlias = Callable[[Path], SandboxApi]
@@ -23,10 +23,10 @@ SANDBOXES: Mapping[str, MakeSandbox] = {
 
 def is_linux(sandbox: SandboxApi) -> bool:
     """Return whether it is a Linux sandbox, in this process or behind a server."""
-    return isinstance(sandbox, LinuxSandbox | OwnSandbox)
+    return isinstance(sandbox, LinuxSandbox | SingleUseSandbox)
 
 
-async def find_linux(make: MakeSandbox, id: str) -> LinuxSandbox | OwnSandbox:
+async def find_linux(make: MakeSandbox, id: str) -> LinuxSandbox | SingleUseSandbox:
     """Return an existing Linux sandbox of the kind that `make` creates."""
     return await (sdk().find(id) if make is SANDBOXES["sdk"] else engine().find(id))
 

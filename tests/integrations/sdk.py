@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING
 
-from client.served import served
-from integrations.engine import gone
-from places import PREFIX
+from client.server_process import server_process
+from integrations.engine import destroyed_error
+from short_directory import PREFIX
 from smokebox import Sandbox, connect
 from smokebox.client.sandbox_connection import SandboxConnection
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from smokebox.wire.requests import Settings
 
 
-class OneLifeConnection(SandboxConnection):
+class SingleUseConnection(SandboxConnection):
     """Creates its sandbox once; a destroyed sandbox is not created again."""
 
     used = False
 
     async def create(self) -> SandboxInfo:
         if self.used:
-            raise gone(self.id)
+            raise destroyed_error(self.id)
         info = await super().create()
         self.used = True
         return info
 
 
-class OwnSandbox(Sandbox):
-    """A sandbox that belongs to its handle: closing destroys it, and it is not created again."""
+class SingleUseSandbox(Sandbox):
+    """A sandbox that is destroyed when its handle is closed, and not created again."""
 
-    _connection: OneLifeConnection
+    _connection: SingleUseConnection
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OwnSandbox(Sandbox):
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         super().__init__(id, transport, settings, handlers)
-        self._connection = OneLifeConnection(id, transport, settings, handlers or {})
+        self._connection = SingleUseConnection(id, transport, settings, handlers or {})
 
     async def aclose(self) -> None:
         """Destroy it, also if the handle was never used."""
@@ -63,17 +63,17 @@ class Sdk:
     def __init__(self) -> None:
         self._stack = ExitStack()
         home = self._stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix=PREFIX))
-        self._client = connect(self._stack.enter_context(served(home)).url)
+        self._client = connect(self._stack.enter_context(server_process(home)).url)
 
-    def sandbox(self) -> OwnSandbox:
+    def sandbox(self) -> SingleUseSandbox:
         """Create a sandbox."""
-        return self._client.sandbox(OwnSandbox, f"t{uuid.uuid4().hex}")
+        return self._client.sandbox(SingleUseSandbox, f"t{uuid.uuid4().hex}")
 
-    async def find(self, id: str) -> OwnSandbox:
+    async def find(self, id: str) -> SingleUseSandbox:
         """Return an existing sandbox."""
-        sandbox = self._client.sandbox(OwnSandbox, id)
+        sandbox = self._client.sandbox(SingleUseSandbox, id)
         if await sandbox.info() is None:
-            raise gone(id)
+            raise destroyed_error(id)
         return sandbox
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from smokebox.integrations.pydantic_ai import SmokeboxWorkspace
 FILES = {"/workspace/src/a.py": "import b\n", "/workspace/notes.md": "import nothing\n"}
 
 
-def test_a_deep_agent_reads_searches_and_writes_in_memory() -> None:
+def test_deep_agent_reads_searches_and_writes_in_memory() -> None:
     with SmokeboxBackend(virtual(files=FILES)) as backend:
         assert [m["path"] for m in backend.glob("*.py").matches or []] == ["/workspace/src/a.py"]
         assert backend.grep("import", glob="*.py").matches == [
@@ -29,15 +29,15 @@ def test_deep_agent_sees_a_timeout_in_memory() -> None:
 
 async def test_sample_in_memory_starts_each_command_in_its_directory() -> None:
     config = SmokeboxConfig(sandbox="virtual", env={"COLOUR": "blue"})
-    made = await SmokeboxEnvironment.sample_init("task", config, {})
-    environment = made["default"]
+    environments = await SmokeboxEnvironment.sample_init("task", config, {})
+    environment = environments["default"]
     await environment.exec(["bash", "-c", "cd / && COLOUR=red"])
     result = await environment.exec(["bash", "-c", "pwd; echo $COLOUR"])
-    await SmokeboxEnvironment.sample_cleanup("task", config, made, False)
+    await SmokeboxEnvironment.sample_cleanup("task", config, environments, False)
     assert result.stdout == "/workspace\nblue\n"
 
 
-async def test_a_workspace_in_memory_starts_each_command_at_its_root() -> None:
+async def test_workspace_in_memory_starts_each_command_at_its_root() -> None:
     async with virtual(files=FILES) as sandbox:
         workspace = SmokeboxWorkspace(sandbox)
         await workspace.run("cd /; argv=mine", shell=True)
@@ -45,7 +45,7 @@ async def test_a_workspace_in_memory_starts_each_command_at_its_root() -> None:
         assert (await workspace.run("echo $argv", shell=True)).stdout == "mine\n"
 
 
-async def test_a_workspace_in_memory_follows_links() -> None:
+async def test_workspace_in_memory_follows_links() -> None:
     async with virtual(files=FILES) as sandbox:
         workspace = SmokeboxWorkspace(sandbox)
         await workspace.run("ln -s src link; ln -s loop loop", shell=True)

@@ -64,7 +64,7 @@ class TestDeepAgentsSuite(SandboxIntegrationTests):
         sandbox = make_sandbox(tmp_path_factory.mktemp("work"))
         cls.root = sandbox.cwd
         with SmokeboxBackend(sandbox) as backend:
-            # It serves the whole class, so that no test is blamed for what it starts.
+            # Start its processes here: a test that did would fail for leaving them running.
             backend.execute("true")
             yield backend
 
@@ -97,7 +97,7 @@ def found(result: GlobResult) -> list[str]:
     return [match["path"] for match in result.matches or []]
 
 
-def test_glob_gives_absolute_paths_of_regular_files_only(
+def test_glob_returns_absolute_paths_of_regular_files_only(
     backend: SmokeboxBackend, root: str
 ) -> None:
     backend.execute("mkdir -p a/b .git; touch top.py a/b/x.py a/y.txt .env .git/z.py; mkfifo p.py")
@@ -132,7 +132,7 @@ def test_glob_refuses_to_climb_and_names_a_missing_path(backend: SmokeboxBackend
     assert "file_not_found" in (backend.glob("*", "/nowhere").error or "")
 
 
-def test_glob_from_the_root_looks_only_where_matches_can_be(backend: SmokeboxBackend) -> None:
+def test_glob_from_the_root_searches_named_directories_only(backend: SmokeboxBackend) -> None:
     assert "/etc/passwd" in found(backend.glob("/etc/pass*", "/"))
     assert found(backend.glob("/nowhere/at/all/*", "/")) == []
 
@@ -177,7 +177,7 @@ def test_pages_name_the_next_offset(backend: SmokeboxBackend, root: str) -> None
     assert backend.read(path, offset=7).next_offset is None
 
 
-def test_oversized_pages_lead_through_the_whole_file(backend: SmokeboxBackend, root: str) -> None:
+def test_oversized_pages_cover_the_whole_file(backend: SmokeboxBackend, root: str) -> None:
     lines = [str(n) * 40_000 for n in range(40)]
     lines[7] = "x" * 2_000_000
     backend.write(f"{root}/wide", "\n".join(lines))
@@ -381,7 +381,7 @@ def call(name: str, arguments: dict[str, object]) -> AIMessage:
     return AIMessage("", tool_calls=[ToolCall(name=name, args=arguments, id=name)])
 
 
-async def test_agent_works_in_it(backend: SmokeboxBackend, root: str) -> None:
+async def test_agent_uses_the_backend(backend: SmokeboxBackend, root: str) -> None:
     note = {"file_path": f"{root}/note.txt", "content": "swordfish"}
     script = [
         call("write_file", dict(note)),

@@ -1,4 +1,4 @@
-"""Inspect's own checks for sandbox environments, and cases that they lack."""
+"""Inspect's test suite for sandbox environments, and cases that it lacks."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def sandbox_env(
     if case == "test_exec_as_user" and os.geteuid() != 0:
         request.applymarker(pytest.mark.xfail(reason="an engine that is not root has one user"))
     # An engine without root reads files as its user; with root inside, everything is readable.
-    bound = case == READING and os.geteuid() != 0 if linux else permissions_hold(tmp_path)
-    if case in NEED_PERMISSIONS and not bound:
+    enforced = case == READING and os.geteuid() != 0 if linux else permissions_hold(tmp_path)
+    if case in NEED_PERMISSIONS and not enforced:
         request.applymarker(pytest.mark.xfail(reason="root may read and write everything"))
     environment = SmokeboxEnvironment(sandbox)
     yield environment
@@ -73,10 +73,10 @@ async def environment(
 
 
 async def test_each_sample_has_a_directory_that_is_removed_with_it() -> None:
-    made = [await SmokeboxEnvironment.sample_init("task", None, {}) for _ in range(2)]
-    roots = [(await one["default"].exec(["pwd"])).stdout.strip() for one in made]
+    environments = [await SmokeboxEnvironment.sample_init("task", None, {}) for _ in range(2)]
+    roots = [(await one["default"].exec(["pwd"])).stdout.strip() for one in environments]
     assert roots[0] != roots[1]
-    for one in made:
+    for one in environments:
         await SmokeboxEnvironment.sample_cleanup("task", None, one, True)
     for root in roots:
         with pytest.raises(FileNotFoundError):
@@ -85,19 +85,21 @@ async def test_each_sample_has_a_directory_that_is_removed_with_it() -> None:
 
 async def test_cleanup_removes_read_only_folders_and_follows_no_symlink(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o750)
-    made = await SmokeboxEnvironment.sample_init("task", None, {})
+    environments = await SmokeboxEnvironment.sample_init("task", None, {})
     script = 'mkdir -p a/b; touch a/b/c; ln -s "$0" a/out; chmod -R a-w a; pwd'
-    root = (await made["default"].exec(["sh", "-c", script, str(tmp_path)])).stdout.strip()
-    await SmokeboxEnvironment.sample_cleanup("task", None, made, False)
+    root = (await environments["default"].exec(["sh", "-c", script, str(tmp_path)])).stdout.strip()
+    await SmokeboxEnvironment.sample_cleanup("task", None, environments, False)
     with pytest.raises(FileNotFoundError):
         os.stat(root)
     assert os.stat(tmp_path).st_mode & 0o777 == 0o750
 
 
 async def test_cleanup_ends_background_processes_of_the_sample(tmp_path: Path) -> None:
-    made = await SmokeboxEnvironment.sample_init("task", None, {})
-    started = await made["default"].exec(["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"])
-    await SmokeboxEnvironment.sample_cleanup("task", None, made, False)
+    environments = await SmokeboxEnvironment.sample_init("task", None, {})
+    started = await environments["default"].exec(
+        ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+    )
+    await SmokeboxEnvironment.sample_cleanup("task", None, environments, False)
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.stdout), 0)
 
@@ -116,7 +118,7 @@ async def test_output_just_within_the_limit_is_complete(environment: SmokeboxEnv
     assert (len(result.stdout), len(result.stderr)) == (1000, 1000)
 
 
-async def test_an_exit_code_of_124_is_not_a_timeout(environment: SmokeboxEnvironment) -> None:
+async def test_exit_code_of_124_is_not_a_timeout(environment: SmokeboxEnvironment) -> None:
     result = await environment.exec(["sh", "-c", "exit 124"], timeout=60)
     assert result.returncode == 124
 
@@ -138,11 +140,11 @@ async def test_only_the_existing_user_can_run_commands(environment: SmokeboxEnvi
     assert (await environment.exec(["true"], user=me)).success
     assert (await environment.exec(["true"], user=str(os.geteuid()))).success
     with pytest.raises(SandboxUserUnsupportedError, match="Leave user out"):
-        await environment.exec(["true"], user="somebody-else")
+        await environment.exec(["true"], user="unknown")
 
 
 @pytest.mark.parametrize("make_sandbox", ["linux", "sdk"], indirect=True)
-async def test_a_sandbox_with_users_runs_as_them(environment: SmokeboxEnvironment) -> None:
+async def test_sandbox_with_users_runs_as_them(environment: SmokeboxEnvironment) -> None:
     assert (await environment.exec(["id", "-un"], user="root")).stdout == "root\n"
     if os.geteuid() == 0:
         assert (await environment.exec(["id", "-un"], user="user")).stdout == "user\n"
@@ -154,7 +156,7 @@ async def test_a_sandbox_with_users_runs_as_them(environment: SmokeboxEnvironmen
             await environment.exec(["true"], user="user")
 
 
-async def test_a_closed_sandbox_is_unavailable(environment: SmokeboxEnvironment) -> None:
+async def test_closed_sandbox_is_unavailable(environment: SmokeboxEnvironment) -> None:
     await environment.aclose()
     with pytest.raises(SandboxUnavailableError):
         await environment.exec(["true"])
@@ -171,9 +173,9 @@ async def test_configuration_round_trips_through_a_log() -> None:
 async def test_configuration_can_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "box.toml"
     file.write_text('sandbox = "local"\n[env]\nCOLOUR = "blue"\n')
-    made = await SmokeboxEnvironment.sample_init("task", str(file), {})
-    result = await made["default"].exec(["printenv", "COLOUR"])
-    await SmokeboxEnvironment.sample_cleanup("task", str(file), made, False)
+    environments = await SmokeboxEnvironment.sample_init("task", str(file), {})
+    result = await environments["default"].exec(["printenv", "COLOUR"])
+    await SmokeboxEnvironment.sample_cleanup("task", str(file), environments, False)
     assert result.stdout == "blue\n"
 
 
@@ -200,16 +202,16 @@ async def test_missing_configuration_file_is_named() -> None:
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObjectReceiveStream:ResourceWarning")
 def test_task_finds_it_by_name_and_runs_in_it(tmp_path: Path) -> None:
     call = ModelOutput.for_tool_call("mockllm", "bash", {"command": "cat secret.txt"})
-    answer = ModelOutput.from_content("mockllm", "it says swordfish")
+    reply = ModelOutput.from_content("mockllm", "it says swordfish")
     # Without a usage, Inspect counts tokens with a table that it downloads.
-    call.usage = answer.usage = ModelUsage()
+    call.usage = reply.usage = ModelUsage()
     task = Task(
         dataset=[Sample(input="?", target="swordfish", files={"secret.txt": "swordfish"})],
         solver=[use_tools(bash()), generate()],
         scorer=includes(),
         sandbox="smokebox",
     )
-    model = get_model("mockllm/model", custom_outputs=[call, answer])
+    model = get_model("mockllm/model", custom_outputs=[call, reply])
     (log,) = eval(task, model=model, log_dir=str(tmp_path), display="none")
     assert log.status == "success", log.error
     assert log.samples

@@ -1,4 +1,4 @@
-"""Cases on permissions, run as an ordinary user, because root bypasses them."""
+"""Permission cases of the suites, run without root, which bypasses permissions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-AS_SOMEBODY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+AS_USER = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 CASES = "local and (not_allowed or without_permissions or permission_denied)"
 
 
 @pytest.mark.timeout(60)
 def test_permission_cases_pass_without_root(tmp_path: Path) -> None:
-    become = [] if os.geteuid() else AS_SOMEBODY
-    if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this root may not create a user namespace, so it cannot become another user")
+    prefix = [] if os.geteuid() else AS_USER
+    if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this root may not create a user namespace, so it cannot run as another user")
     suites = [str(HERE / "test_inspect.py"), str(HERE / "test_pydantic_ai.py")]
     options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", "-k", CASES]
     done = subprocess.run(
-        [*become, sys.executable, "-m", "pytest", *options, *suites],
+        [*prefix, sys.executable, "-m", "pytest", *options, *suites],
         cwd=HERE.parent.parent,
         capture_output=True,
         text=True,

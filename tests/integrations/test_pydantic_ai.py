@@ -1,4 +1,4 @@
-"""Pydantic AI's own suite for workspace backends, and cases that it lacks."""
+"""Pydantic AI's test suite for workspace backends, and cases that it lacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MakeBackend: TypeAlias = Callable[[], WorkspaceBackend]
 
 
-def place_of(ref: WorkspaceRef | None) -> tuple[str, str]:
+def kind_and_name(ref: WorkspaceRef | None) -> tuple[str, str]:
     """Return the kind of a sandbox, and its id or its directory."""
     assert ref is not None
     kind, _, name = ref.id.partition(":")
@@ -45,22 +45,22 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
         return "asyncio"
 
     @pytest_asyncio.fixture
-    async def made(self) -> AsyncIterator[list[SandboxApi]]:
-        sandboxes: list[SandboxApi] = []
-        yield sandboxes
-        for sandbox in sandboxes:
+    async def sandboxes(self) -> AsyncIterator[list[SandboxApi]]:
+        created: list[SandboxApi] = []
+        yield created
+        for sandbox in created:
             await sandbox.aclose()
 
     @pytest.fixture
     def fresh_backend(
         self,
-        made: list[SandboxApi],
+        sandboxes: list[SandboxApi],
         make_sandbox: MakeSandbox,
         tmp_path_factory: pytest.TempPathFactory,
     ) -> MakeBackend:
         def make() -> SandboxApi:
-            made.append(make_sandbox(tmp_path_factory.mktemp("workspace")))
-            return made[-1]
+            sandboxes.append(make_sandbox(tmp_path_factory.mktemp("workspace")))
+            return sandboxes[-1]
 
         return lambda: SmokeboxWorkspace(make)
 
@@ -70,16 +70,16 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
 
     @pytest.fixture
     def attach_backend(
-        self, made: list[SandboxApi], make_sandbox: MakeSandbox
+        self, sandboxes: list[SandboxApi], make_sandbox: MakeSandbox
     ) -> Callable[[WorkspaceRef], WorkspaceBackend]:
         def attach(ref: WorkspaceRef) -> WorkspaceBackend:
-            kind, name = place_of(ref)
+            kind, name = kind_and_name(ref)
 
             async def make() -> SandboxApi:
                 linux = kind == "linux"
                 found = await find_linux(make_sandbox, name) if linux else make_sandbox(Path(name))
-                made.append(found)
-                return made[-1]
+                sandboxes.append(found)
+                return sandboxes[-1]
 
             return SmokeboxWorkspace(make, ref=ref)
 
@@ -90,7 +90,7 @@ class TestPydanticAISuite(WorkspaceBackendSuite):
         self, make_sandbox: MakeSandbox
     ) -> Callable[[WorkspaceBackend], Awaitable[None]]:
         async def destroy(backend: WorkspaceBackend) -> None:
-            kind, name = place_of(backend.ref)
+            kind, name = kind_and_name(backend.ref)
             if kind == "linux":
                 await (await find_linux(make_sandbox, name)).destroy()
             else:
@@ -106,7 +106,7 @@ async def workspace(make_sandbox: MakeSandbox, tmp_path: Path) -> AsyncIterator[
     await sandbox.aclose()
 
 
-async def test_an_exit_code_of_124_is_not_a_timeout(workspace: SmokeboxWorkspace) -> None:
+async def test_exit_code_of_124_is_not_a_timeout(workspace: SmokeboxWorkspace) -> None:
     result = await workspace.run("exit 124", shell=True, timeout=30)
     assert result.exit_code == 124
 
@@ -133,7 +133,7 @@ async def test_invalid_timeout_is_refused(workspace: SmokeboxWorkspace, timeout:
         await workspace.run(["true"], timeout=timeout)
 
 
-async def test_a_name_that_is_not_utf8_is_listed(workspace: SmokeboxWorkspace) -> None:
+async def test_name_that_is_not_utf8_is_listed(workspace: SmokeboxWorkspace) -> None:
     await workspace.run(r"touch $'a\xff' b", shell=True)
     entries = await workspace.list_dir(await workspace.working_dir())
     assert [entry.name for entry in entries] == ["a\\xff", "b"]
@@ -179,7 +179,7 @@ async def test_failed_creation_is_retried(tmp_path: Path) -> None:
     assert await workspace.working_dir() == str(folder)
 
 
-async def test_a_closed_sandbox_is_unavailable(tmp_path: Path) -> None:
+async def test_closed_sandbox_is_unavailable(tmp_path: Path) -> None:
     sandbox = local(cwd=tmp_path)
     workspace = SmokeboxWorkspace(sandbox)
     await workspace.working_dir()

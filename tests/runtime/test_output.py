@@ -1,4 +1,4 @@
-"""Bounded output: head, tail and marker in memory, the whole on disk, text at the edge."""
+"""Bounded output: head, tail and marker in memory, the whole stream on disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from smokebox.runtime.spill import Spill, SpillFolder
 def collect(output: Output, data: bytes, step: int) -> None:
     for start in range(0, len(data), step):
         output.feed(data[start : start + step])
-        if output.due:
+        if output.needs_flush:
             output.flush()
 
 
-def test_short_output_is_kept_whole_and_needs_no_file() -> None:
+def test_short_output_is_kept_without_a_file() -> None:
     output = Output(SpillFolder(), limit=10)
     collect(output, b"0123456789", 3)
     captured = output.finish()
@@ -45,7 +45,7 @@ def test_long_output_keeps_head_and_tail_around_a_marker() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
-def test_the_file_holds_the_whole_stream(step: int) -> None:
+def test_file_holds_the_whole_stream(step: int) -> None:
     folder = SpillFolder()
     output = Output(folder, limit=1000)
     data = os.urandom(20_000)
@@ -61,15 +61,15 @@ def test_memory_does_not_grow_with_the_stream() -> None:
     output = Output(folder, limit=1 << 20)
     for _ in range(200):
         output.feed(bytes(1 << 18))
-        if output.due:
+        if output.needs_flush:
             output.flush()
-    held = sum(map(len, (*output._head, *output._tail, *output._waiting)))
-    assert held <= (1 << 20) + 2 * FLUSH_SIZE
+    size = sum(map(len, (*output._head, *output._tail, *output._unflushed)))
+    assert size <= (1 << 20) + 2 * FLUSH_SIZE
     folder.close()
 
 
 @pytest.mark.parametrize("limit", range(8, 40))
-def test_no_character_is_cut_at_the_marker(limit: int) -> None:
+def test_no_character_is_split_at_the_marker(limit: int) -> None:
     output = Output(SpillFolder(), limit=limit)
     collect(output, "aé€😀".encode() * 10, 3)
     text = output.finish().text
@@ -78,7 +78,7 @@ def test_no_character_is_cut_at_the_marker(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", range(1, 12))
-def test_the_marker_counts_exactly_what_is_left_out(limit: int) -> None:
+def test_marker_counts_omitted_bytes(limit: int) -> None:
     output = Output(SpillFolder(), limit=limit)
     data = "€é".encode() * 20
     collect(output, data, 6)
@@ -93,20 +93,20 @@ def test_bytes_that_are_not_utf8_are_replaced() -> None:
     assert output.finish().text == "a��b"
 
 
-def test_a_decoder_waits_for_the_rest_of_a_character() -> None:
+def test_decoder_waits_for_the_rest_of_a_character() -> None:
     decoder = Decoder()
     parts = [decoder.feed(bytes([byte])) for byte in "é€😀".encode()]
     assert [part for part in parts if part] == ["é", "€", "😀"]
     assert decoder.finish() == ""
 
 
-def test_a_decoder_replaces_a_character_that_never_ends() -> None:
+def test_decoder_replaces_an_incomplete_character_at_the_end() -> None:
     decoder = Decoder()
     assert decoder.feed("€".encode()[:2]) == ""
     assert decoder.finish() == "�"
 
 
-def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_file(tmp_path: Path) -> None:
     folder = SpillFolder()
     output = Output(folder, limit=8)
     collect(output, b"0123456789", 5)
@@ -122,7 +122,7 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
-def test_no_place_for_files_costs_the_file_and_nothing_else(
+def test_missing_directory_loses_only_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
@@ -133,7 +133,7 @@ def test_no_place_for_files_costs_the_file_and_nothing_else(
     assert captured.file is None
 
 
-def test_a_stream_beyond_the_folders_limit_is_not_kept() -> None:
+def test_stream_beyond_the_folder_limit_is_not_kept() -> None:
     folder = SpillFolder(max_bytes=100)
     output = Output(folder, limit=10)
     output.feed(bytes(101))
@@ -141,7 +141,7 @@ def test_a_stream_beyond_the_folders_limit_is_not_kept() -> None:
     folder.close()
 
 
-def spilled(folder: SpillFolder, size: int) -> Path:
+def spill(folder: SpillFolder, size: int) -> Path:
     output = Output(folder, limit=1)
     output.feed(bytes(size))
     file = output.finish().file
@@ -149,37 +149,37 @@ def spilled(folder: SpillFolder, size: int) -> Path:
     return Path(file)
 
 
-def test_the_oldest_files_make_room_when_there_are_too_many() -> None:
+def test_oldest_files_are_removed_when_there_are_too_many() -> None:
     folder = SpillFolder(max_files=2)
-    files = [spilled(folder, 10) for _ in range(3)]
+    files = [spill(folder, 10) for _ in range(3)]
     assert [file.exists() for file in files] == [False, True, True]
     folder.close()
 
 
-def test_the_oldest_files_make_room_when_they_are_too_large() -> None:
+def test_oldest_files_are_removed_when_they_are_too_large() -> None:
     folder = SpillFolder(max_bytes=100)
-    files = [spilled(folder, 40) for _ in range(3)]
+    files = [spill(folder, 40) for _ in range(3)]
     assert [file.exists() for file in files] == [False, True, True]
     folder.close()
 
 
 def test_files_are_private_to_the_user() -> None:
     folder = SpillFolder()
-    file = spilled(folder, 10)
+    file = spill(folder, 10)
     assert file.stat().st_mode & 0o077 == 0
     assert file.parent.stat().st_mode & 0o077 == 0
     folder.close()
 
 
-def test_closing_removes_everything_and_can_be_repeated() -> None:
+def test_close_removes_everything_and_is_safe_to_repeat() -> None:
     folder = SpillFolder()
-    file = spilled(folder, 10)
+    file = spill(folder, 10)
     folder.close()
     folder.close()
     assert not file.parent.exists()
 
 
-def test_an_abandoned_stream_leaves_no_file() -> None:
+def test_abandoned_stream_leaves_no_file() -> None:
     folder = SpillFolder()
     output = Output(folder, limit=1)
     output.feed(b"12345")
@@ -191,23 +191,23 @@ def test_an_abandoned_stream_leaves_no_file() -> None:
     folder.close()
 
 
-def test_a_folder_goes_with_its_last_reference() -> None:
+def test_folder_is_removed_with_its_last_reference() -> None:
     folder = SpillFolder()
-    place = spilled(folder, 10).parent
+    path = spill(folder, 10).parent
     del folder
     gc.collect()
-    assert not place.exists()
+    assert not path.exists()
 
 
-def test_a_closed_folder_can_be_used_again() -> None:
+def test_closed_folder_can_be_used_again() -> None:
     folder = SpillFolder()
-    spilled(folder, 10)
+    spill(folder, 10)
     folder.close()
-    assert spilled(folder, 10).exists()
+    assert spill(folder, 10).exists()
     folder.close()
 
 
-async def test_a_collector_keeps_the_streams_apart() -> None:
+async def test_collector_separates_streams() -> None:
     collector = Collector(SpillFolder())
     await collector.feed("stdout", b"out")
     await collector.feed("stderr", b"err")
@@ -216,7 +216,7 @@ async def test_a_collector_keeps_the_streams_apart() -> None:
     assert (collected.stdout.text, collected.stderr.text) == ("output", "err")
 
 
-async def test_a_collector_spills_while_it_is_fed() -> None:
+async def test_collector_spills_while_it_is_fed() -> None:
     folder = SpillFolder()
     collector = Collector(folder, limit=1000)
     pieces = [os.urandom(1 << 20) for _ in range(20)]
@@ -228,14 +228,14 @@ async def test_a_collector_spills_while_it_is_fed() -> None:
     folder.close()
 
 
-def test_dropping_a_file_under_its_writer_is_safe() -> None:
+def test_discard_during_a_write_is_safe() -> None:
     folder = SpillFolder()
     for _ in range(20):
-        spill = folder.open()
-        writer = threading.Thread(target=spill.write, args=([bytes(1 << 20)] * 4,))
+        opened = folder.open()
+        writer = threading.Thread(target=opened.write, args=([bytes(1 << 20)] * 4,))
         writer.start()
-        folder.discard(spill)
+        folder.discard(opened)
         writer.join()
-        assert spill._file.closed
-        assert not os.path.exists(spill.path)
+        assert opened._file.closed
+        assert not os.path.exists(opened.path)
     folder.close()

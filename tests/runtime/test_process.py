@@ -1,4 +1,4 @@
-"""Processes: whose they are, how they end, and that nothing of them is left."""
+"""Supervised processes: input, output, exit codes, and kills that leave nothing."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from smokebox.errors import (
     SandboxGone,
     ServiceUnavailable,
 )
-from smokebox.runtime.process import Exit, Process
-from smokebox.runtime.supervisor_client import SUPERVISOR_CLIENT, CommandGroup
+from smokebox.runtime.process import Exit, SupervisedProcess
+from smokebox.runtime.supervisor_client import SUPERVISOR_CLIENT, RunningCommands
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
     from pathlib import Path
 
-PATIENCE = 10.0
+WAIT_SECONDS = 10.0
 
 
 @pytest_asyncio.fixture
-async def commands() -> AsyncIterator[CommandGroup]:
-    commands = CommandGroup()
+async def commands() -> AsyncIterator[RunningCommands]:
+    commands = RunningCommands()
     yield commands
     await commands.aclose()
 
 
 async def start(
-    commands: CommandGroup,
+    commands: RunningCommands,
     command: str,
     *,
     cwd: str = "/",
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     stdin: bytes | None = None,
-) -> Process:
-    return await Process.start(
+) -> SupervisedProcess:
+    return await SupervisedProcess.start(
         ["/bin/bash", "-c", command],
         env={"PATH": os.environ["PATH"], **(env or {})},
         cwd=cwd,
@@ -58,7 +58,7 @@ async def start(
     )
 
 
-async def finish(process: Process) -> tuple[Exit, bytes]:
+async def finish(process: SupervisedProcess) -> tuple[Exit, bytes]:
     async with process:
         data = b""
         while chunk := await process.read():
@@ -75,78 +75,77 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def until(path: Path, lines: int = 1) -> list[str]:
-    """The lines of a file, once there are enough of them."""
-    deadline = time.monotonic() + PATIENCE
-    while len(found := lines_of(path)) < lines:
+async def wait_for_lines(path: Path, lines: int = 1) -> list[str]:
+    """Wait until a file has so many lines, and return them."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(found := read_lines(path)) < lines:
         assert time.monotonic() < deadline, f"{path} did not get {lines} lines"
         await asyncio.sleep(0.01)
     return found
 
 
-def lines_of(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-async def gone(*pids: int) -> None:
-    deadline = time.monotonic() + PATIENCE
+async def wait_for_exit(*pids: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline, f"still running: {list(filter(is_running, pids))}"
         await asyncio.sleep(0.01)
 
 
-async def test_words_reach_the_program_as_they_are(commands: CommandGroup) -> None:
+async def test_arguments_are_passed_unchanged(commands: RunningCommands) -> None:
     words = ["a b", "$HOME", "'", '"', "", "\n", "é", "*"]
-    process = await Process.start(
+    process = await SupervisedProcess.start(
         ["/usr/bin/printf", r"%s\0", *words], env={}, cwd="/", commands=commands
     )
     assert (await finish(process))[1].decode().split("\0")[:-1] == words
 
 
-async def test_exit_codes_are_those_of_a_shell(commands: CommandGroup) -> None:
+async def test_exit_codes_are_those_of_a_shell(commands: RunningCommands) -> None:
     codes = {"true": 0, "exit 7": 7, "exit 300": 44, "kill -9 $$": 137, "kill -TERM $$": 143}
     for command, code in codes.items():
         assert (await finish(await start(commands, command)))[0].code == code
 
 
-async def test_the_command_leads_a_session_of_its_own(commands: CommandGroup) -> None:
+async def test_command_leads_a_new_session(commands: RunningCommands) -> None:
     _, data = await finish(await start(commands, "echo $$; ps -o pid=,pgid=,sid= -p $$"))
     assert len(set(data.split())) == 1
 
 
-async def test_signals_are_as_in_a_fresh_login(commands: CommandGroup) -> None:
+async def test_signal_dispositions_are_reset(commands: RunningCommands) -> None:
     _, data = await finish(await start(commands, "grep -E 'Sig(Blk|Ign)' /proc/self/status"))
-    # The C library keeps signals 32 and 33 for itself, and nobody can reset them.
+    # The C library reserves signals 32 and 33, which cannot be reset.
     masks = [int(line.split()[1], 16) & 0x7FFFFFFF for line in data.splitlines()]
     assert masks == [0, 0]
 
 
-async def test_no_descriptor_beyond_the_first_three_is_inherited(commands: CommandGroup) -> None:
+async def test_only_three_descriptors_are_inherited(commands: RunningCommands) -> None:
     _, data = await finish(await start(commands, "ls /proc/$$/fd; true"))
     assert data.split() == [b"0", b"1", b"2"]
 
 
-async def test_both_pipes_come_in_the_order_of_writing(commands: CommandGroup) -> None:
+async def test_pipes_are_read_in_the_order_of_writing(commands: RunningCommands) -> None:
     script = "for i in 1 2 3; do echo o$i; sleep 0.05; echo e$i >&2; sleep 0.05; done"
-    seen = []
+    streams = []
     async with await start(commands, script) as process:
         while chunk := await process.read():
-            seen.append((chunk.stream, chunk.data))
-    expected = [(s, f"{s[3]}{i}\n".encode()) for i in (1, 2, 3) for s in ("stdout", "stderr")]
-    assert [stream for stream, _ in seen] == [stream for stream, _ in expected]
+            streams.append(chunk.stream)
+    assert streams == ["stdout", "stderr"] * 3
 
 
-async def test_a_command_that_closes_its_output_is_waited_for(commands: CommandGroup) -> None:
+async def test_command_that_closes_its_output_is_waited_for(commands: RunningCommands) -> None:
     exit, _ = await finish(await start(commands, "exec >&- 2>&-; sleep 0.2; exit 5"))
     assert exit.code == 5
 
 
-async def test_output_after_the_exit_still_arrives(commands: CommandGroup) -> None:
+async def test_output_shortly_after_exit_is_read(commands: RunningCommands) -> None:
     _, data = await finish(await start(commands, "(sleep 0.05; echo late) & echo early"))
     assert data == b"early\nlate\n"
 
 
-async def test_a_full_pipe_is_read_to_the_end_by_a_slow_reader(commands: CommandGroup) -> None:
+async def test_slow_reader_gets_all_of_a_full_pipe(commands: RunningCommands) -> None:
     size = 0
     async with await start(commands, "head -c 65536 /dev/zero; sleep 60 & exit 0") as process:
         await asyncio.sleep(0.6)
@@ -155,33 +154,31 @@ async def test_a_full_pipe_is_read_to_the_end_by_a_slow_reader(commands: Command
     assert size == 65536
 
 
-async def test_a_background_child_that_talks_on_does_not_hold_the_call(
-    commands: CommandGroup,
+async def test_writing_background_child_does_not_delay_result(
+    commands: RunningCommands,
 ) -> None:
     exit, _ = await finish(await start(commands, "yes & exit 4"))
-    assert (exit.code, exit.alone) == (4, False)
+    assert (exit.code, exit.childless) == (4, False)
 
 
-async def test_what_is_left_in_the_background_can_go_on_writing(
-    commands: CommandGroup, tmp_path: Path
-) -> None:
+async def test_background_child_can_keep_writing(commands: RunningCommands, tmp_path: Path) -> None:
     script = "(while sleep 0.02; do echo tick && echo tick >> ticks; done) & echo $!"
     await finish(await start(commands, script, cwd=str(tmp_path)))
-    seen = await until(tmp_path / "ticks")
-    await until(tmp_path / "ticks", len(seen) + 3)
+    ticks = await wait_for_lines(tmp_path / "ticks")
+    await wait_for_lines(tmp_path / "ticks", len(ticks) + 3)
 
 
-async def test_closing_the_group_ends_the_background(commands: CommandGroup) -> None:
+async def test_aclose_kills_background_processes(commands: RunningCommands) -> None:
     _, data = await finish(await start(commands, "setsid sleep 300 & echo $!"))
     assert is_running(int(data))
     await commands.aclose()
     assert not is_running(int(data))
 
 
-async def test_closing_the_group_ends_a_running_command(commands: CommandGroup) -> None:
+async def test_kill_all_ends_a_running_command(commands: RunningCommands) -> None:
     async with await start(commands, "echo $$; sleep 300") as process:
         chunk = await process.read()
-        commands.end()
+        commands.kill_all()
         with pytest.raises(SandboxGone, match="closed"):
             await process.read()
     assert chunk is not None
@@ -199,20 +196,20 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("script", ESCAPES.values(), ids=ESCAPES)
-async def test_nothing_survives_being_killed(
-    commands: CommandGroup, tmp_path: Path, script: str
+async def test_nothing_survives_a_kill(
+    commands: RunningCommands, tmp_path: Path, script: str
 ) -> None:
     async with await start(commands, script, cwd=str(tmp_path)):
-        pids = await until(tmp_path / "pids")
+        pids = await wait_for_lines(tmp_path / "pids")
     assert not any(is_running(int(pid)) for pid in pids)
 
 
 @pytest.mark.parametrize("script", ESCAPES.values(), ids=ESCAPES)
 async def test_nothing_survives_a_timeout(
-    commands: CommandGroup, tmp_path: Path, script: str
+    commands: RunningCommands, tmp_path: Path, script: str
 ) -> None:
     exit, _ = await finish(await start(commands, script, cwd=str(tmp_path), timeout=0.5))
-    pids = await until(tmp_path / "pids")
+    pids = await wait_for_lines(tmp_path / "pids")
     assert exit.timed_out
     assert not any(is_running(int(pid)) for pid in pids)
 
@@ -229,26 +226,26 @@ while True:
 
 
 @pytest.mark.parametrize("own_session", [False, True])
-async def test_a_process_that_forks_and_exits_without_end_is_caught(
-    commands: CommandGroup, tmp_path: Path, own_session: bool
+async def test_process_that_forks_and_exits_in_a_loop_is_killed(
+    commands: RunningCommands, tmp_path: Path, own_session: bool
 ) -> None:
     (tmp_path / "runner.py").write_text(RUNNER.format(own_session=own_session))
     script = f"{sys.executable} -I -S runner.py; sleep 300"
     async with await start(commands, script, cwd=str(tmp_path)):
-        await until(tmp_path / "beat", 20)
+        await wait_for_lines(tmp_path / "beat", 20)
     size = (tmp_path / "beat").stat().st_size
     await asyncio.sleep(0.3)
     assert (tmp_path / "beat").stat().st_size == size
 
 
-async def test_killing_one_command_leaves_the_others(commands: CommandGroup) -> None:
+async def test_killing_one_command_leaves_the_others(commands: RunningCommands) -> None:
     other = await start(commands, "sleep 0.5; echo done")
     async with await start(commands, "sleep 300"):
         pass
     assert (await finish(other))[1] == b"done\n"
 
 
-async def test_a_timeout_lets_a_command_clean_up(commands: CommandGroup) -> None:
+async def test_timeout_lets_command_clean_up(commands: RunningCommands) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo hi; sleep 300"
     exit, data = await finish(await start(commands, script, timeout=0.5))
     assert exit.timed_out
@@ -256,101 +253,103 @@ async def test_a_timeout_lets_a_command_clean_up(commands: CommandGroup) -> None
     assert data.endswith(b"bye\n")
 
 
-async def test_a_timeout_does_not_wait_for_a_slow_reader(commands: CommandGroup) -> None:
+async def test_timeout_does_not_wait_for_slow_reader(commands: RunningCommands) -> None:
     async with await start(commands, "echo $$; yes", timeout=0.3) as process:
         chunk = await process.read()
         assert chunk is not None
-        await gone(int(chunk.data.split()[0]))
+        await wait_for_exit(int(chunk.data.split()[0]))
 
 
-async def test_the_background_is_free_of_the_timeout(commands: CommandGroup) -> None:
+async def test_timeout_does_not_apply_to_background(commands: RunningCommands) -> None:
     exit, data = await finish(await start(commands, "sleep 300 & echo $!", timeout=1))
     await asyncio.sleep(1.2)
     assert (exit.timed_out, is_running(int(data))) == (False, True)
 
 
-async def test_a_far_deadline_is_none(commands: CommandGroup) -> None:
+async def test_very_long_timeout_is_none(commands: RunningCommands) -> None:
     assert (await finish(await start(commands, "sleep 0.1", timeout=1e300)))[0].code == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 10_000_000])
-async def test_stdin_is_read_to_its_end(commands: CommandGroup, size: int) -> None:
+async def test_stdin_is_read_to_its_end(commands: RunningCommands, size: int) -> None:
     exit, data = await finish(await start(commands, "wc -c", stdin=bytes(size)))
     assert (exit.code, int(data)) == (0, size)
 
 
-async def test_large_stdin_and_large_output_do_not_wait_for_each_other(
-    commands: CommandGroup,
+async def test_large_stdin_and_output_do_not_deadlock(
+    commands: RunningCommands,
 ) -> None:
     data = os.urandom(5_000_000)
     assert (await finish(await start(commands, "tee /dev/stderr | cat", stdin=data)))[0].code == 0
 
 
-async def test_stdin_that_nobody_reads_is_no_error(commands: CommandGroup) -> None:
+async def test_unread_stdin_is_not_an_error(commands: RunningCommands) -> None:
     exit, data = await finish(await start(commands, "echo hi", stdin=bytes(5_000_000)))
     assert (exit.code, data) == (0, b"hi\n")
 
 
-async def test_without_stdin_there_is_nothing_to_read(commands: CommandGroup) -> None:
+async def test_stdin_is_empty_by_default(commands: RunningCommands) -> None:
     assert (await finish(await start(commands, "cat; echo end")))[1] == b"end\n"
 
 
-async def test_a_missing_cwd_is_not_found(commands: CommandGroup, tmp_path: Path) -> None:
+async def test_missing_cwd_raises_path_not_found(commands: RunningCommands, tmp_path: Path) -> None:
     with pytest.raises(PathNotFound, match="absent"):
         await finish(await start(commands, "touch x", cwd=str(tmp_path / "absent")))
 
 
-async def test_a_file_as_cwd_is_not_a_directory(commands: CommandGroup, tmp_path: Path) -> None:
+async def test_file_as_cwd_raises_path_not_directory(
+    commands: RunningCommands, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotDirectory):
         await finish(await start(commands, "touch x", cwd=str(tmp_path / "file")))
 
 
-async def test_a_command_that_is_too_long_says_what_to_do(commands: CommandGroup) -> None:
+async def test_error_for_too_long_command_suggests_stdin(commands: RunningCommands) -> None:
     with pytest.raises(InvalidOption, match="stdin"):
         await finish(await start(commands, "true " + "x" * 200_000))
 
 
-async def test_a_large_environment_arrives(commands: CommandGroup) -> None:
+async def test_large_environment_is_passed(commands: RunningCommands) -> None:
     env = {f"V{n}": "x" * 100_000 for n in range(12)}
     _, data = await finish(await start(commands, "echo ${#V0} ${#V11}", env=env))
     assert data == b"100000 100000\n"
 
 
 @pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800"])
-async def test_a_command_that_no_program_can_be_given_is_refused(
-    commands: CommandGroup, command: str
+async def test_command_with_invalid_characters_is_refused(
+    commands: RunningCommands, command: str
 ) -> None:
     with pytest.raises(InvalidOption, match="command"):
         await start(commands, command)
 
 
-async def test_a_program_that_is_missing_is_an_error(commands: CommandGroup) -> None:
-    process = await Process.start(["/absent/program"], env={}, cwd="/", commands=commands)
+async def test_missing_program_is_an_error(commands: RunningCommands) -> None:
+    process = await SupervisedProcess.start(["/absent/program"], env={}, cwd="/", commands=commands)
     with pytest.raises(ServiceUnavailable, match="No such file"):
         await finish(process)
 
 
 async def test_killing_the_supervisor_kills_the_command(
-    commands: CommandGroup, tmp_path: Path
+    commands: RunningCommands, tmp_path: Path
 ) -> None:
     script = "setsid sleep 300 & echo $! >> pids; echo $$ >> pids; kill -9 $PPID; sleep 300"
     with pytest.raises(SandboxGone, match="supervisor"):
         await finish(await start(commands, script, cwd=str(tmp_path)))
-    await gone(*map(int, await until(tmp_path / "pids", 2)))
+    await wait_for_exit(*map(int, await wait_for_lines(tmp_path / "pids", 2)))
 
 
-async def test_a_stopped_supervisor_does_not_hold_the_call(commands: CommandGroup) -> None:
+async def test_stopped_supervisor_does_not_block_the_call(commands: RunningCommands) -> None:
     async with await start(commands, "echo $PPID; sleep 300", timeout=1) as process:
         chunk = await process.read()
         assert chunk is not None
         os.kill(int(chunk.data), signal.SIGSTOP)
-        with pytest.raises(SandboxGone, match="answer"):
+        with pytest.raises(SandboxGone, match="respond"):
             await process.read()
         os.kill(int(chunk.data), signal.SIGCONT)
 
 
-async def test_the_supervisor_pool_is_restarted_after_it_died(commands: CommandGroup) -> None:
+async def test_killed_supervisor_pool_is_restarted(commands: RunningCommands) -> None:
     await finish(await start(commands, "true"))
     running = await start(commands, "echo here; sleep 0.5; echo still here")
     await running.read()
@@ -362,12 +361,12 @@ async def test_the_supervisor_pool_is_restarted_after_it_died(commands: CommandG
 
 
 def open_descriptors() -> int:
-    # What other tests left to the collector must not go in between.
+    # Objects of other tests must not be collected meanwhile.
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_fifty_at_a_time_leave_no_descriptor_open(commands: CommandGroup) -> None:
+async def test_fifty_concurrent_commands_leak_no_descriptor(commands: RunningCommands) -> None:
     await finish(await start(commands, "true"))
     before = open_descriptors()
     async with asyncio.TaskGroup() as group:
@@ -379,7 +378,7 @@ async def test_fifty_at_a_time_leave_no_descriptor_open(commands: CommandGroup) 
     assert open_descriptors() <= before
 
 
-async def test_failures_and_kills_leave_no_descriptor_open(commands: CommandGroup) -> None:
+async def test_failures_and_kills_leak_no_descriptor(commands: RunningCommands) -> None:
     await finish(await start(commands, "true"))
     before = open_descriptors()
     async with await start(commands, "sleep 300"):
@@ -390,9 +389,9 @@ async def test_failures_and_kills_leave_no_descriptor_open(commands: CommandGrou
     assert open_descriptors() <= before
 
 
-def test_each_event_loop_in_turn_can_run_commands() -> None:
+def test_successive_event_loops_can_run_commands() -> None:
     async def run() -> bytes:
-        commands = CommandGroup()
+        commands = RunningCommands()
         try:
             return (await finish(await start(commands, "echo hi")))[1]
         finally:
@@ -401,9 +400,9 @@ def test_each_event_loop_in_turn_can_run_commands() -> None:
     assert [asyncio.run(run()) for _ in range(3)] == [b"hi\n"] * 3
 
 
-async def test_threads_with_loops_of_their_own_share_the_keeper() -> None:
+async def test_event_loops_in_threads_share_the_supervisor_pool() -> None:
     async def run() -> bytes:
-        commands = CommandGroup()
+        commands = RunningCommands()
         try:
             return (await finish(await start(commands, "sleep 0.1; echo hi")))[1]
         finally:
@@ -416,7 +415,7 @@ async def test_threads_with_loops_of_their_own_share_the_keeper() -> None:
 
 @contextmanager
 def script(path: Path, text: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process of its own, for what would harm the one that runs the tests."""
+    """Run Python code in a child process, as it could harm the one that runs the tests."""
     (path / "script.py").write_text(
         "import asyncio, os, sys\nfrom smokebox import SmokeboxError, local\n" + text
     )
@@ -431,7 +430,7 @@ def script(path: Path, text: str) -> Iterator[subprocess.Popen[str]]:
 
 async def output_of(path: Path, text: str) -> str:
     with script(path, text) as process:
-        out, err = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+        out, err = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
     assert err == ""
     return out
 
@@ -445,12 +444,12 @@ asyncio.run(main())
 
 async def test_commands_end_when_their_owner_is_killed(tmp_path: Path) -> None:
     with script(tmp_path, FOREVER) as process:
-        pids = [int(pid) for pid in await until(tmp_path / "pids", 2)]
+        pids = [int(pid) for pid in await wait_for_lines(tmp_path / "pids", 2)]
         process.send_signal(signal.SIGKILL)
-        await gone(*pids)
+        await wait_for_exit(*pids)
 
 
-async def test_a_fork_of_the_owner_does_not_keep_commands_alive(tmp_path: Path) -> None:
+async def test_fork_of_the_owner_does_not_keep_commands_alive(tmp_path: Path) -> None:
     forked = FOREVER.replace("    await", "    await local().exec('true')\n    fork()\n    await")
     fork = """
 def fork():
@@ -459,18 +458,18 @@ def fork():
         os.execv("/bin/sleep", ["sleep", "60"])
 """
     with script(tmp_path, fork + forked) as process:
-        pids = [int(pid) for pid in await until(tmp_path / "pids", 2)]
+        pids = [int(pid) for pid in await wait_for_lines(tmp_path / "pids", 2)]
         process.send_signal(signal.SIGKILL)
-        await gone(*pids)
-        os.kill(int(lines_of(tmp_path / "copy")[0]), signal.SIGKILL)
+        await wait_for_exit(*pids)
+        os.kill(int(read_lines(tmp_path / "copy")[0]), signal.SIGKILL)
 
 
-async def test_the_background_ends_with_the_process_that_left_it(tmp_path: Path) -> None:
+async def test_background_ends_with_its_owner(tmp_path: Path) -> None:
     text = "print(asyncio.run(local().exec('sleep 300 & echo $!')).stdout)"
-    await gone(int(await output_of(tmp_path, text)))
+    await wait_for_exit(int(await output_of(tmp_path, text)))
 
 
-async def test_a_forked_copy_has_a_keeper_of_its_own(tmp_path: Path) -> None:
+async def test_forked_process_has_another_supervisor_pool(tmp_path: Path) -> None:
     text = """
 sandbox = local()
 run = lambda: asyncio.run(sandbox.exec("echo hi")).stdout
@@ -485,7 +484,7 @@ print(run(), flush=True)
     assert (await output_of(tmp_path, text)).split() == ["hi"] * 3
 
 
-async def test_running_out_of_descriptors_is_an_error_that_a_retry_can_help(
+async def test_running_out_of_descriptors_is_a_retryable_error(
     tmp_path: Path,
 ) -> None:
     text = """
@@ -502,11 +501,10 @@ async def main():
     print((await sandbox.exec("echo again")).stdout)
 asyncio.run(main())
 """
-    expected = ["service_unavailable", "True", "again"]
-    assert (await output_of(tmp_path, text)).split() == expected
+    assert (await output_of(tmp_path, text)).split() == ["service_unavailable", "True", "again"]
 
 
-async def test_no_thread_is_made_for_a_command(tmp_path: Path) -> None:
+async def test_commands_start_no_threads(tmp_path: Path) -> None:
     text = """
 import threading
 async def main():
@@ -518,7 +516,7 @@ asyncio.run(main())
     assert await output_of(tmp_path, text) == "1\n"
 
 
-async def test_commands_in_turn_share_a_minder(tmp_path: Path) -> None:
+async def test_successive_commands_share_a_supervisor(tmp_path: Path) -> None:
     text = """
 async def main():
     print(len({(await local().exec("echo $PPID")).stdout for _ in range(10)}))

@@ -35,19 +35,19 @@ async def test_stream_yields_chunks_then_the_result() -> None:
 async def test_result_is_unavailable_before_the_end() -> None:
     stream = ExecStream(Source().run())
     await anext(stream)
-    with pytest.raises(RuntimeError, match="has not ended"):
+    with pytest.raises(RuntimeError, match="still running"):
         _ = stream.result
     await stream.aclose()
 
 
-async def test_leaving_closes_the_source() -> None:
+async def test_leaving_the_stream_closes_the_source() -> None:
     source = Source()
     async with ExecStream(source.run()) as stream:
         await anext(stream)
     assert source.closed
 
 
-async def test_the_end_closes_the_source() -> None:
+async def test_exhausting_the_stream_closes_the_source() -> None:
     source = Source()
     async for _ in ExecStream(source.run()):
         pass

@@ -1,4 +1,4 @@
-"""The background loop, called from every kind of thread and closed at any time."""
+"""The background loop: calls from all kinds of threads, cancellation and closing."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_all_work_runs_on_one_thread(loop: BackgroundLoop) -> None:
     assert {loop.run(thread_name()) for _ in range(3)} == {"smokebox-loop"}
 
 
-async def test_a_running_loop_can_block_or_await(loop: BackgroundLoop) -> None:
+async def test_caller_with_a_running_loop_can_block_or_await(loop: BackgroundLoop) -> None:
     assert loop.run(thread_name()) == await loop.call(thread_name()) == "smokebox-loop"
 
 
-def test_many_threads_share_it(loop: BackgroundLoop) -> None:
+def test_many_threads_share_the_loop(loop: BackgroundLoop) -> None:
     names: list[str] = []
     threads = [
         threading.Thread(target=lambda: names.append(loop.run(thread_name()))) for _ in range(20)
@@ -90,7 +90,7 @@ async def test_cancelling_waits_until_the_work_has_ended(loop: BackgroundLoop) -
     assert work.cleaned.is_set()
 
 
-async def test_cancelling_at_once_leaves_nothing_behind(loop: BackgroundLoop) -> None:
+async def test_cancelling_at_once_leaves_the_loop_usable(loop: BackgroundLoop) -> None:
     for _ in range(50):
         task = asyncio.create_task(loop.call(thread_name()))
         await asyncio.sleep(0)
@@ -102,14 +102,14 @@ async def test_cancelling_at_once_leaves_nothing_behind(loop: BackgroundLoop) ->
 
 @pytest.fixture
 def _interrupts() -> Iterator[None]:
-    """Ctrl-C as in a terminal: a process started in the background ignores it."""
+    """Handle SIGINT as in a terminal: a process started in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_interrupts")
-def test_an_interrupt_ends_the_work(loop: BackgroundLoop) -> None:
+def test_interrupt_cancels_the_work(loop: BackgroundLoop) -> None:
     work = Endless()
 
     def interrupt() -> None:
@@ -122,7 +122,7 @@ def test_an_interrupt_ends_the_work(loop: BackgroundLoop) -> None:
     assert work.cleaned.is_set()
 
 
-def test_a_blocking_call_from_the_loop_itself_is_refused(loop: BackgroundLoop) -> None:
+def test_blocking_call_from_the_loop_itself_is_refused(loop: BackgroundLoop) -> None:
     async def nested() -> str:
         return loop.run(thread_name())
 
@@ -130,7 +130,7 @@ def test_a_blocking_call_from_the_loop_itself_is_refused(loop: BackgroundLoop) -
         loop.run(nested())
 
 
-def test_an_awaited_call_from_the_loop_itself_works(loop: BackgroundLoop) -> None:
+def test_awaited_call_from_the_loop_itself_works(loop: BackgroundLoop) -> None:
     async def nested() -> str:
         return await loop.call(thread_name())
 
@@ -159,7 +159,7 @@ async def test_closing_ends_an_awaited_call_with_an_error(loop: BackgroundLoop) 
         await task
 
 
-def test_a_closed_loop_refuses_and_closes_again(loop: BackgroundLoop) -> None:
+def test_closed_loop_refuses_work(loop: BackgroundLoop) -> None:
     loop.run(thread_name())
     loop.close()
     loop.close()
@@ -171,10 +171,10 @@ def test_dropped_loop_ends_its_thread() -> None:
     loop = BackgroundLoop()
     loop.run(thread_name())
     thread = loop._thread
-    gone = weakref.ref(loop)
+    reference = weakref.ref(loop)
     del loop
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     assert thread is not None
     thread.join(10)
     assert not thread.is_alive()

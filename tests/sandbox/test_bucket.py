@@ -55,11 +55,11 @@ class TestS3Conformance(SandboxSuite):
     async def sandbox(
         self, seaweed: SeaweedServer, bucket_name: str
     ) -> AsyncIterator[BucketSandbox]:
-        async with on(seaweed, bucket_name) as sandbox:
+        async with open_bucket(seaweed, bucket_name) as sandbox:
             yield sandbox
 
 
-def on(seaweed: SeaweedServer, name: str, *, read_only: bool = False) -> BucketSandbox:
+def open_bucket(seaweed: SeaweedServer, name: str, *, read_only: bool = False) -> BucketSandbox:
     return bucket(
         name,
         endpoint=seaweed.endpoint,
@@ -86,7 +86,7 @@ def store(seaweed: SeaweedServer, bucket_name: str) -> S3Store:
 
 @pytest_asyncio.fixture
 async def sandbox(seaweed: SeaweedServer, bucket_name: str) -> AsyncIterator[BucketSandbox]:
-    async with on(seaweed, bucket_name) as sandbox:
+    async with open_bucket(seaweed, bucket_name) as sandbox:
         yield sandbox
 
 
@@ -103,7 +103,7 @@ def fill(store: S3Store, items: Iterable[tuple[str, bytes]]) -> None:
 
 @pytest.fixture(scope="module")
 def ten_thousand(seaweed: SeaweedServer) -> Iterator[str]:
-    """A bucket with 10,000 objects in 100 folders, one of which contains the needle."""
+    """Create a bucket with 10,000 objects in 100 folders, one of which contains "needle"."""
     name = seaweed.create_bucket("ten-thousand")
     items = [(f"docs/{n % 100:02}/{n:05}.md", b"text %d\n" % n) for n in range(10_000)]
     items[7777] = (items[7777][0], b"a needle\n")
@@ -115,7 +115,7 @@ def ten_thousand(seaweed: SeaweedServer) -> Iterator[str]:
 @pytest.mark.skipif("SMOKEBOX_SOAK" not in os.environ, reason="takes long: see `make soak`")
 @pytest.mark.timeout(120)
 async def test_ten_thousand_objects(seaweed: SeaweedServer, ten_thousand: str) -> None:
-    async with on(seaweed, ten_thousand, read_only=True) as sandbox:
+    async with open_bucket(seaweed, ten_thousand, read_only=True) as sandbox:
         assert await output(sandbox, "find . -type f | wc -l") == "10000\n"
         assert await output(sandbox, "grep -rl needle .") == "./docs/77/07777.md\n"
         assert await output(sandbox, "ls docs | wc -l") == "100\n"
@@ -138,21 +138,21 @@ async def test_changes_by_another_client_show_in_the_next_command(
     assert not await sandbox.exists("f")
 
 
-async def test_a_command_waits_for_an_object_of_another_client(
+async def test_running_command_sees_an_object_of_another_client(
     sandbox: BucketSandbox, store: S3Store
 ) -> None:
     obstore.put(store, "d/other", b"")
     script = "[ -d d ]; ls d; echo ready; until [ -f d/done ]; do sleep 0.1; done; cat d/done"
     stream = sandbox.exec_stream(script)
-    said = ""
+    output = ""
     async for chunk in stream:
-        said += chunk.data
+        output += chunk.data
         if chunk.data.endswith("ready\n"):
             obstore.put(store, "d/done", b"it is\n")
-    assert (stream.exit_code, said) == (0, "other\nready\nit is\n")
+    assert (stream.exit_code, output) == (0, "other\nready\nit is\n")
 
 
-async def test_the_usual_commands_work(sandbox: BucketSandbox, store: S3Store) -> None:
+async def test_common_commands_work(sandbox: BucketSandbox, store: S3Store) -> None:
     await sandbox.write_file("notes/a b.txt", "one\ntwo\nthree\n")
     assert await output(sandbox, "head -1 notes/*; wc -l < 'notes/a b.txt'") == "one\n3\n"
     await output(
@@ -174,17 +174,17 @@ async def test_unicode_and_odd_keys(sandbox: BucketSandbox, store: S3Store) -> N
     assert await output(sandbox, "cat ünï/*") == "needle"
 
 
-async def test_a_50_mb_object(sandbox: BucketSandbox, store: S3Store) -> None:
+async def test_50_mb_object(sandbox: BucketSandbox, store: S3Store) -> None:
     obstore.put(store, "large", b"x" * 50_000_000)
     assert (await sandbox.stat("large")).size == 50_000_000
     assert len(await sandbox.read_bytes("large")) == 50_000_000
 
 
-async def test_read_only_refuses_and_reads(
+async def test_read_only_bucket_refuses_writes(
     seaweed: SeaweedServer, bucket_name: str, store: S3Store
 ) -> None:
     obstore.put(store, "f", b"kept\n")
-    async with on(seaweed, bucket_name, read_only=True) as sandbox:
+    async with open_bucket(seaweed, bucket_name, read_only=True) as sandbox:
         with pytest.raises(AccessDenied, match="read_only"):
             await sandbox.write_file("g", "x")
         with pytest.raises(AccessDenied):
@@ -195,9 +195,7 @@ async def test_read_only_refuses_and_reads(
         assert await output(sandbox, "cat f; ls; echo x > /tmp/x; cat /tmp/x") == "kept\nf\nx\n"
 
 
-async def test_the_root_of_the_bucket_is_never_removed(
-    sandbox: BucketSandbox, store: S3Store
-) -> None:
+async def test_root_of_the_bucket_is_never_removed(sandbox: BucketSandbox, store: S3Store) -> None:
     obstore.put(store, "kept", b"x")
     with pytest.raises(SmokeboxError):
         await sandbox.rm("/workspace", recursive=True, force=True)
@@ -205,7 +203,7 @@ async def test_the_root_of_the_bucket_is_never_removed(
     assert await sandbox.readdir("/workspace") == ["kept"]
 
 
-async def test_a_fork_shares_the_bucket_and_not_the_shell(sandbox: BucketSandbox) -> None:
+async def test_fork_shares_the_bucket_and_not_the_shell(sandbox: BucketSandbox) -> None:
     await output(sandbox, "x=1; echo shared > f")
     async with await sandbox.fork() as forked:
         assert await output(forked, "x=2; cat f; echo $x") == "shared\n2\n"
@@ -220,14 +218,14 @@ async def test_credentials_are_not_visible_inside(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
     async with bucket(bucket_name, endpoint=seaweed.endpoint) as sandbox:
         await sandbox.write_file("f", "x")
-        said = await sandbox.exec(
+        result = await sandbox.exec(
             "env; set; export -p; cat /proc/self/environ /etc/* ~/.aws/*; cat nope; grep -r . / "
         )
-        assert seaweed.secret_key not in said.stdout + said.stderr
+        assert seaweed.secret_key not in result.stdout + result.stderr
         assert seaweed.secret_key not in repr(sandbox) + repr(await sandbox.capabilities())
 
 
-async def test_wrong_credentials_say_where_they_come_from(
+async def test_error_for_wrong_credentials_says_where_they_come_from(
     seaweed: SeaweedServer, bucket_name: str
 ) -> None:
     async with bucket(
@@ -240,7 +238,7 @@ async def test_wrong_credentials_say_where_they_come_from(
 
 
 async def test_missing_bucket_is_reported_by_the_first_command(seaweed: SeaweedServer) -> None:
-    async with on(seaweed, "no-such-bucket") as sandbox:
+    async with open_bucket(seaweed, "no-such-bucket") as sandbox:
         with pytest.raises(BucketNotFound, match="no-such-bucket"):
             await sandbox.exec("ls")
     with pytest.raises(BucketNotFound):
@@ -263,7 +261,7 @@ async def test_unreachable_server_is_reported(unused_tcp_port: int) -> None:
 @pytest.mark.timeout(90)
 async def test_lost_server_is_reported_by_the_next_command() -> None:
     with SeaweedServer() as server:
-        async with on(server, server.create_bucket("going")) as sandbox:
+        async with open_bucket(server, server.create_bucket("going")) as sandbox:
             await sandbox.write_file("f", "x")
             server.stop()
             with pytest.raises(ServiceUnavailable):
@@ -276,14 +274,14 @@ async def test_lost_server_is_reported_by_the_next_command() -> None:
 async def test_server_that_never_responds_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
+        started = time.monotonic()
         async with bucket("name", endpoint=endpoint, access_key="a", secret_key="b") as sandbox:
             with pytest.raises(ServiceUnavailable):
                 await sandbox.exec("ls")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - started < 60
 
 
-async def test_a_target_may_be_a_url_or_a_store(tmp_path: Path) -> None:
+async def test_target_may_be_a_url_or_a_store(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text("hello")
     for target, prefix in (
@@ -302,17 +300,17 @@ async def test_two_sandboxes_share_a_memory_store() -> None:
         assert (await two.readdir("/workspace"), one.cwd) == (["f"], "/kb")
 
 
-async def test_without_a_bucket_the_files_are_in_memory() -> None:
+async def test_sandbox_without_a_bucket_is_in_memory() -> None:
     async with await get_virtual_sandbox() as sandbox:
         assert (await sandbox.capabilities()).persistence == "memory"
 
 
 async def test_capabilities_describe_the_bucket() -> None:
     async with bucket("memory:///", shell="fresh") as sandbox:
-        able = await sandbox.capabilities()
-    assert (able.sandbox, able.persistence, able.shell_state) == ("bucket", "bucket", "fresh")
-    assert not (able.symlinks or able.file_modes)
-    assert able.refused_in_names == "\n"
+        found = await sandbox.capabilities()
+    assert (found.sandbox, found.persistence, found.shell_state) == ("bucket", "bucket", "fresh")
+    assert not (found.symlinks or found.file_modes)
+    assert found.refused_in_names == "\n"
 
 
 @pytest.mark.parametrize(
@@ -342,18 +340,18 @@ def test_missing_folder_is_refused(tmp_path: Path) -> None:
         ({"shell": "zsh"}, "shell"),
     ],
 )
-def test_a_bad_option_is_named(options: dict[str, object], option: str) -> None:
+def test_invalid_option_is_named(options: dict[str, object], option: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         bucket("name", **options)  # type: ignore[arg-type]
     assert caught.value.fields["option"] == option
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="read_only"):
         bucket("name", readonly=True)  # type: ignore[call-arg]
 
 
-def test_credentials_do_not_go_with_a_folder(tmp_path: Path) -> None:
+def test_credentials_are_refused_for_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="access_key"):
         bucket(f"file://{tmp_path}", access_key="a", secret_key="b")
     with pytest.raises(InvalidOption, match="endpoint"):

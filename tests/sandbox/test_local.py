@@ -39,7 +39,7 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[LocalSandbox]:
         yield sandbox
 
 
-async def seen_by_commands(sandbox: LocalSandbox) -> set[str]:
+async def variables_of_commands(sandbox: LocalSandbox) -> set[str]:
     names = {line.partition("=")[0] for line in (await sandbox.exec("env")).stdout.splitlines()}
     return names - {"PWD", "SHLVL", "_"}
 
@@ -56,7 +56,7 @@ def exists(path: str | Path) -> bool:
     return os.path.lexists(path)
 
 
-async def gone(pid: int) -> None:
+async def wait_until_gone(pid: int) -> None:
     for _ in range(500):
         if not is_running(pid):
             return
@@ -64,7 +64,7 @@ async def gone(pid: int) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
-def test_it_is_a_sandbox(tmp_path: Path) -> None:
+def test_local_sandbox_satisfies_the_contract(tmp_path: Path) -> None:
     assert isinstance(local(cwd=tmp_path), SandboxApi)
 
 
@@ -77,18 +77,18 @@ def test_default_cwd_is_the_current_directory(
     assert sandbox.cwd == str(tmp_path)
 
 
-def test_a_relative_cwd_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_cwd_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)
     assert local(cwd="a/../a").cwd == str(tmp_path / "a")
 
 
-def test_a_missing_cwd_is_refused(tmp_path: Path) -> None:
+def test_missing_cwd_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         local(cwd=tmp_path / "absent")
 
 
-def test_a_file_as_cwd_is_refused(tmp_path: Path) -> None:
+def test_file_as_cwd_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotDirectory):
         local(cwd=tmp_path / "file")
@@ -106,18 +106,18 @@ def test_invalid_max_output_is_refused(size: object) -> None:
         local(max_output=cast("int", size))
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption, match="'max_output'"):
         local(max_outputs=1)  # type: ignore[call-arg]
 
 
-async def test_only_the_listed_names_of_the_environment_are_passed_on(
+async def test_only_kept_variables_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*KEPT, "API_TOKEN", "SSH_AUTH_SOCK", "LD_PRELOAD_X"):
         monkeypatch.setenv(name, os.environ.get(name) or str(tmp_path))
     async with local(cwd=tmp_path) as sandbox:
-        assert await seen_by_commands(sandbox) == set(KEPT)
+        assert await variables_of_commands(sandbox) == set(KEPT)
 
 
 def test_kept_variables_are_exactly_these() -> None:
@@ -136,23 +136,34 @@ async def test_environment_is_captured_at_creation(
         assert (await sandbox.exec("echo $TZ")).stdout == "before\n"
 
 
-async def test_env_adds_and_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_env_adds_and_removes_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "UTC")
     async with local(cwd=tmp_path, env={"EXTRA": "a b", "TZ": None}) as sandbox:
         assert (await sandbox.exec('echo "$EXTRA:${TZ-unset}"')).stdout == "a b:unset\n"
 
 
-async def test_env_of_one_command_overrides(tmp_path: Path) -> None:
+async def test_env_of_exec_overrides(tmp_path: Path) -> None:
     async with local(cwd=tmp_path, env={"A": "1", "B": "1"}) as sandbox:
         assert (await sandbox.exec("echo $A$B", env={"B": "2"})).stdout == "12\n"
         assert (await sandbox.exec("echo $A$B")).stdout == "11\n"
 
 
-BAD_ENV = [["A=1"], True, {"A": 1}, {1: "a"}, {"A=B": "c"}, {"A": "x\0y"}, {"": "a"}, {"1": None}]
+INVALID_ENVS = [
+    ["A=1"],
+    True,
+    {"A": 1},
+    {1: "a"},
+    {"A=B": "c"},
+    {"A": "x\0y"},
+    {"": "a"},
+    {"1": None},
+]
 
 
-@pytest.mark.parametrize("env", BAD_ENV)
-def test_an_env_of_the_wrong_type_is_refused(env: object) -> None:
+@pytest.mark.parametrize("env", INVALID_ENVS)
+def test_invalid_env_is_refused(env: object) -> None:
     with pytest.raises(InvalidOption):
         local(env=cast("Mapping[str, str | None]", env))
 
@@ -164,9 +175,7 @@ async def test_command_that_is_not_text_is_refused(sandbox: LocalSandbox, comman
 
 
 @pytest.mark.parametrize("stdin", [3, ["a"], "\ud800"])
-async def test_a_stdin_that_is_neither_text_nor_bytes_is_refused(
-    sandbox: LocalSandbox, stdin: object
-) -> None:
+async def test_invalid_stdin_is_refused(sandbox: LocalSandbox, stdin: object) -> None:
     with pytest.raises(InvalidOption, match="stdin"):
         await sandbox.exec("cat", stdin=cast("str", stdin))
 
@@ -208,13 +217,13 @@ async def test_unread_stream_blocks_the_command(sandbox: LocalSandbox, tmp_path:
         assert os.listdir(tmp_path) == []
 
 
-async def test_leaving_a_stream_early_kills(sandbox: LocalSandbox) -> None:
+async def test_leaving_a_stream_kills_the_command(sandbox: LocalSandbox) -> None:
     async with sandbox.exec_stream("echo $$; sleep 300") as stream:
         pid = int((await anext(stream)).data)
     assert not is_running(pid)
 
 
-async def test_cancelling_a_stream_kills(sandbox: LocalSandbox) -> None:
+async def test_cancelling_a_stream_kills_the_command(sandbox: LocalSandbox) -> None:
     stream = sandbox.exec_stream("echo $$; sleep 300")
     pid = int((await anext(stream)).data)
     with pytest.raises(TimeoutError):
@@ -223,7 +232,7 @@ async def test_cancelling_a_stream_kills(sandbox: LocalSandbox) -> None:
     assert not is_running(pid)
 
 
-async def test_cancelling_twice_still_kills(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_cancelling_twice_kills_the_command(sandbox: LocalSandbox, tmp_path: Path) -> None:
     task = asyncio.ensure_future(sandbox.exec("echo $$ > pid; trap '' TERM; sleep 300"))
     pid = int((await sandbox.exec("until [ -s pid ]; do sleep 0.01; done; cat pid")).stdout)
     task.cancel()
@@ -231,12 +240,10 @@ async def test_cancelling_twice_still_kills(sandbox: LocalSandbox, tmp_path: Pat
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await gone(pid)
+    await wait_until_gone(pid)
 
 
-async def test_a_stream_that_was_never_started_runs_nothing(
-    sandbox: LocalSandbox, tmp_path: Path
-) -> None:
+async def test_unread_stream_runs_nothing(sandbox: LocalSandbox, tmp_path: Path) -> None:
     stream: ExecStream = sandbox.exec_stream("touch ran")
     await stream.aclose()
     assert not exists(tmp_path / "ran")
@@ -261,7 +268,7 @@ async def test_closing_removes_spilled_output(tmp_path: Path) -> None:
     assert not exists(os.path.dirname(file))
 
 
-async def test_a_cancelled_command_leaves_no_spilled_output(
+async def test_cancelled_command_leaves_no_spilled_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -272,7 +279,7 @@ async def test_a_cancelled_command_leaves_no_spilled_output(
         assert [files for _, _, files in os.walk(tmp_path)] == [[], []]
 
 
-async def test_100_mb_of_output_do_not_fill_memory(tmp_path: Path) -> None:
+async def test_100_mb_of_output_are_spilled(tmp_path: Path) -> None:
     async with local(cwd=tmp_path, max_output=1 << 20) as sandbox:
         result = await sandbox.exec("head -c 100000000 /dev/zero | tr '\\0' x")
         assert result.stdout_file is not None
@@ -290,10 +297,10 @@ async def test_closing_kills_background_processes(tmp_path: Path) -> None:
 async def test_dropped_sandbox_kills_its_background_processes(tmp_path: Path) -> None:
     pid = int((await local(cwd=tmp_path).exec("sleep 300 & echo $!")).stdout)
     gc.collect()
-    await gone(pid)
+    await wait_until_gone(pid)
 
 
-async def test_closing_can_be_repeated_and_ends_commands(tmp_path: Path) -> None:
+async def test_closed_sandbox_refuses_commands(tmp_path: Path) -> None:
     sandbox = local(cwd=tmp_path)
     await sandbox.aclose()
     await sandbox.aclose()
@@ -310,18 +317,19 @@ async def test_closing_during_a_command_is_reported(tmp_path: Path) -> None:
         await anext(stream)
 
 
-def test_a_sandbox_outlives_its_event_loop(tmp_path: Path) -> None:
+def test_sandbox_outlives_its_event_loop(tmp_path: Path) -> None:
     sandbox = local(cwd=tmp_path)
     for word in ("one", "two"):
         assert asyncio.run(sandbox.exec(f"echo {word}")).stdout == f"{word}\n"
     asyncio.run(sandbox.aclose())
 
 
-async def test_capabilities_make_no_claim_of_isolation(sandbox: LocalSandbox) -> None:
-    able = await sandbox.capabilities()
-    assert (able.isolation, able.network, able.persistence) == ("none", "open", "host")
-    assert able.commands is not None
-    assert {"bash", "ls", "cat"} <= able.commands
+async def test_capabilities_report_no_isolation(sandbox: LocalSandbox) -> None:
+    capabilities = await sandbox.capabilities()
+    assert (capabilities.isolation, capabilities.network) == ("none", "open")
+    assert capabilities.persistence == "host"
+    assert capabilities.commands is not None
+    assert {"bash", "ls", "cat"} <= capabilities.commands
 
 
 async def test_capabilities_use_the_path_of_the_sandbox(tmp_path: Path) -> None:
@@ -363,13 +371,13 @@ async def test_writing_to_a_full_device_fails(sandbox: LocalSandbox) -> None:
         await sandbox.write_file("/dev/full", "data")
 
 
-async def test_a_failed_write_leaves_nothing(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_failed_write_leaves_no_files(sandbox: LocalSandbox, tmp_path: Path) -> None:
     with pytest.raises(PathError):
         await sandbox.write_file(f"a/b/{'n' * 300}", "data")
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_write_below_a_file_leaves_nothing(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_write_below_a_file_leaves_no_files(sandbox: LocalSandbox, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(PathNotDirectory):
         await sandbox.write_file("file/a/b", "data")
@@ -377,7 +385,7 @@ async def test_a_write_below_a_file_leaves_nothing(sandbox: LocalSandbox, tmp_pa
     assert (tmp_path / "file").read_text() == "kept"
 
 
-async def test_readers_never_see_half_a_file(sandbox: LocalSandbox) -> None:
+async def test_readers_see_whole_files_during_writes(sandbox: LocalSandbox) -> None:
     letters = ["a" * 500_000, "b" * 500_000]
     await sandbox.write_file("f", letters[0])
     async with asyncio.TaskGroup() as group:
@@ -387,14 +395,14 @@ async def test_readers_never_see_half_a_file(sandbox: LocalSandbox) -> None:
     assert {read.result() for read in reads} <= set(letters)
 
 
-async def test_parallel_writes_share_the_parents_they_make(sandbox: LocalSandbox) -> None:
+async def test_concurrent_writes_share_created_parents(sandbox: LocalSandbox) -> None:
     async with asyncio.TaskGroup() as group:
         for n in range(20):
             group.create_task(sandbox.write_file(f"deep/er/{n}", str(n)))
     assert len(await sandbox.readdir("deep/er")) == 20
 
 
-async def test_a_fifo_is_neither_read_nor_written(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_fifo_is_neither_read_nor_written(sandbox: LocalSandbox, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(PathError, match="not a regular file"):
         await sandbox.read_bytes("fifo")
@@ -412,7 +420,7 @@ async def test_socket_is_not_a_file(sandbox: LocalSandbox, monkeypatch: pytest.M
     assert (await sandbox.stat("sock")).type == "other"
 
 
-async def test_text_that_is_not_utf8_names_the_place(sandbox: LocalSandbox, tmp_path: Path) -> None:
+async def test_not_text_error_has_path_and_offset(sandbox: LocalSandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc\xff")
     with pytest.raises(NotText) as caught:
         await sandbox.read_file("f")
@@ -420,7 +428,7 @@ async def test_text_that_is_not_utf8_names_the_place(sandbox: LocalSandbox, tmp_
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_the_root_is_never_removed(sandbox: LocalSandbox, force: bool) -> None:
+async def test_root_is_never_removed(sandbox: LocalSandbox, force: bool) -> None:
     for path in ("/", "/..", "//", "../" * 40):
         with pytest.raises(AccessDenied):
             await sandbox.rm(path, recursive=True, force=force)
@@ -437,9 +445,7 @@ async def test_removing_a_tree_does_not_follow_symlinks(
     assert os.listdir(tmp_path / "outside") == ["kept"]
 
 
-async def test_force_accepts_absence_and_nothing_else(
-    sandbox: LocalSandbox, tmp_path: Path
-) -> None:
+async def test_force_accepts_only_a_missing_path(sandbox: LocalSandbox, tmp_path: Path) -> None:
     (tmp_path / "dir").mkdir()
     await sandbox.rm("absent", force=True)
     with pytest.raises(PathIsDirectory):
@@ -480,7 +486,7 @@ async def test_glob_starts_at_a_relative_cwd(sandbox: LocalSandbox, tmp_path: Pa
     assert found == [f"{tmp_path}/src/a.py", f"{tmp_path}/src/b/c.py"]
 
 
-async def test_a_python_program_streams_line_by_line(sandbox: LocalSandbox) -> None:
+async def test_python_program_streams_line_by_line(sandbox: LocalSandbox) -> None:
     program = "import sys, time\nprint('first', flush=True)\ntime.sleep(300)"
     stream = sandbox.exec_stream(f'{sys.executable} -c "$CODE"', env={"CODE": program})
     assert (await anext(stream)).data == "first\n"

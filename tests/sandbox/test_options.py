@@ -11,25 +11,25 @@ from smokebox.options import check_env, check_timeout, refuse_unknown, strict_op
 
 
 @strict_options()
-def make(name: str = "", *, network: bool = False, read_only: bool = False) -> str:
+def create(name: str = "", *, network: bool = False, read_only: bool = False) -> str:
     return f"{name} {network} {read_only}"
 
 
-def test_misspelt_option_names_the_nearest() -> None:
+def test_unknown_option_suggests_the_nearest() -> None:
     options: Any = {"readonly": True}
     with pytest.raises(InvalidOption) as caught:
-        make(**options)
-    assert str(caught.value) == "make() has no option 'readonly'. Did you mean 'read_only'?"
+        create(**options)
+    assert str(caught.value) == "create() has no option 'readonly'. Did you mean 'read_only'?"
 
 
-def test_unrecognizable_option_lists_all() -> None:
+def test_unknown_option_without_a_near_name_lists_all() -> None:
     with pytest.raises(InvalidOption) as caught:
-        refuse_unknown("make()", ["zzz"], ["b", "a"])
+        refuse_unknown("create()", ["zzz"], ["b", "a"])
     assert caught.value.hint == "It takes: a, b."
 
 
 def test_known_options_pass() -> None:
-    assert make("x", network=True) == "x True False"
+    assert create("x", network=True) == "x True False"
 
 
 @pytest.mark.parametrize("env", [{"1A": "x"}, {"A B": "x"}, {"": "x"}, {"A": "\0"}, {"A": 1}, []])
@@ -38,11 +38,11 @@ def test_invalid_environments_are_refused(env: Any) -> None:
         check_env(env)
 
 
-def test_an_environment_is_copied() -> None:
-    given = {"A": "b"}
-    taken = check_env(given)
-    given["A"] = "changed"
-    assert taken == {"A": "b"}
+def test_environment_is_copied() -> None:
+    env = {"A": "b"}
+    copy = check_env(env)
+    env["A"] = "changed"
+    assert copy == {"A": "b"}
     assert check_env(None) == {}
 
 

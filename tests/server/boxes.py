@@ -1,4 +1,4 @@
-"""A sandbox behind a server, as tests of its files use it: by HTTP, and by looking inside."""
+"""A client of one sandbox of a test server, with access to the sandbox in the engine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from smokebox.engine import Sandbox
     from smokebox.server.server import RunningServer
 
-# No request of these tests takes long: one that does hangs.
+# A request that takes longer hangs.
 DEADLINE = 10.0
 
 
-class Answer(NamedTuple):
-    """What came back."""
+class Response(NamedTuple):
+    """A response, with its JSON if it has any."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -33,13 +33,13 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The code of the error that it is."""
+        """The code of its error."""
         return str(self.json["error"]["code"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A sandbox: `ask` it by HTTP; `engine` is what the server has of it."""
+class SandboxClient:
+    """An HTTP client of one sandbox; `engine` is the sandbox in the engine of the server."""
 
     id: str
     http: aiohttp.ClientSession
@@ -47,41 +47,40 @@ class Box:
     engine: Sandbox
 
     def url(self, path: str = "") -> str:
-        """Where something of the sandbox is."""
+        """Return the URL of a path below the sandbox."""
         return f"/api/sandboxes/{self.id}/{path}"
 
-    async def ask(self, method: str, path: str, **options: Any) -> Answer:
-        """Send a request and read the whole answer; keywords are aiohttp's."""
+    async def request(self, method: str, path: str, **options: Any) -> Response:
+        """Send a request and read the whole response. Options are those of aiohttp."""
         if isinstance(options.get("data"), bytes):
-            # aiohttp warns of long bytes as they are.
+            # aiohttp warns of long bodies of type bytes.
             options["data"] = io.BytesIO(options["data"])
         async with (
             asyncio.timeout(DEADLINE),
-            self.http.request(method, self.url(path), **options) as answer,
+            self.http.request(method, self.url(path), **options) as response,
         ):
-            body = await answer.read()
-            is_json = answer.content_type == "application/json" and body
-            return Answer(
-                answer.status, answer.headers, body, await answer.json() if is_json else None
-            )
+            body = await response.read()
+            is_json = response.content_type == "application/json" and body
+            json = await response.json() if is_json else None
+            return Response(response.status, response.headers, body, json)
 
-    async def read(self, path: str, **headers: str) -> Answer:
+    async def read(self, path: str, **headers: str) -> Response:
         """GET a file."""
-        return await self.ask("GET", "files", params={"path": path}, headers=headers)
+        return await self.request("GET", "files", params={"path": path}, headers=headers)
 
-    async def write(self, path: str, data: Any, **query: str) -> Answer:
+    async def write(self, path: str, data: Any, **query: str) -> Response:
         """PUT a file."""
-        return await self.ask("PUT", "files", params={"path": path, **query}, data=data)
+        return await self.request("PUT", "files", params={"path": path, **query}, data=data)
 
     async def names(self, path: str) -> list[str]:
-        """The names in a directory."""
+        """Return the names in a directory."""
         return await self.engine.files.readdir(path)
 
     @contextlib.asynccontextmanager
     async def connection(
         self, head: str
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection of its own, on which the lines of `head` were sent. Closed rudely."""
+        """Open a connection and send the lines of `head`. Aborted at the end."""
         reader, writer = await asyncio.open_unix_connection(self.socket, limit=1 << 16)
         try:
             method, _, rest = head.partition(" ")
@@ -92,28 +91,30 @@ class Box:
         finally:
             writer.transport.abort()
 
-    async def settled(self, opened: int) -> None:
-        """Wait until nothing of a request is left: no work, and as many open files as before."""
+    async def wait_idle(self, open_files: int) -> None:
+        """Wait until no file operation runs and at most `open_files` descriptors are open."""
         await eventually(lambda: not self.engine.files.busy)
-        await eventually(lambda: open_files() <= opened)
+        await eventually(lambda: count_open_files() <= open_files)
 
 
-async def make_box(server: RunningServer, http: aiohttp.ClientSession) -> Box:
-    """A sandbox that is awake."""
-    async with http.put("/api/sandboxes/box", json={}) as answer:
-        assert answer.status == 200
+async def create_sandbox_client(
+    server: RunningServer, http: aiohttp.ClientSession
+) -> SandboxClient:
+    """Create the sandbox `box`, and return a client of it."""
+    async with http.put("/api/sandboxes/box", json={}) as response:
+        assert response.status == 200
     engine = server.state.host.sandbox("box")
-    return Box(id="box", http=http, socket=server.socket, engine=engine)
+    return SandboxClient(id="box", http=http, socket=server.socket, engine=engine)
 
 
 async def eventually(check: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until `check` returns true, at most `DEADLINE` seconds."""
     deadline = time.monotonic() + DEADLINE
     while not check():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.01)
 
 
-def open_files() -> int:
-    """How many files this process, which the server is in, has open."""
+def count_open_files() -> int:
+    """Return the number of open descriptors of this process, in which the server runs."""
     return len(os.listdir("/proc/self/fd"))

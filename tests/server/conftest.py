@@ -1,4 +1,4 @@
-"""A server on the test's own event loop, with real sockets, and a client that is not ours."""
+"""Fixtures: a server on the event loop of the test, with real sockets, and an aiohttp client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    """A server of one user, on its socket and on the loopback address."""
+    """A server without keys, on its unix socket and on the loopback address."""
     settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0)
     async with run_server(settings) as server:
         yield server
@@ -25,7 +25,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 @pytest_asyncio.fixture
 async def http(server: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
-    """Plain HTTP to its unix socket: `http.get("/api/...")`."""
+    """A client of its unix socket: `http.get("/api/...")`."""
     connector = aiohttp.UnixConnector(server.socket)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
         yield session
@@ -33,6 +33,6 @@ async def http(server: RunningServer) -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest_asyncio.fixture
 async def server_url(server: RunningServer) -> str:
-    """Its address on the loopback interface."""
+    """Its URL on the loopback interface."""
     assert server.url is not None
     return server.url

@@ -1,4 +1,4 @@
-"""What listens in the sandboxes of these tests: a server that shows what it got."""
+"""The server in the sandboxes of these tests, which returns the request it received."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -28,7 +28,7 @@ class App(BaseHTTPRequestHandler):
             action()
             return
         body = self.read()
-        shown = {
+        received = {
             "method": self.command,
             "path": self.path,
             "headers": [[name.lower(), value] for name, value in self.headers.items()],
@@ -36,7 +36,7 @@ class App(BaseHTTPRequestHandler):
             "hash": hashlib.sha256(body).hexdigest(),
             "connections": App.connections,
         }
-        self.answer(json.dumps(shown).encode(), ("content-type", "application/json"))
+        self.respond(json.dumps(received).encode(), ("content-type", "application/json"))
 
     do_POST = do_PUT = do_DELETE = do_OPTIONS = do_HEAD = do_GET
 
@@ -50,7 +50,7 @@ class App(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(pieces)
 
-    def answer(self, body: bytes, *headers: tuple[str, str], status: int = 200) -> None:
+    def respond(self, body: bytes, *headers: tuple[str, str], status: int = 200) -> None:
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -60,7 +60,7 @@ class App(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def show_cookies(self) -> None:
-        self.answer(
+        self.respond(
             b"",
             ("set-cookie", "a=1; Domain=localhost; Path=/x; HttpOnly"),
             ("set-cookie", "b=2"),
@@ -68,10 +68,10 @@ class App(BaseHTTPRequestHandler):
         )
 
     def show_redirect(self) -> None:
-        self.answer(b"", ("location", self.path.partition("?")[2]), status=302)
+        self.respond(b"", ("location", self.path.partition("?")[2]), status=302)
 
     def show_hops(self) -> None:
-        self.answer(
+        self.respond(
             b"",
             ("connection", "x-secret, keep-alive"),
             ("x-secret", "1"),
@@ -91,10 +91,10 @@ class App(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
                 time.sleep(0.02)
         except OSError:
-            say("the reader left")
+            log("the client left")
 
     def show_endless(self) -> None:
-        """A body that ends with the connection."""
+        """Send a body that ends with the connection."""
         self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nuntil the end")
         self.close_connection = True
 
@@ -109,14 +109,19 @@ class App(BaseHTTPRequestHandler):
         self.wfile.write(b"what is HTTP?\r\n\r\n")
         self.close_connection = True
 
+    def show_two_lengths(self) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.wfile.write(head + b"2\r\nhi\r\n0\r\n\r\n")
+        self.close_connection = True
+
     def show_early(self) -> None:
-        """An answer before the request has ended."""
-        self.answer(b"too much", status=413)
+        """Respond before the request has ended."""
+        self.respond(b"too much", status=413)
         self.read()
 
     def show_interim(self) -> None:
         self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")
-        self.answer(b"done")
+        self.respond(b"done")
 
     def show_big(self) -> None:
         size = int(self.path.partition("?")[2])
@@ -128,7 +133,7 @@ class App(BaseHTTPRequestHandler):
             size -= self.wfile.write(piece[:size])
 
     def show_ws(self) -> None:
-        """A WebSocket that repeats what it hears, in frames of up to 125 bytes."""
+        """Echo WebSocket messages, in frames of up to 125 bytes."""
         key = self.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
         self.send_response(101)
@@ -155,5 +160,5 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     server = Server(("127.0.0.1", int(sys.argv[1])), App)
-    say("listening")
+    log("listening")
     server.serve_forever()

@@ -1,4 +1,4 @@
-"""Backups over HTTP: made, restored, refused, and whose they are."""
+"""Backups over HTTP: creation, restore, cancellation and access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from asking import ask
+from http_response import fetch
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
 
@@ -18,49 +18,53 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-BOX = "/api/sandboxes/box"
-BACKUPS = f"{BOX}/backups"
+SANDBOX = "/api/sandboxes/box"
+BACKUPS = f"{SANDBOX}/backups"
 
 
 @pytest_asyncio.fixture
-async def box(http: aiohttp.ClientSession) -> aiohttp.ClientSession:
-    """The API, with a sandbox that has one file."""
-    await ask(http.put(BOX, json={}))
+async def api(http: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    """A client of a server that has a sandbox with one file."""
+    await fetch(http.put(SANDBOX, json={}))
     await write(http, "1")
     return http
 
 
 async def write(http: aiohttp.ClientSession, text: str) -> None:
-    await ask(http.put(f"{BOX}/files?path=f", data=text.encode()))
+    await fetch(http.put(f"{SANDBOX}/files?path=f", data=text.encode()))
 
 
 async def read(http: aiohttp.ClientSession) -> str:
-    async with http.get(f"{BOX}/files?path=f") as answer:
-        return await answer.text()
+    async with http.get(f"{SANDBOX}/files?path=f") as response:
+        return await response.text()
 
 
-async def test_one_is_made_listed_restored_and_removed(box: aiohttp.ClientSession) -> None:
-    made = await ask(box.post(BACKUPS, json={"name": "first", "ttl": 3600}))
-    assert (made.status, made.body["name"], made.body["path"]) == (201, "first", "/workspace")
-    assert made.body["expires_at"] == made.body["created_at"] + 3600
-    id = made.body["id"]
+async def test_backup_is_created_listed_restored_and_deleted(api: aiohttp.ClientSession) -> None:
+    created = await fetch(api.post(BACKUPS, json={"name": "first", "ttl": 3600}))
+    assert (created.status, created.body["name"], created.body["path"]) == (
+        201,
+        "first",
+        "/workspace",
+    )
+    assert created.body["expires_at"] == created.body["created_at"] + 3600
+    id = created.body["id"]
     for query in ("", "?sandbox=box", "?prefix=b"):
-        assert (await ask(box.get(f"/api/backups{query}"))).body == {"backups": [made.body]}
+        assert (await fetch(api.get(f"/api/backups{query}"))).body == {"backups": [created.body]}
     for query in ("?sandbox=other", "?prefix=x"):
-        assert (await ask(box.get(f"/api/backups{query}"))).body == {"backups": []}
-    assert (await ask(box.get(f"/api/backups/{id}"))).body == made.body
-    await write(box, "2")
-    restored = await ask(box.post(f"{BACKUPS}/{id}/restore", json={}))
+        assert (await fetch(api.get(f"/api/backups{query}"))).body == {"backups": []}
+    assert (await fetch(api.get(f"/api/backups/{id}"))).body == created.body
+    await write(api, "2")
+    restored = await fetch(api.post(f"{BACKUPS}/{id}/restore", json={}))
     assert (restored.status, restored.body["path"], restored.body["files"]) == (
         200,
         "/workspace",
         1,
     )
-    assert await read(box) == "1"
-    assert (await ask(box.get(f"{BACKUPS}/progress"))).body == {"progress": []}
+    assert await read(api) == "1"
+    assert (await fetch(api.get(f"{BACKUPS}/progress"))).body == {"progress": []}
     for _ in range(2):
-        assert (await ask(box.delete(f"/api/backups/{id}"))).status == 204
-    gone = await ask(box.post(f"{BACKUPS}/{id}/restore", json={}))
+        assert (await fetch(api.delete(f"/api/backups/{id}"))).status == 204
+    gone = await fetch(api.post(f"{BACKUPS}/{id}/restore", json={}))
     assert (gone.status, gone.code, gone.body["error"]["fields"]["kind"]) == (
         404,
         "not_found",
@@ -82,71 +86,73 @@ async def test_one_is_made_listed_restored_and_removed(box: aiohttp.ClientSessio
         ({"unknown": 1}, 400, "invalid_option"),
     ],
 )
-async def test_what_cannot_be_made_says_why(
-    box: aiohttp.ClientSession, body: dict[str, object], status: int, code: str
+async def test_invalid_backups_are_refused(
+    api: aiohttp.ClientSession, body: dict[str, object], status: int, code: str
 ) -> None:
-    answer = await ask(box.post(BACKUPS, json=body))
-    assert (answer.status, answer.code) == (status, code)
-    assert (await ask(box.get("/api/backups"))).body == {"backups": []}
+    response = await fetch(api.post(BACKUPS, json=body))
+    assert (response.status, response.code) == (status, code)
+    assert (await fetch(api.get("/api/backups"))).body == {"backups": []}
 
 
-async def test_who_leaves_breaks_it_off(box: aiohttp.ClientSession, server: RunningServer) -> None:
-    endless = {"command": "for i in $(seq 50); do truncate -s 4G $i || exit; done"}
-    assert (await ask(box.post(f"{BOX}/exec", json=endless))).body["exit_code"] == 0
-    making = asyncio.create_task(ask(box.post(BACKUPS, json={})))
-    seen = 0
-    while not seen:
-        under_way = (await ask(box.get(f"{BACKUPS}/progress"))).body["progress"]
-        seen = under_way[0]["bytes"] if under_way else 0
-    assert under_way[0]["operation"] == "create"
-    making.cancel()
+async def test_disconnect_cancels_a_backup(
+    api: aiohttp.ClientSession, server: RunningServer
+) -> None:
+    large = {"command": "for i in $(seq 50); do truncate -s 4G $i || exit; done"}
+    assert (await fetch(api.post(f"{SANDBOX}/exec", json=large))).body["exit_code"] == 0
+    creating = asyncio.create_task(fetch(api.post(BACKUPS, json={})))
+    copied = 0
+    while not copied:
+        progress = (await fetch(api.get(f"{BACKUPS}/progress"))).body["progress"]
+        copied = progress[0]["bytes"] if progress else 0
+    assert progress[0]["operation"] == "create"
+    creating.cancel()
     folder = os.path.join(server.state.settings.home, "backups")
-    while os.listdir(folder) or (await ask(box.get(f"{BACKUPS}/progress"))).body["progress"]:
+    while os.listdir(folder) or (await fetch(api.get(f"{BACKUPS}/progress"))).body["progress"]:
         await asyncio.sleep(0.01)
-    assert (await ask(box.get("/api/backups"))).body == {"backups": []}
+    assert (await fetch(api.get("/api/backups"))).body == {"backups": []}
 
 
 @pytest_asyncio.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    """A server that wants keys by TCP."""
+async def keyed_server(tmp_path: Path) -> AsyncIterator[RunningServer]:
+    """A server that requires keys over TCP."""
     settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
     async with run_server(settings) as server:
         yield server
 
 
-async def test_a_key_has_the_backups_of_its_own_sandboxes_only(guarded: RunningServer) -> None:
-    connector = aiohttp.UnixConnector(guarded.socket)
+async def test_key_with_a_prefix_is_limited_to_its_backups(keyed_server: RunningServer) -> None:
+    connector = aiohttp.UnixConnector(keyed_server.socket)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as owner:
         clients = {}
         for prefix in ("a-", "b-"):
-            key = await ask(owner.post("/api/keys", json={"name": prefix, "prefix": prefix}))
+            key = await fetch(owner.post("/api/keys", json={"name": prefix, "prefix": prefix}))
             headers = {"authorization": f"Bearer {key.body['key']}"}
-            clients[prefix] = aiohttp.ClientSession(guarded.url, headers=headers)
+            clients[prefix] = aiohttp.ClientSession(keyed_server.url, headers=headers)
         ours, theirs = clients["a-"], clients["b-"]
         async with ours, theirs:
-            await ask(ours.put("/api/sandboxes/a-box", json={}))
-            await ask(theirs.put("/api/sandboxes/b-box", json={}))
-            made = await ask(ours.post("/api/sandboxes/a-box/backups", json={}))
-            id = made.body["id"]
-            assert (await ask(theirs.get("/api/backups"))).body == {"backups": []}
-            assert (await ask(theirs.get("/api/backups?sandbox=a-box"))).code == "forbidden"
+            await fetch(ours.put("/api/sandboxes/a-box", json={}))
+            await fetch(theirs.put("/api/sandboxes/b-box", json={}))
+            created = await fetch(ours.post("/api/sandboxes/a-box/backups", json={}))
+            id = created.body["id"]
+            assert (await fetch(theirs.get("/api/backups"))).body == {"backups": []}
+            assert (await fetch(theirs.get("/api/backups?sandbox=a-box"))).code == "forbidden"
             for request in (
                 theirs.get(f"/api/backups/{id}"),
                 theirs.delete(f"/api/backups/{id}"),
                 theirs.post(f"/api/sandboxes/b-box/backups/{id}/restore", json={}),
                 theirs.post(f"/api/sandboxes/a-box/backups/{id}/restore", json={}),
             ):
-                refused = await ask(request)
+                refused = await fetch(request)
                 assert (refused.status, refused.code) == (403, "forbidden")
-            # Also after the sandbox is gone, and to its owner from any other.
-            await ask(ours.delete("/api/sandboxes/a-box"))
-            refused = await ask(theirs.get(f"/api/backups/{id}"))
+            # Also after the sandbox is destroyed; its owner may restore into any other.
+            await fetch(ours.delete("/api/sandboxes/a-box"))
+            refused = await fetch(theirs.get(f"/api/backups/{id}"))
             assert refused.status == 403
-            # Not even the name of it is told.
+            # Not even its name is disclosed.
             assert "a-box" not in str(refused.body)
-            await ask(ours.put("/api/sandboxes/a-two", json={}))
-            restored = await ask(
+            await fetch(ours.put("/api/sandboxes/a-two", json={}))
+            restored = await fetch(
                 ours.post(f"/api/sandboxes/a-two/backups/{id}/restore", json={"path": "/copy"})
             )
             assert restored.status == 200
-            assert (await ask(owner.get("/api/backups"))).body == {"backups": [made.body]}
+            assert (await fetch(owner.get("/api/backups"))).body == {"backups": [created.body]}

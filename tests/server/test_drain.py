@@ -1,4 +1,4 @@
-"""How a server ends: by a signal, by a request, by itself; and what it leaves behind."""
+"""Shutdown of a server by signal, by request and when idle."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ asyncio.run(serve(settings, ready))
 """
 
 
-class Server:
-    """A server that is a process of its own."""
+class ServerProcess:
+    """A server in a child process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process = process
         self.http = aiohttp.ClientSession(url)
 
     async def json(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        async with self.http.request(method, path, **options) as answer:
-            return answer.status, await answer.json()
+        async with self.http.request(method, path, **options) as response:
+            return response.status, await response.json()
 
-    async def ended(self) -> tuple[int, str]:
-        """Its exit code and its log, once it has ended."""
+    async def wait(self) -> tuple[int, str]:
+        """Wait for its exit, and return its exit code and its log."""
         assert self.process.stderr is not None
         async with asyncio.timeout(30):
             log = await self.process.stderr.read()
@@ -56,20 +56,20 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def served(home: Path, **settings: object) -> AsyncIterator[Server]:
-    given = json.dumps({"home": str(home), **settings})
+async def run_server_process(home: Path, **settings: object) -> AsyncIterator[ServerProcess]:
+    arguments = json.dumps({"home": str(home), **settings})
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, given, stdout=-1, stderr=-1
+        sys.executable, "-c", PROGRAM, arguments, stdout=-1, stderr=-1
     )
     assert process.stdout is not None
     async with asyncio.timeout(30):
         url = (await process.stdout.readline()).decode().strip()
-    server = Server(process, url)
+    server = ServerProcess(process, url)
     try:
         yield server
     finally:
         if process.returncode is None:
-            # A signal alone would leave the sandboxes to the next server.
+            # After a signal alone, sandboxes keep running for the next server.
             with contextlib.suppress(aiohttp.ClientError):
                 await server.json("POST", "/api/shutdown", json={})
             process.terminate()
@@ -77,26 +77,26 @@ async def served(home: Path, **settings: object) -> AsyncIterator[Server]:
         await server.http.close()
 
 
-async def test_sandboxes_run_on_through_a_restart_and_sleep_at_a_shutdown(tmp_path: Path) -> None:
-    async with served(tmp_path / "home") as first:
+async def test_sandboxes_survive_a_restart_and_sleep_at_shutdown(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home") as first:
         await first.json("PUT", "/api/sandboxes/box", json={})
         command = {"command": "sleep 1000", "id": "long"}
         _, before = await first.json("POST", "/api/sandboxes/box/processes", json=command)
         first.process.send_signal(signal.SIGTERM)
-        assert (await first.ended())[0] == 0
-    async with served(tmp_path / "home") as second:
+        assert (await first.wait())[0] == 0
+    async with run_server_process(tmp_path / "home") as second:
         _, after = await second.json("GET", "/api/sandboxes/box/processes/long")
         assert (after["status"], after["pid"]) == ("running", before["pid"])
-        status, answer = await second.json("POST", "/api/shutdown", json={"sandboxes": "sleep"})
-        assert (status, answer["draining"]) == (202, True)
-        assert (await second.ended())[0] == 0
-    async with served(tmp_path / "home") as third:
+        status, response = await second.json("POST", "/api/shutdown", json={"sandboxes": "sleep"})
+        assert (status, response["draining"]) == (202, True)
+        assert (await second.wait())[0] == 0
+    async with run_server_process(tmp_path / "home") as third:
         _, info = await third.json("GET", "/api/sandboxes/box")
         assert info["status"] == "idle"
 
 
-async def test_a_signal_does_not_break_off_a_shutdown(tmp_path: Path) -> None:
-    async with served(tmp_path / "home") as first:
+async def test_signals_do_not_interrupt_a_shutdown(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home") as first:
         for number in range(3):
             await first.json("PUT", f"/api/sandboxes/box{number}", json={})
         await first.json("POST", "/api/shutdown", json={"sandboxes": "sleep"})
@@ -107,16 +107,17 @@ async def test_a_signal_does_not_break_off_a_shutdown(tmp_path: Path) -> None:
         assert {info.status for info in await second.state.host.list()} == {"idle"}
 
 
-async def test_what_runs_is_finished_and_what_comes_is_refused(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", drain_seconds=20) as server:
+async def test_drain_finishes_running_requests_and_refuses_new_ones(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", drain_seconds=20) as server:
         await server.json("PUT", "/api/sandboxes/box", json={})
         path, last = "/api/sandboxes/box/exec", {"command": "touch b; sleep 1; touch go; echo ok"}
         first = {"command": "touch a; while [ ! -e go ]; do sleep 0.05; done; echo ok"}
         running = [
-            asyncio.create_task(server.json("POST", path, json=one)) for one in (first, last)
+            asyncio.create_task(server.json("POST", path, json=command))
+            for command in (first, last)
         ]
-        await _until_there(server, "a")
-        await _until_there(server, "b")
+        await _wait_for_file(server, "a")
+        await _wait_for_file(server, "b")
         server.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             while (await server.json("GET", "/api/ready"))[0] != 503:
@@ -127,13 +128,15 @@ async def test_what_runs_is_finished_and_what_comes_is_refused(tmp_path: Path) -
             assert (refused.status, error["code"]) == (503, "service_unavailable")
             assert (error["retryable"], refused.headers["retry-after"]) == (True, "2")
             assert refused.headers["connection"] == "close"
-        assert [answer["stdout"] for _, answer in await asyncio.gather(*running)] == ["ok\n"] * 2
-        assert (await server.ended())[0] == 0
-    await _sleep(tmp_path / "home")
+        assert [response["stdout"] for _, response in await asyncio.gather(*running)] == [
+            "ok\n"
+        ] * 2
+        assert (await server.wait())[0] == 0
+    await _stop_sandboxes(tmp_path / "home")
 
 
-async def test_a_stream_that_takes_too_long_is_told_why_it_ends(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", drain_seconds=0.1) as server:
+async def test_drain_ends_long_streams_with_an_error_event(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", drain_seconds=0.1) as server:
         await server.json("PUT", "/api/sandboxes/box", json={})
         path = "/api/sandboxes/box/exec/stream"
         async with server.http.post(path, json={"command": "echo hi; sleep 60"}) as stream:
@@ -143,12 +146,12 @@ async def test_a_stream_that_takes_too_long_is_told_why_it_ends(tmp_path: Path) 
         error = json.loads(data.removeprefix("data: "))
         assert (name, error["code"]) == ("event: error", "service_unavailable")
         assert error["retryable"] is True
-        assert (await server.ended())[0] == 0
-    await _sleep(tmp_path / "home")
+        assert (await server.wait())[0] == 0
+    await _stop_sandboxes(tmp_path / "home")
 
 
-async def test_a_socket_is_told_that_the_server_restarts(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", drain_seconds=0.1) as server:
+async def test_drain_closes_websockets_with_1012(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", drain_seconds=0.1) as server:
         await server.json("PUT", "/api/sandboxes/box", json={})
         await server.json("POST", "/api/sandboxes/box/terminals", json={"id": "t"})
         async with server.http.ws_connect("/api/sandboxes/box/terminals/t") as socket:
@@ -159,12 +162,12 @@ async def test_a_socket_is_told_that_the_server_restarts(tmp_path: Path) -> None
                 while (last := await socket.receive()).type is aiohttp.WSMsgType.BINARY:
                     pass
         assert (last.data, last.extra) == (1012, "the server is about to stop.")
-        assert (await server.ended())[0] == 0
-    await _sleep(tmp_path / "home")
+        assert (await server.wait())[0] == 0
+    await _stop_sandboxes(tmp_path / "home")
 
 
-async def test_a_second_signal_waits_for_no_request(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", drain_seconds=1000) as server:
+async def test_second_signal_cancels_running_requests(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", drain_seconds=1000) as server:
         await server.json("PUT", "/api/sandboxes/box", json={})
         path = "/api/sandboxes/box/exec/stream"
         async with server.http.post(path, json={"command": "echo hi; sleep 60"}) as stream:
@@ -175,32 +178,32 @@ async def test_a_second_signal_waits_for_no_request(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             server.process.send_signal(signal.SIGINT)
             assert b"service_unavailable" in await stream.content.read()
-        assert (await server.ended())[0] == 0
-    await _sleep(tmp_path / "home")
+        assert (await server.wait())[0] == 0
+    await _stop_sandboxes(tmp_path / "home")
 
 
-async def test_a_server_that_nobody_asks_ends_by_itself(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", idle_exit=0.2) as server:
-        assert (await server.ended())[0] == 0
+async def test_idle_server_exits(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", idle_exit=0.2) as server:
+        assert (await server.wait())[0] == 0
 
 
-async def test_a_sandbox_that_runs_keeps_its_server(tmp_path: Path) -> None:
+async def test_server_with_a_running_sandbox_is_not_idle(tmp_path: Path) -> None:
     settings = ServerSettings(home=str(tmp_path / "home"), pool=0, idle_exit=2)
     async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with (
             aiohttp.ClientSession("http://localhost", connector=connector) as http,
-            http.put("/api/sandboxes/box", json={"sleep_after": 3}) as answer,
+            http.put("/api/sandboxes/box", json={"sleep_after": 3}) as response,
         ):
-            assert answer.status == 200
+            assert response.status == 200
         async with asyncio.timeout(20):
             await server.state.drain.started.wait()
         (info,) = await server.state.host.list()
         assert (info.status, info.stop_reason) == ("idle", "it fell asleep")
 
 
-async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path) -> None:
-    async with served(tmp_path / "home", keys=True) as server:
+async def test_log_has_a_line_per_request_without_secrets(tmp_path: Path) -> None:
+    async with run_server_process(tmp_path / "home", keys=True) as server:
         secret = "f" * 64
         headers = {"authorization": f"Bearer sbx_{'0' * 12}_{secret}", "x-request-id": "mine"}
         assert (await server.json("GET", "/api/sandboxes/box", headers=headers))[0] == 401
@@ -209,9 +212,9 @@ async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path)
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await server.http.ws_connect(f"/api/x?authorization=Bearer%20{secret}&token={secret}")
         server.process.send_signal(signal.SIGTERM)
-        _, log = await server.ended()
+        _, log = await server.wait()
     lines = [json.loads(line) for line in log.splitlines()]
-    (line,) = [one for one in lines if one.get("request_id") == "mine"]
+    (line,) = [line for line in lines if line.get("request_id") == "mine"]
     assert (line["event"], line["level"], line["status"]) == ("request", "info", 401)
     assert (line["method"], line["path"], line["principal"]) == (
         "GET",
@@ -219,18 +222,18 @@ async def test_the_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path)
         "nobody",
     )
     assert line["ms"] >= 0
-    assert "'/api/\\x1b[A\\nx'" in [one.get("path") for one in lines]
+    assert "'/api/\\x1b[A\\nx'" in [line.get("path") for line in lines]
     assert secret not in log
 
 
-async def _until_there(server: Server, name: str) -> None:
+async def _wait_for_file(server: ServerProcess, name: str) -> None:
     path = f"/api/sandboxes/box/files/exists?path=/workspace/{name}"
     async with asyncio.timeout(20):
         while not (await server.json("GET", path))[1].get("exists"):
             await asyncio.sleep(0.02)
 
 
-async def _sleep(home: Path) -> None:
-    """Have nothing run on that a test left to the next server."""
+async def _stop_sandboxes(home: Path) -> None:
+    """Stop the sandboxes that a server left running."""
     async with run_server(ServerSettings(home=str(home), pool=0)):
         pass

@@ -1,4 +1,4 @@
-"""Long files pass through a server of its own process without staying in its memory."""
+"""Memory of a server process during transfers of large files."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SIZE = 64 * MIB
-# What the pieces under way take, several times over, and far less than what passes.
+# Several times the buffers of a transfer, and far less than the file.
 GROWTH = 24 * MIB
 DEADLINE = 60.0
-PLACE = "/api/sandboxes/box"
+SANDBOX = "/api/sandboxes/box"
 
 
 @contextlib.asynccontextmanager
-async def serving(home: Path) -> AsyncIterator[int]:
-    """A server in a child process that answers; its pid."""
-    words = ["-m", "smokebox", "serve", "--home", str(home), "--no-tcp", "--pool", "0"]
+async def run_server_process(home: Path) -> AsyncIterator[int]:
+    """Run a server in a child process, and yield its pid once it accepts connections."""
+    arguments = ["-m", "smokebox", "serve", "--home", str(home), "--no-tcp", "--pool", "0"]
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdin=asyncio.subprocess.DEVNULL
+        sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(DEADLINE):
-            while not await _answers(socket_path(str(home))):
+            while not await _accepts_connections(socket_path(str(home))):
                 assert child.returncode is None
                 await asyncio.sleep(0.05)
         yield child.pid
@@ -48,7 +48,7 @@ async def serving(home: Path) -> AsyncIterator[int]:
             await child.wait()
 
 
-async def _answers(path: str) -> bool:
+async def _accepts_connections(path: str) -> bool:
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_unix_connection(path)
         writer.close()
@@ -56,15 +56,15 @@ async def _answers(path: str) -> bool:
     return False
 
 
-def peak(pid: int) -> int:
-    """The most memory that a process had at once, in bytes."""
+def peak_memory(pid: int) -> int:
+    """Return the peak resident memory of a process in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
-class Source(io.RawIOBase):
-    """Bytes without end that look random, made as they are read, and their hash."""
+class RandomFile(io.RawIOBase):
+    """A file of `size` random bytes, generated as they are read, with their hash."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -87,7 +87,7 @@ async def _pieces(source: io.RawIOBase) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _tar(source: Source) -> Iterator[bytes]:
+def _tar(source: RandomFile) -> Iterator[bytes]:
     member = tarfile.TarInfo("long")
     member.size = source.left
     yield member.tobuf()
@@ -96,55 +96,55 @@ def _tar(source: Source) -> Iterator[bytes]:
     yield bytes(tarfile.RECORDSIZE)
 
 
-async def _each(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _iterate(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
 
 
-async def _digest(answer: aiohttp.ClientResponse, skip: int = 0, most: int = SIZE) -> str:
-    """The hash of a body, or of what of it follows the first `skip` bytes."""
+async def _digest(response: aiohttp.ClientResponse, skip: int = 0, most: int = SIZE) -> str:
+    """Return the hash of a body after its first `skip` bytes."""
     found = hashlib.sha256()
-    await answer.content.readexactly(skip)
-    async for piece in answer.content.iter_any():
+    await response.content.readexactly(skip)
+    async for piece in response.content.iter_any():
         found.update(piece[:most])
         most -= min(most, len(piece))
     return found.hexdigest()
 
 
 @pytest.mark.timeout(180)
-async def test_files_of_any_length_pass_in_constant_memory(tmp_path: Path) -> None:
+async def test_large_transfers_need_constant_memory(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with serving(home) as pid:
+    async with run_server_process(home) as pid:
         connector = aiohttp.UnixConnector(socket_path(str(home)))
         async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
 
             async def upload(route: str, path: str, body: AsyncIterator[bytes]) -> None:
-                where = f"{PLACE}/{route}"
-                async with http.put(where, params={"path": path}, data=body) as answer:
-                    assert answer.status == 200, await answer.text()
+                url = f"{SANDBOX}/{route}"
+                async with http.put(url, params={"path": path}, data=body) as response:
+                    assert response.status == 200, await response.text()
 
             async def download(route: str, path: str, skip: int = 0) -> str:
-                async with http.get(f"{PLACE}/{route}", params={"path": path}) as answer:
-                    return await _digest(answer, skip)
+                async with http.get(f"{SANDBOX}/{route}", params={"path": path}) as response:
+                    return await _digest(response, skip)
 
-            async def there_and_back(size: int) -> None:
-                source = Source(size)
+            async def round_trip(size: int) -> None:
+                source = RandomFile(size)
                 await upload("files", "f", _pieces(source))
                 assert await download("files", "f") == source.hash.hexdigest()
-                source = Source(size)
-                await upload("archive", "d", _each(_tar(source)))
+                source = RandomFile(size)
+                await upload("archive", "d", _iterate(_tar(source)))
                 assert await download("files", "d/long") == source.hash.hexdigest()
                 if size == SIZE:
-                    # Past the header: a file of this length has the whole answer after it.
+                    # After the header of the member; `most` leaves out the end of the archive.
                     packed = await download("archive", "d/long", tarfile.BLOCKSIZE)
                     assert packed == source.hash.hexdigest()
 
-            async with http.put(PLACE, json={}) as answer:
-                assert answer.status == 200
-            await there_and_back(4 * MIB)
-            before = peak(pid)
-            await there_and_back(SIZE)
-            assert peak(pid) - before < GROWTH
-            # A sandbox outlives a server that is only stopped.
-            async with http.delete(PLACE) as answer:
-                assert answer.status == 204
+            async with http.put(SANDBOX, json={}) as response:
+                assert response.status == 200
+            await round_trip(4 * MIB)
+            before = peak_memory(pid)
+            await round_trip(SIZE)
+            assert peak_memory(pid) - before < GROWTH
+            # A stopped server leaves its sandboxes running.
+            async with http.delete(SANDBOX) as response:
+                assert response.status == 204

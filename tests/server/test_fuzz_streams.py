@@ -1,4 +1,4 @@
-"""Cursors and frames that nobody would mean: no stream hangs, fails the server, or tells lies."""
+"""Fuzzing of stream cursors and WebSocket frames."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from server.boxes import make_box
+from server.boxes import create_sandbox_client
 
 if TYPE_CHECKING:
-    from server.boxes import Box
+    from server.boxes import SandboxClient
     from smokebox.server.server import RunningServer
 
 SEEDS = [1, 2]
 CURSORS = 120
-CONVERSATIONS = 12
+CONNECTIONS = 12
 FRAMES = 25
-HANGS = 30.0
+TIMEOUT = 30.0
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,83 +33,89 @@ VALUES: list[Any] = [None, True, 0, -1, 80, 1 << 40, 1.5, "", "80", [], {}, "x" 
 TYPES = ["resize", "close_stdin", "ready", "exit", "output", "error", "", "RESIZE", "\0"]
 
 
-def cursor(chance: random.Random) -> str:
-    """Something like a cursor, or like nothing."""
-    return "".join(chance.choices(PIECES, k=chance.randrange(4)))
+def cursor(rng: random.Random) -> str:
+    """Return a random string that may resemble a cursor."""
+    return "".join(rng.choices(PIECES, k=rng.randrange(4)))
 
 
-def frame(chance: random.Random) -> str | bytes:
-    """A frame of any kind: bytes, text, JSON, and what looks like ours."""
-    kind = chance.randrange(5)
+def frame(rng: random.Random) -> str | bytes:
+    """Return a random frame: bytes, text, JSON, or similar to a frame of the protocol."""
+    kind = rng.randrange(5)
     if kind == 0:
-        return chance.randbytes(chance.choice([0, 1, 100, 70_000]))
+        return rng.randbytes(rng.choice([0, 1, 100, 70_000]))
     if kind == 1:
-        return "".join(chance.choices(["{", "}", '"', "[", "\\", "é", "\0", "1", ","], k=20))
+        return "".join(rng.choices(["{", "}", '"', "[", "\\", "é", "\0", "1", ","], k=20))
     if kind == 2:
-        return json.dumps(chance.choice(VALUES))
-    names = chance.sample(["type", "cols", "rows", "data", "cursor", "stream"], k=3)
-    message = {name: chance.choice(VALUES) for name in names}
-    return json.dumps({**message, "type": chance.choice([*TYPES, *VALUES])})
+        return json.dumps(rng.choice(VALUES))
+    names = rng.sample(["type", "cols", "rows", "data", "cursor", "stream"], k=3)
+    message = {name: rng.choice(VALUES) for name in names}
+    return json.dumps({**message, "type": rng.choice([*TYPES, *VALUES])})
 
 
-async def living(box: Box) -> None:
-    """Assert that the server and the sandbox answer as ever."""
-    answer = await box.ask("POST", "exec", json={"command": "echo alive"})
-    assert (answer.status, answer.json["stdout"]) == (200, "alive\n")
+async def check_alive(sandbox: SandboxClient) -> None:
+    """Assert that the server and the sandbox still run commands."""
+    response = await sandbox.request("POST", "exec", json={"command": "echo alive"})
+    assert (response.status, response.json["stdout"]) == (200, "alive\n")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_cursors(server: RunningServer, http: aiohttp.ClientSession, seed: int) -> None:
-    chance = random.Random(seed)
-    box = await make_box(server, http)
-    started = await box.ask("POST", "processes", json={"command": "seq 1000", "id": "p"})
+async def test_random_cursors_never_crash_or_hang_the_server(
+    server: RunningServer, http: aiohttp.ClientSession, seed: int
+) -> None:
+    rng = random.Random(seed)
+    sandbox = await create_sandbox_client(server, http)
+    started = await sandbox.request("POST", "processes", json={"command": "seq 1000", "id": "p"})
     assert started.status == 201
-    await box.ask("GET", "processes/p/wait")
+    await sandbox.request("GET", "processes/p/wait")
     routes = {"processes/p/logs/stream": {}, "watch": {"path": "/workspace"}}
     for _ in range(CURSORS):
-        route, query = chance.choice(list(routes.items()))
-        given, headers = cursor(chance), {}
-        if chance.random() < 0.5 and given.isascii() and given.isprintable():
-            headers["last-event-id"] = given
+        route, query = rng.choice(list(routes.items()))
+        value, headers = cursor(rng), {}
+        if rng.random() < 0.5 and value.isascii() and value.isprintable():
+            headers["last-event-id"] = value
         else:
-            query = {**query, "cursor": given}
+            query = {**query, "cursor": value}
         async with (
-            asyncio.timeout(HANGS),
-            http.get(box.url(route), params=query, headers=headers) as answer,
+            asyncio.timeout(TIMEOUT),
+            http.get(sandbox.url(route), params=query, headers=headers) as response,
         ):
-            assert answer.status in (200, 400, 429), (route, given, answer.status)
-            # A log ends by itself; of a watch the first event is enough.
-            body = await (answer.read() if "logs" in route else answer.content.readany())
-            assert body, (route, given)
-    await living(box)
+            assert response.status in (200, 400, 429), (route, value, response.status)
+            # A log ends by itself; a watch does not.
+            body = await (response.read() if "logs" in route else response.content.readany())
+            assert body, (route, value)
+    await check_alive(sandbox)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_frames(server: RunningServer, http: aiohttp.ClientSession, seed: int) -> None:
-    chance = random.Random(seed)
-    box = await make_box(server, http)
-    for number in range(CONVERSATIONS):
-        process = await box.ask(
+async def test_random_frames_never_crash_or_hang_the_server(
+    server: RunningServer, http: aiohttp.ClientSession, seed: int
+) -> None:
+    rng = random.Random(seed)
+    sandbox = await create_sandbox_client(server, http)
+    for number in range(CONNECTIONS):
+        process = await sandbox.request(
             "POST",
             "processes",
             json={"command": "cat >/dev/null", "id": f"p{number}", "stdin": True},
         )
         assert process.status == 201
         for route in ("terminal", f"processes/p{number}/stdio"):
-            async with asyncio.timeout(HANGS):
-                await converse(http, box.url(route), chance)
-    await living(box)
-    assert (await box.ask("POST", "processes/kill", json={})).status == 200
+            async with asyncio.timeout(TIMEOUT):
+                await send_frames(http, sandbox.url(route), rng)
+    await check_alive(sandbox)
+    assert (await sandbox.request("POST", "processes/kill", json={})).status == 200
 
 
-async def converse(http: aiohttp.ClientSession, url: str, chance: random.Random) -> None:
-    """Send frames until the server has had enough, and hear it out."""
-    async with http.ws_connect(url, max_msg_size=0) as line:
+async def send_frames(http: aiohttp.ClientSession, url: str, rng: random.Random) -> None:
+    """Send random frames, and check the close code of the server."""
+    async with http.ws_connect(url, max_msg_size=0) as socket:
         for _ in range(FRAMES):
-            data = frame(chance)
+            data = frame(rng)
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-                await (line.send_bytes(data) if isinstance(data, bytes) else line.send_str(data))
-            if line.closed:
+                await (
+                    socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data)
+                )
+            if socket.closed:
                 break
-        await line.close()
-        assert line.close_code in (1000, 1003, 1006, 1007, 1008, 1009), line.close_code
+        await socket.close()
+        assert socket.close_code in (1000, 1003, 1006, 1007, 1008, 1009), socket.close_code

@@ -1,4 +1,4 @@
-"""The network of sandboxes over HTTP: policy, changes, rights, handlers, log and metrics."""
+"""Egress over HTTP: policy, changes, access, handlers, log and metrics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from asking import ask
+from http_response import fetch
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
-from smokebox.wire.handlers import HandleFrame, SendFrame, ServeFrame, from_server
+from smokebox.wire.handlers import Content, HandleFrame, SendFrame, ServeFrame, from_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,41 +28,41 @@ IMPORTED = "smokebox.egress.builtin_handlers:log"
 
 
 @pytest_asyncio.fixture
-async def box(http: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server that has a sandbox `box`."""
-    assert (await ask(http.put("/api/sandboxes/box", json={}))).status == 200
+async def api(http: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a server that has the sandbox `box`."""
+    assert (await fetch(http.put("/api/sandboxes/box", json={}))).status == 200
     yield http
 
 
 async def curl(http: aiohttp.ClientSession, url: str) -> str:
     command = f"curl -s -m 10 -w '\\n%{{http_code}}' {url}"
-    told = await ask(http.post("/api/sandboxes/box/exec", json={"command": command}))
-    return str(told.body["stdout"])
+    result = await fetch(http.post("/api/sandboxes/box/exec", json={"command": command}))
+    return str(result.body["stdout"])
 
 
 async def in_force(http: aiohttp.ClientSession) -> dict[str, Any]:
-    told: dict[str, Any] = (await ask(http.get(EGRESS))).body["in_force"]
-    return told
+    policy: dict[str, Any] = (await fetch(http.get(EGRESS))).body["in_force"]
+    return policy
 
 
-async def test_a_new_sandbox_reaches_nothing(box: aiohttp.ClientSession) -> None:
-    told = (await ask(box.get(EGRESS))).body
-    assert told["settings"] == {}
-    assert told["served"] == []
-    assert told["in_force"]["internet"] is False
-    assert told["in_force"]["allowed_hosts"] is None
+async def test_new_sandbox_has_no_network_access(api: aiohttp.ClientSession) -> None:
+    info = (await fetch(api.get(EGRESS))).body
+    assert info["settings"] == {}
+    assert info["served"] == []
+    assert info["in_force"]["internet"] is False
+    assert info["in_force"]["allowed_hosts"] is None
 
 
-async def test_the_policy_comes_with_the_sandbox_and_a_later_one_replaces_it(
-    box: aiohttp.ClientSession,
+async def test_policy_of_a_sandbox_is_replaced_by_a_later_one(
+    api: aiohttp.ClientSession,
 ) -> None:
     policy = {"internet": True, "denied_hosts": ["evil.test"], "max_requests": 7}
-    assert (await ask(box.put("/api/sandboxes/box", json={"egress": policy}))).status == 200
-    assert (await ask(box.get(EGRESS))).body["settings"] == policy
-    await ask(box.put("/api/sandboxes/box", json={"labels": {"a": "b"}}))
-    assert (await ask(box.get(EGRESS))).body["settings"] == policy
-    await ask(box.put("/api/sandboxes/box", json={"egress": ["a.test"]}))
-    assert (await ask(box.get(EGRESS))).body["settings"] == {"allowed_hosts": ["a.test"]}
+    assert (await fetch(api.put("/api/sandboxes/box", json={"egress": policy}))).status == 200
+    assert (await fetch(api.get(EGRESS))).body["settings"] == policy
+    await fetch(api.put("/api/sandboxes/box", json={"labels": {"a": "b"}}))
+    assert (await fetch(api.get(EGRESS))).body["settings"] == policy
+    await fetch(api.put("/api/sandboxes/box", json={"egress": ["a.test"]}))
+    assert (await fetch(api.get(EGRESS))).body["settings"] == {"allowed_hosts": ["a.test"]}
 
 
 @pytest.mark.parametrize(
@@ -73,40 +73,40 @@ async def test_the_policy_comes_with_the_sandbox_and_a_later_one_replaces_it(
         ({"egress": {"alowed_hosts": []}}, "Did you mean 'allowed_hosts'?"),
     ],
 )
-async def test_an_old_spelling_gets_an_error_that_names_the_new_one(
-    box: aiohttp.ClientSession, body: dict[str, Any], hint: str
+async def test_old_spelling_gets_an_error_that_names_the_new_one(
+    api: aiohttp.ClientSession, body: dict[str, Any], hint: str
 ) -> None:
-    told = await ask(box.put("/api/sandboxes/box", json=body))
-    assert (told.status, told.code) == (400, "invalid_option")
-    assert told.body["error"]["hint"] == hint
+    response = await fetch(api.put("/api/sandboxes/box", json=body))
+    assert (response.status, response.code) == (400, "invalid_option")
+    assert response.body["error"]["hint"] == hint
 
 
-async def test_a_put_of_the_network_replaces_all_settings_and_keeps_changes(
-    box: aiohttp.ClientSession,
+async def test_put_replaces_the_settings_and_keeps_changes(
+    api: aiohttp.ClientSession,
 ) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"internet": True}}))
-    await ask(box.post(f"{EGRESS}/changes", json={"allow": ["new.test"]}))
-    told = await ask(box.put(EGRESS, json={"denied_hosts": ["evil.test"]}))
-    assert told.body["settings"] == {"denied_hosts": ["evil.test"]}
-    assert told.body["in_force"]["opened_hosts"] == ["new.test"]
-    told = await ask(box.delete(f"{EGRESS}/changes"))
-    assert told.body["in_force"]["opened_hosts"] == []
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"internet": True}}))
+    await fetch(api.post(f"{EGRESS}/changes", json={"allow": ["new.test"]}))
+    response = await fetch(api.put(EGRESS, json={"denied_hosts": ["evil.test"]}))
+    assert response.body["settings"] == {"denied_hosts": ["evil.test"]}
+    assert response.body["in_force"]["opened_hosts"] == ["new.test"]
+    response = await fetch(api.delete(f"{EGRESS}/changes"))
+    assert response.body["in_force"]["opened_hosts"] == []
 
 
-async def test_changes_are_made_all_at_once_or_not_at_all(box: aiohttp.ClientSession) -> None:
-    wrong = {"allow": ["good.test"], "deny": ["https://bad"]}
-    told = await ask(box.post(f"{EGRESS}/changes", json=wrong))
-    assert (told.status, told.code) == (400, "invalid_option")
-    assert (await in_force(box))["opened_hosts"] == []
-    right = {
+async def test_changes_are_atomic(api: aiohttp.ClientSession) -> None:
+    invalid = {"allow": ["good.test"], "deny": ["https://bad"]}
+    response = await fetch(api.post(f"{EGRESS}/changes", json=invalid))
+    assert (response.status, response.code) == (400, "invalid_option")
+    assert (await in_force(api))["opened_hosts"] == []
+    valid = {
         "allow": ["a.test"],
         "deny": ["b.test"],
         "outbound_by_host": {"C.test.": "@client"},
         "outbound": IMPORTED,
         "internet": True,
     }
-    assert (await ask(box.post(f"{EGRESS}/changes", json=right))).status == 200
-    found = await in_force(box)
+    assert (await fetch(api.post(f"{EGRESS}/changes", json=valid))).status == 200
+    found = await in_force(api)
     assert found["opened_hosts"] == ["a.test"]
     assert found["denied_hosts"] == ["b.test"]
     assert found["outbound_by_host"] == {"c.test": "@client"}
@@ -127,56 +127,60 @@ async def test_changes_are_made_all_at_once_or_not_at_all(box: aiohttp.ClientSes
         {"unknown": 1},
     ],
 )
-async def test_what_makes_no_sense_is_refused(
-    box: aiohttp.ClientSession, body: dict[str, Any]
+async def test_invalid_policies_are_refused(
+    api: aiohttp.ClientSession, body: dict[str, Any]
 ) -> None:
     for url, content in (("/api/sandboxes/box", {"egress": body}), (EGRESS, body)):
-        told = await ask(box.put(url, json=content))
-        assert (told.status, told.code) == (400, "invalid_option"), told
-    assert (await ask(box.get(EGRESS))).body["settings"] == {}
+        response = await fetch(api.put(url, json=content))
+        assert (response.status, response.code) == (400, "invalid_option"), response
+    assert (await fetch(api.get(EGRESS))).body["settings"] == {}
 
 
-async def test_handlers_of_the_server_are_for_administrators(tmp_path: Path) -> None:
+async def test_imported_handlers_need_an_administrator(tmp_path: Path) -> None:
     settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
     async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as owner:
-            key = (await ask(owner.post("/api/keys", json={"name": "x"}))).body["key"]
+            key = (await fetch(owner.post("/api/keys", json={"name": "x"}))).body["key"]
             assert (
-                await ask(owner.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}}))
+                await fetch(
+                    owner.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}})
+                )
             ).status == 200
         headers = {"authorization": f"Bearer {key}"}
-        async with aiohttp.ClientSession(server.url, headers=headers) as other:
-            for told in (
-                await ask(other.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}})),
-                await ask(other.post("/api/sandboxes", json={"egress": {"outbound": IMPORTED}})),
-                await ask(other.put(EGRESS, json={"outbound_by_host": {"a.test": IMPORTED}})),
-                await ask(other.post(f"{EGRESS}/changes", json={"outbound": IMPORTED})),
+        async with aiohttp.ClientSession(server.url, headers=headers) as tenant:
+            for response in (
+                await fetch(
+                    tenant.put("/api/sandboxes/box", json={"egress": {"outbound": IMPORTED}})
+                ),
+                await fetch(tenant.post("/api/sandboxes", json={"egress": {"outbound": IMPORTED}})),
+                await fetch(tenant.put(EGRESS, json={"outbound_by_host": {"a.test": IMPORTED}})),
+                await fetch(tenant.post(f"{EGRESS}/changes", json={"outbound": IMPORTED})),
             ):
-                assert (told.status, told.code) == (403, "forbidden")
-                assert "administrators" in told.body["error"]["message"]
-            mine = await ask(
-                other.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}})
+                assert (response.status, response.code) == (403, "forbidden")
+                assert "administrators" in response.body["error"]["message"]
+            allowed = await fetch(
+                tenant.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}})
             )
-            assert mine.status == 200
+            assert allowed.status == 200
 
 
-async def test_a_handler_by_import_path_runs_in_the_server(
-    box: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_imported_handler_runs_in_the_server(
+    api: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"handlers_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(
         "from smokebox.egress import Response\n"
-        "async def answer(request, env, context):\n"
+        "async def respond(request, env, context):\n"
         "    return Response(f'{context.sandbox_id}: {request.url}')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"outbound": f"{name}:answer"}}))
-    assert await curl(box, "http://any.test/x") == "box: http://any.test/x\n200"
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"outbound": f"{name}:respond"}}))
+    assert await curl(api, "http://any.test/x") == "box: http://any.test/x\n200"
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_handlers(
     http: aiohttp.ClientSession, *slots: str
 ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     async with http.ws_connect(HANDLERS) as socket:
@@ -185,101 +189,97 @@ async def serving(
         yield socket
 
 
-async def test_a_client_is_asked_over_its_socket(box: aiohttp.ClientSession) -> None:
-    await ask(
-        box.put("/api/sandboxes/box", json={"egress": {"outbound_by_host": {"a.test": "@client"}}})
+async def test_client_handles_requests_over_its_websocket(api: aiohttp.ClientSession) -> None:
+    await fetch(
+        api.put("/api/sandboxes/box", json={"egress": {"outbound_by_host": {"a.test": "@client"}}})
     )
-    async with serving(box, "a.test") as socket:
-        assert (await ask(box.get(EGRESS))).body["served"] == ["a.test"]
-        asking = asyncio.create_task(curl(box, "http://a.test/x"))
+    async with serve_handlers(api, "a.test") as socket:
+        assert (await fetch(api.get(EGRESS))).body["served"] == ["a.test"]
+        request = asyncio.create_task(curl(api, "http://a.test/x"))
         frame = from_server((await socket.receive(SECONDS)).data)
         assert isinstance(frame, HandleFrame)
         assert (frame.slot, frame.url, frame.body) == ("a.test", "http://a.test/x", False)
         refuse = {"type": "refuse", "id": frame.id, "reason": "because"}
         await socket.send_str(json.dumps(refuse))
-        told = await asking
-        assert "because" in told
-        assert told.endswith("403")
+        output = await request
+        assert "because" in output
+        assert output.endswith("403")
     async with asyncio.timeout(SECONDS):
-        while (await ask(box.get(EGRESS))).body["served"]:
+        while (await fetch(api.get(EGRESS))).body["served"]:
             await asyncio.sleep(0.01)
-    assert "none is connected" in await curl(box, "http://a.test/x")
+    assert "none is connected" in await curl(api, "http://a.test/x")
 
 
-async def test_a_client_that_leaves_in_the_middle_is_a_refusal(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}}))
-    async with serving(box, "") as socket:
-        asking = asyncio.create_task(curl(box, "http://a.test/x"))
-        await socket.receive(SECONDS)
-    told = await asking
-    assert "went away" in told
-    assert told.endswith("403")
-
-
-async def test_frames_that_make_no_sense_are_told_and_change_nothing(
-    box: aiohttp.ClientSession,
+async def test_client_that_disconnects_during_a_request_refuses_it(
+    api: aiohttp.ClientSession,
 ) -> None:
-    async with serving(box, "") as socket:
-        for wrong in ("{}", "[]", "x", '{"type": "handle"}'):
-            await socket.send_str(wrong)
-            told = json.loads((await socket.receive(SECONDS)).data)
-            assert (told["type"], told["code"]) == ("error", "invalid_option")
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}}))
+    async with serve_handlers(api, "") as socket:
+        request = asyncio.create_task(curl(api, "http://a.test/x"))
+        await socket.receive(SECONDS)
+    output = await request
+    assert "disconnected" in output
+    assert output.endswith("403")
+
+
+async def test_invalid_frames_get_an_error_and_change_nothing(
+    api: aiohttp.ClientSession,
+) -> None:
+    async with serve_handlers(api, "") as socket:
+        for text in ("{}", "[]", "x", '{"type": "handle"}'):
+            await socket.send_str(text)
+            error = json.loads((await socket.receive(SECONDS)).data)
+            assert (error["type"], error["code"]) == ("error", "invalid_option")
         await socket.send_bytes(b"1")
         assert json.loads((await socket.receive(SECONDS)).data)["type"] == "error"
-        late = SendFrame(id=9, method="GET", url="http://x/", headers=[], content=_empty())
+        late = SendFrame(id=9, method="GET", url="http://x/", headers=[], content=Content())
         await socket.send_str(msgspec.json.encode(late).decode())
-        assert (await ask(box.get(EGRESS))).body["served"] == [""]
+        assert (await fetch(api.get(EGRESS))).body["served"] == [""]
 
 
-def _empty() -> Any:
-    from smokebox.wire.handlers import Content
-
-    return Content()
-
-
-async def test_the_log_is_read_by_cursor_and_followed(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
+async def test_log_is_paged_and_streamed_by_cursor(api: aiohttp.ClientSession) -> None:
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
     for name in ("one", "two", "three"):
-        await curl(box, f"http://{name}.test/")
-    told = (await ask(box.get(f"{EGRESS}/log"))).body["events"]
-    assert [one["host"] for one in told] == ["one.test", "two.test", "three.test"]
-    after = {"after": told[0]["cursor"], "limit": 1}
-    page = (await ask(box.get(f"{EGRESS}/log", params=after))).body["events"]
-    assert page == told[1:2]
-    headers = {"last-event-id": str(told[1]["cursor"])}
-    async with box.get(f"{EGRESS}/log/stream", headers=headers) as stream, asyncio.timeout(SECONDS):
+        await curl(api, f"http://{name}.test/")
+    events = (await fetch(api.get(f"{EGRESS}/log"))).body["events"]
+    assert [event["host"] for event in events] == ["one.test", "two.test", "three.test"]
+    after = {"after": events[0]["cursor"], "limit": 1}
+    page = (await fetch(api.get(f"{EGRESS}/log", params=after))).body["events"]
+    assert page == events[1:2]
+    headers = {"last-event-id": str(events[1]["cursor"])}
+    async with api.get(f"{EGRESS}/log/stream", headers=headers) as stream, asyncio.timeout(SECONDS):
         lines = [(await stream.content.readline()).decode() for _ in range(3)]
-    assert lines[:2] == ["event: request\n", f"id: {told[2]['cursor']}\n"]
-    assert json.loads(lines[2].removeprefix("data: ")) == told[2]
+    assert lines[:2] == ["event: request\n", f"id: {events[2]['cursor']}\n"]
+    assert json.loads(lines[2].removeprefix("data: ")) == events[2]
 
 
 @pytest.mark.parametrize("query", [{"after": -1}, {"limit": 0}, {"limit": 1001}, {"after": "x"}])
-async def test_a_page_that_cannot_be_is_refused(
-    box: aiohttp.ClientSession, query: dict[str, Any]
+async def test_invalid_log_queries_are_refused(
+    api: aiohttp.ClientSession, query: dict[str, Any]
 ) -> None:
-    told = await ask(box.get(f"{EGRESS}/log", params=query))
-    assert (told.status, told.code) == (400, "invalid_option")
+    response = await fetch(api.get(f"{EGRESS}/log", params=query))
+    assert (response.status, response.code) == (400, "invalid_option")
 
 
-async def test_the_log_of_a_sandbox_that_sleeps_is_there(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
-    await curl(box, "http://one.test/")
-    await ask(box.post("/api/sandboxes/box/sleep"))
-    told = (await ask(box.get(f"{EGRESS}/log"))).body["events"]
-    assert [one["host"] for one in told] == ["one.test"]
-    assert (await ask(box.get("/api/sandboxes/box"))).body["status"] == "idle"
+async def test_log_of_a_sleeping_sandbox_is_readable(api: aiohttp.ClientSession) -> None:
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
+    await curl(api, "http://one.test/")
+    await fetch(api.post("/api/sandboxes/box/sleep"))
+    events = (await fetch(api.get(f"{EGRESS}/log"))).body["events"]
+    assert [event["host"] for event in events] == ["one.test"]
+    assert (await fetch(api.get("/api/sandboxes/box"))).body["status"] == "idle"
 
 
-async def test_metrics_count_what_was_asked(box: aiohttp.ClientSession) -> None:
-    await ask(box.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
-    await curl(box, "http://one.test/")
-    async with box.get("/metrics") as answer:
-        text = await answer.text()
+async def test_network_events_are_counted_in_metrics(api: aiohttp.ClientSession) -> None:
+    await fetch(api.put("/api/sandboxes/box", json={"egress": {"allowed_hosts": ["a.test"]}}))
+    await curl(api, "http://one.test/")
+    async with api.get("/metrics") as response:
+        text = await response.text()
     assert 'smokebox_network_events{verdict="refused"} 1.0' in text
     assert 'smokebox_network_bytes{direction="sent"}' in text
 
 
-async def test_a_server_that_ends_does_not_wait_for_clients_of_handlers(
+async def test_shutdown_does_not_wait_for_handler_clients(
     tmp_path: Path,
 ) -> None:
     settings = ServerSettings(home=str(tmp_path / "home"), pool=0, drain_seconds=600)
@@ -287,6 +287,6 @@ async def test_a_server_that_ends_does_not_wait_for_clients_of_handlers(
         server: RunningServer = await stack.enter_async_context(run_server(settings))
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
-            await ask(http.put("/api/sandboxes/box", json={}))
-            async with serving(http, ""), asyncio.timeout(SECONDS):
+            await fetch(http.put("/api/sandboxes/box", json={}))
+            async with serve_handlers(http, ""), asyncio.timeout(SECONDS):
                 await stack.aclose()

@@ -1,4 +1,4 @@
-"""The OpenAPI document: whole, valid, and about every endpoint that there is."""
+"""The OpenAPI document: valid and complete."""
 
 from __future__ import annotations
 
@@ -16,58 +16,62 @@ from smokebox.wire import API
 if TYPE_CHECKING:
     import aiohttp
 
-    from smokebox.server.endpoint import Endpoint
+    from smokebox.server.endpoint import ApiEndpoint
 
 DOCUMENT = make_document(all_endpoints(), all_sockets())
 
 
-def _operation(one: Endpoint) -> dict[str, Any]:
-    found: dict[str, Any] = DOCUMENT["paths"][API + one.path][one.method.lower()]
-    return found
+def _operation(endpoint: ApiEndpoint) -> dict[str, Any]:
+    operation: dict[str, Any] = DOCUMENT["paths"][API + endpoint.path][endpoint.method.lower()]
+    return operation
 
 
-def test_the_document_is_valid_openapi() -> None:
+def test_document_is_valid_openapi() -> None:
     assert DOCUMENT["openapi"] == "3.1.0"
     schemathesis.openapi.from_dict(DOCUMENT).validate()
 
 
-def test_every_reference_leads_to_a_schema() -> None:
+def test_every_reference_resolves_to_a_schema() -> None:
     text = msgspec.json.encode(DOCUMENT).decode()
     names = set(re.findall(r'"\$ref":"#/components/schemas/(\w+)"', text))
     assert names
     assert names <= DOCUMENT["components"]["schemas"].keys()
 
 
-@pytest.mark.parametrize("one", all_endpoints(), ids=lambda one: f"{one.method} {one.path}")
-def test_every_endpoint_is_described(one: Endpoint) -> None:
-    operation = _operation(one)
+@pytest.mark.parametrize(
+    "endpoint", all_endpoints(), ids=lambda endpoint: f"{endpoint.method} {endpoint.path}"
+)
+def test_every_endpoint_is_documented(endpoint: ApiEndpoint) -> None:
+    operation = _operation(endpoint)
     assert operation["summary"]
-    assert str(one.status) in operation["responses"]
+    assert str(endpoint.status) in operation["responses"]
     in_path = {field["name"] for field in operation["parameters"] if field["in"] == "path"}
-    assert in_path == set(re.findall(r"\{(\w+)\}", one.path))
-    if not one.public:
+    assert in_path == set(re.findall(r"\{(\w+)\}", endpoint.path))
+    if not endpoint.public:
         assert {"401", "403", "429", "500", "503"} <= operation["responses"].keys()
-    assert ("requestBody" in operation) == (one.body is not None or "json" not in one.accepts)
+    assert ("requestBody" in operation) == (
+        endpoint.body is not None or "json" not in endpoint.accepts
+    )
 
 
-def test_every_endpoint_has_a_name_of_its_own() -> None:
-    names = [one.name for one in all_endpoints()]
+def test_operation_ids_are_unique() -> None:
+    names = [endpoint.name for endpoint in all_endpoints()]
     assert len(set(names)) == len(names)
 
 
-def test_sockets_are_described_beside_the_paths() -> None:
-    assert DOCUMENT["x-websockets"].keys() == {API + one.path for one in all_sockets()}
-    for one in DOCUMENT["x-websockets"].values():
-        assert one["summary"]
-        assert one["description"]
+def test_every_websocket_is_documented() -> None:
+    assert DOCUMENT["x-websockets"].keys() == {API + socket.path for socket in all_sockets()}
+    for socket in DOCUMENT["x-websockets"].values():
+        assert socket["summary"]
+        assert socket["description"]
 
 
-async def test_the_document_and_its_page_are_served(http: aiohttp.ClientSession) -> None:
-    async with http.get("/api/openapi.json") as answer:
-        assert answer.headers["content-type"] == "application/json"
-        assert await answer.json() == msgspec.json.decode(msgspec.json.encode(DOCUMENT))
-    async with http.get("/api/docs") as answer:
-        assert answer.headers["content-type"] == "text/html; charset=utf-8"
-        page = await answer.text()
+async def test_document_and_page_are_served(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/openapi.json") as response:
+        assert response.headers["content-type"] == "application/json"
+        assert await response.json() == msgspec.json.decode(msgspec.json.encode(DOCUMENT))
+    async with http.get("/api/docs") as response:
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
+        page = await response.text()
     assert "<script" not in page
     assert "/api/sandboxes/{id}/exec" in page

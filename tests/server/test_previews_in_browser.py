@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from packaging.requirements import Requirement
 
-from browser import browsing
+from browser import open_browser
 from smokebox.client.client import connect
 
 if TYPE_CHECKING:
@@ -121,20 +121,20 @@ async def test_a_vite_server_reloads_its_modules_in_the_browser(sandbox: Sandbox
     vite = ["node", "node_modules/vite/bin/vite.js", "--port", "5173", "--strictPort"]
     process = await sandbox.start_process(vite, cwd="/workspace/site")
     await process.wait_for_port(5173, timeout=60)
-    async with browsing() as page:
-        await page.go(await sandbox.get_preview_url(5173))
-        await page.sees("document.getElementById('word')?.textContent", "before")
-        await page.sees("document.getElementById('typed').textContent", "loaded once")
+    async with open_browser() as page:
+        await page.navigate(await sandbox.get_preview_url(5173))
+        await page.wait_for("document.getElementById('word')?.textContent", "before")
+        await page.wait_for("document.getElementById('typed').textContent", "loaded once")
         # A page that is loaded anew forgets this; a module that is replaced does not.
         await page.run("document.getElementById('typed').textContent = 'typed by hand'")
-        await page.keep("vite-before")
+        await page.screenshot("vite-before")
         await sandbox.write_file("site/word.js", "export const word = 'after';\n")
-        await page.sees("document.getElementById('word').textContent", "after")
+        await page.wait_for("document.getElementById('word').textContent", "after")
         assert await page.run("document.getElementById('typed').textContent") == "typed by hand"
-        await page.keep("vite-after")
+        await page.screenshot("vite-after")
         await sandbox.write_file("site/index.html", INDEX.replace(">Vite<", ">Loaded anew<"))
-        await page.sees("document.title", "Loaded anew")
-        await page.sees("document.getElementById('typed').textContent", "loaded once")
+        await page.wait_for("document.title", "Loaded anew")
+        await page.wait_for("document.getElementById('typed').textContent", "loaded once")
 
 
 def with_needs(*names: str) -> list[Distribution]:
@@ -174,29 +174,29 @@ async def test_a_fastapi_app_and_its_websocket_work_in_the_browser(
         env={"PYTHONPATH": "/workspace/libraries"},
     )
     await process.wait_for_port(8000, timeout=60)
-    async with browsing() as page:
-        await page.go(await sandbox.get_preview_url(8000))
-        await page.sees("document.getElementById('said')?.textContent", "you said hello")
+    async with open_browser() as page:
+        await page.navigate(await sandbox.get_preview_url(8000))
+        await page.wait_for("document.getElementById('said')?.textContent", "you said hello")
         item = '{"number":7,"q":"x","cookie":"1"}'
-        await page.sees("document.getElementById('items').textContent", item)
-        await page.keep("fastapi")
+        await page.wait_for("document.getElementById('items').textContent", item)
+        await page.screenshot("fastapi")
 
 
 async def test_a_browser_is_told_that_nothing_listens_and_that_there_is_nothing(
     sandbox: Sandbox,
 ) -> None:
     url = await sandbox.get_preview_url(9000)
-    async with browsing() as page:
-        await page.go(url)
-        await page.sees("document.querySelector('h1')?.innerText", "Nothing answers yet")
-        await page.keep("nothing-listens")
+    async with open_browser() as page:
+        await page.navigate(url)
+        await page.wait_for("document.querySelector('h1')?.innerText", "Nothing responds yet")
+        await page.screenshot("nothing-listens")
         # The page looks again by itself.
         await sandbox.start_process(["python3", "-m", "http.server", "9000"])
-        await page.sees("document.querySelector('h1')?.innerText", "Directory listing for /")
+        await page.wait_for("document.querySelector('h1')?.innerText", "Directory listing for /")
         await sandbox.unexpose_port(9000)
-        await page.go(url)
-        await page.sees("document.querySelector('h1')?.innerText", "There is no such preview")
-        await page.keep("no-such-preview")
+        await page.navigate(url)
+        await page.wait_for("document.querySelector('h1')?.innerText", "Preview not found")
+        await page.screenshot("no-such-preview")
 
 
 async def test_a_page_of_a_sandbox_does_not_reach_the_api(
@@ -207,10 +207,10 @@ async def test_a_page_of_a_sandbox_does_not_reach_the_api(
     await process.wait_for_port(9000, timeout=60)
     exposed = await sandbox.expose_port(9000)
     beside = f"{server_url}/p/{sandbox.id}/9000/{exposed.token}/"
-    async with browsing() as page:
+    async with open_browser() as page:
         for url in (exposed.url, beside):
-            await page.go(url)
-            await page.sees("document.title", "tried")
+            await page.navigate(url)
+            await page.wait_for("document.title", "tried")
             found = await page.run("document.getElementById('found').textContent")
             assert set(found.split()) <= {"refused", "403"}, (url, found)
     async with connect(f"unix:{server.socket}") as client:

@@ -1,4 +1,4 @@
-"""How much one key may ask: a rate, and a number at a time."""
+"""Rate limiter: requests per second, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALICE, BOB = Principal(id="alice"), Principal(id="bob")
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,84 +30,84 @@ class Clock:
         return self.now
 
 
-def _limits(clock: Clock, **settings: float) -> RateLimiter:
+def _limiter(clock: Clock, **settings: float) -> RateLimiter:
     return RateLimiter(ServerSettings(home="h", **settings), clock)  # type: ignore[arg-type]
 
 
-def test_a_second_of_requests_may_come_at_once_and_then_at_the_rate() -> None:
+def test_burst_of_one_second_then_the_rate() -> None:
     clock = Clock()
-    limits = _limits(clock, rate=4.0)
+    limiter = _limiter(clock, rate=4.0)
     for _ in range(4):
-        limits.enter(ALICE, by_socket=False)
+        limiter.acquire(ALICE, by_socket=False)
     with pytest.raises(LimitReached) as caught:
-        limits.enter(ALICE, by_socket=False)
+        limiter.acquire(ALICE, by_socket=False)
     assert caught.value.fields["retry_after"] == 0.25
     clock.now += 0.25
-    limits.enter(ALICE, by_socket=False)
+    limiter.acquire(ALICE, by_socket=False)
     with pytest.raises(LimitReached):
-        limits.enter(ALICE, by_socket=False)
+        limiter.acquire(ALICE, by_socket=False)
 
 
-def test_a_rate_below_one_lets_one_through_at_a_time() -> None:
+def test_rate_below_one_allows_single_requests() -> None:
     clock = Clock()
-    limits = _limits(clock, rate=0.1)
-    limits.enter(ALICE, by_socket=False)
+    limiter = _limiter(clock, rate=0.1)
+    limiter.acquire(ALICE, by_socket=False)
     with pytest.raises(LimitReached) as caught:
-        limits.enter(ALICE, by_socket=False)
+        limiter.acquire(ALICE, by_socket=False)
     assert caught.value.fields["retry_after"] == 10.0
 
 
-def test_one_key_does_not_use_up_what_another_has() -> None:
-    limits = _limits(Clock(), rate=1.0, concurrency=1)
-    limits.enter(ALICE, by_socket=False)
-    limits.enter(BOB, by_socket=False)
+def test_limits_are_separate_per_principal() -> None:
+    limiter = _limiter(Clock(), rate=1.0, concurrency=1)
+    limiter.acquire(ALICE, by_socket=False)
+    limiter.acquire(BOB, by_socket=False)
 
 
-def test_a_request_that_ended_makes_room() -> None:
-    limits = _limits(Clock(), concurrency=1)
-    account = limits.enter(ALICE, by_socket=False)
-    assert account is not None
+def test_finished_request_no_longer_counts() -> None:
+    limiter = _limiter(Clock(), concurrency=1)
+    usage = limiter.acquire(ALICE, by_socket=False)
+    assert usage is not None
     with pytest.raises(LimitReached):
-        limits.enter(ALICE, by_socket=False)
-    limits.leave(account)
-    limits.enter(ALICE, by_socket=False)
+        limiter.acquire(ALICE, by_socket=False)
+    usage.running -= 1
+    limiter.acquire(ALICE, by_socket=False)
 
 
-def test_the_unix_socket_has_no_limit_unless_asked_for() -> None:
-    limits = _limits(Clock(), rate=1.0)
-    assert [limits.enter(LOCAL, by_socket=True) for _ in range(9)] == [None] * 9
-    limits = _limits(Clock(), rate=1.0, limit_socket=True)
-    limits.enter(LOCAL, by_socket=True)
+def test_unix_socket_is_only_limited_if_configured() -> None:
+    limiter = _limiter(Clock(), rate=1.0)
+    assert [limiter.acquire(LOCAL, by_socket=True) for _ in range(9)] == [None] * 9
+    limiter = _limiter(Clock(), rate=1.0, limit_socket=True)
+    limiter.acquire(LOCAL, by_socket=True)
     with pytest.raises(LimitReached):
-        limits.enter(LOCAL, by_socket=True)
+        limiter.acquire(LOCAL, by_socket=True)
 
 
-def test_accounts_of_those_who_left_are_forgotten() -> None:
+def test_inactive_principals_are_removed() -> None:
     clock = Clock()
-    limits = _limits(clock, rate=1.0)
+    limiter = _limiter(clock, rate=1.0)
     for number in range(1024):
-        account = limits.enter(Principal(id=str(number)), by_socket=False)
-        assert account is not None
+        usage = limiter.acquire(Principal(id=str(number)), by_socket=False)
+        assert usage is not None
         if number:
-            limits.leave(account)
+            usage.running -= 1
     clock.now += 60
-    limits.enter(BOB, by_socket=False)
-    assert list(limits._accounts) == ["0", "bob"]
+    limiter.acquire(BOB, by_socket=False)
+    assert list(limiter._usage) == ["0", "bob"]
 
 
-async def test_too_many_requests_are_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_excess_requests_get_429_with_retry_after(tmp_path: Path) -> None:
     settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0, rate=0.01)
     async with run_server(settings) as server, aiohttp.ClientSession(server.url) as session:
         assert await _status(session, "/api/sandboxes") == 200
-        answer = await session.get("/api/sandboxes")
-        error = (await answer.json())["error"]
-        assert (answer.status, error["code"], error["retryable"]) == (429, "limit_reached", True)
-        assert 90 < error["fields"]["retry_after"] <= int(answer.headers["retry-after"]) <= 100
-        # Whoever minds the server is not held back.
+        response = await session.get("/api/sandboxes")
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["retryable"]) == (429, "limit_reached", True)
+        assert 90 < error["fields"]["retry_after"] <= int(response.headers["retry-after"]) <= 100
+        # Health checks are not limited.
         assert await _status(session, "/api/health") == 200
 
 
-async def test_a_stream_counts_for_as_long_as_it_runs(tmp_path: Path) -> None:
+async def test_running_stream_counts_as_a_request(tmp_path: Path) -> None:
     settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", pool=0, concurrency=1)
     async with run_server(settings) as server, aiohttp.ClientSession(server.url) as session:
         await (await session.put("/api/sandboxes/box", json={})).read()
@@ -121,5 +121,5 @@ async def test_a_stream_counts_for_as_long_as_it_runs(tmp_path: Path) -> None:
 
 
 async def _status(session: aiohttp.ClientSession, path: str) -> int:
-    async with session.get(path) as answer:
-        return answer.status
+    async with session.get(path) as response:
+        return response.status

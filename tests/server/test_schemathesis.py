@@ -1,6 +1,6 @@
-"""Requests that nobody thought of, made from the OpenAPI document, to a server that runs.
+"""Requests generated from the OpenAPI document, sent to a running server.
 
-Each answer must be one that the document has, and none a defect. What is made is the same in
+Every response must be documented, and none may be an internal error. The requests are the same in
 every run.
 """
 
@@ -40,20 +40,20 @@ async def ready(server):
 settings = ServerSettings(home=sys.argv[1], host="127.0.0.1", pool=0, drain_seconds=0.1)
 asyncio.run(serve(settings, ready))
 """
-# The document as programs read it.
+# As decoded from JSON.
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(make_document(all_endpoints(), all_sockets())))
 TAGS = [tag["name"] for tag in DOCUMENT["tags"]]
-LEFT_OUT = {"system_shutdown": "ends the server; test_drain has it"}
-# Streams that do not end by themselves: of these only the beginning of the answer is seen.
+EXCLUDED = {"system_shutdown": "stops the server; see test_drain"}
+# Streams that do not end by themselves: only the head of their response is checked.
 ENDLESS = {"network_follow_log", "watches_watch"}
-# What is there, so that most requests get past 404.
-THERE = {"id": "box", "process": "p", "session": "s", "terminal": "t", "context": "c"}
-FILE = "/workspace/there"
+# Existing objects, so that most requests get past 404.
+EXISTING = {"id": "box", "process": "p", "session": "s", "terminal": "t", "context": "c"}
+FILE = "/workspace/file"
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-# `make soak` takes the time for more.
-MORE = 4 if "SMOKEBOX_SOAK" in os.environ else 1
-EXAMPLES = {POSITIVE: 8 * MORE, NEGATIVE: 5 * MORE}
-CHECKED = [
+# `make soak` runs more examples.
+FACTOR = 4 if "SMOKEBOX_SOAK" in os.environ else 1
+EXAMPLES = {POSITIVE: 8 * FACTOR, NEGATIVE: 5 * FACTOR}
+CHECKS = [
     checks.status_code_conformance,
     checks.content_type_conformance,
     checks.response_headers_conformance,
@@ -62,12 +62,12 @@ CHECKED = [
 
 
 @schemathesis.serializer("application/x-tar")
-def _as_they_are(_: object, value: bytes) -> bytes:
+def _serialize_tar(_: object, value: bytes) -> bytes:
     return value
 
 
 @contextlib.contextmanager
-def served(home: Path) -> Iterator[str]:
+def run_server_process(home: Path) -> Iterator[str]:
     command = [sys.executable, "-c", PROGRAM, str(home)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -75,13 +75,13 @@ def served(home: Path) -> Iterator[str]:
         try:
             yield url
         finally:
-            # A signal alone would leave the sandboxes to the next server.
+            # After a signal alone, sandboxes keep running for the next server.
             requests.post(f"{url}/api/shutdown", json={"sandboxes": "sleep"}, timeout=30)
             process.terminate()
 
 
-def furnish(url: str) -> None:
-    """Have a sandbox afresh, with one of each thing in it."""
+def create_objects(url: str) -> None:
+    """Create the sandbox again, with one object of each kind."""
     box = f"{url}/api/sandboxes/box"
     process: dict[str, Any] = {"command": "cat", "id": "p", "stdin": True}
     for method, path, body in (
@@ -93,21 +93,23 @@ def furnish(url: str) -> None:
         ("POST", f"{box}/terminals", {"id": "t"}),
         ("POST", f"{box}/code/contexts", {"id": "c"}),
     ):
-        answer = requests.request(method, path, json=body, timeout=30)
-        assert answer.ok, answer.text
+        response = requests.request(method, path, json=body, timeout=30)
+        assert response.ok, response.text
 
 
-def tame(case: Any, mode: GenerationMode) -> None:
-    """Point a request to what is there, and have it end soon."""
+def adjust(case: Any, mode: GenerationMode) -> None:
+    """Direct a request to existing objects, with a short timeout."""
     raw = case.operation.definition.raw
     name = raw["operationId"]
-    rest = [one for one in raw["parameters"] if one["in"] != "path"] or "requestBody" in raw
+    has_options = "requestBody" in raw or any(
+        parameter["in"] != "path" for parameter in raw["parameters"]
+    )
     for part in case.path_parameters or {}:
-        if part in THERE and (rest or mode is POSITIVE) and name != "sandboxes_destroy":
-            case.path_parameters[part] = THERE[part]
+        if part in EXISTING and (has_options or mode is POSITIVE) and name != "sandboxes_destroy":
+            case.path_parameters[part] = EXISTING[part]
     for fields in (case.query, case.body):
         for field in ("path", "source"):
-            # Every other one: the rest is for paths that nobody thought of.
+            # Only about half of them: the others keep their generated paths.
             if isinstance(fields, dict) and _is_even(fields.get(field)):
                 fields[field] = FILE
     if name == "processes_stream_logs":
@@ -133,12 +135,12 @@ def _has_timeout(case: Any) -> bool:
     return "timeout" in schema.get("properties", {})
 
 
-def answer_to(case: Any, url: str) -> schemathesis.Response:
+def send(case: Any, url: str) -> schemathesis.Response:
     if case.operation.definition.raw["operationId"] not in ENDLESS:
-        answer: schemathesis.Response = case.call(base_url=url, timeout=30)
-        return answer
-    asked = case.as_transport_kwargs(base_url=url)
-    with requests.Session() as session, session.request(**asked, stream=True, timeout=30) as got:
+        response: schemathesis.Response = case.call(base_url=url, timeout=30)
+        return response
+    options = case.as_transport_kwargs(base_url=url)
+    with requests.Session() as session, session.request(**options, stream=True, timeout=30) as got:
         return schemathesis.Response(
             status_code=got.status_code,
             headers={name.lower(): [value] for name, value in got.headers.items()},
@@ -151,12 +153,12 @@ def answer_to(case: Any, url: str) -> schemathesis.Response:
 
 
 def modes(operation: Any) -> list[GenerationMode]:
-    """How an operation can be asked: one that takes nothing cannot be asked wrongly."""
+    """Return the modes of an operation. One without parameters has no invalid requests."""
     raw = operation.definition.raw
     return list(EXAMPLES) if raw["parameters"] or "requestBody" in raw else [POSITIVE]
 
 
-def attack(operation: Any, url: str, mode: GenerationMode) -> None:
+def fuzz(operation: Any, url: str, mode: GenerationMode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=EXAMPLES[mode],
@@ -166,30 +168,31 @@ def attack(operation: Any, url: str, mode: GenerationMode) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    def ask(case: Any) -> None:
-        tame(case, mode)
-        answer = answer_to(case, url)
-        assert answer.status_code != 500, f"{case.as_curl_command()}\n{answer.text}"
-        case.validate_response(answer, checks=CHECKED)
+    def check(case: Any) -> None:
+        adjust(case, mode)
+        response = send(case, url)
+        assert response.status_code != 500, f"{case.as_curl_command()}\n{response.text}"
+        case.validate_response(response, checks=CHECKS)
 
-    ask()
+    check()
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_no_request_finds_a_defect_or_an_undocumented_answer(tag: str, tmp_path: Path) -> None:
+def test_generated_requests_get_documented_responses(tag: str, tmp_path: Path) -> None:
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     found: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
     operations = [
-        one
-        for one in found
-        if one.definition.raw["tags"] == [tag] and one.definition.raw["operationId"] not in LEFT_OUT
+        operation
+        for operation in found
+        if operation.definition.raw["tags"] == [tag]
+        and operation.definition.raw["operationId"] not in EXCLUDED
     ]
-    with served(tmp_path / "home") as url:
+    with run_server_process(tmp_path / "home") as url:
         for operation in operations:
             for mode in modes(operation):
-                furnish(url)
-                attack(operation, url, mode)
+                create_objects(url)
+                fuzz(operation, url, mode)
 
 
-def test_what_is_left_out_is_there() -> None:
-    assert LEFT_OUT.keys() | ENDLESS <= {one.name for one in all_endpoints()}
+def test_excluded_operations_exist() -> None:
+    assert EXCLUDED.keys() | ENDLESS <= {endpoint.name for endpoint in all_endpoints()}

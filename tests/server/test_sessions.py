@@ -1,4 +1,4 @@
-"""Sessions over HTTP: made, listed, remembered, deleted."""
+"""Shell sessions over HTTP."""
 
 from __future__ import annotations
 
@@ -6,61 +6,66 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
-from asking import ask
+from http_response import fetch
 
 if TYPE_CHECKING:
     import aiohttp
 
-BOX = "/api/sandboxes/box"
+SANDBOX = "/api/sandboxes/box"
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def _box(http: aiohttp.ClientSession) -> None:
-    assert (await ask(http.put(BOX, json={}))).status == 200
+async def _sandbox(http: aiohttp.ClientSession) -> None:
+    assert (await fetch(http.put(SANDBOX, json={}))).status == 200
 
 
-async def test_a_session_is_made_found_and_listed(http: aiohttp.ClientSession) -> None:
-    first = await ask(
-        http.post(f"{BOX}/sessions", json={"id": "one", "cwd": "/tmp", "user": "root"})
+async def test_session_is_created_and_listed(http: aiohttp.ClientSession) -> None:
+    first = await fetch(
+        http.post(f"{SANDBOX}/sessions", json={"id": "one", "cwd": "/tmp", "user": "root"})
     )
-    second = await ask(http.post(f"{BOX}/sessions"))
-    made = first.body
+    second = await fetch(http.post(f"{SANDBOX}/sessions"))
+    created = first.body
     assert (first.status, second.status) == (201, 201)
-    assert (made["id"], made["cwd"], made["user"], made["busy"]) == ("one", "/tmp", "root", False)
-    assert (await ask(http.get(f"{BOX}/sessions/one"))).body == made
-    listed = (await ask(http.get(f"{BOX}/sessions"))).body["sessions"]
+    assert (created["id"], created["cwd"], created["user"], created["busy"]) == (
+        "one",
+        "/tmp",
+        "root",
+        False,
+    )
+    assert (await fetch(http.get(f"{SANDBOX}/sessions/one"))).body == created
+    listed = (await fetch(http.get(f"{SANDBOX}/sessions"))).body["sessions"]
     assert [session["id"] for session in listed] == ["one", second.body["id"]]
 
 
-async def test_a_session_remembers_what_its_commands_did(http: aiohttp.ClientSession) -> None:
-    await ask(http.post(f"{BOX}/sessions", json={"id": "one", "env": {"A": "1"}}))
-    await ask(http.post(f"{BOX}/exec", json={"command": "cd /usr; B=2", "session": "one"}))
-    answer = await ask(
-        http.post(f"{BOX}/exec", json={"command": "echo $PWD $A $B", "session": "one"})
+async def test_session_keeps_state_between_commands(http: aiohttp.ClientSession) -> None:
+    await fetch(http.post(f"{SANDBOX}/sessions", json={"id": "one", "env": {"A": "1"}}))
+    await fetch(http.post(f"{SANDBOX}/exec", json={"command": "cd /usr; B=2", "session": "one"}))
+    response = await fetch(
+        http.post(f"{SANDBOX}/exec", json={"command": "echo $PWD $A $B", "session": "one"})
     )
-    assert answer.body["stdout"] == "/usr 1 2\n"
-    assert (await ask(http.get(f"{BOX}/sessions/one"))).body["cwd"] == "/usr"
+    assert response.body["stdout"] == "/usr 1 2\n"
+    assert (await fetch(http.get(f"{SANDBOX}/sessions/one"))).body["cwd"] == "/usr"
 
 
-async def test_variables_are_exported_and_unset(http: aiohttp.ClientSession) -> None:
-    await ask(http.post(f"{BOX}/sessions", json={"id": "one", "env": {"OLD": "x"}}))
+async def test_set_env_sets_and_unsets_variables(http: aiohttp.ClientSession) -> None:
+    await fetch(http.post(f"{SANDBOX}/sessions", json={"id": "one", "env": {"OLD": "x"}}))
     body = {"env": {"NEW": "a b", "OLD": None}}
-    assert (await ask(http.post(f"{BOX}/sessions/one/env", json=body))).status == 204
+    assert (await fetch(http.post(f"{SANDBOX}/sessions/one/env", json=body))).status == 204
     command = {"command": 'sh -c \'echo "$NEW" "${OLD-none}"\'', "session": "one"}
-    answer = await ask(http.post(f"{BOX}/exec", json=command))
-    assert answer.body["stdout"] == "a b none\n"
+    response = await fetch(http.post(f"{SANDBOX}/exec", json=command))
+    assert response.body["stdout"] == "a b none\n"
 
 
-async def test_a_deleted_session_is_gone(http: aiohttp.ClientSession) -> None:
-    await ask(http.post(f"{BOX}/sessions", json={"id": "one"}))
-    assert (await ask(http.delete(f"{BOX}/sessions/one"))).status == 204
-    again = await ask(http.delete(f"{BOX}/sessions/one"))
+async def test_deleted_session_is_not_found(http: aiohttp.ClientSession) -> None:
+    await fetch(http.post(f"{SANDBOX}/sessions", json={"id": "one"}))
+    assert (await fetch(http.delete(f"{SANDBOX}/sessions/one"))).status == 204
+    again = await fetch(http.delete(f"{SANDBOX}/sessions/one"))
     assert (again.status, again.code) == (404, "not_found")
-    assert (await ask(http.get(f"{BOX}/sessions"))).body == {"sessions": []}
+    assert (await fetch(http.get(f"{SANDBOX}/sessions"))).body == {"sessions": []}
 
 
-async def test_what_cannot_be_is_refused(http: aiohttp.ClientSession) -> None:
-    await ask(http.post(f"{BOX}/sessions", json={"id": "one"}))
+async def test_invalid_requests_are_refused(http: aiohttp.ClientSession) -> None:
+    await fetch(http.post(f"{SANDBOX}/sessions", json={"id": "one"}))
     for path, body, expected in (
         ("sessions", {"id": "one"}, (409, "conflict")),
         ("sessions", {"id": "../x"}, (400, "invalid_option")),
@@ -72,11 +77,11 @@ async def test_what_cannot_be_is_refused(http: aiohttp.ClientSession) -> None:
         ("sessions/one/env", {"env": {"A": 1}}, (400, "invalid_option")),
         ("sessions/ghost/env", {"env": {"A": "1"}}, (404, "not_found")),
     ):
-        answer = await ask(http.post(f"{BOX}/{path}", json=body))
-        assert (answer.status, answer.code) == expected, (path, body)
+        response = await fetch(http.post(f"{SANDBOX}/{path}", json=body))
+        assert (response.status, response.code) == expected, (path, body)
 
 
 async def test_sessions_of_an_unknown_sandbox_are_not_found(http: aiohttp.ClientSession) -> None:
     for method, path in (("GET", "sessions"), ("POST", "sessions"), ("GET", "sessions/one")):
-        answer = await ask(http.request(method, f"/api/sandboxes/ghost/{path}"))
-        assert (answer.status, answer.code) == (404, "not_found")
+        response = await fetch(http.request(method, f"/api/sandboxes/ghost/{path}"))
+        assert (response.status, response.code) == (404, "not_found")

@@ -1,7 +1,8 @@
-"""The fake server speaks as the real ones do: their answers, their checks, their faults."""
+"""FakeModelServer: replies, checks of requests and faults as those of the real providers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +27,20 @@ MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 HELLO: Body = {"role": "user", "content": "hello"}
 
 
-def body(path: str, *turns: Body, **more: Any) -> Body:
-    least = {"model": "m", "messages": list(turns) or [HELLO]}
-    return least | ({"max_tokens": 100} if path == MESSAGES else {}) | more
+def body(path: str, *turns: Body, **options: Any) -> Body:
+    required = {"model": "m", "messages": list(turns) or [HELLO]}
+    return required | ({"max_tokens": 100} if path == MESSAGES else {}) | options
 
 
 async def post(
-    server: FakeModelServer, path: str, given: Body, headers: dict[str, str] | None = None
+    server: FakeModelServer, path: str, body: Body, headers: dict[str, str] | None = None
 ) -> tuple[int, str, dict[str, str]]:
-    told = HEADERS[path] if headers is None else headers
     async with (
         aiohttp.ClientSession() as http,
-        http.post(server.url + path, json=given, headers=told) as answer,
+        http.post(server.url + path, json=body, headers=headers or HEADERS[path]) as response,
     ):
-        lower = {name.lower(): value for name, value in answer.headers.items()}
-        return answer.status, await answer.text(errors="replace"), lower
+        lower = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, await response.text(errors="replace"), lower
 
 
 def events(text: str) -> list[Any]:
@@ -49,17 +49,17 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
-async def test_words_come_whole_and_in_pieces(path: str) -> None:
+async def test_text_is_sent_whole_or_streamed(path: str) -> None:
     async with FakeModelServer(then="Hello there, you.", chunk=5) as server:
         _, whole, _ = await post(server, path, body(path))
         _, streamed, _ = await post(server, path, body(path, stream=True))
-    said = json.loads(whole)
+    message = json.loads(whole)
     if path == MESSAGES:
-        assert said["content"] == [{"type": "text", "text": "Hello there, you."}]
-        assert said["stop_reason"] == "end_turn"
+        assert message["content"] == [{"type": "text", "text": "Hello there, you."}]
+        assert message["stop_reason"] == "end_turn"
         pieces = [e["delta"]["text"] for e in events(streamed) if "text" in e.get("delta", {})]
     else:
-        assert said["choices"][0]["message"]["content"] == "Hello there, you."
+        assert message["choices"][0]["message"]["content"] == "Hello there, you."
         deltas = [e["choices"][0]["delta"] for e in events(streamed) if e["choices"]]
         pieces = [delta["content"] for delta in deltas if delta.get("content")]
         assert streamed.endswith("data: [DONE]\n\n")
@@ -67,76 +67,76 @@ async def test_words_come_whole_and_in_pieces(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
-async def test_a_function_sees_the_request_in_our_words(path: str) -> None:
+async def test_function_gets_the_parsed_request(path: str) -> None:
     seen: list[ModelRequest] = []
 
     def turn(request: ModelRequest) -> str:
         seen.append(request)
         return last_text(request).upper()
 
-    given = body(path, system="Be brief.") if path == MESSAGES else body(path)
+    request = body(path, system="Be brief.") if path == MESSAGES else body(path)
     async with FakeModelServer(turn) as server:
-        _, text, _ = await post(server, path, given)
+        _, text, _ = await post(server, path, request)
     assert "HELLO" in text
     assert seen[0].messages == (UserMessage((Text("hello"),)),)
     assert server.requests == seen
 
 
-async def test_tool_calls_and_results_go_round_in_messages() -> None:
+async def test_tool_calls_and_results_of_messages() -> None:
     script = (call("bash", command="ls"), lambda request: last_returns(request)[0].text)
     async with FakeModelServer(*script) as server:
         _, text, _ = await post(server, MESSAGES, body(MESSAGES))
-        said = json.loads(text)
-        (made,) = said["content"]
-        assert (made["input"], said["stop_reason"]) == ({"command": "ls"}, "tool_use")
-        result = {"type": "tool_result", "tool_use_id": made["id"], "content": "a.txt"}
+        message = json.loads(text)
+        (tool_use,) = message["content"]
+        assert (tool_use["input"], message["stop_reason"]) == ({"command": "ls"}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": tool_use["id"], "content": "a.txt"}
         turns = (
             HELLO,
-            {"role": "assistant", "content": said["content"]},
+            {"role": "assistant", "content": message["content"]},
             {"role": "user", "content": [result]},
         )
         _, text, _ = await post(server, MESSAGES, body(MESSAGES, *turns))
     assert json.loads(text)["content"][0]["text"] == "a.txt"
 
 
-async def test_tool_calls_and_results_go_round_in_chat() -> None:
+async def test_tool_calls_and_results_of_chat() -> None:
     script = (call("bash", command="ls"), lambda request: last_returns(request)[0].text)
     async with FakeModelServer(*script) as server:
         _, text, _ = await post(server, CHAT, body(CHAT))
         message = json.loads(text)["choices"][0]["message"]
-        (made,) = message["tool_calls"]
-        assert json.loads(made["function"]["arguments"]) == {"command": "ls"}
-        result = {"role": "tool", "tool_call_id": made["id"], "content": "a.txt"}
+        (tool_call,) = message["tool_calls"]
+        assert json.loads(tool_call["function"]["arguments"]) == {"command": "ls"}
+        result = {"role": "tool", "tool_call_id": tool_call["id"], "content": "a.txt"}
         _, text, _ = await post(server, CHAT, body(CHAT, HELLO, message, result))
     assert json.loads(text)["choices"][0]["message"]["content"] == "a.txt"
     assert isinstance(server.requests[-1].messages[-1], ToolReturns)
 
 
-CALLED = {
+TOOL_USE = {
     "role": "assistant",
     "content": [{"type": "tool_use", "id": "t1", "name": "b", "input": {}}],
 }
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "x"}
-SAID_CALL = {
+TOOL_CALL = {
     "role": "assistant",
     "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "b", "arguments": "{}"}}],
 }
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("request_body", "message"),
     [
         (
-            body(MESSAGES, HELLO, CALLED, HELLO),
+            body(MESSAGES, HELLO, TOOL_USE, HELLO),
             "without `tool_result` blocks immediately after: t1",
         ),
-        (body(MESSAGES, HELLO, CALLED), "without `tool_result` blocks"),
+        (body(MESSAGES, HELLO, TOOL_USE), "without `tool_result` blocks"),
         (body(MESSAGES, {"role": "user", "content": [RESULT]}), "unexpected `tool_use_id`"),
         (
             body(
                 MESSAGES,
                 HELLO,
-                CALLED,
+                TOOL_USE,
                 {"role": "user", "content": [{"type": "text", "text": "x"}, RESULT]},
             ),
             "must come first",
@@ -168,19 +168,21 @@ SAID_CALL = {
         ),
     ],
 )
-async def test_what_anthropic_rejects_is_rejected(given: Body, words: str) -> None:
+async def test_invalid_requests_are_rejected_as_by_anthropic(
+    request_body: Body, message: str
+) -> None:
     async with FakeModelServer(then="yes") as server:
-        status, text, _ = await post(server, MESSAGES, given)
+        status, text, _ = await post(server, MESSAGES, request_body)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
-    assert words in error["message"]
+    assert message in error["message"]
     assert server.received[0].request is None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("request_body", "message"),
     [
-        (body(CHAT, HELLO, SAID_CALL, HELLO), "did not have response messages: t1"),
+        (body(CHAT, HELLO, TOOL_CALL, HELLO), "did not have response messages: t1"),
         (body(CHAT, {"role": "tool", "tool_call_id": "t1", "content": "x"}), "must be a response"),
         (body(CHAT, {"role": "robot", "content": "x"}), "Invalid value: 'robot'"),
         ({"model": "m", "messages": []}, "empty array"),
@@ -198,42 +200,42 @@ async def test_what_anthropic_rejects_is_rejected(given: Body, words: str) -> No
         ),
     ],
 )
-async def test_what_openai_rejects_is_rejected(given: Body, words: str) -> None:
+async def test_invalid_requests_are_rejected_as_by_openai(request_body: Body, message: str) -> None:
     async with FakeModelServer(then="yes") as server:
-        status, text, _ = await post(server, CHAT, given)
+        status, text, _ = await post(server, CHAT, request_body)
     assert status == 400
-    assert words in json.loads(text)["error"]["message"]
+    assert message in json.loads(text)["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
-async def test_a_wrong_key_opens_nothing(path: str) -> None:
+async def test_wrong_key_is_unauthorized(path: str) -> None:
     async with FakeModelServer("yes") as server:
         status, _, _ = await post(server, path, body(path), {"authorization": "Bearer no"})
     assert status == 401
 
 
 @pytest.mark.parametrize(("path", "busy"), [(MESSAGES, 529), (CHAT, 503)])
-async def test_faults_have_the_status_of_the_dialect(path: str, busy: int) -> None:
+async def test_faults_have_the_status_of_the_provider(path: str, busy: int) -> None:
     script = (faults.rate_limited(retry_after=1.5), faults.overloaded(), faults.server_error(502))
     async with FakeModelServer(*script, faults.context_overflow(), faults.garbage()) as server:
-        answers = [await post(server, path, body(path)) for _ in range(5)]
-    assert [status for status, _, _ in answers] == [429, busy, 502, 400, 200]
-    assert answers[0][2]["retry-after"] == "1.5"
-    assert "maximum context length" in answers[3][1]
-    assert answers[4][1].startswith("<html>")
+        responses = [await post(server, path, body(path)) for _ in range(5)]
+    assert [status for status, _, _ in responses] == [429, busy, 502, 400, 200]
+    assert responses[0][2]["retry-after"] == "1.5"
+    assert "maximum context length" in responses[3][1]
+    assert responses[4][1].startswith("<html>")
     assert [one.status for one in server.received] == [429, busy, 502, 400, 200]
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_connection_that_is_cut_is_cut(path: str, stream: bool) -> None:
+async def test_connection_is_cut(path: str, stream: bool) -> None:
     async with FakeModelServer(faults.cut_off()) as server:
         with pytest.raises(aiohttp.ClientPayloadError):
             await post(server, path, body(path, stream=stream))
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
-async def test_a_stream_may_end_badly_in_other_ways(path: str) -> None:
+async def test_streams_end_with_other_faults(path: str) -> None:
     script = (faults.ended_early("Half"), faults.garbled("Half"), faults.failed_midway("Half"))
     async with FakeModelServer(*script) as server:
         texts = [(await post(server, path, body(path, stream=True)))[1] for _ in range(3)]
@@ -244,13 +246,13 @@ async def test_a_stream_may_end_badly_in_other_ways(path: str) -> None:
     assert "error" in events(texts[2])[-1]
 
 
-async def test_errors_of_ours_are_told_as_the_provider_would() -> None:
+async def test_smokebox_errors_become_provider_errors() -> None:
     async with FakeModelServer(ContextOverflow("too long", model="m")) as server:
         status, text, _ = await post(server, CHAT, body(CHAT))
     assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_what_is_too_long_for_the_window_is_rejected() -> None:
+async def test_request_over_the_context_window_is_rejected() -> None:
     async with FakeModelServer(then="yes", context_window=100) as server:
         long = {"role": "user", "content": "x" * 1000}
         status, text, _ = await post(server, MESSAGES, body(MESSAGES, long))
@@ -259,39 +261,39 @@ async def test_what_is_too_long_for_the_window_is_rejected() -> None:
     assert "prompt is too long" in text
 
 
-async def test_a_model_that_is_not_there_is_not_found() -> None:
+async def test_unknown_model_is_not_found() -> None:
     async with FakeModelServer(then="yes", models=("known",)) as server:
         assert (await post(server, CHAT, body(CHAT)))[0] == 404
         assert (await post(server, CHAT, body(CHAT, model="known")))[0] == 200
 
 
-async def test_the_models_that_it_has_are_listed() -> None:
+async def test_models_are_listed() -> None:
     async with FakeModelServer(models=("a", "b")) as server, aiohttp.ClientSession() as http:
-        async with http.get(server.url + "/v1/models", headers=HEADERS[CHAT]) as answer:
-            assert [one["id"] for one in (await answer.json())["data"]] == ["a", "b"]
-        async with http.get(server.url + "/v1/models") as answer:
-            assert answer.status == 401
+        async with http.get(server.url + "/v1/models", headers=HEADERS[CHAT]) as response:
+            assert [one["id"] for one in (await response.json())["data"]] == ["a", "b"]
+        async with http.get(server.url + "/v1/models") as response:
+            assert response.status == 401
 
 
-async def test_a_script_that_is_over_says_so() -> None:
+async def test_request_after_the_last_turn_is_rejected() -> None:
     async with FakeModelServer() as server:
         status, text, _ = await post(server, CHAT, body(CHAT))
     assert status == 400
-    assert "has 0 turns, and was asked for turn 1" in text
+    assert "has 0 turns, but turn 1 was requested" in text
     assert "hello" in text
 
 
-async def test_what_was_sent_before_is_read_from_the_cache() -> None:
-    more = [HELLO, {"role": "assistant", "content": "yes"}, HELLO]
+async def test_repeated_prefix_is_read_from_the_cache() -> None:
+    turns = [HELLO, {"role": "assistant", "content": "yes"}, HELLO]
     async with FakeModelServer(then="yes") as server:
         await post(server, CHAT, body(CHAT))
-        _, text, _ = await post(server, CHAT, body(CHAT, *more))
+        _, text, _ = await post(server, CHAT, body(CHAT, *turns))
         _, other, _ = await post(server, CHAT, body(CHAT, {"role": "user", "content": "hi"}))
     assert json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert not json.loads(other)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def test_anthropic_caches_what_is_marked_only() -> None:
+async def test_anthropic_caches_marked_blocks_only() -> None:
     marked = [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]
     async with FakeModelServer(then="yes") as server:
         await post(server, MESSAGES, body(MESSAGES))
@@ -305,7 +307,7 @@ async def test_anthropic_caches_what_is_marked_only() -> None:
     assert used == [[False, False], [True, False], [False, True]]
 
 
-async def test_thoughts_are_signed_and_must_come_back_as_they_were() -> None:
+async def test_thinking_is_signed_and_must_be_sent_back_unchanged() -> None:
     async with FakeModelServer([think("hm"), "Done."], then="ok") as server:
         _, text, _ = await post(server, MESSAGES, body(MESSAGES))
         content = json.loads(text)["content"]
@@ -317,7 +319,7 @@ async def test_thoughts_are_signed_and_must_come_back_as_they_were() -> None:
     assert "Invalid `signature`" in text
 
 
-async def test_openrouter_tells_thoughts_in_its_own_way() -> None:
+async def test_openrouter_has_its_own_fields_for_thinking() -> None:
     path = "/api/v1/chat/completions"
     async with FakeModelServer([think("hm"), "Done."]) as server:
         _, text, _ = await post(server, path, body(path))
@@ -325,7 +327,20 @@ async def test_openrouter_tells_thoughts_in_its_own_way() -> None:
     assert message["reasoning_details"][0]["text"] == "hm"
 
 
-def test_it_runs_on_a_thread_for_who_is_not_async() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_stop_ends_stalled_requests_without_logging_errors(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeModelServer(faults.stalled("Half")) as server:
+        pending = asyncio.create_task(post(server, CHAT, body(CHAT, stream=stream)))
+        while not server.received:
+            await asyncio.sleep(0.01)
+    with pytest.raises(aiohttp.ClientError):
+        await pending
+    assert not caplog.records
+
+
+def test_server_runs_on_a_thread() -> None:
     import urllib.request
 
     with FakeModelServer(Turn("yes")) as server:
@@ -334,5 +349,5 @@ def test_it_runs_on_a_thread_for_who_is_not_async() -> None:
             data=json.dumps(body(CHAT)).encode(),
             headers=HEADERS[CHAT] | {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            assert json.load(answer)["choices"][0]["message"]["content"] == "yes"
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert json.load(response)["choices"][0]["message"]["content"] == "yes"

@@ -1,4 +1,4 @@
-"""The fixtures for users' own tests, in a project of a user's."""
+"""pytest fixtures of `smokebox.testing`, in a user's project."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from smokebox.testing import FakeModelServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smokebox.testing.fake.server import ScriptItem
-
-# Three times pytest, and twice the client of a provider, where others compute as well.
+# Runs pytest three times, and imports the SDK of a provider twice.
 pytestmark = pytest.mark.timeout(300)
 
 CONFTEST = 'pytest_plugins = ["smokebox.testing.fixtures"]\n'
@@ -29,22 +27,22 @@ from smokebox import init
 from smokebox.agents.models import open_model
 
 
-async def ask(config, prompt):
+async def prompt(config, text):
     async with contextlib.aclosing(open_model("anthropic/claude-sonnet-4-6", config)) as model:
         async with init(model=model, sandbox=None) as harness:
-            return (await (await harness.session()).prompt(prompt)).text
+            return (await (await harness.session()).prompt(text)).text
 
 
 def test_a_server(model_server, smokebox_home):
     assert os.environ["SMOKEBOX_HOME"] == str(smokebox_home)
     first, second = model_server("One."), model_server(then="Two.")
-    assert asyncio.run(ask(first.config, "?")) == "One."
-    assert asyncio.run(ask(second.config, "?")) == "Two."
+    assert asyncio.run(prompt(first.config, "?")) == "One."
+    assert asyncio.run(prompt(second.config, "?")) == "Two."
     assert (smokebox_home / "agents.db").exists()
 
 
 def test_a_recording(recorded_models, smokebox_home):
-    assert asyncio.run(ask(recorded_models.config, "?")) == "Recorded."
+    assert asyncio.run(prompt(recorded_models.config, "?")) == "Recorded."
 """
 
 
@@ -60,11 +58,10 @@ def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     )
 
 
-def test_they_serve_script_and_record(tmp_path: Path) -> None:
+def test_fixtures_serve_replay_and_record(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_agent.py").write_text(TEST)
-    answer: ScriptItem = "Recorded."
-    with FakeModelServer(answer) as provider:
+    with FakeModelServer("Recorded.") as provider:
         (tmp_path / "smokebox.toml").write_text(
             f'[models.anthropic]\nbase_url = "{provider.url}"\napi_key_env = "THE_KEY"\n'
         )
@@ -73,7 +70,7 @@ def test_they_serve_script_and_record(tmp_path: Path) -> None:
     (recorded,) = (tmp_path / "recorded").iterdir()
     assert recorded.name == "test_agent-test_a_recording.jsonl"
     assert provider.api_key not in recorded.read_text()
-    # The provider is gone by now, and nobody has its key.
+    # Replayed without the provider and its key.
     again = run(tmp_path, "-k", "recording")
     assert again.returncode == 0, again.stdout
     recorded.unlink()

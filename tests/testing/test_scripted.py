@@ -1,4 +1,4 @@
-"""A scripted model says what is written, and remembers what it was sent."""
+"""ScriptedModel: turns in order, requests recorded."""
 
 from __future__ import annotations
 
@@ -35,168 +35,170 @@ if TYPE_CHECKING:
 
 
 def request(*messages: Message, system: str = "Be brief.") -> ModelRequest:
-    return ModelRequest(system=system, messages=messages or (said("hello"),))
+    return ModelRequest(system=system, messages=messages or (user("hello"),))
 
 
-def said(text: str) -> UserMessage:
+def user(text: str) -> UserMessage:
     return UserMessage(parts=(Text(text),))
 
 
-async def answer(
-    model: Model, asked: ModelRequest | None = None
+async def run(
+    model: Model, model_request: ModelRequest | None = None
 ) -> tuple[list[Delta], AssistantMessage]:
-    items = [item async for item in model.stream(asked or request())]
+    items = [item async for item in model.stream(model_request or request())]
     deltas = [item for item in items if not isinstance(item, AssistantMessage)]
     last = items[-1]
     assert isinstance(last, AssistantMessage)
     return deltas, last
 
 
-async def test_turns_are_said_in_order() -> None:
+async def test_turns_are_returned_in_order() -> None:
     model = ScriptedModel("one", "two")
-    assert [(await answer(model))[1].text for _ in range(2)] == ["one", "two"]
+    assert [(await run(model))[1].text for _ in range(2)] == ["one", "two"]
     model.assert_finished()
 
 
-async def test_text_comes_in_pieces_that_make_the_whole() -> None:
-    deltas, message = await answer(ScriptedModel("abcdefg", chunk=3))
+async def test_text_is_streamed_in_chunks() -> None:
+    deltas, message = await run(ScriptedModel("abcdefg", chunk=3))
     assert deltas == [TextDelta("abc"), TextDelta("def"), TextDelta("g")]
     assert message.text == "abcdefg"
     assert message.stop == "end"
 
 
-async def test_a_tool_call_has_its_arguments_as_json_and_an_id() -> None:
-    deltas, message = await answer(ScriptedModel(call("bash", command="ls", timeout=3)))
-    (made,) = message.calls
+async def test_tool_call_has_json_arguments_and_an_id() -> None:
+    deltas, message = await run(ScriptedModel(call("bash", command="ls", timeout=3)))
+    (tool_call,) = message.calls
     assert deltas == [CallDelta("bash")]
-    assert json.loads(made.arguments) == {"command": "ls", "timeout": 3}
-    assert made.id
+    assert json.loads(tool_call.arguments) == {"command": "ls", "timeout": 3}
+    assert tool_call.id
     assert message.stop == "tool_calls"
 
 
-async def test_ids_of_calls_differ_in_and_between_turns() -> None:
+async def test_tool_call_ids_are_unique() -> None:
     model = ScriptedModel([call("a"), call("b")], [call("a"), call("b")])
-    messages = [(await answer(model))[1] for _ in range(2)]
-    assert len({made.id for message in messages for made in message.calls}) == 4
+    messages = [(await run(model))[1] for _ in range(2)]
+    assert len({one.id for message in messages for one in message.calls}) == 4
 
 
-async def test_a_list_mixes_thoughts_words_and_calls() -> None:
-    deltas, message = await answer(ScriptedModel([think("hm", "sig"), "Look:", call("ls")]))
+async def test_turn_may_mix_thinking_text_and_calls() -> None:
+    deltas, message = await run(ScriptedModel([think("hm", "sig"), "Look:", call("ls")]))
     assert deltas == [ThinkingDelta("hm"), TextDelta("Look:"), CallDelta("ls")]
     assert message.parts[:2] == (Thinking("hm", "sig"), Text("Look:"))
 
 
-async def test_arguments_that_are_not_json_are_said_as_they_are() -> None:
+async def test_invalid_arguments_are_kept() -> None:
     broken = call("bash")
     broken = type(broken)(id="x", name="bash", arguments='{"command": "ls')
-    _, message = await answer(ScriptedModel(broken))
+    _, message = await run(ScriptedModel(broken))
     assert message.calls == (broken,)
 
 
-async def test_an_exception_is_raised() -> None:
+async def test_exception_is_raised() -> None:
     with pytest.raises(ModelUnavailable):
-        await answer(ScriptedModel(ModelUnavailable("overloaded", model="m", status=529)))
+        await run(ScriptedModel(ModelUnavailable("overloaded", model="m", status=529)))
 
 
-async def test_an_error_may_come_after_half_an_answer() -> None:
+async def test_error_may_follow_partial_text() -> None:
     model = ScriptedModel(Turn("half", error=ModelUnavailable("cut off", model="m")))
-    heard: list[object] = []
+    received: list[object] = []
     with pytest.raises(ModelUnavailable):
         async for item in model.stream(request()):
-            heard.append(item)  # noqa: PERF401
-    assert heard == [TextDelta("half")]
+            received.append(item)  # noqa: PERF401
+    assert received == [TextDelta("half")]
 
 
-async def test_a_turn_that_hangs_says_what_it_has_and_can_be_cancelled() -> None:
-    heard: list[object] = []
+async def test_hanging_turn_sends_its_text_and_can_be_cancelled() -> None:
+    received: list[object] = []
 
-    async def listen() -> None:
+    async def read() -> None:
         async for item in ScriptedModel(Turn("half", hang=True)).stream(request()):
-            heard.append(item)  # noqa: PERF401
+            received.append(item)  # noqa: PERF401
 
-    task = asyncio.create_task(listen())
+    task = asyncio.create_task(read())
     async with asyncio.timeout(10):
-        while not heard:
+        while not received:
             await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert heard == [TextDelta("half")]
+    assert received == [TextDelta("half")]
 
 
-async def test_a_function_makes_a_turn_of_the_request() -> None:
-    model = ScriptedModel(lambda asked: last_text(asked).upper())
-    assert (await answer(model))[1].text == "HELLO"
+async def test_function_returns_the_turn() -> None:
+    model = ScriptedModel(lambda request: last_text(request).upper())
+    assert (await run(model))[1].text == "HELLO"
 
 
-async def test_a_function_may_wait() -> None:
-    gate = asyncio.Event()
+async def test_function_may_be_async() -> None:
+    event = asyncio.Event()
 
     async def turn(_: ModelRequest) -> str:
-        await gate.wait()
-        return "open"
+        await event.wait()
+        return "done"
 
-    task = asyncio.create_task(answer(ScriptedModel(turn)))
+    task = asyncio.create_task(run(ScriptedModel(turn)))
     await asyncio.sleep(0)
     assert not task.done()
-    gate.set()
-    assert (await task)[1].text == "open"
+    event.set()
+    assert (await task)[1].text == "done"
 
 
-async def test_then_answers_all_further_requests() -> None:
+async def test_then_is_used_for_all_further_requests() -> None:
     model = ScriptedModel("first", then="again")
-    assert [(await answer(model))[1].text for _ in range(3)] == ["first", "again", "again"]
+    assert [(await run(model))[1].text for _ in range(3)] == ["first", "again", "again"]
 
 
-async def test_one_request_too_many_says_what_was_asked() -> None:
+async def test_request_after_the_last_turn_raises() -> None:
     model = ScriptedModel("only")
-    await answer(model)
-    with pytest.raises(ScriptExhausted, match="has 1 turns, and was asked for turn 2") as caught:
-        await answer(model, request(said("and now?")))
+    await run(model)
+    with pytest.raises(ScriptExhausted, match="has 1 turns, but turn 2 was requested") as caught:
+        await run(model, request(user("and now?")))
     assert "and now?" in str(caught.value)
     assert isinstance(caught.value, ModelRefused)
 
 
-async def test_a_script_that_was_not_finished_is_told_of() -> None:
+async def test_assert_finished_fails_for_unused_turns() -> None:
     model = ScriptedModel("one", "two")
-    await answer(model)
+    await run(model)
     assert model.remaining == 1
-    with pytest.raises(AssertionError, match="1 of its 2 turns; the next is 'two'"):
+    with pytest.raises(
+        AssertionError, match="1 of 2 turns of scripted/model were requested; the next is 'two'"
+    ):
         model.assert_finished()
 
 
-async def test_requests_are_kept_as_they_were_when_they_came() -> None:
-    messages: list[Message] = [said("hello")]
+async def test_requests_are_recorded_as_they_were() -> None:
+    messages: list[Message] = [user("hello")]
     model = ScriptedModel(then="yes")
-    await answer(model, ModelRequest(system="S", messages=messages))
-    messages.append(said("more"))
-    await answer(model, ModelRequest(system="S", messages=messages))
-    assert [len(asked.messages) for asked in model.requests] == [1, 2]
+    await run(model, ModelRequest(system="S", messages=messages))
+    messages.append(user("more"))
+    await run(model, ModelRequest(system="S", messages=messages))
+    assert [len(one.messages) for one in model.requests] == [1, 2]
 
 
-async def test_usage_grows_with_the_conversation_and_counts_what_was_cached() -> None:
-    messages: list[Message] = [said("x" * 400)]
+async def test_usage_counts_input_output_and_cached_tokens() -> None:
+    messages: list[Message] = [user("x" * 400)]
     model = ScriptedModel(then="y" * 40)
-    _, first = await answer(model, ModelRequest(system="S" * 40, messages=messages))
-    messages += [first, said("z" * 40)]
-    _, second = await answer(model, ModelRequest(system="S" * 40, messages=messages))
+    _, first = await run(model, ModelRequest(system="S" * 40, messages=messages))
+    messages += [first, user("z" * 40)]
+    _, second = await run(model, ModelRequest(system="S" * 40, messages=messages))
     assert first.usage == Usage(requests=1, input_tokens=110, output_tokens=10)
     assert second.usage == Usage(
         requests=1, input_tokens=130, output_tokens=10, cache_read_tokens=110
     )
 
 
-async def test_usage_and_stop_can_be_said() -> None:
+async def test_usage_and_stop_can_be_set() -> None:
     usage = Usage(requests=1, input_tokens=5, cost=1.5)
-    _, message = await answer(ScriptedModel(Turn("cut", usage=usage, stop="length")))
+    _, message = await run(ScriptedModel(Turn("cut", usage=usage, stop="length")))
     assert (message.usage, message.stop) == (usage, "length")
 
 
-async def test_what_tools_gave_back_is_at_hand() -> None:
-    back = ToolReturn(call_id="1", name="bash", text="a.txt")
-    asked = request(said("look"), ToolReturns((back,)))
-    assert last_returns(asked) == (back,)
-    assert last_text(asked) == "a.txt"
+async def test_last_returns_and_last_text() -> None:
+    result = ToolReturn(call_id="1", name="bash", text="a.txt")
+    last = request(user("look"), ToolReturns((result,)))
+    assert last_returns(last) == (result,)
+    assert last_text(last) == "a.txt"
     assert last_returns(request()) == ()
 
 
@@ -207,6 +209,6 @@ async def test_name_and_info_are_settable() -> None:
     assert model.closed
 
 
-async def test_a_part_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="cannot have 7 in it"):
-        await answer(ScriptedModel([7]))  # type: ignore[list-item]
+async def test_invalid_part_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="cannot contain 7"):
+        await run(ScriptedModel([7]))  # type: ignore[list-item]

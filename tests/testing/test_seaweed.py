@@ -1,4 +1,4 @@
-"""The S3 server for tests is there when it says so, and gone afterwards."""
+"""SeaweedServer: it serves S3 and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ time.sleep(60)
 
 
 def sockets(ports: Iterable[object]) -> list[Path]:
-    """What a server of these ports has in /tmp, where others have theirs."""
+    """Return the sockets in /tmp of a server with these ports."""
     return [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
 
 
@@ -43,7 +43,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.timeout(90)
-def test_it_serves_s3_and_leaves_nothing_behind() -> None:
+def test_server_serves_s3_and_leaves_nothing_behind() -> None:
     with SeaweedServer() as server:
         folder, ports = Path(server._folder), list(server._ports.values())
         assert sockets(ports)
@@ -64,7 +64,7 @@ def test_it_serves_s3_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(90)
-def test_it_dies_with_a_killed_process() -> None:
+def test_server_ends_with_a_killed_process() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pid, folder, *ports = owner.stdout.readline().decode().split()
@@ -77,16 +77,14 @@ def test_it_dies_with_a_killed_process() -> None:
 
 
 @pytest.mark.timeout(90)
-def test_a_start_that_takes_too_long_leaves_nothing_behind() -> None:
+def test_start_timeout_leaves_nothing_behind() -> None:
     server = SeaweedServer(timeout=0.01)
     with pytest.raises(DeadlineExceeded):
         server.start()
     assert not Path(server._folder).exists()
 
 
-def test_without_the_wheel_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     server = SeaweedServer()

@@ -8,7 +8,7 @@ import pytest
 from smokebox import errors
 from smokebox.errors import PathError, SmokeboxError
 from smokebox.wire.codec import decode
-from smokebox.wire.failure import Failure, FailureAnswer, error_of, failure_of, status_of
+from smokebox.wire.failure import Failure, FailureResponse, error_of, failure_of, status_of
 
 KINDS = [
     kind
@@ -19,8 +19,8 @@ KINDS = [
 
 def sent(error: SmokeboxError) -> SmokeboxError:
     """What arrives of an error."""
-    body = msgspec.json.encode(FailureAnswer(failure_of(error, "r1")))
-    return error_of(decode(FailureAnswer, body).error)
+    body = msgspec.json.encode(FailureResponse(failure_of(error, "r1")))
+    return error_of(decode(FailureResponse, body).error)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))

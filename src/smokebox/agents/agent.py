@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class AgentContext:
     """Argument of an initializer: the instance that it returns options for.
 
-    `env` has the bindings of the project (`ctx.env.PyBox`), or what `init` was given as `env`.
+    `env` has the bindings of the project (`ctx.env.PyBox`), or the option `env` of `init`.
     """
 
     id: str

@@ -26,13 +26,13 @@ def load_agent(file: str | Path) -> Agent:
 
 def pick_agent(module: ModuleType, path: Path) -> Agent:
     """Return the agent of a module that was loaded from `path`."""
-    found = {name: one for name, one in vars(module).items() if isinstance(one, Agent)}
-    if isinstance(agent := found.get(NAME), Agent):
-        return agent
-    several = list({id(one): one for one in found.values()}.values())
-    if len(several) == 1:
-        return several[0]
-    if not several:
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Agent)}
+    if NAME in found:
+        return found[NAME]
+    agents = list({id(agent): agent for agent in found.values()}.values())
+    if len(agents) == 1:
+        return agents[0]
+    if not agents:
         raise InvalidOption(
             f"{path} has no agent.",
             hint="Write `agent = create_agent(model=...)` at its top level.",
@@ -54,7 +54,7 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     Raises:
         InvalidOption: The file does not exist, or failed at the line that the error names.
     """
-    spec, alone = None, name is None
+    spec, first = None, name is None
     if path.suffix == ".py" and path.is_file():
         name = name or f"smokebox_file_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path.absolute())
@@ -67,13 +67,13 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent.absolute())
     if folder not in sys.path:
-        sys.path.insert(0 if alone else len(sys.path), folder)
+        sys.path.insert(0 if first else len(sys.path), folder)
     # Dataclasses and pydantic models resolve their annotations through sys.modules.
     before, sys.modules[spec.name] = sys.modules.get(spec.name), module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        _put_back(spec.name, before)
+        _restore_module(spec.name, before)
         raise InvalidOption(
             f"{path}{_line(error, path)}: {type(error).__name__}: {error}",
             hint="Fix that line and try again.",
@@ -82,7 +82,7 @@ def load_module(path: Path, name: str | None = None) -> ModuleType:
     return module
 
 
-def _put_back(name: str, module: ModuleType | None) -> None:
+def _restore_module(name: str, module: ModuleType | None) -> None:
     if module is None:
         del sys.modules[name]
     else:

@@ -171,26 +171,26 @@ def as_approval(value: object) -> Approval | None:
     raise _wrong(f"{value!r} is not an approval policy.", "approval")
 
 
-def _rules(option: str, given: Rules) -> tuple[ToolRule, ...]:
-    if isinstance(given, Mapping):
-        return tuple(_rule(option, name, what) for name, what in given.items())
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise _wrong(f"{option}={given!r} is not a list of tools.", option)
-    return tuple(_rule(option, each, None) for each in given)
+def _rules(option: str, rules: Rules) -> tuple[ToolRule, ...]:
+    if isinstance(rules, Mapping):
+        return tuple(_rule(option, tool, detail) for tool, detail in rules.items())
+    if isinstance(rules, str) or not isinstance(rules, Sequence):
+        raise _wrong(f"{option}={rules!r} is not a list of tools.", option)
+    return tuple(_rule(option, tool, None) for tool in rules)
 
 
-def _rule(option: str, tool: object, what: object) -> ToolRule:
+def _rule(option: str, tool: object, detail: object) -> ToolRule:
     if isinstance(tool, ToolRule):
         return tool
     if isinstance(tool, str) and tool:
-        if what is None:
+        if detail is None:
             return ToolRule(tool)
-        if isinstance(what, str) and option == "deny":
-            return ToolRule(tool, reason=what)
-        if callable(what):
-            return ToolRule(tool, when=cast("Predicate", what))
+        if isinstance(detail, str) and option == "deny":
+            return ToolRule(tool, reason=detail)
+        if callable(detail):
+            return ToolRule(tool, when=cast("Predicate", detail))
     raise _wrong(
-        f"{option}: {tool!r}{'' if what is None else f': {what!r}'} is not a rule.", option
+        f"{option}: {tool!r}{'' if detail is None else f': {detail!r}'} is not a rule.", option
     )
 
 
@@ -206,9 +206,9 @@ def _decision(value: object) -> Decision:
     raise _wrong(f"{value!r} is not a decision.", "approval")
 
 
-def _wrong(said: str, option: str) -> InvalidOption:
+def _wrong(message: str, option: str) -> InvalidOption:
     return InvalidOption(
-        said,
+        message,
         hint="Write Approval(ask=['bash'], deny={'write': 'why'}), with names or ToolRule(...), or "
         "pass a function (call, ctx) that returns 'allow', 'ask' or Deny('why').",
         option=option,
@@ -239,10 +239,10 @@ class ApprovalQueue:
 
     async def wait(self, needed: ApprovalNeeded) -> ApprovalVerdict:
         """Wait for the decision about a call."""
-        answer: asyncio.Future[ApprovalVerdict] = asyncio.get_running_loop().create_future()
-        self._waiting[needed.call_id] = (needed, answer)
+        verdict: asyncio.Future[ApprovalVerdict] = asyncio.get_running_loop().create_future()
+        self._waiting[needed.call_id] = (needed, verdict)
         try:
-            return await answer
+            return await verdict
         finally:
             self._waiting.pop(needed.call_id, None)
 
@@ -260,40 +260,36 @@ class ApprovalQueue:
                 kind="approval",
                 name=call_id,
             )
-        _, answer = self._waiting.pop(call_id)
+        _, waiting = self._waiting.pop(call_id)
         await self.event_log.append(ApprovalDecided(call_id, verdict.allowed, verdict.reason))
-        if not answer.done():
-            answer.set_result(verdict)
+        if not waiting.done():
+            waiting.set_result(verdict)
 
 
-@dataclass(slots=True, kw_only=True)
-class ApprovalCheck:
-    """Approval policy applied to the tool calls of one work item."""
+async def check_approval(
+    work: WorkContext,
+    approval: Approval,
+    call: ToolCall,
+    arguments: dict[str, Any],
+    ctx: ToolContext,
+) -> ApprovalVerdict:
+    """Decide about a call of a work item, and wait for approval if the policy requires it.
 
-    work: WorkContext
-    approval: Approval
-
-    async def pass_through(
-        self, call: ToolCall, arguments: dict[str, Any], ctx: ToolContext
-    ) -> ApprovalVerdict:
-        """Decide about a call, and wait for approval if the policy asks for it.
-
-        A call that was pending or decided when a previous process was killed keeps that state.
-        """
-        before = {one.call.id: one for one in self.work.event_log.conversation.pending_calls}
-        known = before.get(call.id)
-        consent = "none" if known is None else known.consent
-        if known is not None and consent in ("allowed", "denied"):
-            return ApprovalVerdict(consent == "allowed", known.reason)
-        if consent == "none":
-            decision = await self.approval.decide(ProposedCall(call.name, arguments, call.id), ctx)
-            if isinstance(decision, Deny):
-                return ApprovalVerdict(False, decision.reason)
-            if decision == "allow":
-                return ApprovalVerdict(True)
-            await self.work.event_log.append(
-                ApprovalRequested(self.work.work_id, call.id, call.name, call.arguments)
-            )
-        needed = ApprovalNeeded(call.id, call.name, arguments)
-        self.work.emit(needed)
-        return await self.work.session.approvals.wait(needed)
+    A call that was pending or decided when a previous process was killed keeps that state.
+    """
+    pending = {one.call.id: one for one in work.event_log.conversation.pending_calls}
+    known = pending.get(call.id)
+    if known is not None and known.approval in ("allowed", "denied"):
+        return ApprovalVerdict(known.approval == "allowed", known.reason)
+    if known is None or known.approval == "none":
+        decision = await approval.decide(ProposedCall(call.name, arguments, call.id), ctx)
+        if isinstance(decision, Deny):
+            return ApprovalVerdict(False, decision.reason)
+        if decision == "allow":
+            return ApprovalVerdict(True)
+        await work.event_log.append(
+            ApprovalRequested(work.work_id, call.id, call.name, call.arguments)
+        )
+    needed = ApprovalNeeded(call.id, call.name, arguments)
+    work.emit(needed)
+    return await work.session.approvals.wait(needed)

@@ -29,7 +29,7 @@ NO_KEY = "none"
 
 class _Completions(AsyncCompletions):
     async def create(self, **options: Any) -> Any:
-        return await super().create(**_past(options))
+        return await super().create(**_bypass_sdk(options))
 
 
 class _Chat(AsyncChat):
@@ -44,12 +44,12 @@ class _OpenAI(AsyncOpenAI):
         return _Chat(self)
 
 
-def _past(options: dict[str, Any]) -> dict[str, Any]:
+def _bypass_sdk(options: dict[str, Any]) -> dict[str, Any]:
     body = {**(options.get("extra_body") or {}), "messages": options["messages"]}
     return {**options, "messages": [], "extra_body": body}
 
 
-def _fill(options: Any, body: dict[str, Any]) -> None:
+def _set_body(options: Any, body: dict[str, Any]) -> None:
     """Encode the body here, unless it holds values that only the SDK's encoder handles."""
     try:
         options.content, options.json_data = msgspec.json.encode(body), None
@@ -58,7 +58,7 @@ def _fill(options: Any, body: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _trusted() -> SSLContext:
+def _ssl_context() -> SSLContext:
     """Return the TLS context, loaded once: loading the CA bundle takes longer than a turn."""
     import httpx2
 
@@ -73,7 +73,7 @@ def openai_client(provider: Provider) -> AsyncOpenAI:
         default_headers=dict(provider.headers),
         max_retries=0,
         timeout=TIMEOUT,
-        http_client=DefaultAioHttpClient(timeout=TIMEOUT, verify=_trusted()),
+        http_client=DefaultAioHttpClient(timeout=TIMEOUT, verify=_ssl_context()),
     )
 
 
@@ -85,7 +85,7 @@ def anthropic_client(provider: Provider) -> AsyncAnthropic:
 
     class Messages(AsyncMessages):
         async def create(self, **options: Any) -> Any:
-            return await super().create(**_past(options))
+            return await super().create(**_bypass_sdk(options))
 
     class Beta(AsyncBeta):
         @functools.cached_property
@@ -105,7 +105,7 @@ def anthropic_client(provider: Provider) -> AsyncAnthropic:
             options.extra_json = extra or None
             prepared: Any = await super()._copy_and_prepare(options)
             if messages is not None:
-                _fill(prepared, {**prepared.json_data, "messages": messages})
+                _set_body(prepared, {**prepared.json_data, "messages": messages})
             return prepared
 
     return Anthropic(
@@ -114,5 +114,5 @@ def anthropic_client(provider: Provider) -> AsyncAnthropic:
         default_headers=dict(provider.headers),
         max_retries=0,
         timeout=TIMEOUT,
-        http_client=DefaultAioHttpClient(timeout=TIMEOUT, verify=_trusted()),
+        http_client=DefaultAioHttpClient(timeout=TIMEOUT, verify=_ssl_context()),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -11,7 +12,7 @@ from smokebox.agents.agent import Agent, AgentContext, check_name, create_agent,
 from smokebox.agents.log.persistence import open_store
 from smokebox.agents.options import OMITTED, check_list, check_subagents, check_tools
 from smokebox.agents.session_context import DEFAULT, SessionRegistry, check_session_name
-from smokebox.agents.setup import SKILL, TASK, Additions, make_setup
+from smokebox.agents.setup import SKILL, TASK, make_setup
 from smokebox.agents.workspace import WorkspaceFiles, no_workspace, open_sandbox
 from smokebox.errors import Conflict, InvalidOption, NotAwaited, NotFound
 from smokebox.foundation.ids import new_id
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
 
     from smokebox.agents.log.store import SessionStore, SessionSummary
-    from smokebox.agents.options import AgentOptions, ToolChoice
+    from smokebox.agents.options import AgentOptions, AgentSettings, ToolChoice
     from smokebox.agents.session import Session
     from smokebox.agents.setup import Setup
     from smokebox.agents.skills import Skill
     from smokebox.agents.tools.tool import Tool
-    from smokebox.agents.workspace import OpenSandbox
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import ExecResult
 
@@ -37,17 +37,10 @@ class Harness:
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        ctx: AgentContext,
-        opened: OpenSandbox | None,
-        store: SessionStore,
-        *,
-        owns_store: bool,
+        self, setup: Setup, ctx: AgentContext, store: SessionStore, *, owns_store: bool
     ) -> None:
         self._setup = setup
         self._ctx = ctx
-        self._opened = opened
         self._store = store
         self._owns_store = owns_store
         self._registry = SessionRegistry(self, setup, ctx, store)
@@ -60,7 +53,7 @@ class Harness:
 
     @property
     def env(self) -> Any:
-        """The bindings of the project, or what `init` was given as `env`."""
+        """The bindings of the project, or the option `env` of `init`."""
         return self._ctx.env
 
     @property
@@ -81,16 +74,16 @@ class Harness:
     @property
     def sandbox(self) -> SandboxApi:
         """The sandbox that the agent works in. Raises `Unsupported` if it has none."""
-        if self._opened is None:
+        if self._setup.sandbox is None:
             raise no_workspace("harness.sandbox")
-        return self._opened.sandbox
+        return self._setup.sandbox
 
     @property
     def fs(self) -> WorkspaceFiles:
         """The files of the workspace. Raises `Unsupported` if the agent has none."""
-        if self._opened is None:
+        if self._setup.workspace is None:
             raise no_workspace("harness.fs")
-        return WorkspaceFiles(self._opened.workspace)
+        return WorkspaceFiles(self._setup.workspace)
 
     async def shell(
         self,
@@ -108,11 +101,10 @@ class Harness:
         Raises:
             Unsupported: The agent has no workspace.
         """
-        if self._opened is None:
+        workspace = self._setup.workspace
+        if workspace is None:
             raise no_workspace("harness.shell")
-        return await self._opened.workspace.exec(
-            command, cwd=cwd, env=env, timeout=timeout, stdin=stdin
-        )
+        return await workspace.exec(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
 
     async def session(self, name: str = DEFAULT) -> Session:
         """Open a session by name, created if there is none.
@@ -148,8 +140,6 @@ async def suspend(harness: Harness) -> None:
     harness._closed = True
     await harness._registry.suspend()
     await harness._setup.aclose()
-    if harness._opened is not None and harness._opened.owned:
-        await harness._opened.sandbox.aclose()
     if harness._owns_store:
         await harness._store.aclose()
 
@@ -172,9 +162,9 @@ class HarnessSessions:
             agent=self._harness.agent.name, id=registry.ctx.id
         )
         return [
-            one
-            for one in summaries
-            if registry.owns(one.key.session) and (tasks or one.parent is None)
+            summary
+            for summary in summaries
+            if registry.owns(summary.key.session) and (tasks or summary.parent is None)
         ]
 
     async def get(self, name: str) -> Session:
@@ -285,7 +275,7 @@ def init(
     """Start an agent: `harness = await init(agent)`, or `async with init(agent) as harness`.
 
     `init(model=..., sandbox=...)` defines the agent on the spot, with the options of
-    `create_agent`. With an agent only `tools`, `skills` and `subagents` may be given, which
+    `create_agent`. With an agent only `tools`, `skills` and `subagents` may be passed, which
     are added to its own.
 
     Args:
@@ -300,8 +290,9 @@ def init(
     Raises:
         InvalidOption: An option is unknown or has a wrong value.
     """
+    additions: dict[str, Any] = {}
     if agent is None:
-        agent, additions = create_agent(**options), Additions()
+        agent = create_agent(**options)
     else:
         additions = _check_additions(agent, options)
     ctx = AgentContext(
@@ -314,31 +305,36 @@ def init(
 
 
 async def _start(
-    agent: Agent, ctx: AgentContext, additions: Additions, store: SessionStore | None
+    agent: Agent, ctx: AgentContext, additions: Mapping[str, Any], store: SessionStore | None
 ) -> Harness:
-    options = await resolve_settings(agent, ctx)
-    opened = await open_sandbox(options, options.cwd, ctx)
+    options = _with_additions(await resolve_settings(agent, ctx), additions)
+    setup = await make_setup(agent, options, await open_sandbox(options, options.cwd, ctx))
     persist = options.persist if store is None else store
     try:
-        setup = await make_setup(
-            agent,
-            options,
-            sandbox=None if opened is None else opened.sandbox,
-            workspace=None if opened is None else opened.workspace,
-            additions=additions,
-        )
         if options.approval is not None:
             options.approval.check_names([*setup.tools, SKILL, TASK])
-        opened_store = open_store(persist)
+        opened = open_store(persist)
     except BaseException:
-        if opened is not None and opened.owned:
-            await opened.sandbox.aclose()
+        await setup.aclose()
         raise
     owns_store = isinstance(persist, (bool, str, os.PathLike))
-    return Harness(setup, ctx, opened, opened_store, owns_store=owns_store)
+    return Harness(setup, ctx, opened, owns_store=owns_store)
 
 
-def _check_additions(agent: object, options: Mapping[str, Any]) -> Additions:
+def _with_additions(options: AgentSettings, additions: Mapping[str, Any]) -> AgentSettings:
+    subagents = options.subagents
+    if added := additions.get("subagents"):
+        named = subagents if isinstance(subagents, tuple) else ()
+        subagents = check_subagents([*named, *added])
+    return replace(
+        options,
+        tools=(*options.tools, *additions.get("tools", ())),
+        skills=(*options.skills, *additions.get("skills", ())),
+        subagents=subagents,
+    )
+
+
+def _check_additions(agent: object, options: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(agent, Agent):
         raise InvalidOption(
             f"init() takes an agent, not {agent!r:.80}.",
@@ -349,19 +345,19 @@ def _check_additions(agent: object, options: Mapping[str, Any]) -> Additions:
         if option not in ("tools", "skills", "subagents"):
             raise InvalidOption(
                 f"init() of an agent has no option {option!r}.",
-                hint="Give it to create_agent().",
+                hint="Pass it to create_agent().",
                 option=option,
             )
     subagents = options.get("subagents", ())
-    return Additions(
-        tools=check_tools(options.get("tools", ())),
-        skills=check_list("skills", options.get("skills", ())),
-        subagents=() if subagents is OMITTED else check_subagents(subagents or ()),
-    )
+    return {
+        "tools": check_tools(options.get("tools", ())),
+        "skills": check_list("skills", options.get("skills", ())),
+        "subagents": () if subagents is OMITTED else check_subagents(subagents or ()),
+    }
 
 
 def _environment(env: Any) -> Any:
-    """Return `ctx.env`: the bindings of the project, or the given mapping as attributes."""
+    """Return `ctx.env`: the bindings of the project, or `env` with mapping keys as attributes."""
     if env is None:
         from smokebox.client.bindings import env as bindings
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from smokebox.agents.messages import Image
+from smokebox.agents.messages import ImagePart
 from smokebox.agents.tools.output import MAX_IMAGE_BYTES, image_type
 from smokebox.agents.workspace import no_workspace
 from smokebox.errors import InvalidOption
@@ -21,34 +21,34 @@ ImageSource: TypeAlias = bytes | str | Path
 """Bytes of an image, its path in the workspace as a str, or its `Path` on the host."""
 
 
-def check_images(pictures: object) -> tuple[ImageSource, ...]:
-    """Return the images of a prompt. Raises `InvalidOption` for what cannot be an image."""
-    if isinstance(pictures, (str, bytes, Path)) or not isinstance(pictures, Sequence):
+def check_images(images: object) -> tuple[ImageSource, ...]:
+    """Return the images of a prompt. Raises `InvalidOption` for other values."""
+    if isinstance(images, (str, bytes, Path)) or not isinstance(images, Sequence):
         raise InvalidOption(
-            "images is a list.", hint="Write images=[...].", option="images", value=type(pictures)
+            "images is a list.", hint="Write images=[...].", option="images", value=type(images)
         )
-    for picture in pictures:
-        if isinstance(picture, bytes):
-            media_type(picture, "an image")
-        elif not isinstance(picture, (str, Path)):
+    for image in images:
+        if isinstance(image, bytes):
+            media_type(image, "an image")
+        elif not isinstance(image, (str, Path)):
             raise InvalidOption(
-                f"{picture!r:.80} is not an image.",
+                f"{image!r:.80} is not an image.",
                 hint="Pass bytes, a path in the workspace, or a pathlib.Path on this host.",
                 option="images",
             )
-    return tuple(pictures)
+    return tuple(images)
 
 
-async def keep(
-    pictures: Sequence[ImageSource], store: SessionStore, workspace: SandboxApi | None
-) -> list[Image]:
-    """Store images as blobs of the event log's store."""
-    kept = []
-    for picture in pictures:
-        data = await _load(picture, workspace)
-        name = picture if isinstance(picture, str) else "an image"
-        kept.append(Image(media_type(data, str(name)), await store.put_blob(data), len(data)))
-    return kept
+async def store_images(
+    images: Sequence[ImageSource], store: SessionStore, workspace: SandboxApi | None
+) -> list[ImagePart]:
+    """Store the images of a prompt as blobs."""
+    parts = []
+    for image in images:
+        data = await _load(image, workspace)
+        name = image if isinstance(image, str) else "an image"
+        parts.append(ImagePart(media_type(data, name), await store.put_blob(data), len(data)))
+    return parts
 
 
 def media_type(data: bytes, name: str) -> str:
@@ -72,11 +72,11 @@ def media_type(data: bytes, name: str) -> str:
     return found
 
 
-async def _load(picture: ImageSource, workspace: SandboxApi | None) -> bytes:
-    if isinstance(picture, bytes):
-        return picture
-    if isinstance(picture, Path):
-        return await asyncio.to_thread(picture.read_bytes)
+async def _load(image: ImageSource, workspace: SandboxApi | None) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Path):
+        return await asyncio.to_thread(image.read_bytes)
     if workspace is None:
         raise no_workspace("images")
-    return await workspace.read_bytes(picture)
+    return await workspace.read_bytes(image)

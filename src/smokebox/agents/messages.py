@@ -47,7 +47,7 @@ class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     extra: dict[str, Any] | None = None
 
 
-class Image(msgspec.Struct, frozen=True, tag="image"):
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     """An image, stored as a blob under the hash of its bytes."""
 
     media_type: str
@@ -82,7 +82,7 @@ class NativePart(msgspec.Struct, frozen=True, tag="native"):
     data: dict[str, Any]
 
 
-UserPart: TypeAlias = Text | Image
+UserPart: TypeAlias = Text | ImagePart
 AssistantPart: TypeAlias = Text | Thinking | ToolCall | NativePart
 
 
@@ -120,7 +120,7 @@ class ToolReturn(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     text: str
     is_error: bool = False
-    images: tuple[Image, ...] = ()
+    images: tuple[ImagePart, ...] = ()
 
 
 class ToolReturns(msgspec.Struct, frozen=True, tag="tools", weakref=True):

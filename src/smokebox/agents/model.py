@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from smokebox.agents.messages import AssistantMessage, Image, Message
+    from smokebox.agents.messages import AssistantMessage, ImagePart, Message
 
 ThinkingLevel: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "max"]
 THINKING_LEVELS: tuple[ThinkingLevel, ...] = ("off", "minimal", "low", "medium", "high", "max")
@@ -52,7 +52,7 @@ class ModelRequest:
     result: Mapping[str, Any] | None = None
     thinking: ThinkingLevel | None = None
     max_tokens: int | None = None
-    load: Callable[[Image], Awaitable[bytes]] | None = field(default=None, repr=False)
+    load: Callable[[ImagePart], Awaitable[bytes]] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

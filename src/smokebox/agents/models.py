@@ -46,24 +46,24 @@ if TYPE_CHECKING:
         ModelResponsePart,
         ModelResponseStreamEvent,
     )
-    from pydantic_ai.models import Model as TheirModel
+    from pydantic_ai.models import Model as PydanticModel
     from pydantic_ai.models import ModelRequestParameters
-    from pydantic_ai.providers import Provider as TheirProvider
+    from pydantic_ai.providers import Provider as PydanticProvider
     from pydantic_ai.settings import ModelSettings
 
-    from smokebox.agents.messages import AssistantPart, Image, Message, StopReason
+    from smokebox.agents.messages import AssistantPart, ImagePart, Message, StopReason
     from smokebox.agents.model import Delta, Model, ModelRequest
     from smokebox.agents.pricing import Price
-    from smokebox.agents.providers import Named
+    from smokebox.agents.providers import NamedModel
 
 _STOPS: dict[str | None, StopReason] = {"length": "length", "content_filter": "refused"}
-_NOTHING = "(nothing)"
-_UNSEEN = "(a picture, which this model cannot see)"
-_KEPT_PARAMETERS = 8
-_LONGEST_REASON = 500
+_EMPTY = "(nothing)"
+_UNSUPPORTED_IMAGE = "(an image, which this model cannot see)"
+_MAX_CACHED_PARAMETERS = 8
+_MAX_REASON = 500
 # Status of a request with too many bytes: compaction fixes that too.
 _TOO_LARGE = 413
-_WITH_WAYS_OF_THEIR_OWN = ("deepseek", "fireworks", "moonshotai", "ollama", "together")
+_DEVIATING_PROVIDERS = ("deepseek", "fireworks", "moonshotai", "ollama", "together")
 
 
 def open_model(spec: str | Model, config: Mapping[str, Mapping[str, Any]] | None = None) -> Model:
@@ -88,11 +88,11 @@ def open_model(spec: str | Model, config: Mapping[str, Mapping[str, Any]] | None
 class ProviderModel:
     """A model that a provider serves."""
 
-    def __init__(self, named: Named) -> None:
+    def __init__(self, named: NamedModel) -> None:
         self._named = named
         self._lock = threading.Lock()
-        self._link: _Link | None = None
-        self._held: AsyncGenerator[None, None] | None = None
+        self._adapter: _Adapter | None = None
+        self._holder: AsyncGenerator[None, None] | None = None
 
     @property
     def name(self) -> str:
@@ -100,40 +100,40 @@ class ProviderModel:
 
     @property
     def info(self) -> ModelInfo:
-        return self._linked().info
+        return self._open_adapter().info
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
         # The first import takes about a second: do it outside the event loop.
-        link = self._link
-        if link is None:
-            link = await asyncio.to_thread(self._linked)
-        if self._held is None:
-            self._held = self._hold(link)
-            await anext(self._held)
+        adapter = self._adapter
+        if adapter is None:
+            adapter = await asyncio.to_thread(self._open_adapter)
+        if self._holder is None:
+            self._holder = self._hold(adapter)
+            await anext(self._holder)
         names: dict[int, str] = {}
         try:
-            messages = await link.messages(request)
-            settings, parameters = link.settings(request), link.parameters(request)
-            async with link.model.request_stream(messages, settings, parameters) as answer:
-                async for event in answer:
+            messages = await adapter.messages(request)
+            settings, parameters = adapter.settings(request), adapter.parameters(request)
+            async with adapter.model.request_stream(messages, settings, parameters) as stream:
+                async for event in stream:
                     if (delta := _delta(event, names)) is not None:
                         yield delta
-                response = answer.get()
-            message = link.message(response, self.name)
+                response = stream.get()
+            message = adapter.message(response, self.name)
         except SmokeboxError:
             raise
         except Exception as error:
-            raise _ours(error, self._named) from error
+            raise _translate(error, self._named) from error
         yield message
 
     async def aclose(self) -> None:
-        link, self._link = self._link, None
-        if self._held is not None:
-            await self._held.aclose()
-        elif link is not None:
-            await link.close()
+        adapter, self._adapter = self._adapter, None
+        if self._holder is not None:
+            await self._holder.aclose()
+        elif adapter is not None:
+            await adapter.close()
 
-    async def _hold(self, link: _Link) -> AsyncGenerator[None, None]:
+    async def _hold(self, adapter: _Adapter) -> AsyncGenerator[None, None]:
         """Close the connections on `aclose`, or when the event loop shuts its generators down.
 
         Connections belong to one event loop; in another the model opens its own.
@@ -141,24 +141,24 @@ class ProviderModel:
         try:
             yield
         finally:
-            self._link = self._held = None
-            await link.close()
+            self._adapter = self._holder = None
+            await adapter.close()
 
-    def _linked(self) -> _Link:
+    def _open_adapter(self) -> _Adapter:
         with self._lock:
-            if self._link is None:
-                self._link = _connect(self._named)
-            return self._link
+            if self._adapter is None:
+                self._adapter = _connect(self._named)
+            return self._adapter
 
     def __repr__(self) -> str:
         return f"<model {self.name}>"
 
 
 @dataclass(slots=True)
-class _Link:
+class _Adapter:
     """A pydantic-ai model, with caches of converted messages and parameters."""
 
-    model: TheirModel
+    model: PydanticModel
     info: ModelInfo
     price: Price | None
     close: Callable[[], Awaitable[None]]
@@ -187,17 +187,17 @@ class _Link:
         return weakref.ref(message, lambda _: converted.pop(key, None))
 
     async def _convert(self, message: Message, request: ModelRequest) -> ModelMessage:
-        from pydantic_ai.messages import ModelRequest as TheirRequest
+        from pydantic_ai.messages import ModelRequest as PydanticRequest
         from pydantic_ai.messages import ToolReturnPart, UserPromptPart
 
         if isinstance(message, AssistantMessage):
-            return self._said(message)
+            return self._convert_reply(message)
         if isinstance(message, UserMessage):
-            pictures = [part for part in message.parts if not isinstance(part, Text)]
-            words = [part.text for part in message.parts if isinstance(part, Text)]
-            content = await self._content("\n".join(words), pictures, request)
-            return TheirRequest(parts=[UserPromptPart(content=content)])
-        return TheirRequest(
+            images = [part for part in message.parts if not isinstance(part, Text)]
+            texts = [part.text for part in message.parts if isinstance(part, Text)]
+            content = await self._content("\n".join(texts), images, request)
+            return PydanticRequest(parts=[UserPromptPart(content=content)])
+        return PydanticRequest(
             parts=[
                 ToolReturnPart(
                     tool_name=back.name,
@@ -209,48 +209,48 @@ class _Link:
             ]
         )
 
-    async def _content(self, text: str, pictures: Sequence[Image], request: ModelRequest) -> Any:
+    async def _content(self, text: str, images: Sequence[ImagePart], request: ModelRequest) -> Any:
         from pydantic_ai.messages import BinaryContent
 
         # Providers reject text that is empty or only whitespace.
-        if not pictures:
-            return text if text.strip() else _NOTHING
+        if not images:
+            return text if text.strip() else _EMPTY
         content: list[str | BinaryContent] = [text] if text.strip() else []
-        for picture in pictures:
+        for image in images:
             if request.load is None or not self.info.images:
-                content.append(_UNSEEN)
+                content.append(_UNSUPPORTED_IMAGE)
             else:
-                data = await request.load(picture)
-                content.append(BinaryContent(data=data, media_type=picture.media_type))
+                data = await request.load(image)
+                content.append(BinaryContent(data=data, media_type=image.media_type))
         return content
 
-    def _said(self, message: AssistantMessage) -> ModelResponse:
+    def _convert_reply(self, message: AssistantMessage) -> ModelResponse:
         from pydantic_ai.messages import ModelResponse
 
         provider, _, name = message.model.partition("/")
-        parts = [self._part(part, provider) for part in message.parts]
+        parts = [self._convert_part(part, provider) for part in message.parts]
         return ModelResponse(parts=parts, model_name=name, provider_name=provider)
 
-    def _part(self, part: AssistantPart, provider: str) -> ModelResponsePart:
+    def _convert_part(self, part: AssistantPart, provider: str) -> ModelResponsePart:
         from pydantic import TypeAdapter
-        from pydantic_ai import messages as theirs
+        from pydantic_ai import messages as pydantic
 
         if isinstance(part, NativePart):
-            kind: TypeAdapter[ModelResponsePart] = TypeAdapter(theirs.ModelResponsePart)
+            kind: TypeAdapter[ModelResponsePart] = TypeAdapter(pydantic.ModelResponsePart)
             return kind.validate_python(part.data)
         extra = part.extra or {}
-        more: dict[str, Any] = {
+        common: dict[str, Any] = {
             "id": extra.get("id"),
             "provider_name": provider,
             "provider_details": extra.get("details"),
         }
         if isinstance(part, Text):
-            return theirs.TextPart(part.text, **more)
+            return pydantic.TextPart(part.text, **common)
         if isinstance(part, Thinking):
-            return theirs.ThinkingPart(part.text, signature=part.signature, **more)
-        given = _arguments(part.arguments)
-        args = given if self.objects else _as_sent(part.arguments, given)
-        return theirs.ToolCallPart(part.name, args, tool_call_id=part.id, **more)
+            return pydantic.ThinkingPart(part.text, signature=part.signature, **common)
+        arguments = _parse_arguments(part.arguments)
+        args = arguments if self.objects else _valid_json(part.arguments, arguments)
+        return pydantic.ToolCallPart(part.name, args, tool_call_id=part.id, **common)
 
     def settings(self, request: ModelRequest) -> ModelSettings:
         """Return the settings of a request: caching, output limit and thinking."""
@@ -272,7 +272,7 @@ class _Link:
         key = (request.system, *map(id, request.tools), id(request.result))
         if (known := self._parameters.get(key)) is not None:
             return known[1]
-        made = ModelRequestParameters(
+        parameters = ModelRequestParameters(
             function_tools=[
                 ToolDefinition(
                     name=tool.name,
@@ -284,17 +284,17 @@ class _Link:
             instruction_parts=[InstructionPart(content=request.system)] if request.system else [],
         )
         if request.result is not None:
-            made.output_mode = "native"
-            made.output_object = OutputObjectDefinition(json_schema=dict(request.result))
-        while len(self._parameters) >= _KEPT_PARAMETERS:
+            parameters.output_mode = "native"
+            parameters.output_object = OutputObjectDefinition(json_schema=dict(request.result))
+        while len(self._parameters) >= _MAX_CACHED_PARAMETERS:
             del self._parameters[next(iter(self._parameters))]
         # Keep the objects whose ids are in the key, so that no other object gets those ids.
-        self._parameters[key] = ((tuple(request.tools), request.result), made)
-        return made
+        self._parameters[key] = ((tuple(request.tools), request.result), parameters)
+        return parameters
 
     def message(self, response: ModelResponse, name: str) -> AssistantMessage:
         """Convert a response. Raises `ModelUnavailable` if the stream was cut off."""
-        parts = tuple(part for each in response.parts if (part := _heard(each)) is not None)
+        parts = tuple(part for each in response.parts if (part := _read_part(each)) is not None)
         used, details = response.usage, response.provider_details or {}
         # A stream that ends without a finish reason was cut off. Small servers send none, but
         # end with their usage.
@@ -329,41 +329,41 @@ class _Link:
 
 
 def _delta(event: ModelResponseStreamEvent, names: dict[int, str]) -> Delta | None:
-    from pydantic_ai import messages as theirs
+    from pydantic_ai import messages as pydantic
 
-    if isinstance(event, theirs.PartDeltaEvent):
+    if isinstance(event, pydantic.PartDeltaEvent):
         delta = event.delta
-        if isinstance(delta, theirs.TextPartDelta):
+        if isinstance(delta, pydantic.TextPartDelta):
             return TextDelta(delta.content_delta) if delta.content_delta else None
-        if isinstance(delta, theirs.ThinkingPartDelta):
+        if isinstance(delta, pydantic.ThinkingPartDelta):
             return ThinkingDelta(delta.content_delta) if delta.content_delta else None
         return CallDelta(names.get(event.index, ""))
-    if isinstance(event, theirs.PartStartEvent):
+    if isinstance(event, pydantic.PartStartEvent):
         part = event.part
-        if isinstance(part, theirs.TextPart):
+        if isinstance(part, pydantic.TextPart):
             return TextDelta(part.content) if part.content else None
-        if isinstance(part, theirs.ThinkingPart):
+        if isinstance(part, pydantic.ThinkingPart):
             return ThinkingDelta(part.content) if part.content else None
-        if isinstance(part, theirs.ToolCallPart):
+        if isinstance(part, pydantic.ToolCallPart):
             names[event.index] = part.tool_name
             return CallDelta(part.tool_name)
     return None
 
 
-def _heard(part: ModelResponsePart) -> AssistantPart | None:
+def _read_part(part: ModelResponsePart) -> AssistantPart | None:
     from pydantic import TypeAdapter
-    from pydantic_ai import messages as theirs
+    from pydantic_ai import messages as pydantic
 
-    if isinstance(part, theirs.TextPart):
+    if isinstance(part, pydantic.TextPart):
         return Text(part.content, _extra(part.id, part.provider_details)) if part.content else None
-    if isinstance(part, theirs.ThinkingPart):
+    if isinstance(part, pydantic.ThinkingPart):
         extra = _extra(part.id, part.provider_details)
         return Thinking(part.content, part.signature, extra)
-    if isinstance(part, theirs.ToolCallPart):
+    if isinstance(part, pydantic.ToolCallPart):
         extra = _extra(part.id, part.provider_details)
         arguments = part.args if isinstance(part.args, str) else part.args_as_json_str()
         return ToolCall(part.tool_call_id, part.tool_name, arguments or "{}", extra)
-    kind: TypeAdapter[ModelResponsePart] = TypeAdapter(theirs.ModelResponsePart)
+    kind: TypeAdapter[ModelResponsePart] = TypeAdapter(pydantic.ModelResponsePart)
     return NativePart(part.provider_name or "", kind.dump_python(part, mode="json"))
 
 
@@ -372,21 +372,21 @@ def _extra(identity: str | None, details: dict[str, Any] | None) -> dict[str, An
     return {key: value for key, value in extra.items() if value} or None
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _parse_arguments(text: str) -> dict[str, Any]:
     """Parse the arguments of a call; invalid JSON is wrapped in an object."""
     try:
-        given = json.loads(text)
+        arguments = json.loads(text)
     except ValueError:
-        given = None
-    return given if isinstance(given, dict) else {"not_valid_json": text}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"not_valid_json": text}
 
 
-def _as_sent(text: str, given: dict[str, Any]) -> str:
+def _valid_json(text: str, arguments: dict[str, Any]) -> str:
     """Return the arguments as valid JSON: some servers reject a conversation with broken JSON."""
-    return json.dumps(given) if "not_valid_json" in given else text
+    return json.dumps(arguments) if "not_valid_json" in arguments else text
 
 
-def _connect(named: Named) -> _Link:
+def _connect(named: NamedModel) -> _Adapter:
     try:
         model, close = _open(named)
     except ImportError as error:
@@ -402,17 +402,19 @@ def _connect(named: Named) -> _Link:
     provider, profile = named.provider, model.profile
     price = find_price(provider.name, named.model)
     known = profile.get("context_window") or (price.context_window if price else None)
-    thinks = bool(profile.get("supports_thinking", False))
-    holds = bool(profile.get("supports_json_schema_output", False))
-    sees = profile.get("supports_image_input", True)
-    return _Link(
+    thinking = bool(profile.get("supports_thinking", False))
+    native_results = bool(profile.get("supports_json_schema_output", False))
+    images = profile.get("supports_image_input", True)
+    return _Adapter(
         model=model,
         info=ModelInfo(
             context_window=provider.context_window or known,
             max_output=provider.max_output,
-            images=sees if provider.images is None else provider.images,
-            thinking=thinks if provider.thinking is None else provider.thinking,
-            native_results=holds if provider.native_results is None else provider.native_results,
+            images=images if provider.images is None else provider.images,
+            thinking=thinking if provider.thinking is None else provider.thinking,
+            native_results=native_results
+            if provider.native_results is None
+            else provider.native_results,
         ),
         price=price,
         close=close,
@@ -422,7 +424,7 @@ def _connect(named: Named) -> _Link:
     )
 
 
-def _open(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
+def _open(named: NamedModel) -> tuple[PydanticModel, Callable[[], Awaitable[None]]]:
     """Return a pydantic-ai model, and the function that closes its connections."""
     provider, name = named.provider, named.model
     if provider.api == "google":
@@ -433,10 +435,10 @@ def _open(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
 
         from smokebox.agents.clients import anthropic_client
 
-        theirs = anthropic_client(provider)
+        client = anthropic_client(provider)
         return AnthropicModel(
-            name, provider=AnthropicProvider(anthropic_client=theirs)
-        ), theirs.close
+            name, provider=AnthropicProvider(anthropic_client=client)
+        ), client.close
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.models.openrouter import OpenRouterModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -444,30 +446,30 @@ def _open(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
 
     from smokebox.agents.clients import openai_client
 
-    client = openai_client(provider)
+    openai = openai_client(provider)
     if provider.api == "openrouter":
         return OpenRouterModel(
-            name, provider=OpenRouterProvider(openai_client=client)
-        ), client.close
+            name, provider=OpenRouterProvider(openai_client=openai)
+        ), openai.close
     kind = OpenAIResponsesModel if provider.api == "responses" else OpenAIChatModel
     if provider.name == "openai":
-        return kind(name, provider=OpenAIProvider(openai_client=client)), client.close
-    return kind(name, provider=_compatible(provider.name, client)), client.close
+        return kind(name, provider=OpenAIProvider(openai_client=openai)), openai.close
+    return kind(name, provider=_compatible(provider.name, openai)), openai.close
 
 
-def _compatible(name: str, client: AsyncOpenAI) -> TheirProvider[AsyncOpenAI]:
+def _compatible(name: str, client: AsyncOpenAI) -> PydanticProvider[AsyncOpenAI]:
     """Return a provider with OpenAI's chat API, with its known deviations from it."""
     from pydantic_ai.providers import infer_provider_class
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-    if name in _WITH_WAYS_OF_THEIR_OWN:
+    if name in _DEVIATING_PROVIDERS:
         kind: Any = infer_provider_class(name)
-        provider: TheirProvider[AsyncOpenAI] = kind(openai_client=client)
+        provider: PydanticProvider[AsyncOpenAI] = kind(openai_client=client)
         return provider
     return OpenAICompatibleProvider(name, openai_client=client)
 
 
-def _open_google(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]]]:
+def _open_google(named: NamedModel) -> tuple[PydanticModel, Callable[[], Awaitable[None]]]:
     from google.genai import Client
     from google.genai.types import HttpOptions, HttpRetryOptions
     from pydantic_ai.models.google import GoogleModel
@@ -485,49 +487,44 @@ def _open_google(named: Named) -> tuple[TheirModel, Callable[[], Awaitable[None]
     return GoogleModel(named.model, provider=GoogleProvider(client=client)), client.aio.aclose
 
 
-def _ours(error: Exception, named: Named) -> ModelError:
+def _translate(error: Exception, named: NamedModel) -> ModelError:
     """Convert an error of pydantic-ai or an SDK to a `ModelError`."""
-    from pydantic_ai import exceptions as theirs
+    from pydantic_ai import exceptions
 
     status = getattr(error, "status_code", None)
     retry_after = getattr(error, "retry_after", None)
     fields: dict[str, Any] = {"model": named.name, "status": status}
-    said = _reason(error)
-    if isinstance(error, theirs.ModelContextWindowExceededError) or status == _TOO_LARGE:
+    reason = _reason(error)
+    if isinstance(error, exceptions.ModelContextWindowExceededError) or status == _TOO_LARGE:
         return ContextOverflow(
-            f"the conversation is too long for {named.name}: {said}",
+            f"the conversation is too long for {named.name}: {reason}",
             hint="Compact the session, or start another.",
             **fields,
         )
-    if isinstance(error, theirs.ModelAuthenticationError):
+    if isinstance(error, exceptions.ModelAuthenticationError):
         variable = " or ".join(named.provider.api_key_env) or "the key"
         return ModelRefused(
-            f"{named.name} rejected the key: {said}", hint=f"Check {variable}.", **fields
+            f"{named.name} rejected the key: {reason}", hint=f"Check {variable}.", **fields
         )
-    if isinstance(error, theirs.ModelNotFoundError):
+    if isinstance(error, exceptions.ModelNotFoundError):
         near = getattr(error, "suggested_model_id", None)
         hint = f"Did you mean {near.replace(':', '/')!r}?" if near else "Check its name."
-        return ModelRefused(f"there is no model {named.name}: {said}", hint=hint, **fields)
-    if isinstance(error, _refusals()):
+        return ModelRefused(f"there is no model {named.name}: {reason}", hint=hint, **fields)
+    refusals = (
+        exceptions.ModelRequestRejectedError,
+        exceptions.ModelQuotaExceededError,
+        exceptions.ContentFilterError,
+        exceptions.UserError,
+        TypeError,
+    )
+    if isinstance(error, refusals):
         hint = "The same request will be refused again: change it, or use another model."
-        return ModelRefused(f"{named.name} refused the request: {said}", hint=hint, **fields)
+        return ModelRefused(f"{named.name} refused the request: {reason}", hint=hint, **fields)
     return ModelUnavailable(
-        f"{named.name} gave no answer: {said}",
-        hint="Try again later, or give the agent a list of models to fall back on.",
+        f"{named.name} did not answer: {reason}",
+        hint="Try again later, or pass a list of models as fallbacks.",
         retry_after=retry_after,
         **fields,
-    )
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    from pydantic_ai import exceptions as theirs
-
-    return (
-        theirs.ModelRequestRejectedError,
-        theirs.ModelQuotaExceededError,
-        theirs.ContentFilterError,
-        theirs.UserError,
-        TypeError,
     )
 
 
@@ -535,7 +532,7 @@ def _reason(error: Exception) -> str:
     """Return the message in the body of an error response, or that of the exception."""
     body = getattr(error, "body", None)
     if isinstance(body, dict):
-        told = body.get("error", body)
-        if isinstance(told, dict) and isinstance(message := told.get("message"), str):
-            return message[:_LONGEST_REASON]
-    return (str(error) or type(error).__name__)[:_LONGEST_REASON]
+        details = body.get("error", body)
+        if isinstance(details, dict) and isinstance(message := details.get("message"), str):
+            return message[:_MAX_REASON]
+    return (str(error) or type(error).__name__)[:_MAX_REASON]

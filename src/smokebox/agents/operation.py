@@ -111,7 +111,7 @@ class OperationControl(Generic[T]):
         return self._result.done()
 
     def abort(self, reason: str) -> None:
-        """Ask the task that runs it to stop."""
+        """Stop the task that runs it."""
         # A task that was cancelled from elsewhere is one whose event loop ends: its work is not
         # aborted, but resumed when its session is opened again.
         ending = self._task is not None and self._task.cancelling()

@@ -87,6 +87,28 @@ class AgentOptions(TypedDict, total=False):
     durability: Durability | Mapping[str, float] | None
 
 
+class PromptOptions(TypedDict, total=False):
+    """Options of `Session.prompt` and `Session.skill`.
+
+    Attributes:
+        tools: Tools for this prompt, besides those of the agent.
+        model: Model for this prompt, or a list of them with fallbacks.
+        thinking: How much the model reasons before it answers.
+        timeout: The most seconds it may take, by default `Durability.timeout`.
+        budget: Limits of this prompt, as a `Budget` or a dict of its fields; by default those
+            of the agent.
+        key: Idempotency key. Work with a key is done once; a repeated call returns the first
+            result, also after a crash.
+    """
+
+    tools: Sequence[Tool | Callable[..., object]]
+    model: ModelChoice | Sequence[ModelChoice] | None
+    thinking: ThinkingLevel | None
+    timeout: float | None
+    budget: Budget | Mapping[str, float] | None
+    key: str | None
+
+
 OPTION_NAMES = tuple(AgentOptions.__annotations__)
 
 
@@ -108,7 +130,7 @@ class AgentSettings:
     budget: Budget
     durability: Durability
     owns_sandbox: bool = False
-    """An initializer made the sandbox for this instance, so it is closed with the harness."""
+    """An initializer opened the sandbox for this instance, so it is closed with the harness."""
 
 
 def check_options(options: Mapping[str, Any]) -> AgentSettings:
@@ -136,8 +158,8 @@ def check_options(options: Mapping[str, Any]) -> AgentSettings:
         compaction=as_compaction(options.get("compaction")) or False,
         persist=_check_persist(options.get("persist", True)),
         approval=as_approval(options.get("approval")),
-        budget=_of_fields("budget", Budget, options.get("budget")),
-        durability=_of_fields("durability", Durability, options.get("durability")),
+        budget=check_budget(options.get("budget")),
+        durability=_from_fields("durability", Durability, options.get("durability")),
     )
 
 
@@ -156,7 +178,8 @@ def check_models(model: object) -> tuple[ModelChoice, ...]:
                 continue
             hint = "Write for example 'anthropic/claude-sonnet-4-6'."
             raise _wrong("model", choice, "'provider/model'", hint)
-        if not hasattr(choice, "stream") or not hasattr(choice, "info"):
+        # Looked up without calling `info`: its first use imports the library of the provider.
+        if any(inspect.getattr_static(choice, name, None) is None for name in ("stream", "info")):
             hint = "Pass 'provider/model', an object that is a smokebox.agents.Model, or a list."
             raise _wrong("model", choice, "a model", hint)
     return choices
@@ -191,9 +214,9 @@ def check_list(option: str, value: object) -> tuple[Any, ...]:
 
 def check_tools(value: object) -> tuple[Tool | MCPServer, ...]:
     """Return tools and MCP servers, functions converted to tools; names must be unique."""
-    given = check_list("tools", value)
-    tools = iter(as_tools(one for one in given if not isinstance(one, MCPServer)))
-    return tuple(one if isinstance(one, MCPServer) else next(tools) for one in given)
+    choices = check_list("tools", value)
+    tools = iter(as_tools(each for each in choices if not isinstance(each, MCPServer)))
+    return tuple(each if isinstance(each, MCPServer) else next(tools) for each in choices)
 
 
 def check_subagents(value: object) -> tuple[Agent, ...]:
@@ -224,6 +247,11 @@ def check_thinking(thinking: object) -> ThinkingLevel | None:
     return thinking
 
 
+def check_budget(budget: object) -> Budget:
+    """Return the option as a `Budget`, by default one without limits."""
+    return _from_fields("budget", Budget, budget)
+
+
 def _check_persist(persist: object) -> StoreChoice:
     if isinstance(persist, (bool, str, os.PathLike)) or hasattr(persist, "put_blob"):
         return cast("StoreChoice", persist)
@@ -231,7 +259,7 @@ def _check_persist(persist: object) -> StoreChoice:
     raise _wrong("persist", persist, "a place for conversations", hint)
 
 
-def _of_fields(option: str, kind: type[T], value: object) -> T:
+def _from_fields(option: str, kind: type[T], value: object) -> T:
     if value is None:
         return kind()
     if isinstance(value, kind):
@@ -242,7 +270,7 @@ def _of_fields(option: str, kind: type[T], value: object) -> T:
     raise _wrong(option, value, f"a {name} or a dict", f"Write {option}={name}(...).")
 
 
-def _wrong(option: str, value: object, wanted: str, hint: str) -> InvalidOption:
+def _wrong(option: str, value: object, expected: str, hint: str) -> InvalidOption:
     return InvalidOption(
-        f"{option} must be {wanted}, not {value!r}.", hint=hint, option=option, value=value
+        f"{option} must be {expected}, not {value!r}.", hint=hint, option=option, value=value
     )

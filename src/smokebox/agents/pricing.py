@@ -49,9 +49,9 @@ class Price:
         """Return the cost in US dollars, or None if the table has no price for this usage."""
         if self.rates is not None:
             return self.rates.cost(usage)
-        from genai_prices import Usage as Counted
+        from genai_prices import Usage as PriceUsage
 
-        counted: Any = Counted(
+        counted: Any = PriceUsage(
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cache_read_tokens=usage.cache_read_tokens,
@@ -78,10 +78,9 @@ def find_price(provider: str, model: str) -> Price | None:
 
 
 def _rates(table: ModelPrice) -> Rates | None:
-    given = [getattr(table, name, None) for name in _RATES]
-    simple = all(value is None or isinstance(value, Decimal) for value in given)
-    if not simple or given[0] is None or given[1] is None or table.requests_kcount is not None:
+    prices = [getattr(table, name, None) for name in _RATES]
+    simple = all(value is None or isinstance(value, Decimal) for value in prices)
+    if not simple or prices[0] is None or prices[1] is None or table.requests_kcount is not None:
         return None
     # Cached tokens without a separate price cost as much as other input.
-    words = [float(given[0] if value is None else value) / _MILLION for value in given]
-    return Rates(*words)
+    return Rates(*(float(prices[0] if value is None else value) / _MILLION for value in prices))

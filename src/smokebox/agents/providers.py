@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Dialect: TypeAlias = Literal["anthropic", "chat", "responses", "openrouter", "google"]
 DIALECTS: tuple[Dialect, ...] = ("anthropic", "chat", "responses", "openrouter", "google")
 WITHOUT_A_KEY = (
-    "Without any key, use smokebox.testing.ScriptedModel, or a server of your own by "
-    "[models.NAME] base_url in smokebox.toml."
+    "Without any key, use smokebox.testing.ScriptedModel, or your own server with [models.NAME] "
+    "base_url in smokebox.toml."
 )
 
 
@@ -70,7 +70,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """A provider, and the name of a model there."""
 
     provider: Provider
@@ -108,7 +108,7 @@ KNOWN: dict[str, Provider] = {
     )
 }
 _OPTIONS = tuple(each.name for each in fields(Provider) if each.name != "name")
-_SHAPES: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     "context_window": int,
     "max_output": int,
     "images": bool,
@@ -122,7 +122,7 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> Named:
+def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> NamedModel:
     """Resolve `provider/model`. Raises `InvalidOption` if the provider is unknown."""
     name, slash, model = spec.partition("/")
     if not slash or not name or not model:
@@ -132,14 +132,14 @@ def find_model(spec: str, config: Mapping[str, Mapping[str, Any]]) -> Named:
             option="model",
             value=spec,
         )
-    return Named(find_provider(name, config), model)
+    return NamedModel(find_provider(name, config), model)
 
 
 def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provider:
     """Return a provider by name, with the project's changes. Raises `InvalidOption`."""
-    given = config.get(name)
+    configured = config.get(name)
     known = KNOWN.get(name)
-    if given is None and known is None:
+    if configured is None and known is None:
         names = sorted({*KNOWN, *config})
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}?" if near else f"Known providers: {', '.join(names)}."
@@ -151,8 +151,8 @@ def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provide
             nearest=near[0] if near else None,
         )
     provider = known or Provider(name=name)
-    if given is not None:
-        provider = _changed(provider, f"[models.{name}]", given)
+    if configured is not None:
+        provider = _configure(provider, f"[models.{name}]", configured)
     if provider.base_url is None and known is None:
         raise InvalidOption(
             f"[models.{name}] has no base_url.",
@@ -162,18 +162,18 @@ def find_provider(name: str, config: Mapping[str, Mapping[str, Any]]) -> Provide
     return provider
 
 
-def _changed(provider: Provider, where: str, given: Mapping[str, Any]) -> Provider:
-    refuse_unknown(where, given, _OPTIONS)
-    for option, value in given.items():
-        shape = _SHAPES[option]
-        if not isinstance(value, shape) or (shape is int and isinstance(value, bool)):
+def _configure(provider: Provider, where: str, options: Mapping[str, Any]) -> Provider:
+    refuse_unknown(where, options, _OPTIONS)
+    for option, value in options.items():
+        kind = _TYPES[option]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise InvalidOption(
                 f"{where}: {option} cannot be {value!r}.",
-                hint=f"It is {_said(shape)}.",
+                hint=f"It is {_describe(kind)}.",
                 option=option,
                 value=value,
             )
-    api = given.get("api")
+    api = options.get("api")
     if api is not None and api not in DIALECTS:
         raise InvalidOption(
             f"{where}: api cannot be {api!r}.",
@@ -181,7 +181,7 @@ def _changed(provider: Provider, where: str, given: Mapping[str, Any]) -> Provid
             option="api",
             value=api,
         )
-    changes: dict[str, Any] = dict(given)
+    changes: dict[str, Any] = dict(options)
     if isinstance(names := changes.get("api_key_env"), str):
         changes["api_key_env"] = (names,)
     elif names is not None:
@@ -192,6 +192,6 @@ def _changed(provider: Provider, where: str, given: Mapping[str, Any]) -> Provid
     return replace(provider, **changes)
 
 
-def _said(shape: type | tuple[type, ...]) -> str:
-    words = {int: "a whole number", bool: "true or false", str: "text", dict: "a table of text"}
-    return "a name, or a list of names" if isinstance(shape, tuple) else words[shape]
+def _describe(kind: type | tuple[type, ...]) -> str:
+    names = {int: "a whole number", bool: "true or false", str: "text", dict: "a table of text"}
+    return "a name, or a list of names" if isinstance(kind, tuple) else names[kind]

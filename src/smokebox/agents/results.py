@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from smokebox.agents.messages import Usage
-from smokebox.agents.model import ToolSpec
 from smokebox.agents.schemas import JsonType, check_arguments, inline, wrapped
 from smokebox.agents.tools.tool import Tool, ToolResult, failure
 from smokebox.errors import InvalidOption, ResultUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from smokebox.agents.messages import ToolCall
     from smokebox.agents.model import Model
@@ -48,17 +47,6 @@ class Reply(Generic[T]):
 
     def __str__(self) -> str:
         return self.text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopResult:
-    """Last text of the loop, and its model. `result` is `data` as the event log stores it."""
-
-    text: str
-    model: str
-    data: Any = None
-    result: Any = None
-    stopped: str | None = None
 
 
 def unavailable(reason: str, text: str) -> ResultUnavailable:
@@ -153,21 +141,6 @@ class ResultSpec(Generic[T]):
                 return self._shape.read(dumped[_WRAPPER])
             raise
 
-    def finish_tools(self) -> list[ToolSpec]:
-        """Return `finish` and `give_up`, for models without native results."""
-        return [
-            ToolSpec(
-                FINISH,
-                "Hand in the result, which ends the work. Call it once, when all is done.",
-                self.schema,
-            ),
-            ToolSpec(
-                GIVE_UP,
-                "End the work without a result, when you are certain that there is none to get.",
-                _REASON,
-            ),
-        ]
-
     def _unwrap(self, value: object) -> object:
         if not self._wraps:
             return value
@@ -221,7 +194,6 @@ class ResultCollector(Generic[T]):
         self.reminder = REMINDER
         self.done = False
         self.value: T | None = None
-        self.dumped: object = None
         self.given_up: str | None = None
 
     @property
@@ -233,19 +205,21 @@ class ResultCollector(Generic[T]):
         """Return the tools that take the result; none if the provider enforces the schema."""
         if self.native:
             return []
-        functions: dict[str, Callable[..., Awaitable[ToolResult]]] = {
-            FINISH: self._finish,
-            GIVE_UP: self._give_up,
-        }
         return [
             Tool(
-                name=spec.name,
-                description=spec.description,
-                parameters=spec.parameters,
-                function=functions[spec.name],
+                name=FINISH,
+                description="Hand in the result, which ends the work. Call it once, at the end.",
+                parameters=self._spec.schema,
+                function=self._finish,
                 durable=True,
-            )
-            for spec in self._spec.finish_tools()
+            ),
+            Tool(
+                name=GIVE_UP,
+                description="End the work without a result, if it is certain that none exists.",
+                parameters=_REASON,
+                function=self._give_up,
+                durable=True,
+            ),
         ]
 
     def read(self, text: str) -> bool:
@@ -253,7 +227,7 @@ class ResultCollector(Generic[T]):
         if not self.native:
             return False
         try:
-            self._take(self._spec.validate(text))
+            self.value, self.done = self._spec.validate(text), True
         except ValueError as error:
             self.reminder = str(error)
             return False
@@ -266,19 +240,17 @@ class ResultCollector(Generic[T]):
                 with contextlib.suppress(ValueError):
                     await tool.run(json.loads(call.arguments))
 
-    def finish(self, text: str, model: str) -> LoopResult | None:
-        """Return the outcome if there is a result. Raises `ResultUnavailable` after `give_up`."""
+    def finished(self, text: str) -> bool:
+        """Return True if there is a result. Raises `ResultUnavailable` after `give_up`."""
         if self.given_up is not None:
             raise unavailable(self.given_up, text)
-        if not self.done:
-            return None
-        return LoopResult(text=text, model=model, data=self.value, result=self.dumped)
+        return self.done
 
     async def _finish(self, /, **result: Any) -> ToolResult:
         if self.done:
             return ToolResult(text=ALREADY)
         try:
-            self._take(self._spec.validate(result))
+            self.value, self.done = self._spec.validate(result), True
         except ValueError as error:
             return failure(str(error))
         return ToolResult(text="Handed in.")
@@ -287,6 +259,3 @@ class ResultCollector(Generic[T]):
         if not self.done:
             self.given_up = reason
         return ToolResult(text="Noted.")
-
-    def _take(self, value: T) -> None:
-        self.value, self.dumped, self.done = value, self._spec.dump(value), True

@@ -31,9 +31,11 @@ def inline(schema: Mapping[str, Any]) -> dict[str, Any]:
     if root in recursive:
         # Providers read the type of the root, and do not follow a reference to it.
         body = {**definitions[root], **{k: v for k, v in body.items() if k != "$ref"}}
-    written: dict[str, Any] = _write(body, definitions, recursive)
-    kept = {name: _write(definitions[name], definitions, recursive) for name in sorted(recursive)}
-    return {**written, "$defs": kept} if kept else written
+    inlined: dict[str, Any] = _inline_node(body, definitions, recursive)
+    kept = {
+        name: _inline_node(definitions[name], definitions, recursive) for name in sorted(recursive)
+    }
+    return {**inlined, "$defs": kept} if kept else inlined
 
 
 def wrapped(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -48,9 +50,9 @@ def wrapped(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**outer, "$defs": schema["$defs"]} if "$defs" in schema else outer
 
 
-def _write(node: Any, definitions: Mapping[str, Any], recursive: set[str]) -> Any:
+def _inline_node(node: Any, definitions: Mapping[str, Any], recursive: set[str]) -> Any:
     if isinstance(node, list):
-        return [_write(item, definitions, recursive) for item in node]
+        return [_inline_node(item, definitions, recursive) for item in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
@@ -58,20 +60,20 @@ def _write(node: Any, definitions: Mapping[str, Any], recursive: set[str]) -> An
         if name in recursive or name not in definitions:
             return {"$ref": node["$ref"]}
         beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _write({**definitions[name], **beside}, definitions, recursive)
-    written: dict[str, Any] = {}
+        return _inline_node({**definitions[name], **beside}, definitions, recursive)
+    inlined: dict[str, Any] = {}
     for key, value in node.items():
         if key in _NAMED_SCHEMAS and isinstance(value, dict):
-            written[key] = {k: _write(v, definitions, recursive) for k, v in value.items()}
+            inlined[key] = {k: _inline_node(v, definitions, recursive) for k, v in value.items()}
         elif key == "const":
-            written["enum"] = [value]
+            inlined["enum"] = [value]
         elif key == "oneOf":
-            written["anyOf"] = _write(value, definitions, recursive)
+            inlined["anyOf"] = _inline_node(value, definitions, recursive)
         elif key in _VALUES:
-            written[key] = value
+            inlined[key] = value
         elif key not in ("title", "discriminator"):
-            written[key] = _write(value, definitions, recursive)
-    return written
+            inlined[key] = _inline_node(value, definitions, recursive)
+    return inlined
 
 
 def _reached(definitions: Mapping[str, Any], start: str) -> set[str]:
@@ -112,24 +114,24 @@ class JsonType(ABC, Generic[T]):
     def of(kind: type[T] | object, what: str) -> JsonType[T]:
         """Return the JSON form of a type. Raises `InvalidOption`, naming `what`, if it has none."""
         failed = ""
-        for made_by in (_ByPydantic, _ByMsgspec):
+        for form in (_PydanticType, _MsgspecType):
             try:
-                shape: JsonType[T] = made_by(kind)
+                json_type: JsonType[T] = form(kind)
             except ImportError:
                 continue
             except Exception as error:
                 failed = failed or str(error).split("\n")[0]
                 continue
-            if not shape.schema:
+            if not json_type.schema:
                 failed = "its schema is empty"
                 break
-            return shape
+            return json_type
         raise InvalidOption(
-            f"{what}: no model can give a value of type {_named(kind)}: {failed.rstrip('.')}.",
+            f"{what}: no model can pass a value of type {_type_name(kind)}: {failed.rstrip('.')}.",
             hint="Use a pydantic model, a dataclass, a TypedDict, a msgspec.Struct, or plain "
             "types such as int, list[str] and Literal.",
             option=what,
-            value=_named(kind),
+            value=_type_name(kind),
         )
 
     @abstractmethod
@@ -141,7 +143,7 @@ class JsonType(ABC, Generic[T]):
         """Convert a value to JSON values."""
 
 
-class _ByPydantic(JsonType[T]):
+class _PydanticType(JsonType[T]):
     def __init__(self, kind: Any) -> None:
         from pydantic import TypeAdapter
 
@@ -161,7 +163,7 @@ class _ByPydantic(JsonType[T]):
         return self._adapter.dump_python(value, mode="json")
 
 
-class _ByMsgspec(JsonType[T]):
+class _MsgspecType(JsonType[T]):
     def __init__(self, kind: Any) -> None:
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, strict=False)
         self.schema = inline(msgspec.json.schema(kind))
@@ -193,14 +195,14 @@ def _fault(fault: dict[str, Any]) -> str:
     place = ""
     for step in fault["loc"]:
         place += f"[{step}]" if isinstance(step, int) else f".{step}"
-    said = f"{place.lstrip('.')}: {fault['msg']}" if place else str(fault["msg"])
+    message = f"{place.lstrip('.')}: {fault['msg']}" if place else str(fault["msg"])
     if fault["type"] == "missing":
-        return said
+        return message
     shown = json.dumps(fault["input"], default=repr)
-    return f"{said}, not {shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + '...'}"
+    return f"{message}, not {shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + '...'}"
 
 
-def _named(kind: object) -> str:
+def _type_name(kind: object) -> str:
     return kind.__name__ if isinstance(kind, type) and not _is_generic(kind) else str(kind)
 
 
@@ -220,7 +222,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_arguments(tool: str, schema: Mapping[str, object], given: object) -> dict[str, object]:
+def check_arguments(
+    tool: str, schema: Mapping[str, object], arguments: object
+) -> dict[str, object]:
     """Check arguments against a schema, and return them as keyword arguments.
 
     An optional argument that is null counts as left out, and 3.0 counts as the integer 3.
@@ -230,12 +234,12 @@ def check_arguments(tool: str, schema: Mapping[str, object], given: object) -> d
     Raises:
         InvalidOption: Arguments are wrong; the message lists all faults.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(arguments, Mapping):
         raise InvalidOption(
-            f"{tool}: the arguments must be an object, not {_kind(given)}.",
+            f"{tool}: the arguments must be an object, not {_kind(arguments)}.",
             hint=f"It takes: {_names(schema)}.",
         )
-    tidy = _tidy_object(schema, given)
+    tidy = _tidy_object(schema, arguments)
     faults = list(_faults_of_object("", schema, tidy))
     if faults:
         raise InvalidOption(f"{tool}: " + " ".join(faults), hint=f"It takes: {_names(schema)}.")
@@ -260,11 +264,11 @@ def _tidy_object(schema: Mapping[str, object], value: Mapping[object, object]) -
 
 
 def _argument_faults(name: str, schema: Mapping[str, object], value: object) -> Iterator[str]:
-    wanted = schema.get("type")
-    kinds = [wanted] if isinstance(wanted, str) else list(cast("Sequence[str]", wanted or ()))
+    expected = schema.get("type")
+    kinds = [expected] if isinstance(expected, str) else list(cast("Sequence[str]", expected or ()))
     if kinds and not any(_is(kind, value) for kind in kinds):
-        expected = " or ".join(map(_kind_name, kinds))
-        yield f"{name!r} must be {expected}, not {_kind(value)}: {_shorten_value(value)}."
+        names = " or ".join(map(_kind_name, kinds))
+        yield f"{name!r} must be {names}, not {_kind(value)}: {_shorten_value(value)}."
     elif "enum" in schema and value not in cast("Sequence[object]", schema["enum"]):
         choices = _shorten_value(schema["enum"])
         yield f"{name!r} must be one of {choices}, not {_shorten_value(value)}."
@@ -286,10 +290,10 @@ def _faults_of_object(
 ) -> Iterator[str]:
     known, prefix = _properties(schema), f"{name}." if name else ""
     closed = schema.get("additionalProperties") is False
-    strangers = [key for key in value if closed and key not in known]
-    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.5) for key in strangers}
-    for key, meant in near.items():
-        suggestion = f" Did you mean {meant[0]!r}?" if meant else ""
+    unknown = [key for key in value if closed and key not in known]
+    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.5) for key in unknown}
+    for key, nearest in near.items():
+        suggestion = f" Did you mean {nearest[0]!r}?" if nearest else ""
         yield f"there is no parameter {prefix + key!r}.{suggestion}"
     for key in _required(schema):
         if key not in value and [key] not in near.values():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from smokebox.agents.approval import ApprovalVerdict
-from smokebox.agents.images import check_images, keep
+from smokebox.agents.images import check_images, store_images
 from smokebox.agents.limits import UsageMeter
 from smokebox.agents.messages import Text, UserMessage
+from smokebox.agents.options import PromptOptions
 from smokebox.agents.results import ResultSpec
 from smokebox.agents.skills import find_skill
 from smokebox.agents.work.compaction import CompactionItem
-from smokebox.agents.work.prompt import PromptSettings, new_prompt
+from smokebox.agents.work.prompt import new_prompt
 from smokebox.agents.work.shell import ShellItem
 from smokebox.agents.work.task import TaskItem, find_subagent
 from smokebox.errors import InvalidOption
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from smokebox.agents.limits import Budget
     from smokebox.agents.log.store import SessionKey
     from smokebox.agents.messages import Message, Usage
-    from smokebox.agents.model import ThinkingLevel
     from smokebox.agents.operation import Operation
-    from smokebox.agents.options import ModelChoice, ToolChoice
     from smokebox.agents.results import Reply
     from smokebox.agents.session_context import SessionContext
     from smokebox.agents.work.item import WhenBusy
@@ -37,26 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class PromptOptions(TypedDict, total=False):
-    """Options of `Session.prompt` and `Session.skill`.
-
-    Attributes:
-        tools: Tools for this prompt, besides those of the agent.
-        model: Model for this prompt, or a list of them with fallbacks.
-        thinking: How much the model reasons before it answers.
-        timeout: The most seconds it may take, by default `Durability.timeout`.
-        budget: Limits of this prompt, by default those of the agent.
-        key: Idempotency key. Work with a key is done once; a repeated call returns the first
-            result, also after a crash.
-    """
-
-    tools: Sequence[ToolChoice]
-    model: ModelChoice | Sequence[ModelChoice] | None
-    thinking: ThinkingLevel | None
-    timeout: float | None
-    budget: Budget | None
-    key: str | None
+# A joined message is answered by the running prompt, so these options would have no effect.
+_NOT_WHEN_JOINING = ("tools", "model", "thinking", "budget")
 
 
 class Session:
@@ -153,8 +134,8 @@ class Session:
                 hint="Pass images with images=[...].",
                 option="text",
             )
-        shown = check_images(images)
-        if not text.strip() and not shown:
+        checked = () if images == () else check_images(images)
+        if not text.strip() and not checked:
             raise InvalidOption(
                 "the prompt is empty.",
                 hint="Pass a text, or an image with images=[...].",
@@ -164,18 +145,21 @@ class Session:
         session = self._context
 
         async def compose() -> UserMessage:
-            stored = await keep(shown, session.event_log.store, session.setup.workspace)
-            return UserMessage((Text(text), *stored))
+            log, workspace = session.event_log, session.setup.workspace
+            parts = await store_images(checked, log.store, workspace) if checked else ()
+            return UserMessage((Text(text), *parts))
 
-        settings = _settings("prompt()", result, options)
-        if when_busy == "join" and not settings.plain:
+        _check_names("prompt()", options)
+        plain = result is None and not any(map(options.get, _NOT_WHEN_JOINING))
+        if when_busy == "join" and not plain:
             raise InvalidOption(
                 "a prompt with when_busy='join' takes no options: those of the first apply.",
                 hint="Pass only text and images, or when_busy='queue'.",
                 option="when_busy",
                 value=when_busy,
             )
-        return session.submit(new_prompt(session, "prompt", compose, settings), when_busy=when_busy)
+        item = new_prompt(session, "prompt", compose, result, options)
+        return session.submit(item, when_busy=when_busy)
 
     def skill(
         self,
@@ -206,8 +190,9 @@ class Session:
         async def compose() -> UserMessage:
             return UserMessage((Text(await skill.prompt(args)),))
 
-        settings = _settings("skill()", result, options)
-        return session.submit(new_prompt(session, "skill", compose, settings), when_busy=when_busy)
+        _check_names("skill()", options)
+        item = new_prompt(session, "skill", compose, result, options)
+        return session.submit(item, when_busy=when_busy)
 
     def task(
         self,
@@ -217,7 +202,7 @@ class Session:
         cwd: str | None = None,
         result: Any = None,
         timeout: float | None = None,
-        budget: Budget | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
         when_busy: WhenBusy = "raise",
         key: str | None = None,
     ) -> Operation[Reply[Any]]:
@@ -242,7 +227,7 @@ class Session:
         """
         session = self._context
         if agent is not None:
-            find_subagent(session.setup.subagents or {}, agent)
+            find_subagent(session.setup.subagents, agent)
         item = TaskItem(
             session=session,
             prompt=text,
@@ -367,6 +352,5 @@ def stream_replies(session: Session) -> None:
     session._context.event_log.live = True
 
 
-def _settings(where: str, result: Any, options: PromptOptions) -> PromptSettings:
+def _check_names(where: str, options: PromptOptions) -> None:
     refuse_unknown(where, options, [*PromptOptions.__annotations__, "result", "when_busy"])
-    return PromptSettings(result=result, **options)

@@ -15,28 +15,30 @@ from smokebox.agents.log.event_log import EventLog
 from smokebox.agents.log.records import SessionCreated
 from smokebox.agents.log.store import SessionKey
 from smokebox.agents.messages import Text, UserMessage
+from smokebox.agents.options import check_budget
 from smokebox.agents.setup import MAX_DEPTH, TASK
 from smokebox.agents.system_prompt import changed, digest
 from smokebox.agents.work.compaction import CompactionItem
-from smokebox.agents.work.prompt import PromptSettings, new_prompt, resumed_prompt
+from smokebox.agents.work.prompt import new_prompt, resumed_prompt
 from smokebox.agents.work.queue import WorkQueue
 from smokebox.agents.work.shell import ShellItem
 from smokebox.agents.work.task import PREFIX, TaskItem
 from smokebox.errors import Conflict, InvalidOption, NotFound, SmokeboxError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smokebox.agents.agent import AgentContext
     from smokebox.agents.events import Event
     from smokebox.agents.harness import Harness
+    from smokebox.agents.limits import Budget
+    from smokebox.agents.log.conversation import WorkState
     from smokebox.agents.log.records import ResourcesChanged
     from smokebox.agents.log.store import SessionStore
-    from smokebox.agents.log.work_state import WorkState
-    from smokebox.agents.messages import Image
+    from smokebox.agents.messages import ImagePart
     from smokebox.agents.model import Model
     from smokebox.agents.operation import Operation
-    from smokebox.agents.options import ModelChoice
+    from smokebox.agents.options import ModelChoice, PromptOptions
     from smokebox.agents.results import Reply, ResultSpec
     from smokebox.agents.session import Session
     from smokebox.agents.setup import Setup
@@ -99,15 +101,16 @@ class SessionContext:
         created = self.event_log.conversation.created
         return "" if created is None else created.system
 
-    def new_meter(self, budget: Any = None) -> UsageMeter:
+    def new_meter(self, budget: Budget | Mapping[str, float] | None = None) -> UsageMeter:
         """Return a meter for one work item, which also counts for the session's task."""
-        return UsageMeter(budget or self.setup.options.budget, self.meter)
+        limits = self.setup.options.budget if budget is None else check_budget(budget)
+        return UsageMeter(limits, self.meter)
 
     def tools(self, tasks: TaskRunner) -> dict[str, Tool]:
         """Return the tools of the agent, in the order in which the model knows them."""
         tools = dict(self.setup.tools)
-        if self.setup.subagents is not None and self.depth < MAX_DEPTH:
-            tools[TASK] = tasks.tool()
+        if self.setup.task is not None and self.depth < MAX_DEPTH:
+            tools[TASK] = tasks.tool(self.setup.task)
         resources = self.event_log.conversation.resources
         names = [] if resources is None else [tool["name"] for tool in resources.tools]
         order = {name: place for place, name in enumerate(names)}
@@ -125,7 +128,7 @@ class SessionContext:
         )
         return [] if change is None else [change]
 
-    async def load_image(self, image: Image) -> bytes:
+    async def load_image(self, image: ImagePart) -> bytes:
         """Return the bytes of an image of the conversation."""
         return await self.event_log.store.get_blob(image.blob)
 
@@ -172,8 +175,8 @@ class SessionContext:
         async def compose() -> UserMessage:
             return UserMessage((Text(text),))
 
-        settings = PromptSettings(result=result, timeout=timeout, key=_TASK_KEY)
-        return self.submit(new_prompt(self, "prompt", compose, settings), listener=listener)
+        options: PromptOptions = {"timeout": timeout, "key": _TASK_KEY}
+        return self.submit(new_prompt(self, "prompt", compose, result, options), listener=listener)
 
     def check(self) -> None:
         """Raise `NotFound` if the session was deleted."""
@@ -188,7 +191,7 @@ class SessionContext:
     async def refresh(self) -> None:
         """Read what another process has added to the log."""
         self.check()
-        if not self.event_log.held:
+        if not self.event_log.acquired:
             await self.event_log.refresh()
 
     async def recover(self) -> None:
@@ -247,7 +250,7 @@ class SessionRegistry:
             setup = await setup.with_skills()
             log = EventLog(self.store, self.key(name))
             await log.refresh()
-            if log.head == 0:
+            if log.conversation.head == 0:
                 await self._create(log, setup, parent, first)
             session = SessionContext(
                 name=name, setup=setup, event_log=log, registry=self, meter=meter
@@ -269,7 +272,7 @@ class SessionRegistry:
         first = replace(
             _first_record(origin.setup, origin.system, origin.depth),
             forked_from=origin.key.session,
-            forked_at=origin.event_log.head,
+            forked_at=origin.event_log.conversation.head,
         )
         return await self.open(name, origin.setup, first=first)
 
@@ -329,7 +332,7 @@ class SessionRegistry:
                 first = replace(first, parent=parent.key.session)
         await log.acquire(wait=_CREATE_WAIT)
         try:
-            if log.head == 0:
+            if log.conversation.head == 0:
                 await log.append(first)
                 await log.reload()
         finally:

@@ -14,7 +14,7 @@ from smokebox.agents.system_prompt import system_prompt
 from smokebox.agents.tools import workspace_tools
 from smokebox.agents.tools.function import as_tools
 from smokebox.agents.tools.mcp import open_tools
-from smokebox.agents.workspace import with_cwd
+from smokebox.agents.workspace import OpenSandbox, with_cwd
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -28,64 +28,16 @@ if TYPE_CHECKING:
 
 
 TASK = "task"
+SKILL = "skill"
 MAX_DEPTH = 4
 """Maximum nesting of tasks."""
-
-
-def task_spec(agents: Mapping[str, Agent]) -> ToolSpec:
-    """Return the spec of the `task` tool, for these agents and a copy of the caller."""
-    return ToolSpec(TASK, _description(agents), _parameters(agents))
-
-
-def _description(agents: Mapping[str, Agent]) -> str:
-    said = (
-        "Give a task to another agent, which works on it in a conversation of its own and "
-        "answers once. It sees nothing of this conversation: write down all that it needs to "
-        "know. Several tasks of one turn are worked on side by side."
-    )
-    if not agents:
-        return said
-    known = "\n".join(
-        f"- {agent.name}: {' '.join(agent.description.split()) or 'no description'}"
-        for agent in agents.values()
-    )
-    return f"{said}\n\nAgents:\n{known}"
-
-
-def _parameters(agents: Mapping[str, Agent]) -> dict[str, object]:
-    properties: dict[str, object] = {
-        "prompt": {"type": "string", "minLength": 1, "description": "The task, in full."},
-        "cwd": {"type": "string", "description": "The directory to work in. Default: this one."},
-    }
-    if agents:
-        told = "Which agent. Default: one like you."
-        properties["agent"] = {"type": "string", "description": told}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["prompt"],
-        "additionalProperties": False,
-    }
-
-
-SKILL = "skill"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Additions:
-    """Tools, skills and subagents that `init` adds to an agent's own."""
-
-    tools: Sequence[Any] = ()
-    skills: Sequence[Skill] = ()
-    subagents: Sequence[Agent] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """An agent in a workspace.
 
-    `tools` has every tool but `task`, which each session adds for `subagents`; None means no
-    `task` tool.
+    `tools` has every tool but `task`, which each session adds if `task` is not None.
     """
 
     agent: Agent
@@ -94,34 +46,30 @@ class Setup:
     workspace: SandboxApi | None
     tools: Mapping[str, Tool]
     skills: Sequence[Skill]
-    subagents: Mapping[str, Agent] | None
-    additions: Additions
-    opened: AsyncExitStack
+    subagents: Mapping[str, Agent]
+    task: ToolSpec | None
+    _resources: AsyncExitStack
 
     async def with_cwd(self, cwd: str) -> Setup:
         """Return the setup of the same agent in another directory."""
-        workspace = None if self.workspace is None else await with_cwd(self.workspace, cwd)
-        return await make_setup(
-            self.agent,
-            self.options,
-            sandbox=self.sandbox,
-            workspace=workspace,
-            additions=self.additions,
-        )
+        opened = None
+        if self.sandbox is not None and self.workspace is not None:
+            opened = OpenSandbox(self.sandbox, await with_cwd(self.workspace, cwd), owned=False)
+        return await make_setup(self.agent, self.options, opened)
 
     async def with_skills(self) -> Setup:
         """Return the setup with the skills that are in the workspace at this time."""
-        known = list(self.skills)
+        skills = list(self.skills)
         if self.workspace is not None:
             found = await discover(self.workspace, self.workspace.cwd, root=self.root)
-            known = merge(found, known)
-        if not known:
+            skills = merge(found, skills)
+        if not skills:
             return self
-        return replace(self, skills=known, tools={**self.tools, SKILL: skill_tool(known)})
+        return replace(self, skills=skills, tools={**self.tools, SKILL: skill_tool(skills)})
 
     async def aclose(self) -> None:
-        """Disconnect from MCP servers."""
-        await self.opened.aclose()
+        """Disconnect from MCP servers, and close the sandbox if it was opened for this setup."""
+        await self._resources.aclose()
 
     async def system(self) -> str:
         """Build the system prompt of a session that is created."""
@@ -132,8 +80,8 @@ class Setup:
     def schemas(self, *, depth: int) -> tuple[dict[str, Any], ...]:
         """Return the tools of a session nested `depth` tasks deep, as the event log stores them."""
         specs = specs_of(self.tools.values())
-        if self.subagents is not None and depth < MAX_DEPTH:
-            specs.append(task_spec(self.subagents))
+        if self.task is not None and depth < MAX_DEPTH:
+            specs.append(self.task)
         return tuple(
             {
                 "name": spec.name,
@@ -149,46 +97,40 @@ class Setup:
         return None if self.sandbox is None else self.sandbox.cwd
 
 
-async def make_setup(
-    agent: Agent,
-    options: AgentSettings,
-    *,
-    sandbox: SandboxApi | None,
-    workspace: SandboxApi | None,
-    additions: Additions | None = None,
-) -> Setup:
-    """Build the setup from an agent's options and the additions of `init`."""
-    additions = additions or Additions()
-    own = await _own_tools(sandbox, workspace)
-    opened = AsyncExitStack()
-    try:
-        tools = await open_tools([*own, *options.tools, *additions.tools], workspace, opened)
-        named = by_name(tools)
-    except BaseException:
-        await opened.aclose()
-        raise
-    return Setup(
-        agent=agent,
-        options=options,
-        sandbox=sandbox,
-        workspace=workspace,
-        tools=named,
-        skills=merge([*options.skills, *additions.skills]),
-        subagents=_subagents(options, additions.subagents, offered=workspace is not None),
-        additions=additions,
-        opened=opened,
-    )
+async def make_setup(agent: Agent, options: AgentSettings, opened: OpenSandbox | None) -> Setup:
+    """Build the setup of an agent. A sandbox that is `owned` is closed with the setup."""
+    sandbox = None if opened is None else opened.sandbox
+    workspace = None if opened is None else opened.workspace
+    async with AsyncExitStack() as resources:
+        if opened is not None and opened.owned:
+            resources.push_async_callback(opened.sandbox.aclose)
+        own = await _own_tools(sandbox, workspace)
+        tools = by_name(await open_tools([*own, *options.tools], workspace, resources))
+        named = options.subagents if isinstance(options.subagents, tuple) else ()
+        subagents = {subagent.name: subagent for subagent in named}
+        tasks = options.subagents is not None and (named or workspace is not None)
+        return Setup(
+            agent=agent,
+            options=options,
+            sandbox=sandbox,
+            workspace=workspace,
+            tools=tools,
+            skills=merge(options.skills),
+            subagents=subagents,
+            task=_task_spec(subagents.values()) if tasks else None,
+            _resources=resources.pop_all(),
+        )
 
 
 async def _own_tools(sandbox: SandboxApi | None, workspace: SandboxApi | None) -> list[Tool]:
     """Return the tools that the sandbox supplies, or the six built-in ones."""
     if workspace is None:
         return []
-    bring = getattr(sandbox, "agent_tools", None)
-    if bring is None:
+    supplier = getattr(sandbox, "agent_tools", None)
+    if supplier is None:
         return workspace_tools(workspace)
-    brought = bring()
-    return as_tools(await brought if inspect.isawaitable(brought) else brought)
+    supplied = supplier()
+    return as_tools(await supplied if inspect.isawaitable(supplied) else supplied)
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -205,25 +147,39 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     return found
 
 
-def _subagents(
-    options: AgentSettings, additions: Sequence[Agent], *, offered: bool
-) -> dict[str, Agent] | None:
-    if options.subagents is None and not additions:
-        return None
-    named = options.subagents if isinstance(options.subagents, tuple) else ()
-    found: dict[str, Agent] = {}
-    for agent in (*named, *additions):
-        if agent.name in found:
-            raise InvalidOption(
-                f"two subagents have the name {agent.name!r}.",
-                hint="Rename one of them: create_agent(name=...).",
-                option="subagents",
-                value=agent.name,
-            )
-        found[agent.name] = agent
-    return found if found or offered else None
-
-
 def specs_of(tools: Iterable[Tool]) -> list[ToolSpec]:
     """Return the specs of tools."""
     return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools]
+
+
+def _task_spec(agents: Iterable[Agent]) -> ToolSpec:
+    """Return the spec of the `task` tool, for these agents and a copy of the caller."""
+    description = (
+        "Give a task to another agent, which works on it in a separate conversation and answers "
+        "once. It sees nothing of this conversation: write down everything that it needs to "
+        "know. Several tasks of one turn run concurrently."
+    )
+    properties: dict[str, object] = {
+        "prompt": {"type": "string", "minLength": 1, "description": "The task, in full."},
+        "cwd": {"type": "string", "description": "The directory to work in. Default: this one."},
+    }
+    known = "\n".join(
+        f"- {agent.name}: {' '.join(agent.description.split()) or 'no description'}"
+        for agent in agents
+    )
+    if known:
+        description += f"\n\nAgents:\n{known}"
+        properties["agent"] = {
+            "type": "string",
+            "description": "Name of the agent. Default: a copy of yourself.",
+        }
+    return ToolSpec(
+        TASK,
+        description,
+        {
+            "type": "object",
+            "properties": properties,
+            "required": ["prompt"],
+            "additionalProperties": False,
+        },
+    )

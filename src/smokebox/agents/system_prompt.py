@@ -68,8 +68,8 @@ async def _project(sandbox: SandboxApi, directory: str) -> str:
 
 
 async def _workspace(sandbox: SandboxApi, cwd: str) -> str:
-    said = (await sandbox.capabilities()).describe()
-    return f"Working directory: {sandbox.resolve_path(cwd)}, in a {said}"
+    description = (await sandbox.capabilities()).describe()
+    return f"Working directory: {sandbox.resolve_path(cwd)}, in a {description}"
 
 
 def _skills(skills: Sequence[Skill]) -> str:
@@ -97,21 +97,20 @@ def changed(
         return None
     now = digest(instructions)
     before, names = _names(known.tools), _names(tools)
-    gained = [name for name in names if name not in before]
-    lost = [name for name in before if name not in names]
-    said = []
-    if gained:
-        said.append(f"These tools have been added: {', '.join(gained)}.")
-    if lost:
-        said.append(f"These tools are gone: {', '.join(lost)}.")
+    added = [name for name in names if name not in before]
+    removed = [name for name in before if name not in names]
+    changes = []
+    if added:
+        changes.append(f"These tools have been added: {', '.join(added)}.")
+    if removed:
+        changes.append(f"These tools have been removed: {', '.join(removed)}.")
     if now != known.instructions and known.instructions:
-        told = instructions.strip() or "(none)"
-        said.append(f"Your instructions have changed. They are now:\n\n{told}")
-    if not said:
+        text = instructions.strip() or "(none)"
+        changes.append(f"Your instructions have changed. They are now:\n\n{text}")
+    if not changes:
         return None
-    return ResourcesChanged(
-        tuple(tools), now, UserMessage((Text("\n\n".join(said)),), signal="resources")
-    )
+    message = UserMessage((Text("\n\n".join(changes)),), signal="resources")
+    return ResourcesChanged(tuple(tools), now, message)
 
 
 def _names(tools: Sequence[dict[str, Any]]) -> list[str]:

@@ -72,10 +72,10 @@ _SILENT = Span()
 
 def span_agent(agent: str, *, session: str, model: str) -> Span:
     """Return the span of a work item of an agent."""
-    told = _telemetry()
-    if told is None:
+    telemetry = _telemetry()
+    if telemetry is None:
         return _SILENT
-    return told.begin(
+    return telemetry.start(
         "invoke_agent",
         agent,
         model,
@@ -83,21 +83,20 @@ def span_agent(agent: str, *, session: str, model: str) -> Span:
     )
 
 
-def span_chat(model: str, *, max_tokens: int | None = None) -> Span:
+def span_chat(model: str) -> Span:
     """Return the span of a request to a model."""
-    told = _telemetry()
-    if told is None:
+    telemetry = _telemetry()
+    if telemetry is None:
         return _SILENT
-    more = {} if max_tokens is None else {"gen_ai.request.max_tokens": max_tokens}
-    return told.begin("chat", model.partition("/")[2] or model, model, more)
+    return telemetry.start("chat", model.partition("/")[2] or model, model, {})
 
 
 def span_tool(tool: str, *, call_id: str) -> Span:
     """Return the span of a tool call."""
-    told = _telemetry()
-    if told is None:
+    telemetry = _telemetry()
+    if telemetry is None:
         return _SILENT
-    return told.begin(
+    return telemetry.start(
         "execute_tool",
         tool,
         None,
@@ -109,19 +108,23 @@ def span_tool(tool: str, *, call_id: str) -> Span:
     )
 
 
-class _Told(Span):
-    """Span that is sent, and is the parent of those started before it ends."""
+class _RecordedSpan(Span):
+    """Span that is sent, and the parent of spans that start before it ends."""
 
-    __slots__ = ("_error", "_labels", "_manager", "_span", "_started", "_told")
+    __slots__ = ("_error", "_labels", "_manager", "_span", "_started", "_telemetry")
 
     def __init__(
-        self, told: _Telemetry, name: str, attributes: dict[str, AttributeValue], kind: SpanKind
+        self,
+        telemetry: _Telemetry,
+        name: str,
+        attributes: dict[str, AttributeValue],
+        kind: SpanKind,
     ) -> None:
-        self._told = told
+        self._telemetry = telemetry
         self._started = time.perf_counter()
         self._labels = {key: attributes[key] for key in _LABELS if key in attributes}
         self._error: str | None = None
-        self._manager = told.tracer.start_as_current_span(
+        self._manager = telemetry.tracer.start_as_current_span(
             name,
             kind=kind,
             attributes=attributes,
@@ -139,7 +142,7 @@ class _Told(Span):
         self.used(message.usage)
         for kind in ("input", "output"):
             tokens = getattr(message.usage, f"{kind}_tokens")
-            self._told.tokens.record(tokens, {**self._labels, "gen_ai.token.type": kind})
+            self._telemetry.tokens.record(tokens, {**self._labels, "gen_ai.token.type": kind})
 
     def used(self, usage: Usage) -> None:
         numbers: dict[str, AttributeValue] = {
@@ -165,10 +168,10 @@ class _Told(Span):
             self._error = error.code if isinstance(error, SmokeboxError) else type(error).__name__
         if self._error is not None:
             self._span.set_attribute("error.type", self._error)
-            self._span.set_status(self._told.error)
+            self._span.set_status(self._telemetry.error)
             self._labels["error.type"] = self._error
         self._manager.__exit__(None, None, None)
-        self._told.seconds.record(time.perf_counter() - self._started, self._labels)
+        self._telemetry.seconds.record(time.perf_counter() - self._started, self._labels)
 
 
 _LABELS = (
@@ -204,38 +207,38 @@ class _Telemetry:
             explicit_bucket_boundaries_advisory=_SECONDS,
         )
 
-    def begin(
-        self, operation: str, name: str, model: str | None, more: Mapping[str, AttributeValue]
+    def start(
+        self, operation: str, name: str, model: str | None, extra: Mapping[str, AttributeValue]
     ) -> Span:
         """Return a span of an operation; `model` is `provider/model`."""
-        attributes: dict[str, AttributeValue] = {"gen_ai.operation.name": operation, **more}
+        attributes: dict[str, AttributeValue] = {"gen_ai.operation.name": operation, **extra}
         if model is not None:
             provider, _, rest = model.partition("/")
             attributes["gen_ai.provider.name"] = provider
             attributes["gen_ai.request.model"] = rest or model
         kind = self._client if operation == "chat" else self._internal
-        return _Told(self, f"{operation} {name}", attributes, kind)
+        return _RecordedSpan(self, f"{operation} {name}", attributes, kind)
 
 
-_own: _Telemetry | None = None
+_env_telemetry: _Telemetry | None = None
 _opened = False
-_of_program: _Telemetry | None = None
+_program_telemetry: _Telemetry | None = None
 
 
 def _telemetry() -> _Telemetry | None:
     """Return the telemetry in use, if any; the program's providers override the environment."""
-    global _own, _opened, _of_program
+    global _env_telemetry, _opened, _program_telemetry
     if (trace := sys.modules.get("opentelemetry.trace")) is not None:
         tracers = trace.get_tracer_provider()
         if not isinstance(tracers, trace.ProxyTracerProvider):
-            if _of_program is None or _of_program.tracers is not tracers:
+            if _program_telemetry is None or _program_telemetry.tracers is not tracers:
                 from opentelemetry import metrics
 
-                _of_program = _Telemetry(tracers, metrics.get_meter_provider())
-            return _of_program
+                _program_telemetry = _Telemetry(tracers, metrics.get_meter_provider())
+            return _program_telemetry
     if not _opened and any(os.environ.get(name) for name in _VARIABLES):
-        _own, _opened = _open(), True
-    return _own
+        _env_telemetry, _opened = _open(), True
+    return _env_telemetry
 
 
 def _open() -> _Telemetry | None:

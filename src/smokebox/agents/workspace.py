@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import posixpath
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from smokebox.agents.options import OMITTED, is_sandbox
 from smokebox.errors import InvalidOption, PathNotFound, Unsupported
@@ -173,24 +173,25 @@ async def open_sandbox(
     if choice is OMITTED:
         from smokebox.sandbox.virtual import virtual
 
-        made: SandboxApi = virtual() if cwd is None else virtual(cwd=resolve(cwd, "/workspace"))
-        return OpenSandbox(made, made, owned=True)
+        empty: SandboxApi = virtual() if cwd is None else virtual(cwd=resolve(cwd, "/workspace"))
+        return OpenSandbox(empty, empty, owned=True)
     if is_sandbox(choice):
         return OpenSandbox(choice, await with_cwd(choice, cwd), owned=options.owns_sandbox)
-    made = await _call(choice, ctx)
-    return OpenSandbox(made, await with_cwd(made, cwd), owned=True)
+    sandbox = await _call(choice, ctx)
+    return OpenSandbox(sandbox, await with_cwd(sandbox, cwd), owned=True)
 
 
 async def with_cwd(sandbox: SandboxApi, cwd: str | None) -> SandboxApi:
     """Return `sandbox` with `cwd` as its directory, created unless it is on the host itself."""
     if cwd is None or sandbox.resolve_path(cwd) == sandbox.cwd:
         return sandbox
-    at = sandbox.resolve_path(cwd)
-    if not await sandbox.exists(at):
+    path = sandbox.resolve_path(cwd)
+    if not await sandbox.exists(path):
         if (await sandbox.capabilities()).isolation == "none":
-            raise PathNotFound(at, f"cwd: there is no directory {at}.", hint="Create it first.")
-        await sandbox.mkdir(at, recursive=True)
-    return WorkspaceView(sandbox, at)
+            message = f"cwd: there is no directory {path}."
+            raise PathNotFound(path, message, hint="Create it first.")
+        await sandbox.mkdir(path, recursive=True)
+    return WorkspaceView(sandbox, path)
 
 
 def no_workspace(operation: str) -> Unsupported:
@@ -204,24 +205,23 @@ def no_workspace(operation: str) -> Unsupported:
 
 
 async def _call(factory: Any, ctx: AgentContext) -> SandboxApi:
-    made = factory(ctx) if _takes_context(factory) else factory()
-    if inspect.isawaitable(made):
-        made = await made
-    if not is_sandbox(made):
+    sandbox = factory(ctx) if _takes_context(factory) else factory()
+    if inspect.isawaitable(sandbox):
+        sandbox = await sandbox
+    if not is_sandbox(sandbox):
         raise InvalidOption(
-            f"sandbox: {factory!r} returned {made!r}, which is not a sandbox.",
+            f"sandbox: {factory!r} returned {sandbox!r}, which is not a sandbox.",
             hint="Return virtual(), local(), bucket(...) or get_sandbox(...).",
             option="sandbox",
-            value=made,
+            value=sandbox,
         )
-    sandbox: SandboxApi = made
-    return sandbox
+    return cast("SandboxApi", sandbox)
 
 
 def _takes_context(factory: Any) -> bool:
     try:
-        wanted = inspect.signature(factory).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(one.kind in positional and one.default is one.empty for one in wanted)
+    return any(each.kind in positional and each.default is each.empty for each in parameters)

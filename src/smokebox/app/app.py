@@ -12,7 +12,7 @@ from smokebox.agents.providers import find_model
 from smokebox.app.conversations import OpenConversations
 from smokebox.app.definitions import ServedAgent
 from smokebox.app.inbox import AppInbox, WorkTarget, check_conversation_id
-from smokebox.app.project import forget_modules, load_project
+from smokebox.app.project import load_project, unload_modules
 from smokebox.app.runner import Runner
 from smokebox.app.schedule import Scheduler
 from smokebox.app.settings import app_keys
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from smokebox.agents.agent import Agent
     from smokebox.agents.log.store import SessionStore
-    from smokebox.app.inbox import Submission
+    from smokebox.app.inbox import StoredSubmission
     from smokebox.app.project import AppProject
 
-# The app that was started last in this process, which `dispatch` sends work to.
+# The app started last in this process, to which `dispatch` sends messages.
 _current: App | None = None
 
 
 class App:
-    """Agents and workflows of a folder, served. Nothing is opened before `start`."""
+    """Agents and workflows of a folder. Nothing is opened before `start`."""
 
     inbox: AppInbox
     store: SessionStore
@@ -54,7 +54,7 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: Runner | None = None
         self._scheduler: Scheduler | None = None
-        self._warming: asyncio.Task[None] | None = None
+        self._preloading: asyncio.Task[None] | None = None
 
     async def start(self, *, work: bool = True) -> None:
         """Open everything and continue accepted work. Safe to repeat.
@@ -63,7 +63,7 @@ class App:
         """
         global _current
         if self._loop is not asyncio.get_running_loop():
-            await self._move()
+            await self._bind_loop()
         if self.started:
             return
         # Created here because a mounted app is built before there is an event loop.
@@ -82,28 +82,31 @@ class App:
             )
             self._scheduler = Scheduler(self.inbox, lambda: self.project)
             if work:
-                self._warming = asyncio.create_task(asyncio.to_thread(preload, self.project))
+                self._preloading = asyncio.create_task(asyncio.to_thread(preload, self.project))
                 self._runner.start()
                 self._scheduler.start()
             self.started = True
             _current = self
 
-    async def _move(self) -> None:
-        """Bind to this event loop, and release what tasks of a previous, closed loop held.
+    async def _bind_loop(self) -> None:
+        """Bind to this event loop, and close resources of a previous one that was closed.
 
         A test client, for example, runs each request in a separate loop.
         """
-        left = self.started and self._loop is not None and self._loop.is_closed()
+        abandoned = self.started and self._loop is not None and self._loop.is_closed()
         self._loop = asyncio.get_running_loop()
-        if left:
+        if abandoned:
             self.started, self._starting = False, None
             await self.store.aclose()
             await self.inbox.aclose()
 
     async def drain(self, grace: float | None = None) -> None:
-        """Stop starting work, and give running work some time.
+        """Start no more work, and wait for running work.
 
         Messages are still accepted, for the next start.
+
+        Args:
+            grace: Seconds to wait, by default those of the settings.
         """
         if self._scheduler is not None:
             await self._scheduler.stop()
@@ -111,8 +114,10 @@ class App:
             await self._runner.drain(self._grace(grace))
 
     async def stop(self, grace: float | None = None) -> None:
-        """Give running work some time (by default `grace` of the settings), then leave it to the
-        next start.
+        """Close the app; work that does not end in time continues at the next start.
+
+        Args:
+            grace: Seconds to wait for running work, by default those of the settings.
         """
         global _current
         if not self.started:
@@ -128,18 +133,18 @@ class App:
         await self.store.aclose()
         await self.inbox.aclose()
 
-    def _grace(self, given: float | None) -> float:
-        return self.project.settings.grace if given is None else given
+    def _grace(self, grace: float | None) -> float:
+        return self.project.settings.grace if grace is None else grace
 
     def reload(self) -> AppProject:
-        """Load the files again. Running work finishes with the old ones."""
-        forget_modules(self.project.folder)
+        """Reload the project's files. Running work finishes with the old ones."""
+        unload_modules(self.project.folder)
         self.project = load_project(self.project.folder, strict=self._strict)
         return self.project
 
     async def dispatch(
         self, agent: Agent | str, *, id: str, input: str, key: str | None = None
-    ) -> Submission:
+    ) -> StoredSubmission:
         """Accept a message for an agent without waiting for its reply."""
         target = WorkTarget(
             kind="agent", name=self.project.name_of(agent), id=check_conversation_id(id)
@@ -154,11 +159,20 @@ class App:
 
 
 async def dispatch(agent: Agent | str, *, id: str, input: str, key: str | None = None) -> str:
-    """Send a message to an agent of the app that runs in this process, and return its submission
-    id.
+    """Send a message to an agent of the app in this process, without waiting for the reply.
 
-    Returns when the message is durable, without waiting for the reply. Messages with the same `key`
-    for the same id are accepted once.
+    Args:
+        agent: The agent or its name.
+        id: Id of the conversation.
+        input: Text of the message.
+        key: Idempotency key: messages with the same key for the same id are accepted once.
+
+    Returns:
+        The id of the submission, which is durable.
+
+    Raises:
+        NotFound: The app does not serve the agent.
+        Unsupported: No app runs in this process.
     """
     if _current is None:
         raise Unsupported(
@@ -169,26 +183,21 @@ async def dispatch(agent: Agent | str, *, id: str, input: str, key: str | None =
     return (await _current.dispatch(agent, id=id, input=input, key=key)).id
 
 
-_MODULES = {"anthropic": "pydantic_ai.models.anthropic", "google": "pydantic_ai.models.google"}
-_OTHERS = "pydantic_ai.models.openai"
+_MODEL_MODULES = {
+    "anthropic": "pydantic_ai.models.anthropic",
+    "google": "pydantic_ai.models.google",
+}
+_DEFAULT_MODULE = "pydantic_ai.models.openai"
 
 
 def preload(project: AppProject) -> None:
-    """Import the libraries of the models in use. It takes seconds, so call it in a thread.
+    """Import the SDKs of the models in use, which takes seconds: call it in a thread.
 
     A missing library is an error of the request that needs it.
     """
     config = load_config(project.folder).models
-    for spec in _models(project):
+    served = [one.agent for one in project.agents.values() if isinstance(one, ServedAgent)]
+    for spec in {spec for agent in served for spec in agent.models}:
         with contextlib.suppress(SmokeboxError, ImportError):
             provider = find_model(spec, config).provider
-            import_module(_MODULES.get(provider.api, _OTHERS))
-
-
-def _models(project: AppProject) -> set[str]:
-    return {
-        choice
-        for served in project.agents.values()
-        if isinstance(served, ServedAgent)
-        for choice in served.agent.models
-    }
+            import_module(_MODEL_MODULES.get(provider.api, _DEFAULT_MODULE))

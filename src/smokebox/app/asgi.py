@@ -1,4 +1,4 @@
-"""An app as ASGI, to serve or to mount in another app."""
+"""ASGI interface of an app, to serve or to mount in another app."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketClose
 
 from smokebox.app.app import App
 from smokebox.app.definitions import ServedAgent
-from smokebox.app.request import answer, endpoint, refusal
+from smokebox.app.request import endpoint, error_response, json_response
 from smokebox.app.routes import agents, submissions, workflows
 from smokebox.errors import NotFound
 from smokebox.wire.failure import failure_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from smokebox.app.project import Served
-    from smokebox.app.request import AppCall
+    from smokebox.app.request import AppRequest
 
 
 def create_app(
@@ -47,7 +47,7 @@ def create_app(
 
 
 def asgi(app: App) -> Starlette:
-    """Return the app as ASGI."""
+    """Return the ASGI interface of an app."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -60,43 +60,44 @@ def asgi(app: App) -> Starlette:
 
     async def site(scope: Scope, receive: Receive, send: Send) -> None:
         # Looked up per request: a reload replaces it.
-        await (app.project.site or _nothing)(scope, receive, send)
+        await (app.project.site or _not_found)(scope, receive, send)
 
-    made = Starlette(routes=[*_routes(app), Mount("/", site)], lifespan=lifespan)
-    made.state.smokebox = app
-    return made
+    served = Starlette(routes=[*_routes(app), Mount("/", site)], lifespan=lifespan)
+    served.state.smokebox = app
+    return served
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond to a path that neither the app nor the user's own app has."""
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     error = NotFound(
         f"there is no route {scope.get('method', 'WebSocket')} {scope['path']!r:.200}.",
         hint="GET /agents and GET /workflows list what is served.",
         kind="path",
         name=scope["path"],
     )
-    refused = WebSocketClose() if scope["type"] == "websocket" else refusal(failure_of(error), 404)
-    await refused(scope, receive, send)
+    if scope["type"] == "websocket":
+        await WebSocketClose()(scope, receive, send)
+    else:
+        await error_response(failure_of(error), 404)(scope, receive, send)
 
 
 def _lifespan_of(site: Any) -> AbstractAsyncContextManager[object]:
-    """Return the lifespan of the user's own app, which a mount does not run."""
+    """Return the lifespan of the user's ASGI app, which a mount does not run."""
     router = getattr(site, "router", None)
     return contextlib.nullcontext() if router is None else router.lifespan_context(site)
 
 
 def _routes(app: App) -> list[BaseRoute]:
-    one, run = "/agents/{name}/{id}", "/runs/{id}"
+    conversation, run = "/agents/{name}/{id}", "/runs/{id}"
     return [
         endpoint(app, "GET", "/health", _health, guarded=False),
         endpoint(app, "GET", "/agents", _index),
         endpoint(app, "GET", "/workflows", _index),
         endpoint(app, "GET", "/agents/{name}", agents.conversations),
-        endpoint(app, "POST", one, agents.post, guarded=False),
-        endpoint(app, "GET", one, agents.get),
-        endpoint(app, "DELETE", one, agents.delete),
-        endpoint(app, "POST", f"{one}/abort", agents.abort),
-        endpoint(app, "POST", f"{one}/approvals/{{call_id}}", agents.decide),
+        endpoint(app, "POST", conversation, agents.post, guarded=False),
+        endpoint(app, "GET", conversation, agents.get),
+        endpoint(app, "DELETE", conversation, agents.delete),
+        endpoint(app, "POST", f"{conversation}/abort", agents.abort),
+        endpoint(app, "POST", f"{conversation}/approvals/{{call_id}}", agents.decide),
         endpoint(app, "POST", "/workflows/{name}", workflows.post, guarded=False),
         endpoint(app, "GET", "/workflows/{name}", workflows.runs),
         endpoint(app, "GET", run, workflows.get),
@@ -106,27 +107,27 @@ def _routes(app: App) -> list[BaseRoute]:
     ]
 
 
-async def _health(call: AppCall) -> Response:
+async def _health(request: AppRequest) -> Response:
     """Report that the app is running."""
-    return answer({"status": "ok", "open": await call.app.inbox.open()})
+    return json_response({"status": "ok", "open": await request.app.inbox.count_open()})
 
 
-async def _index(call: AppCall) -> Response:
+async def _index(request: AppRequest) -> Response:
     """List the agents and workflows."""
-    project = call.app.project
-    return answer(
+    project = request.app.project
+    return json_response(
         Index(
-            _infos(call, "agents", project.agents),
-            _infos(call, "workflows", project.workflows),
+            _infos(request, "agents", project.agents),
+            _infos(request, "workflows", project.workflows),
         )
     )
 
 
-def _infos(call: AppCall, kind: str, served: Mapping[str, Served]) -> list[ServedInfo]:
+def _infos(request: AppRequest, kind: str, served: Mapping[str, Served]) -> list[ServedInfo]:
     found = [
         ServedInfo(
             name=name,
-            url=call.url(f"/{kind}/{name}"),
+            url=request.url(f"/{kind}/{name}"),
             description=one.agent.description if isinstance(one, ServedAgent) else "",
             schedule=None
             if isinstance(one, ServedAgent) or one.schedule is None
@@ -134,9 +135,9 @@ def _infos(call: AppCall, kind: str, served: Mapping[str, Served]) -> list[Serve
         )
         for name, one in served.items()
     ]
-    faults = call.app.project.faults.items()
+    faults = request.app.project.faults.items()
     return found + [
-        ServedInfo(name=file.stem, url=call.url(f"/{kind}/{file.stem}"), error=str(fault))
+        ServedInfo(name=file.stem, url=request.url(f"/{kind}/{file.stem}"), error=str(fault))
         for file, fault in faults
         if file.parent.name == kind
     ]

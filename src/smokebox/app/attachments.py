@@ -22,7 +22,7 @@ _NAME = re.compile(r"[^/\0]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class UnpackedMessage:
     """A message as the agent receives it."""
 
     text: str
@@ -31,36 +31,36 @@ class Given:
 
 def check_attachments(attachments: Sequence[Mapping[str, Any]]) -> None:
     """Raise `InvalidOption` unless each has a valid file name and base64 data."""
-    for place, one in enumerate(attachments):
-        name, where = one["name"], f"attachments[{place}]"
+    for index, one in enumerate(attachments):
+        name, where = one["name"], f"attachments[{index}]"
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise InvalidOption(
                 f"{where}: {name!r:.80} is not a file name.",
                 hint="Send a name without slashes.",
                 option=where,
             )
-        data = _decoded(one["data"], where)
+        data = _decode(one["data"], where)
         if image_type(data) is not None:
             media_type(data, where)
 
 
-async def unpack(harness: Harness, body: Mapping[str, Any]) -> Given:
+async def unpack(harness: Harness, body: Mapping[str, Any]) -> UnpackedMessage:
     """Write the attached files to the workspace, and name their paths in the message."""
-    text, images, places = str(body["message"]), [], []
-    for place, one in enumerate(body.get("attachments", ())):
-        data = _decoded(one["data"], f"attachments[{place}]")
+    text, images, paths = str(body["message"]), [], []
+    for index, one in enumerate(body.get("attachments", ())):
+        data = _decode(one["data"], f"attachments[{index}]")
         if image_type(data) is not None:
             images.append(data)
         else:
             path = f"{FOLDER}/{one['name']}"
             await harness.fs.write_file(path, data)
-            places.append(path)
-    if places:
-        text += "\n\n" + "\n".join(f"[Attached file: {path}]" for path in places)
-    return Given(text, images)
+            paths.append(path)
+    if paths:
+        text += "\n\n" + "\n".join(f"[Attached file: {path}]" for path in paths)
+    return UnpackedMessage(text, images)
 
 
-def _decoded(data: str, where: str) -> bytes:
+def _decode(data: str, where: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

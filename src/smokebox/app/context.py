@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smokebox.agents.log.store import SessionStore
     from smokebox.agents.options import AgentOptions, ToolChoice
     from smokebox.agents.skills import Skill
-    from smokebox.app.inbox import AppInbox, Submission
+    from smokebox.app.inbox import AppInbox, StoredSubmission
 
 
 class WorkflowLog:
@@ -48,11 +48,11 @@ class WorkflowLog:
         """Log an error."""
         self._add("error", message, fields)
 
-    def note(self, event: str, **fields: object) -> None:
+    def event(self, kind: str, /, **fields: object) -> None:
         """Log an event of another kind."""
-        data = msgspec.json.encode({"event": event, **fields}, enc_hook=repr)
+        data = msgspec.json.encode({"event": kind, **fields}, enc_hook=repr)
         # Tasks start in the order they are created, so lines are written in order.
-        task = asyncio.create_task(self._inbox.note(self._id, data))
+        task = asyncio.create_task(self._inbox.add_event(self._id, data))
         self._writing.add(task)
         task.add_done_callback(self._written)
 
@@ -64,8 +64,8 @@ class WorkflowLog:
             raise self._failure
 
     def _add(self, level: str, message: str, fields: dict[str, object]) -> None:
-        told: dict[str, object] = {"level": level, "message": str(message)}
-        self.note("log", **told, **({"fields": fields} if fields else {}))
+        line: dict[str, object] = {"level": level, "message": str(message)}
+        self.event("log", **line, **({"fields": fields} if fields else {}))
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._writing.discard(task)
@@ -76,13 +76,24 @@ class WorkflowLog:
 class WorkflowContext:
     """`ctx` of a workflow or a handler.
 
-    `id` is the run's, or for a handler the one in the URL. `env` has the project's secrets and
-    bindings, and `payload` the body that was sent. `request` has the `method`, `path`, `query` and
-    `headers` of the HTTP request, or is None without one. `attempt` counts from 1.
+    Attributes:
+        id: Id of the run; for a handler, the id in the URL.
+        name: Name of the workflow or handler.
+        env: Secrets and bindings of the project.
+        payload: Body of the request.
+        request: `method`, `path`, `query` and `headers` of the HTTP request; None without one.
+        attempt: Number of the attempt, from 1.
+        log: Log of the run.
     """
 
     def __init__(
-        self, submission: Submission, *, inbox: AppInbox, store: SessionStore, env: Any, name: str
+        self,
+        submission: StoredSubmission,
+        *,
+        inbox: AppInbox,
+        store: SessionStore,
+        env: Any,
+        name: str,
     ) -> None:
         self.id = submission.target.id
         self.name = name
@@ -131,13 +142,13 @@ class WorkflowContext:
             **options,
         )
 
-        async def make() -> Harness:
+        async def open_harness() -> Harness:
             harness = await opening
             self._opened.push_async_callback(harness.aclose)
-            self.log.note("agent", agent=harness.agent.name, id=harness.id)
+            self.log.event("agent", agent=harness.agent.name, id=harness.id)
             return harness
 
-        return PendingHarness(make)
+        return PendingHarness(open_harness)
 
     async def aclose(self) -> None:
         """Close the agents that were started, and write pending log lines."""

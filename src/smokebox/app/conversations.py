@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OpenConversation:
     served: ServedAgent
     harness: Harness | None = None
     users: int = 0
@@ -40,7 +40,7 @@ class OpenConversations:
         self._store = store
         self._env = env
         self._idle = idle
-        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._entries: dict[tuple[str, str], _OpenConversation] = {}
 
     @contextlib.asynccontextmanager
     async def use(self, served: ServedAgent, id: str, payload: Any) -> AsyncIterator[Harness]:
@@ -48,7 +48,7 @@ class OpenConversations:
 
         If the agent's file changed, the harness is replaced once it is unused.
         """
-        entry = self._entries.setdefault((served.name, id), _Entry(served))
+        entry = self._entries.setdefault((served.name, id), _OpenConversation(served))
         entry.users += 1
         try:
             async with entry.lock:
@@ -73,27 +73,27 @@ class OpenConversations:
         return None if entry is None else entry.harness
 
     async def sweep(self) -> None:
-        """Close harnesses that have been unused for long."""
-        longest = time.monotonic() - self._idle
+        """Close harnesses that have been idle for too long."""
+        idle_since = time.monotonic() - self._idle
         for key, entry in list(self._entries.items()):
-            if entry.users == 0 and entry.used_at < longest:
-                await self.let_go(*key)
+            if entry.users == 0 and entry.used_at < idle_since:
+                await self.close(*key)
 
-    async def let_go(self, name: str, id: str) -> None:
-        """Close a conversation's harness; its record stays."""
+    async def close(self, name: str, id: str) -> None:
+        """Close the harness of a conversation, whose records are kept."""
         entry = self._entries.pop((name, id), None)
         if entry is not None and entry.harness is not None:
             await entry.harness.aclose()
 
     async def aclose(self) -> None:
-        """Suspend all of them; their work continues when the app is started again."""
+        """Suspend all harnesses; their work continues when the app is started again."""
         entries, self._entries = list(self._entries.values()), {}
         for entry in entries:
             if entry.harness is not None:
                 await suspend(entry.harness)
 
 
-async def forget_old(
+async def delete_expired(
     inbox: AppInbox, store: SessionStore, conversations: OpenConversations, before: float
 ) -> None:
     """Delete work that ended before that time, and conversations that have no other work."""
@@ -101,18 +101,18 @@ async def forget_old(
     while more:
         async with inbox.expired(before) as targets:
             for target in targets:
-                await _forget(target, store, conversations)
+                await _delete(target, store, conversations)
         more = bool(targets)
-    await inbox.sweep(before)
+    await inbox.delete_ended(before)
 
 
-async def _forget(
+async def _delete(
     target: WorkTarget, store: SessionStore, conversations: OpenConversations
 ) -> None:
     """Delete the records of a target. The agents of a workflow may have any name."""
     agent = target.name if target.kind == "agent" else None
     if agent is not None:
-        await conversations.let_go(agent, target.id)
+        await conversations.close(agent, target.id)
     for found in await store.sessions(agent=agent, id=target.id):
         # A forked conversation is deleted after its forks, and tasks with their parents.
         if found.parent is None:

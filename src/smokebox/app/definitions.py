@@ -1,4 +1,4 @@
-"""Definitions of what an app serves: agents, handlers and workflows."""
+"""Agents, handlers and workflows of an app, as their files define them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _TRIGGERS = ("webhook",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """Who may start it by HTTP: if `open`, any authorized client; with a `signature`, any client
-    whose request is signed.
+    """Clients that may start it by HTTP.
+
+    If `open`, any authorized client; with a `signature`, any client that signs its request.
     """
 
     open: bool
@@ -42,7 +43,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAgent:
-    """An agent, named after its file. `defined` is the object in that file."""
+    """An agent named after its file. `defined` is the object in the file."""
 
     name: str
     file: Path
@@ -55,7 +56,7 @@ class ServedAgent:
 class ServedFunction:
     """A workflow, or a handler among the agents.
 
-    `attempts` limits how often it is started, and `timeout` how many seconds it may take.
+    `attempts` is how often it may be started, `timeout` the seconds that it may take.
     """
 
     name: str
@@ -67,8 +68,8 @@ class ServedFunction:
     timeout: float = TIMEOUT
 
 
-def served_agent(module: ModuleType, file: Path) -> ServedAgent | ServedFunction:
-    """Return what a file in `agents/` defines: an agent, or a handler with triggers."""
+def define_agent(module: ModuleType, file: Path) -> ServedAgent | ServedFunction:
+    """Return the agent of a file in `agents/`, or its handler if it has triggers."""
     name = check_served_name(file)
     if hasattr(module, "triggers") and (function := _handler(module, file)) is not None:
         trigger = _trigger(module, file, default=False)
@@ -86,7 +87,7 @@ def served_agent(module: ModuleType, file: Path) -> ServedAgent | ServedFunction
     return ServedAgent(name=name, file=file, agent=agent, defined=defined, trigger=trigger)
 
 
-def served_workflow(module: ModuleType, file: Path) -> ServedFunction:
+def define_workflow(module: ModuleType, file: Path) -> ServedFunction:
     """Return the workflow that a file in `workflows/` defines: `async def run(ctx)`."""
     name = check_served_name(file)
     function = getattr(module, RUN, None)
@@ -120,8 +121,9 @@ def check_served_name(file: Path) -> str:
 
 
 def _handler(module: ModuleType, file: Path) -> Handler | None:
-    """Return the function named `handler`, or the file's only coroutine function if no agent in the
-    file is named `agent`.
+    """Return the function named `handler`, or else the only coroutine function of the file.
+
+    None if the file has several, or an agent named `agent`.
     """
     function: Handler | None = getattr(module, HANDLER, None)
     if function is not None:
@@ -135,29 +137,29 @@ def _handler(module: ModuleType, file: Path) -> Handler | None:
         return function
     if isinstance(getattr(module, NAME, None), Agent):
         return None
-    own = [
+    functions = [
         one
         for name, one in vars(module).items()
         if inspect.iscoroutinefunction(one)
         and one.__module__ == module.__name__
         and not name.startswith("_")
     ]
-    return own[0] if len(own) == 1 else None
+    return functions[0] if len(functions) == 1 else None
 
 
 def _trigger(module: ModuleType, file: Path, *, default: bool) -> Trigger:
-    given = getattr(module, "triggers", None)
-    if given is None:
+    triggers = getattr(module, "triggers", None)
+    if triggers is None:
         return Trigger(open=default)
-    if not isinstance(given, Mapping):
+    if not isinstance(triggers, Mapping):
         raise InvalidOption(
-            f"{source_location(file, 'triggers')}: triggers must be a dict, not {given!r:.80}.",
+            f"{source_location(file, 'triggers')}: triggers must be a dict, not {triggers!r:.80}.",
             hint='Write triggers = {"webhook": True}.',
             option="triggers",
-            value=given,
+            value=triggers,
         )
-    refuse_unknown(f"{source_location(file, 'triggers')}: triggers", given, _TRIGGERS)
-    webhook = given.get("webhook", default)
+    refuse_unknown(f"{source_location(file, 'triggers')}: triggers", triggers, _TRIGGERS)
+    webhook = triggers.get("webhook", default)
     if isinstance(webhook, bool):
         return Trigger(open=webhook)
     return Trigger(open=True, signature=parse_signature(webhook, source_location(file, "triggers")))

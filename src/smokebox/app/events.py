@@ -1,6 +1,6 @@
 """Events of one submission.
 
-Those of an agent come from the record of its conversation, those of a function from its log.
+Those of an agent come from the records of its conversation, those of a function from the inbox.
 """
 
 from __future__ import annotations
@@ -26,50 +26,54 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from smokebox.app.app import App
-    from smokebox.app.inbox import Submission
+    from smokebox.app.inbox import StoredSubmission
     from smokebox.app.streams import StreamEvent
 
 
-def submission_events(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
+def submission_events(
+    app: App, submission: StoredSubmission, after: int
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of a submission after an offset, encoded, until it ends."""
     served = app.project.find(submission.target.kind, submission.target.name)
     if isinstance(served, ServedAgent):
-        return _recorded(app, submission, after)
-    return app.streams.events(SubmissionEvents(app.inbox, submission.id), after)
+        return _agent_events(app, submission, after)
+    return app.streams.chunks(SubmissionEvents(app.inbox, submission.id), after)
 
 
-async def _recorded(app: App, submission: Submission, after: int) -> AsyncGenerator[bytes, None]:
-    target, unit = submission.target, SubmissionFilter(submission.id)
+async def _agent_events(
+    app: App, submission: StoredSubmission, after: int
+) -> AsyncGenerator[bytes, None]:
+    target, records = submission.target, SubmissionFilter(submission.id)
     key, at = SessionKey(target.name, target.id, DEFAULT), submission.head
     ended = asyncio.create_task(app.inbox.wait(submission.id))
-    lines = app.streams.lines(ConversationEvents(app.store, key), at)
+    events = app.streams.events(ConversationEvents(app.store, key), at)
     following: asyncio.Task[StreamEvent | None] | None = None
     try:
-        while not unit.ended:
-            following = following or asyncio.ensure_future(anext(lines, None))
+        while not records.ended:
+            following = following or asyncio.ensure_future(anext(events, None))
             await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 break
-            line, following = following.result(), None
-            if line is None:
+            event, following = following.result(), None
+            if event is None:
                 return
-            at = line.offset
-            if unit.takes(line) and at > after:
-                yield line.event
-        # The outcome is recorded before the inbox has it, so the store has everything that is left.
-        # Work that fails before it starts has no record.
-        while not unit.ended and (page := await app.store.read(key, after=at)):
-            for line in map(record_event, page):
-                at = line.offset
-                if unit.takes(line) and at > after:
-                    yield line.event
+            at = event.offset
+            if records.includes(event) and at > after:
+                yield event.encoded
+        # The conversation has the outcome before the inbox does, so the rest is in the store. Work
+        # that fails before it starts has no records.
+        while not records.ended and (page := await app.store.read(key, after=at)):
+            for event in map(record_event, page):
+                at = event.offset
+                if records.includes(event) and at > after:
+                    yield event.encoded
     finally:
         ended.cancel()
         if following is not None:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await following
-        await lines.aclose()
+        await events.aclose()
 
 
 class SubmissionFilter:
@@ -81,10 +85,10 @@ class SubmissionFilter:
         self._work: str | None = None
         self._parts: set[str] = set()
 
-    def takes(self, line: StreamEvent) -> bool:
+    def includes(self, event: StreamEvent) -> bool:
         """Return whether an event belongs to the submission."""
-        record: dict[str, Any] = msgspec.json.decode(line.data)
-        if line.kind == "work_accepted" and record.get("key") == self._key:
+        record: dict[str, Any] = msgspec.json.decode(event.data)
+        if event.kind == "work_accepted" and record.get("key") == self._key:
             self._work = record["work_id"]
             return True
         mine = self._work is not None and record.get("work_id") == self._work
@@ -93,7 +97,7 @@ class SubmissionFilter:
                 if mine:
                     self._parts.add(record[part])
                 mine = mine or record[part] in self._parts
-        if mine and line.kind == "work_ended":
+        if mine and event.kind == "work_ended":
             self.ended = True
         return mine
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from smokebox.app.request import refusal
+from smokebox.app.request import error_response
 from smokebox.errors import Forbidden, ServiceUnavailable
 from smokebox.wire.failure import failure_of, status_of
 
@@ -34,22 +34,22 @@ class OriginGuard:
         """Pass the request on, or respond with 403."""
         if self._guarded and scope["type"] in ("http", "websocket"):
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-            reason = self._refused(
+            reason = self._rejection(
                 headers.get("host", b"").decode("latin-1"),
                 headers.get("origin", b"").decode("latin-1"),
             )
             if reason is not None:
                 error = Forbidden(
                     reason,
-                    hint="Set SMOKEBOX_APP_KEYS and send one of the keys; behind a proxy that  "
+                    hint="Set SMOKEBOX_APP_KEYS and send one of the keys; behind a proxy that "
                     "authenticates, start the app with --open.",
                     reason="origin",
                 )
-                await refusal(failure_of(error), 403)(scope, receive, send)
+                await error_response(failure_of(error), 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refused(self, host: str, origin: str) -> str | None:
+    def _rejection(self, host: str, origin: str) -> str | None:
         found = _HOST.fullmatch(host)
         name = (found[1] or found[2]).lower().removesuffix(".") if found else ""
         if name not in self._names:
@@ -59,7 +59,7 @@ class OriginGuard:
         return None
 
 
-_SECONDS = 0.5
+_GRACE_SECONDS = 0.5
 
 
 class RequestDrain:
@@ -67,7 +67,7 @@ class RequestDrain:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        # Open requests, and whether their response has started.
+        # Open requests; True once their response has started.
         self._open: dict[asyncio.Task[object], bool] = {}
         self._closed = False
 
@@ -75,24 +75,24 @@ class RequestDrain:
         """Wait a moment for open requests, then cancel the rest."""
         self._closed = True
         if self._open:
-            await asyncio.wait(list(self._open), timeout=_SECONDS)
+            await asyncio.wait(list(self._open), timeout=_GRACE_SECONDS)
         for task in list(self._open):
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one."""
+        """Pass the request on, and remember it while it is open."""
         task = asyncio.current_task()
         if scope["type"] != "http" or task is None:
             await self._app(scope, receive, send)
             return
 
-        async def watched(message: Message) -> None:
+        async def send_and_mark(message: Message) -> None:
             self._open[task] = True
             await send(message)
 
         self._open[task] = False
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_mark)
         except asyncio.CancelledError:
             if not self._closed:
                 raise
@@ -104,6 +104,7 @@ class RequestDrain:
                     "the app is shutting down.",
                     hint="Retry; accepted work continues after a restart.",
                 )
-                await refusal(failure_of(error), status_of(type(error)))(scope, receive, send)
+                response = error_response(failure_of(error), status_of(type(error)))
+                await response(scope, receive, send)
         finally:
             del self._open[task]

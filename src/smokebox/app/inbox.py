@@ -32,20 +32,78 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
 T = TypeVar("T")
+TargetKind: TypeAlias = Literal["agent", "workflow"]
+SubmissionState: TypeAlias = Literal["waiting", "running", "ended"]
 
 # Interval at which waiting callers check for changes by other processes.
 _POLL = 0.5
 _PAGE = 500
-NEW = "new"
+_NEW_WORK = "new"
+# Valid ids of conversations, as they appear in URLs.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTarget:
+    """A conversation with an agent or a run of a workflow; does one submission at a time.
+
+    `name` is that of the agent or workflow, `id` that of the conversation or run.
+    """
+
+    kind: TargetKind
+    name: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}s/{self.name}/{self.id}"
+
+
+class SubmissionOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Outcome of a submission; `result` is the workflow's return value or the agent's reply."""
+
+    status: Outcome = msgspec.field(name="outcome")
+    result: Any = None
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSubmission:
+    """Accepted work as stored.
+
+    `attempts` counts its starts. Its records come after the offset `head` of its conversation.
+    """
+
+    id: str
+    target: WorkTarget
+    body: Any
+    accepted_at: float
+    state: SubmissionState = "waiting"
+    attempts: int = 0
+    abort_requested: bool = False
+    ended_at: float | None = None
+    outcome: SubmissionOutcome | None = None
+    request: dict[str, Any] | None = None
+    head: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """An event of a submission. Places start at 1."""
+class SubmissionEvent:
+    """An event of a submission, as JSON. Offsets start at 1."""
 
-    place: int
+    offset: int
     at: float
     data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalDecision:
+    """Decision on a tool call that waits for approval."""
+
+    name: str
+    id: str
+    call_id: str
+    allowed: bool
+    reason: str = ""
 
 
 class AppInbox:
@@ -53,12 +111,12 @@ class AppInbox:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._writer = tables.INBOX.open(self.path)
+        writer = tables.INBOX.open(self.path)
         self._reader = tables.INBOX.connect(self.path)
         self._owners = WriterLocks(f"{self.path}-owners")
         self._reads = ThreadPoolExecutor(1, thread_name_prefix="smokebox-inbox-read")
         self._commits = DatabaseWriter(
-            self._writer,
+            writer,
             name="smokebox-inbox",
             translate=lambda error: tables.INBOX.translate(error, self.path),
         )
@@ -74,37 +132,45 @@ class AppInbox:
         key: str | None = None,
         request: dict[str, Any] | None = None,
         head: int = 0,
-    ) -> Submission:
+    ) -> StoredSubmission:
         """Accept work; it is durable when this returns.
 
-        The same `key` for the same target returns the earlier submission.
+        Args:
+            target: Conversation or run that the work is for.
+            body: Message or payload, as JSON types.
+            key: Idempotency key: the same key for the same target returns the earlier submission.
+            request: HTTP request that the work came with.
+            head: Last offset of the conversation.
 
-        Raises `Conflict` if its body differs.
+        Raises:
+            Conflict: The key was used with another body.
         """
         data = msgspec.json.encode(body)
         digest = hashlib.sha256(data).hexdigest()
         id, now = new_global_id(), time.time()
-        asked = None if request is None else msgspec.json.encode(request)
+        request_data = None if request is None else msgspec.json.encode(request)
+        target_values = (target.kind, target.name, target.id)
 
         def add(connection: sqlite3.Connection) -> str:
-            number = _number(connection, target)
+            connection.execute(tables.ADD_TARGET, target_values)
+            (number,) = connection.execute(tables.TARGET, target_values).fetchone()
             known = connection.execute(tables.BY_KEY, (number, key)).fetchone() if key else None
             if known is not None:
                 if known[1] != digest:
-                    raise _another(key or "")
+                    raise _key_conflict(key or "")
                 return str(known[0])
-            connection.execute(tables.ADD, (id, number, data, asked, head, key, digest, now))
+            connection.execute(tables.ADD, (id, number, data, request_data, head, key, digest, now))
             return id
 
         found = await self._submit(add)
         if found != id:
             return await self.get(found)
-        self._wakes.wake(NEW)
-        return Submission(
+        self._wakes.wake(_NEW_WORK)
+        return StoredSubmission(
             id=id, target=target, body=body, accepted_at=now, request=request, head=head
         )
 
-    async def get(self, id: str) -> Submission:
+    async def get(self, id: str) -> StoredSubmission:
         """Return a submission. Raises `NotFound`."""
         rows = await self._select(tables.GET, (id,))
         if not rows:
@@ -116,11 +182,11 @@ class AppInbox:
             )
         return _submission(rows[0])
 
-    async def runs(self, workflow: str, *, limit: int = 100) -> list[Submission]:
+    async def runs(self, workflow: str, *, limit: int) -> list[StoredSubmission]:
         """Return the runs of a workflow, the latest first."""
         return [_submission(row) for row in await self._select(tables.RUNS, (workflow, limit))]
 
-    async def run(self, id: str) -> Submission:
+    async def run(self, id: str) -> StoredSubmission:
         """Return a run of a workflow. Raises `NotFound`."""
         rows = await self._select(tables.RUN, (id,))
         if not rows:
@@ -132,99 +198,102 @@ class AppInbox:
             )
         return _submission(rows[0])
 
-    async def lately(self, since: float) -> list[tuple[str, WorkTarget]]:
-        """Return ids and targets of submissions that have no outcome, or got one since then."""
-        rows = await self._select(tables.LATELY, (since,))
-        return [(id, WorkTarget(kind=kind, name=name, id=of)) for id, kind, name, of in rows]
+    async def recent(self, since: float) -> list[tuple[str, WorkTarget]]:
+        """Return ids and targets of submissions that are open or ended after `since`."""
+        rows = await self._select(tables.RECENT, (since,))
+        return [
+            (id, WorkTarget(kind=kind, name=name, id=target_id))
+            for id, kind, name, target_id in rows
+        ]
 
-    async def open(self) -> int:
+    async def count_open(self) -> int:
         """Count the submissions without an outcome."""
         return int((await self._select(tables.COUNT_OPEN, ()))[0][0])
 
-    async def wait(self, id: str, timeout: float | None = None) -> Submission:
-        """Wait for a submission to end, and return it as it is after the timeout."""
+    async def wait(self, id: str, timeout: float | None = None) -> StoredSubmission:
+        """Wait for a submission to end, at most `timeout` seconds, and return it."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._wakes.listen(id) as more:
+        with self._wakes.listen(id) as changed:
             while True:
-                more.clear()
+                changed.clear()
                 found = await self.get(id)
                 left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
                 if found.state == "ended" or left <= 0:
                     return found
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left):
-                        await more.wait()
+                        await changed.wait()
                 if self._closed:
                     return found
 
-    async def claim(self, most: int) -> Sequence[int]:
-        """Claim up to `most` targets that no process works on."""
-        # Enough rows that targets claimed already do not hide free ones behind them.
-        rows = await self._select(tables.OPEN, (most + len(self._claimed) + _PAGE,))
-        taken: list[int] = []
+    async def claim(self, limit: int) -> Sequence[int]:
+        """Claim up to `limit` targets with open work that no process works on."""
+        # Enough rows that claimed targets do not hide free ones behind them.
+        rows = await self._select(tables.OPEN_TARGETS, (limit + len(self._claimed) + _PAGE,))
+        claimed: list[int] = []
         for (number,) in rows:
-            if len(taken) >= most:
+            if len(claimed) >= limit:
                 break
-            if self._owners.take(number):
-                taken.append(number)
-        self._claimed.update(taken)
-        return taken
+            if self._owners.acquire(number):
+                claimed.append(number)
+        self._claimed.update(claimed)
+        return claimed
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Release a claimed target."""
         self._claimed.discard(number)
         if not self._closed:
-            self._owners.give(number)
-            # Another target may take its place, or the target may have received work meanwhile.
-            self._wakes.wake(NEW)
+            self._owners.release(number)
+            # A worker is free now, and the target may have received work meanwhile.
+            self._wakes.wake(_NEW_WORK)
 
-    async def begin(self, number: int) -> Submission | None:
-        """Start the next submission of a claimed target; None when there is none."""
+    async def start_next(self, number: int) -> StoredSubmission | None:
+        """Start the next submission of a claimed target; None if there is none."""
 
-        def take(connection: sqlite3.Connection) -> Submission | None:
+        def start(connection: sqlite3.Connection) -> StoredSubmission | None:
             rows = connection.execute(tables.FIRST, (number,)).fetchall()
             if not rows:
                 return None
-            connection.execute(tables.BEGIN, (rows[0][0],))
+            connection.execute(tables.START, (rows[0][0],))
             return _submission(rows[0])
 
-        begun = await self._submit(take)
-        if begun is not None:
-            self._wakes.wake(begun.id)
-        return begun
+        started = await self._submit(start)
+        if started is not None:
+            self._wakes.wake(started.id)
+        return started
 
-    async def end(self, id: str, ending: SubmissionResult) -> bool:
-        """Record the outcome; False if there is one already, which stays."""
-        ended = await self._submit(lambda one: _end(one, tables.END, id, ending))
+    async def finish(self, id: str, outcome: SubmissionOutcome) -> bool:
+        """Record the outcome; return False if there is one already, which is kept."""
+        finished = await self._submit(lambda one: _finish(one, tables.FINISH, id, outcome))
         self._wakes.wake(id)
-        return ended
+        return finished
 
-    async def abort(self, id: str, ending: SubmissionResult) -> bool:
+    async def abort(self, id: str, outcome: SubmissionOutcome) -> bool:
         """Abort a submission: a waiting one ends at once, a running one is notified.
 
         Returns False if it has already ended.
         """
 
-        def ask(connection: sqlite3.Connection) -> bool:
-            if _end(connection, tables.END_WAITING, id, ending):
+        def abort(connection: sqlite3.Connection) -> bool:
+            if _finish(connection, tables.FINISH_WAITING, id, outcome):
                 return True
-            return connection.execute(tables.ASK_ABORT, (id,)).rowcount > 0
+            return connection.execute(tables.REQUEST_ABORT, (id,)).rowcount > 0
 
-        asked = await self._submit(ask)
+        aborted = await self._submit(abort)
         self._wakes.wake(id)
-        self._wakes.wake(NEW)
-        return asked
+        self._wakes.wake(_NEW_WORK)
+        return aborted
 
-    async def aborted(self) -> set[str]:
-        """Return the running submissions that were aborted."""
-        return {str(id) for (id,) in await self._select(tables.ABORTS, ())}
+    async def aborted_ids(self) -> set[str]:
+        """Return the running submissions whose abort was requested."""
+        return {str(id) for (id,) in await self._select(tables.ABORTED_IDS, ())}
 
-    async def decide(self, decision: ApprovalDecision) -> None:
-        """Record whether a tool call may run, and notify the process that runs the conversation."""
-        asked, told = (decision.name, decision.id), (decision.allowed, decision.reason)
-        values = (decision.call_id, *told, *asked)
-        await self._submit(lambda one: one.execute(tables.DECIDE, values))
-        self._wakes.wake(NEW)
+    async def add_decision(self, decision: ApprovalDecision) -> None:
+        """Record a decision and notify the process that runs the conversation."""
+        target = (decision.name, decision.id)
+        values = (decision.call_id, decision.allowed, decision.reason, *target)
+        await self._submit(lambda one: one.execute(tables.ADD_DECISION, values))
+        self._wakes.wake(_NEW_WORK)
 
     async def decisions(self) -> list[ApprovalDecision]:
         """Return the decisions that have not been applied."""
@@ -236,120 +305,118 @@ class AppInbox:
             for name, id, call_id, allowed, reason in rows
         ]
 
-    async def decided(self, decision: ApprovalDecision) -> None:
+    async def delete_decision(self, decision: ApprovalDecision) -> None:
         """Delete a decision that has been applied."""
         values = (decision.call_id, decision.name, decision.id)
-        await self._submit(lambda one: one.execute(tables.DECIDED, values))
+        await self._submit(lambda one: one.execute(tables.DELETE_DECISION, values))
 
-    async def open_of(self, target: WorkTarget) -> Sequence[str]:
+    async def open_ids(self, target: WorkTarget) -> Sequence[str]:
         """Return the submissions of a target that have no outcome, in order."""
         found = await self._select(tables.TARGET, (target.kind, target.name, target.id))
-        rows = await self._select(tables.OPEN_OF, found[0]) if found else []
+        rows = await self._select(tables.OPEN_IDS, found[0]) if found else []
         return [str(id) for (id,) in rows]
 
-    async def forget(self, target: WorkTarget) -> bool:
-        """Remove everything of a target; False if there is nothing.
+    async def delete(self, target: WorkTarget) -> bool:
+        """Delete a target and its submissions; return False if it does not exist.
 
         Raises `Conflict` while it has unfinished work.
         """
 
-        def remove(connection: sqlite3.Connection) -> bool:
+        def delete(connection: sqlite3.Connection) -> bool:
             values = (target.kind, target.name, target.id)
             found = connection.execute(tables.TARGET, values).fetchone()
             if found is not None:
-                if connection.execute(tables.OPEN_OF, found).fetchone():
+                if connection.execute(tables.OPEN_IDS, found).fetchone():
                     raise Conflict(
                         f"{target} has unfinished work.",
                         hint="Abort it first.",
                         kind="submission",
                         name=str(target),
                     )
-                connection.execute(tables.FORGET_TARGET, found)
+                connection.execute(tables.DELETE_TARGET, found)
             return found is not None
 
-        return await self._submit(remove)
+        return await self._submit(delete)
 
-    async def sweep(self, before: float) -> int:
+    async def delete_ended(self, before: float) -> int:
         """Delete submissions that ended before that time, and return their number."""
-        return await self._submit(lambda one: one.execute(tables.SWEEP, (before,)).rowcount)
+        return await self._submit(lambda one: one.execute(tables.DELETE_ENDED, (before,)).rowcount)
 
     @contextlib.asynccontextmanager
-    async def expired(
-        self, before: float, *, limit: int = _PAGE
-    ) -> AsyncIterator[list[WorkTarget]]:
-        """Yield targets whose work all ended before that time, then delete them.
+    async def expired(self, before: float) -> AsyncIterator[list[WorkTarget]]:
+        """Yield targets whose work all ended before that time, and delete them after the block.
 
-        Each target stays claimed meanwhile.
+        They stay claimed during the block.
         """
-        rows = await self._select(tables.EXPIRED, (before, limit))
-        held = [row for row in rows if self._owners.take(row[0])]
-        numbers = [(row[0],) for row in held]
+        rows = await self._select(tables.EXPIRED, (before, _PAGE))
+        claimed = [row for row in rows if self._owners.acquire(row[0])]
+        numbers = [(row[0],) for row in claimed]
         try:
-            yield [WorkTarget(kind=kind, name=name, id=id) for _, kind, name, id in held]
+            yield [WorkTarget(kind=kind, name=name, id=id) for _, kind, name, id in claimed]
 
-            def remove(connection: sqlite3.Connection) -> None:
+            def delete(connection: sqlite3.Connection) -> None:
                 # A target that received work meanwhile is kept.
                 for number in numbers:
-                    if not connection.execute(tables.OPEN_OF, number).fetchone():
-                        connection.execute(tables.FORGET_TARGET, number)
+                    if not connection.execute(tables.OPEN_IDS, number).fetchone():
+                        connection.execute(tables.DELETE_TARGET, number)
 
-            await self._submit(remove)
+            await self._submit(delete)
         finally:
             for (number,) in numbers:
-                self.give_back(number)
+                self.release(number)
 
-    async def note(self, id: str, data: bytes) -> None:
+    async def add_event(self, id: str, data: bytes) -> None:
         """Append an event to a submission."""
         values = (id, time.time(), data, id)
-        await self._submit(lambda one: one.execute(tables.NOTE, values).fetchone())
+        await self._submit(lambda one: one.execute(tables.ADD_EVENT, values))
         self._wakes.wake(id)
 
-    async def notes(self, id: str, *, after: int = 0, limit: int = _PAGE) -> list[Note]:
-        """Return the events of a submission after a place."""
-        rows = await self._select(tables.NOTES, (id, after, limit))
-        return [Note(int(place), float(at), bytes(data)) for place, at, data in rows]
+    async def events(self, id: str, *, after: int = 0, limit: int = _PAGE) -> list[SubmissionEvent]:
+        """Return the events of a submission after an offset."""
+        rows = await self._select(tables.EVENTS, (id, after, limit))
+        return [SubmissionEvent(int(offset), float(at), bytes(data)) for offset, at, data in rows]
 
-    async def last_note(self, id: str) -> int:
-        """Return the place of a submission's last event, 0 if there is none."""
-        return int((await self._select(tables.LAST_NOTE, (id,)))[0][0])
+    async def last_offset(self, id: str) -> int:
+        """Return the offset of a submission's last event, 0 if there is none."""
+        return int((await self._select(tables.LAST_OFFSET, (id,)))[0][0])
 
-    async def follow(self, id: str, *, after: int = 0) -> AsyncGenerator[Note, None]:
+    async def follow(self, id: str, *, after: int = 0) -> AsyncGenerator[SubmissionEvent, None]:
         """Yield the events of a submission, then new ones until it ends."""
-        with self._wakes.listen(id) as more:
+        with self._wakes.listen(id) as changed:
             while not self._closed:
-                more.clear()
+                changed.clear()
                 ended = (await self.get(id)).state == "ended"
-                found = await self.notes(id, after=after)
-                for note in found:
-                    yield note
-                    after = note.place
-                if not found:
+                events = await self.events(id, after=after)
+                for event in events:
+                    yield event
+                    after = event.offset
+                if not events:
                     if ended:
                         return
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_POLL):
-                            await more.wait()
+                            await changed.wait()
 
-    async def due(self, name: str, line: str, first: float) -> float:
+    async def due(self, name: str, cron: str, first: float) -> float:
         """Return when a schedule is due next; `first` if it is new or was changed."""
 
         def find(connection: sqlite3.Connection) -> float:
             known = connection.execute(tables.DUE, (name,)).fetchone()
-            if known is not None and known[0] == line:
+            if known is not None and known[0] == cron:
                 return float(known[1])
-            connection.execute(tables.SET_DUE, (name, line, first))
+            connection.execute(tables.SET_DUE, (name, cron, first))
             return first
 
         return await self._submit(find)
 
-    async def set_due(self, name: str, line: str, due: float) -> None:
+    async def set_due(self, name: str, cron: str, due: float) -> None:
         """Set when a schedule is due next."""
-        await self._submit(lambda one: one.execute(tables.SET_DUE, (name, line, due)))
+        await self._submit(lambda one: one.execute(tables.SET_DUE, (name, cron, due)))
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[asyncio.Event]:
-        """Return an event that is set when this process accepts or aborts work."""
-        with self._wakes.listen(NEW) as event:
+        """Yield an event that is set when this process accepts or aborts work."""
+        with self._wakes.listen(_NEW_WORK) as event:
             yield event
 
     async def aclose(self) -> None:
@@ -384,40 +451,37 @@ class AppInbox:
             raise tables.INBOX.translate(error, self.path) from error
 
 
-def _end(connection: sqlite3.Connection, statement: str, id: str, ending: SubmissionResult) -> bool:
-    """Record an outcome together with the last note; False if the statement changes nothing."""
-    now, data = time.time(), msgspec.json.encode(ending)
+def _finish(
+    connection: sqlite3.Connection, statement: str, id: str, outcome: SubmissionOutcome
+) -> bool:
+    """Record an outcome and the last event; return False if the statement changes nothing."""
+    now, data = time.time(), msgspec.json.encode(outcome)
     if not connection.execute(statement, (now, data, id)).rowcount:
         return False
-    told = msgspec.json.encode({"event": "ended", **msgspec.to_builtins(ending)})
-    connection.execute(tables.NOTE, (id, now, told, id)).fetchone()
+    event = msgspec.json.encode({"event": "ended", **msgspec.to_builtins(outcome)})
+    connection.execute(tables.ADD_EVENT, (id, now, event, id))
     return True
 
 
-def _number(connection: sqlite3.Connection, target: WorkTarget) -> int:
-    values = (target.kind, target.name, target.id)
-    connection.execute(tables.MAKE_TARGET, values)
-    return int(connection.execute(tables.TARGET, values).fetchone()[0])
-
-
-def _submission(row: tuple[Any, ...]) -> Submission:
-    id, kind, name, target, body, at, state, attempts, asked, ended_at, ending, request, head = row
-    return Submission(
+def _submission(row: tuple[Any, ...]) -> StoredSubmission:
+    id, kind, name, target_id, body, accepted_at, state, attempts, *rest = row
+    abort_requested, ended_at, outcome, request, head = rest
+    return StoredSubmission(
         id=id,
-        target=WorkTarget(kind=kind, name=name, id=target),
+        target=WorkTarget(kind=kind, name=name, id=target_id),
         body=msgspec.json.decode(body),
-        accepted_at=at,
+        accepted_at=accepted_at,
         state=state,
         attempts=attempts,
-        abort_asked=bool(asked),
+        abort_requested=bool(abort_requested),
         ended_at=ended_at,
-        ending=None if ending is None else msgspec.json.decode(ending, type=SubmissionResult),
+        outcome=None if outcome is None else msgspec.json.decode(outcome, type=SubmissionOutcome),
         request=None if request is None else msgspec.json.decode(request),
         head=head,
     )
 
 
-def _another(key: str) -> Conflict:
+def _key_conflict(key: str) -> Conflict:
     return Conflict(
         f"the idempotency key {key!r:.100} was used with a different body.",
         hint="Send the same body, or another key.",
@@ -426,69 +490,8 @@ def _another(key: str) -> Conflict:
     )
 
 
-TargetKind: TypeAlias = Literal["agent", "workflow"]
-SubmissionState: TypeAlias = Literal["waiting", "running", "ended"]
-# Valid ids of conversations, as they appear in URLs.
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkTarget:
-    """An agent's conversation or a workflow's run. Its work is done one item at a time.
-
-    `name` is the agent's or workflow's, `id` the conversation's or the run's.
-    """
-
-    kind: TargetKind
-    name: str
-    id: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}s/{self.name}/{self.id}"
-
-
-class SubmissionResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of work. `result` is the value a workflow returned, or an agent's reply."""
-
-    outcome: Outcome
-    result: Any = None
-    error: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """Accepted work as stored.
-
-    `attempts` counts how often it was started. All of its records come after the offset `head` of
-    its conversation.
-    """
-
-    id: str
-    target: WorkTarget
-    body: Any
-    accepted_at: float
-    state: SubmissionState = "waiting"
-    attempts: int = 0
-    abort_asked: bool = False
-    ended_at: float | None = None
-    ending: SubmissionResult | None = None
-    request: dict[str, Any] | None = None
-    head: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalDecision:
-    """A decision on a tool call that waits for approval."""
-
-    name: str
-    id: str
-    call_id: str
-    allowed: bool
-    reason: str = ""
-
-
 def check_conversation_id(id: object) -> str:
-    """Return `id` if it is a valid id of a conversation."""
+    """Return `id` if it is a valid id of a conversation, else raise `InvalidOption`."""
     if isinstance(id, str) and _ID.fullmatch(id):
         return id
     raise InvalidOption(

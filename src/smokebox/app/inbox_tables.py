@@ -1,4 +1,4 @@
-"""Tables and statements of an inbox."""
+"""Tables and SQL statements of the inbox."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX targets_by_name ON targets (kind, name)",
         """
         CREATE TABLE submissions (
-            place INTEGER PRIMARY KEY AUTOINCREMENT,
+            position INTEGER PRIMARY KEY AUTOINCREMENT,
             id TEXT NOT NULL UNIQUE,
             target INTEGER NOT NULL REFERENCES targets (number) ON DELETE CASCADE,
             body BLOB NOT NULL, request BLOB, head INTEGER NOT NULL,
             key TEXT, digest TEXT NOT NULL,
             accepted_at REAL NOT NULL, ended_at REAL,
             state TEXT NOT NULL DEFAULT 'waiting',
-            attempts INTEGER NOT NULL DEFAULT 0, abort_asked INTEGER NOT NULL DEFAULT 0,
-            ending BLOB,
+            attempts INTEGER NOT NULL DEFAULT 0, abort_requested INTEGER NOT NULL DEFAULT 0,
+            outcome BLOB,
             UNIQUE (target, key)
         )
         """,
-        "CREATE INDEX submissions_of ON submissions (target, place)",
-        "CREATE INDEX submissions_open ON submissions (target, place) WHERE state != 'ended'",
+        "CREATE INDEX submissions_of ON submissions (target, position)",
+        "CREATE INDEX submissions_open ON submissions (target, position) WHERE state != 'ended'",
         "CREATE INDEX submissions_ended ON submissions (ended_at) WHERE state = 'ended'",
         """
-        CREATE TABLE notes (
+        CREATE TABLE events (
             submission TEXT NOT NULL REFERENCES submissions (id) ON DELETE CASCADE,
-            place INTEGER NOT NULL, at REAL NOT NULL, data BLOB NOT NULL,
-            PRIMARY KEY (submission, place)
+            offset INTEGER NOT NULL, at REAL NOT NULL, data BLOB NOT NULL,
+            PRIMARY KEY (submission, offset)
         ) WITHOUT ROWID
         """,
         """
@@ -50,13 +50,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (target, call_id)
         ) WITHOUT ROWID
         """,
-        "CREATE TABLE schedules (name TEXT PRIMARY KEY, line TEXT NOT NULL, due REAL NOT NULL)",
+        "CREATE TABLE schedules (name TEXT PRIMARY KEY, cron TEXT NOT NULL, due REAL NOT NULL)",
     ),
 )
 
 INBOX = replace(SESSION_STORE, label="inbox", migrations=MIGRATIONS)
 
-MAKE_TARGET = "INSERT OR IGNORE INTO targets (kind, name, id) VALUES (?, ?, ?)"
+ADD_TARGET = "INSERT OR IGNORE INTO targets (kind, name, id) VALUES (?, ?, ?)"
 TARGET = "SELECT number FROM targets WHERE kind = ? AND name = ? AND id = ?"
 BY_KEY = "SELECT id, digest FROM submissions WHERE target = ? AND key = ?"
 ADD = (
@@ -64,44 +64,46 @@ ADD = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _FIELDS = (
-    "submissions.id, kind, name, targets.id, body, accepted_at, state, attempts, abort_asked, "
-    "ended_at, ending, request, head"
+    "submissions.id, kind, name, targets.id, body, accepted_at, state, attempts, abort_requested, "
+    "ended_at, outcome, request, head"
 )
 _ALL = f"SELECT {_FIELDS} FROM submissions JOIN targets ON number = target"
 GET = f"{_ALL} WHERE submissions.id = ?"
 # Ordered by number, as the index is: each run is the only one of its target.
 RUNS = f"{_ALL} WHERE kind = 'workflow' AND name = ? ORDER BY number DESC LIMIT ?"
-RUN = f"{_ALL} WHERE targets.id = ? AND +kind = 'workflow' ORDER BY place DESC LIMIT 1"
-_TOLD = (
+RUN = f"{_ALL} WHERE targets.id = ? AND +kind = 'workflow' ORDER BY position DESC LIMIT 1"
+_TARGETS = (
     "SELECT submissions.id, kind, name, targets.id FROM submissions "
     "JOIN targets ON number = target WHERE"
 )
 # Each half uses its own index.
-LATELY = f"{_TOLD} state != 'ended' UNION ALL {_TOLD} state = 'ended' AND ended_at >= ?"
-FIRST = f"{_ALL} WHERE target = ? AND state != 'ended' ORDER BY place LIMIT 1"
-OPEN = (
+RECENT = f"{_TARGETS} state != 'ended' UNION ALL {_TARGETS} state = 'ended' AND ended_at >= ?"
+FIRST = f"{_ALL} WHERE target = ? AND state != 'ended' ORDER BY position LIMIT 1"
+OPEN_TARGETS = (
     "SELECT target FROM submissions WHERE state != 'ended' GROUP BY target "
-    "ORDER BY min(place) LIMIT ?"
+    "ORDER BY min(position) LIMIT ?"
 )
 COUNT_OPEN = "SELECT count(*) FROM submissions WHERE state != 'ended'"
-OPEN_OF = (
-    "SELECT submissions.id FROM submissions WHERE target = ? AND state != 'ended' ORDER BY place"
+OPEN_IDS = (
+    "SELECT submissions.id FROM submissions WHERE target = ? AND state != 'ended' ORDER BY position"
 )
-BEGIN = "UPDATE submissions SET state = 'running', attempts = attempts + 1 WHERE id = ?"
-END = (
-    "UPDATE submissions SET state = 'ended', ended_at = ?, ending = ? "
+START = "UPDATE submissions SET state = 'running', attempts = attempts + 1 WHERE id = ?"
+FINISH = (
+    "UPDATE submissions SET state = 'ended', ended_at = ?, outcome = ? "
     "WHERE id = ? AND state != 'ended'"
 )
-END_WAITING = (
-    "UPDATE submissions SET state = 'ended', ended_at = ?, ending = ? "
+FINISH_WAITING = (
+    "UPDATE submissions SET state = 'ended', ended_at = ?, outcome = ? "
     "WHERE id = ? AND state = 'waiting'"
 )
-ASK_ABORT = "UPDATE submissions SET abort_asked = 1 WHERE id = ? AND state != 'ended'"
+REQUEST_ABORT = "UPDATE submissions SET abort_requested = 1 WHERE id = ? AND state != 'ended'"
 # `state != 'ended'` makes SQLite use the partial index of open submissions.
-ABORTS = "SELECT id FROM submissions WHERE abort_asked AND state != 'ended' AND state = 'running'"
-FORGET_TARGET = "DELETE FROM targets WHERE number = ?"
-SWEEP = "DELETE FROM submissions WHERE state = 'ended' AND ended_at < ?"
-# Targets with nothing more recent.
+ABORTED_IDS = (
+    "SELECT id FROM submissions WHERE abort_requested AND state != 'ended' AND state = 'running'"
+)
+DELETE_TARGET = "DELETE FROM targets WHERE number = ?"
+DELETE_ENDED = "DELETE FROM submissions WHERE state = 'ended' AND ended_at < ?"
+# Targets without more recent work.
 EXPIRED = """
     SELECT DISTINCT number, kind, name, targets.id FROM submissions AS old
     JOIN targets ON number = target
@@ -112,17 +114,17 @@ EXPIRED = """
     LIMIT ?2
 """
 
-NOTE = (
-    "INSERT INTO notes (submission, place, at, data) "
-    "SELECT ?, coalesce(max(place), 0) + 1, ?, ? FROM notes WHERE submission = ? "
-    "RETURNING place"
+ADD_EVENT = (
+    "INSERT INTO events (submission, offset, at, data) "
+    "SELECT ?, coalesce(max(offset), 0) + 1, ?, ? FROM events WHERE submission = ?"
 )
-NOTES = (
-    "SELECT place, at, data FROM notes WHERE submission = ? AND place > ? ORDER BY place LIMIT ?"
+EVENTS = (
+    "SELECT offset, at, data FROM events WHERE submission = ? AND offset > ? "
+    "ORDER BY offset LIMIT ?"
 )
-LAST_NOTE = "SELECT coalesce(max(place), 0) FROM notes WHERE submission = ?"
+LAST_OFFSET = "SELECT coalesce(max(offset), 0) FROM events WHERE submission = ?"
 
-DECIDE = (
+ADD_DECISION = (
     "INSERT OR IGNORE INTO decisions (target, call_id, allowed, reason) "
     "SELECT number, ?, ?, ? FROM targets WHERE kind = 'agent' AND name = ? AND id = ?"
 )
@@ -130,10 +132,10 @@ DECISIONS = (
     "SELECT name, id, call_id, allowed, reason FROM decisions JOIN targets ON number = target "
     "WHERE EXISTS (SELECT 1 FROM submissions WHERE target = number AND state != 'ended')"
 )
-DECIDED = (
+DELETE_DECISION = (
     "DELETE FROM decisions WHERE call_id = ? AND target = "
     "(SELECT number FROM targets WHERE kind = 'agent' AND name = ? AND id = ?)"
 )
 
-DUE = "SELECT line, due FROM schedules WHERE name = ?"
-SET_DUE = "INSERT OR REPLACE INTO schedules (name, line, due) VALUES (?, ?, ?)"
+DUE = "SELECT cron, due FROM schedules WHERE name = ?"
+SET_DUE = "INSERT OR REPLACE INTO schedules (name, cron, due) VALUES (?, ?, ?)"

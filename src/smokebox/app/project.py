@@ -1,4 +1,4 @@
-"""A folder of Python files, loaded as what an app serves."""
+"""Project of an app: the agents and workflows in a folder of Python files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from smokebox.agents.agent_file import load_module
-from smokebox.app.definitions import ServedAgent, ServedFunction, served_agent, served_workflow
+from smokebox.app.definitions import ServedAgent, ServedFunction, define_agent, define_workflow
 from smokebox.app.settings import AppSettings, load_settings
 from smokebox.app.source_file import env_names, source_location
 from smokebox.client.bindings import Environment
@@ -32,10 +32,10 @@ AGENTS, WORKFLOWS, SITE = "agents", "workflows", "app.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppProject:
-    """Agents and workflows of a folder. `faults` has the error of each file that could not be
-    loaded.
+    """Agents and workflows of a folder.
 
-    `site` is the user's ASGI app, from `app.py`.
+    `site` is the user's ASGI app, from `app.py`. `faults` has the errors of files that could not
+    be loaded.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class AppProject:
     faults: Mapping[Path, SmokeboxError]
 
     def find(self, kind: TargetKind, name: str) -> Served:
-        """Return what is served under a name. Raises `NotFound`, or the error of its file."""
+        """Return an agent or workflow by name. Raises `NotFound`, or the error of its file."""
         known: Mapping[str, Served] = self.agents if kind == "agent" else self.workflows
         if name in known:
             return known[name]
@@ -63,7 +63,7 @@ class AppProject:
         if isinstance(agent, str):
             return self.find("agent", agent).name
         for name, served in self.agents.items():
-            if isinstance(served, ServedAgent) and _is_of(agent, served):
+            if isinstance(served, ServedAgent) and _is_defined_by(agent, served):
                 return name
         raise NotFound(
             f"the agent {agent.name!r} is in no file of {self.folder / AGENTS}.",
@@ -73,7 +73,7 @@ class AppProject:
         )
 
 
-def _is_of(agent: Agent, served: ServedAgent) -> bool:
+def _is_defined_by(agent: Agent, served: ServedAgent) -> bool:
     """Return whether the agent comes from that file, which may be imported under another name."""
     if agent is served.agent or agent is served.defined:
         return True
@@ -101,14 +101,14 @@ def load_project(folder: str | Path, *, strict: bool = True) -> AppProject:
     faults: dict[Path, SmokeboxError] = {}
     before = project_folder.set(root)
     try:
-        agents = _load(root / AGENTS, served_agent, faults)
-        workflows = _load(root / WORKFLOWS, served_workflow, faults)
+        agents = _load(root / AGENTS, define_agent, faults)
+        workflows = _load(root / WORKFLOWS, define_workflow, faults)
         site = _load_site(root / SITE, faults)
     finally:
         project_folder.reset(before)
     for served in (*agents.values(), *workflows.values()):
         try:
-            check_needs(served, root)
+            check_environment(served, root)
         except SmokeboxError as error:
             faults[served.file] = error
     if strict:
@@ -130,13 +130,13 @@ def load_project(folder: str | Path, *, strict: bool = True) -> AppProject:
     )
 
 
-def forget_modules(folder: Path) -> None:
-    """Drop the project's modules, so that files they import are reloaded too."""
+def unload_modules(folder: Path) -> None:
+    """Remove the project's modules from `sys.modules`, so that imported files are reloaded too."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is not None and Path(file).is_relative_to(folder):
-            inside = Path(file).relative_to(folder).parts
-            if not any(part.startswith(".") or part == "site-packages" for part in inside):
+            parts = Path(file).relative_to(folder).parts
+            if not any(part.startswith(".") or part == "site-packages" for part in parts):
                 del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -152,12 +152,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _load(
-    folder: Path, make: Callable[[ModuleType, Path], T], faults: dict[Path, SmokeboxError]
+    folder: Path, define: Callable[[ModuleType, Path], T], faults: dict[Path, SmokeboxError]
 ) -> dict[str, T]:
     found: dict[str, T] = {}
     for file in _files(folder):
         try:
-            served = make(load_module(file, f"smokebox_{folder.name}_{file.stem}"), file)
+            served = define(load_module(file, f"smokebox_{folder.name}_{file.stem}"), file)
         except SmokeboxError as error:
             faults[file] = error
         else:
@@ -182,15 +182,15 @@ def _load_site(file: Path, faults: dict[Path, SmokeboxError]) -> Any:
     return site
 
 
-def check_needs(served: ServedAgent | ServedFunction, folder: Path) -> None:
+def check_environment(served: ServedAgent | ServedFunction, folder: Path) -> None:
     """Raise `InvalidOption`, with file and line, for a missing binding or secret."""
     env = Environment(folder)
     for name, line in env_names(served.file).items():
-        _find(env, name, f"{served.file}, line {line}")
+        _look_up(env, name, f"{served.file}, line {line}")
     signature = served.trigger.signature
     if signature is not None:
         where = source_location(served.file, "triggers")
-        secret = str(_find(env, signature.secret, where))
+        secret = str(_look_up(env, signature.secret, where))
         if signature.preset == "standard" and not _is_base64(secret.removeprefix("whsec_")):
             raise InvalidOption(
                 f"{where}: the secret {signature.secret} is not base64.",
@@ -199,7 +199,7 @@ def check_needs(served: ServedAgent | ServedFunction, folder: Path) -> None:
             )
 
 
-def _find(env: Environment, name: str, where: str) -> object:
+def _look_up(env: Environment, name: str, where: str) -> object:
     try:
         value: object = getattr(env, name)
     except AttributeError:

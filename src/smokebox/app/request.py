@@ -16,7 +16,7 @@ from smokebox.app.inbox import check_conversation_id
 from smokebox.errors import InvalidOption, SmokeboxError, Unauthorized
 from smokebox.foundation.ids import new_global_id
 from smokebox.wire.codec import whole
-from smokebox.wire.failure import Failure, FailureAnswer, failure_of, status_of
+from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,45 +27,45 @@ if TYPE_CHECKING:
     from smokebox.app.definitions import Trigger
 
 T = TypeVar("T")
-_KEY = re.compile(r"[\x21-\x7e]{1,200}")
-_LONGEST_WAIT = 60.0
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_MAX_WAIT = 60.0
 
 _log = logging.getLogger("smokebox.app")
 
 
-class AppCall:
+class AppRequest:
     """A request to an endpoint, with the app that serves it."""
 
-    def __init__(self, app: App, request: Request) -> None:
+    def __init__(self, app: App, http: Request) -> None:
         self.app = app
-        self.request = request
+        self.http = http
 
-    def part(self, name: str) -> str:
+    def path_param(self, name: str) -> str:
         """Return a path parameter."""
-        return str(self.request.path_params[name])
+        return str(self.http.path_params[name])
 
     @property
     def id(self) -> str:
-        """Return the id in the path. Raises `InvalidOption`."""
-        return check_conversation_id(self.part("id"))
+        """The id in the path. Raises `InvalidOption`."""
+        return check_conversation_id(self.path_param("id"))
 
     async def body(self) -> bytes:
         """Read the whole body, up to the app's limit."""
         limit = self.app.project.settings.max_body
         hint = "Send a smaller body, or raise max_body in [app] of smokebox.toml."
-        return await whole(self.request.stream(), limit, hint=hint)
+        return await whole(self.http.stream(), limit, hint=hint)
 
-    async def decoded(self, kind: type[T], *, optional: bool = False) -> T:
+    async def decode(self, kind: type[T], *, optional: bool = False) -> T:
         """Decode the body. Raises `InvalidOption` with the name of the field."""
         data = await self.body()
-        return decoded(kind, b"{}" if optional and not data else data)
+        return decode(kind, b"{}" if optional and not data else data)
 
-    def let_in(self) -> None:
+    def check_key(self) -> None:
         """Raise `Unauthorized` if the app has keys and the request has none of them."""
         keys = self.app.keys
-        given = self.request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        token = self.http.headers.get("authorization", "").removeprefix("Bearer ").encode()
         # Every key is compared, so that the response time reveals nothing.
-        if keys and not any([hmac.compare_digest(given, key.encode()) for key in keys]):
+        if keys and not any([hmac.compare_digest(token, key.encode()) for key in keys]):
             raise Unauthorized(
                 "this app requires a key.",
                 hint="Send `Authorization: Bearer KEY` with one of SMOKEBOX_APP_KEYS.",
@@ -76,13 +76,13 @@ class AppCall:
         if trigger.signature is None:
             return None
         secret = getattr(self.app.secrets, trigger.signature.secret)
-        return trigger.signature.check(self.request.headers, body, secret)
+        return trigger.signature.check(self.http.headers, body, secret)
 
     @property
     def idempotency_key(self) -> str | None:
-        """Return the Idempotency-Key header. Raises `InvalidOption`."""
-        key = self.request.headers.get("idempotency-key")
-        if key is not None and not _KEY.fullmatch(key):
+        """The Idempotency-Key header. Raises `InvalidOption`."""
+        key = self.http.headers.get("idempotency-key")
+        if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
             raise InvalidOption(
                 "Idempotency-Key must be 1 to 200 visible ASCII characters.",
                 hint="Send a UUID, for example.",
@@ -92,16 +92,16 @@ class AppCall:
 
     def seconds(self, name: str) -> float | None:
         """Return a number of seconds from the query."""
-        text = self.request.query_params.get(name)
+        text = self.http.query_params.get(name)
         if text is None:
             return None
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value <= _LONGEST_WAIT:
+        if not 0 <= value <= _MAX_WAIT:
             raise InvalidOption(
-                f"{name} must be seconds from 0 to {_LONGEST_WAIT:g}, not {text!r:.80}.",
+                f"{name} must be seconds from 0 to {_MAX_WAIT:g}, not {text!r:.80}.",
                 hint="Repeat the request to wait longer.",
                 option=name,
                 value=text,
@@ -110,7 +110,7 @@ class AppCall:
 
     def url(self, path: str) -> str:
         """Return the URL of a path of this app, with the prefix it is mounted at."""
-        root = self.request.scope.get("root_path", "")
+        root = self.http.scope.get("root_path", "")
         return f"{root}{path}"
 
 
@@ -118,46 +118,46 @@ def endpoint(
     app: App,
     method: str,
     path: str,
-    serve: Callable[[AppCall], Awaitable[Response]],
+    serve: Callable[[AppRequest], Awaitable[Response]],
     *,
     guarded: bool = True,
 ) -> Route:
     """Return a route. A `guarded` one requires a key."""
 
-    async def answer_or_refuse(request: Request) -> Response:
-        call = AppCall(app, request)
+    async def handle(http: Request) -> Response:
+        request = AppRequest(app, http)
         try:
             if guarded:
-                call.let_in()
+                request.check_key()
             await app.start()
-            return await serve(call)
+            return await serve(request)
         except SmokeboxError as error:
-            return refusal(failure_of(error), status_of(type(error)))
+            return error_response(failure_of(error), status_of(type(error)))
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception:
             id = new_global_id()
             _log.exception("unexpected error in request %s", id)
             failure = Failure(code="error", message="internal error.", request_id=id)
-            return refusal(failure, 500)
+            return error_response(failure, 500)
 
-    return Route(path, answer_or_refuse, methods=[method])
+    return Route(path, handle, methods=[method])
 
 
-def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a value as a JSON response."""
     return Response(
         msgspec.json.encode(value), status, headers=headers, media_type="application/json"
     )
 
 
-def refusal(failure: Failure, status: int) -> Response:
+def error_response(failure: Failure, status: int) -> Response:
     """Return an error as a JSON response."""
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
-    return answer(FailureAnswer(failure), status, headers)
+    return json_response(FailureResponse(failure), status, headers)
 
 
-def decoded(kind: type[T], data: bytes) -> T:
+def decode(kind: type[T], data: bytes) -> T:
     """Decode JSON. Raises `InvalidOption`."""
     try:
         return msgspec.json.decode(data, type=kind)

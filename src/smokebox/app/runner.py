@@ -13,9 +13,9 @@ import msgspec
 from smokebox.agents.session import stream_replies
 from smokebox.app.attachments import unpack
 from smokebox.app.context import WorkflowContext
-from smokebox.app.conversations import forget_old
+from smokebox.app.conversations import delete_expired
 from smokebox.app.definitions import ServedAgent
-from smokebox.app.inbox import SubmissionResult
+from smokebox.app.inbox import SubmissionOutcome
 from smokebox.errors import Aborted, DeadlineExceeded, SmokeboxError
 from smokebox.project import project_folder
 from smokebox.wire.failure import Failure, failure_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smokebox.agents.log.store import SessionStore
     from smokebox.app.conversations import OpenConversations
     from smokebox.app.definitions import ServedFunction
-    from smokebox.app.inbox import AppInbox, ApprovalDecision, Submission
+    from smokebox.app.inbox import AppInbox, ApprovalDecision, StoredSubmission
     from smokebox.app.project import AppProject
 
 # Interval at which to check for work that other processes accepted, aborted, or left when they
@@ -40,7 +40,7 @@ _log = logging.getLogger("smokebox.app")
 
 
 class Runner:
-    """Works on several targets at a time, and on each in order."""
+    """Works on several targets at once, and on the submissions of each in order."""
 
     def __init__(
         self,
@@ -57,16 +57,17 @@ class Runner:
         self._env = env
         self._workers: set[asyncio.Task[None]] = set()
         self._stops: dict[str, Callable[[], object]] = {}
-        self._claiming: asyncio.Task[None] | None = None
+        self._claim_task: asyncio.Task[None] | None = None
         self._draining = False
 
     def start(self) -> None:
-        """Start, and continue what a previous process left."""
-        self._claiming = asyncio.create_task(self._claim())
+        """Start, and continue work that a previous process left."""
+        self._claim_task = asyncio.create_task(self._claim())
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Start nothing more and give running work `grace` seconds. The next start continues the
-        rest.
+        """Start nothing more, and abandon work that does not end within `grace` seconds.
+
+        The next start continues it.
         """
         await self.drain(grace)
         for worker in self._workers:
@@ -82,38 +83,38 @@ class Runner:
         if self._draining:
             return
         self._draining = True
-        if self._claiming is not None:
-            self._claiming.cancel()
-            await asyncio.wait([self._claiming])
+        if self._claim_task is not None:
+            self._claim_task.cancel()
+            await asyncio.wait([self._claim_task])
         if self._workers and grace > 0:
             await asyncio.wait(self._workers, timeout=grace)
 
     async def _claim(self) -> None:
         swept = time.monotonic()
-        with self._inbox.listen() as more:
+        with self._inbox.listen() as changed:
             while True:
-                more.clear()
+                changed.clear()
                 try:
-                    await self._look()
+                    await self._process_inbox()
                     if time.monotonic() - swept > _SWEEP_SECONDS:
                         swept = time.monotonic()
-                        await self._sweep()
+                        await self._delete_expired()
                 except Exception:
                     # Keep polling: a full disk, for example, may be cleared.
                     _log.exception("cannot process the inbox")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL):
-                        await more.wait()
+                        await changed.wait()
 
-    async def _look(self) -> None:
-        for id in await self._inbox.aborted() if self._stops else ():
+    async def _process_inbox(self) -> None:
+        for id in await self._inbox.aborted_ids() if self._stops else ():
             if (stop := self._stops.get(id)) is not None:
                 stop()
         for decision in await self._inbox.decisions() if self._stops else ():
             await self._decide(decision)
         free = self._project().settings.concurrency - len(self._workers)
         for number in await self._inbox.claim(free) if free > 0 else ():
-            worker = asyncio.create_task(self._work_for(number))
+            worker = asyncio.create_task(self._work_on(number))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
 
@@ -127,64 +128,61 @@ class Runner:
             await session.approve(decision.call_id)
         else:
             await session.deny(decision.call_id, decision.reason)
-        await self._inbox.decided(decision)
+        await self._inbox.delete_decision(decision)
 
-    async def _sweep(self) -> None:
+    async def _delete_expired(self) -> None:
         await self._conversations.sweep()
         if (retention := self._project().settings.retention) is not None:
             before = time.time() - retention
-            await forget_old(self._inbox, self._store, self._conversations, before)
+            await delete_expired(self._inbox, self._store, self._conversations, before)
 
-    async def _work_for(self, number: int) -> None:
-        # Names that agents look up belong to their project, wherever the app was started.
+    async def _work_on(self, number: int) -> None:
+        # Agents look names up in their project, wherever the app was started.
         project_folder.set(self._project().folder)
         try:
             # A draining runner does not start the next item.
-            while not self._draining and (submission := await self._inbox.begin(number)):
-                ending = await self._work(submission)
-                await self._inbox.end(submission.id, ending)
+            while not self._draining and (submission := await self._inbox.start_next(number)):
+                outcome = await self._work(submission)
+                await self._inbox.finish(submission.id, outcome)
         except Exception:
             _log.exception("work ended without an outcome and is retried")
             await asyncio.sleep(_POLL)
         finally:
-            self._inbox.give_back(number)
+            self._inbox.release(number)
 
-    async def _work(self, submission: Submission) -> SubmissionResult:
+    async def _work(self, submission: StoredSubmission) -> SubmissionOutcome:
         target = submission.target
         try:
-            if submission.abort_asked and not submission.attempts:
+            if submission.abort_requested and not submission.attempts:
                 raise Aborted("the work was aborted before it started.", reason="abort")
             served = self._project().find(target.kind, target.name)
             if isinstance(served, ServedAgent):
-                result = await self._answer(served, submission)
+                result = await self._prompt(served, submission)
             else:
                 result = await self._call(served, submission)
-            return SubmissionResult("completed", plain(result))
+            return SubmissionOutcome("completed", to_json_types(result))
         except Aborted as error:
-            return SubmissionResult("aborted", error=failure_of(error))
+            return SubmissionOutcome("aborted", error=failure_of(error))
         except SmokeboxError as error:
-            return SubmissionResult("failed", error=failure_of(error))
+            return SubmissionOutcome("failed", error=failure_of(error))
         except Exception as error:
             _log.warning("%s failed", target, exc_info=error)
-            return SubmissionResult("failed", error=Failure(code="error", message=_told(error)))
+            return SubmissionOutcome(
+                "failed", error=Failure(code="error", message=_describe(error))
+            )
 
-    async def _answer(self, served: ServedAgent, submission: Submission) -> dict[str, Any]:
-        """Prompt an agent. Work that a killed process started is continued: the record knows its
-        key.
-        """
+    async def _prompt(self, served: ServedAgent, submission: StoredSubmission) -> dict[str, Any]:
+        """Prompt an agent, or continue a prompt of a killed process, found by its key."""
         id, body = submission.target.id, submission.body
         async with self._conversations.use(served, id, body) as harness:
             session = await harness.session()
             stream_replies(session)
-            given = await unpack(harness, body)
+            message = await unpack(harness, body)
             operation = session.prompt(
-                given.text,
-                images=given.images,
-                key=submission.id,
-                when_busy="queue",
+                message.text, images=message.images, key=submission.id, when_busy="queue"
             )
-            with self._stopped_by(submission.id, lambda: operation.abort("aborted")):
-                if submission.abort_asked:
+            with self._abortable(submission.id, lambda: operation.abort("aborted")):
+                if submission.abort_requested:
                     # The process that started it was killed. Abort it, or a later start would
                     # continue it.
                     operation.abort("aborted")
@@ -198,8 +196,8 @@ class Runner:
             "stopped": reply.stopped,
         }
 
-    async def _call(self, served: ServedFunction, submission: Submission) -> Any:
-        if submission.abort_asked:
+    async def _call(self, served: ServedFunction, submission: StoredSubmission) -> Any:
+        if submission.abort_requested:
             raise Aborted("the work was aborted.", reason="abort")
         if submission.attempts >= served.attempts:
             raise SmokeboxError(
@@ -210,7 +208,7 @@ class Runner:
         ctx = WorkflowContext(
             submission, inbox=self._inbox, store=self._store, env=self._env, name=served.name
         )
-        ctx.log.note("started", attempt=ctx.attempt)
+        ctx.log.event("started", attempt=ctx.attempt)
 
         async def call() -> Any:
             try:
@@ -224,7 +222,7 @@ class Runner:
 
         task = asyncio.create_task(call())
         try:
-            with self._stopped_by(submission.id, task.cancel):
+            with self._abortable(submission.id, task.cancel):
                 await asyncio.wait([task], timeout=served.timeout)
             if not task.done():
                 raise DeadlineExceeded(
@@ -243,7 +241,7 @@ class Runner:
             await ctx.aclose()
 
     @contextlib.contextmanager
-    def _stopped_by(self, id: str, stop: Callable[[], object]) -> Any:
+    def _abortable(self, id: str, stop: Callable[[], object]) -> Any:
         self._stops[id] = stop
         try:
             yield
@@ -251,8 +249,8 @@ class Runner:
             del self._stops[id]
 
 
-def plain(value: Any) -> Any:
-    """Return a workflow's result as JSON types. Raises `SmokeboxError` if it has no JSON form."""
+def to_json_types(value: Any) -> Any:
+    """Convert a workflow's result to JSON types. Raises `SmokeboxError`."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode))
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
@@ -265,8 +263,8 @@ def plain(value: Any) -> Any:
 def _encode(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -30,40 +30,41 @@ Missed: TypeAlias = Literal["once", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Cron schedule. After downtime, missed runs are made up for `once`, or not at all (`skip`)."""
+    """Cron schedule. Runs missed during downtime are replaced by one (`once`) or none (`skip`)."""
 
-    line: str
+    cron: str
     timezone: str = "UTC"
     missed: Missed = "once"
 
-    def after(self, moment: float) -> float | None:
+    def next_after(self, moment: float) -> float | None:
         """Return the next time it is due as a Unix timestamp; None if never."""
         zone = ZoneInfo(self.timezone)
         start = datetime.fromtimestamp(moment, UTC).astimezone(zone)
         try:
-            return next(CronSim(self.line, start)).timestamp()
+            return next(CronSim(self.cron, start)).timestamp()
         except StopIteration:
             return None
 
     def __str__(self) -> str:
-        return f"{self.line} ({self.timezone})"
+        return f"{self.cron} ({self.timezone})"
 
 
 def parse_schedule(module: ModuleType, file: Path) -> Schedule | None:
     """Read `schedule`, `timezone` and `missed` from the top level of a file."""
-    line = getattr(module, "schedule", None)
-    if line is None:
+    cron = getattr(module, "schedule", None)
+    if cron is None:
         return None
     zone: Any = getattr(module, "timezone", "UTC")
     missed: Any = getattr(module, "missed", "once")
     try:
-        CronSim(line, datetime.now(UTC))
+        CronSim(cron, datetime.now(UTC))
     except (CronSimError, AttributeError, TypeError):
         raise InvalidOption(
-            f"{source_location(file, 'schedule')}: schedule must be a cron line, not {line!r:.80}.",
+            f"{source_location(file, 'schedule')}: schedule must be a cron expression, "
+            f"not {cron!r:.80}.",
             hint='It has five fields: schedule = "0 9 * * 1-5" is 9:00 on weekdays.',
             option="schedule",
-            value=line,
+            value=cron,
         ) from None
     try:
         ZoneInfo(zone)
@@ -78,11 +79,11 @@ def parse_schedule(module: ModuleType, file: Path) -> Schedule | None:
         raise InvalidOption(
             f"{source_location(file, 'missed')}: missed must be 'once' or 'skip', "
             f"not {missed!r:.80}.",
-            hint="It decides whether a run that was due while the app was down is made up for.",
+            hint="It decides whether a run that was due while the app was down runs afterwards.",
             option="missed",
             value=missed,
         )
-    return Schedule(line=line, timezone=zone, missed=missed)
+    return Schedule(cron=cron, timezone=zone, missed=missed)
 
 
 # Less than cron's resolution of a minute; also the longest delay before a reload is noticed.
@@ -109,7 +110,7 @@ class Scheduler:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start accepting runs."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -124,22 +125,22 @@ class Scheduler:
         wait = _TICK
         for name, workflow in self._project().workflows.items():
             if workflow.schedule is not None:
-                due = await self._look(name, workflow.schedule, now)
+                due = await self._check(name, workflow.schedule, now)
                 wait = wait if due is None else min(wait, due - now)
         return max(0.05, wait)
 
-    async def _look(self, name: str, schedule: Schedule, now: float) -> float | None:
-        line = str(schedule)
-        following = schedule.after(now)
+    async def _check(self, name: str, schedule: Schedule, now: float) -> float | None:
+        cron = str(schedule)
+        following = schedule.next_after(now)
         if following is None:
             return None
-        due = await self._inbox.due(name, line, following)
+        due = await self._inbox.due(name, cron, following)
         if due > now:
             return due
         if now - due <= LATE_SECONDS or schedule.missed == "once":
             await self._accept(name, due)
         # Stored after acceptance: if killed in between, it is accepted again under the same id.
-        await self._inbox.set_due(name, line, following)
+        await self._inbox.set_due(name, cron, following)
         return following
 
     async def _accept(self, name: str, due: float) -> None:

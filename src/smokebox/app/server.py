@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -14,17 +14,19 @@ from smokebox.app.asgi import asgi
 from smokebox.app.guard import OriginGuard, RequestDrain
 from smokebox.app.settings import KEYS
 from smokebox.errors import InvalidOption, SmokeboxError
+from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import listen, url_of
+from smokebox.foundation.signals import handle_signals
+from smokebox.foundation.tasks import run_until_first
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from smokebox.app.app import App
 
 PORT = 8600
 LOOPBACK = "127.0.0.1"
 _CLOSING_SECONDS = 2
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 async def serve(
@@ -36,45 +38,56 @@ async def serve(
     grace: float | None = None,
     ready: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then give running work `grace` seconds, by default those of
-    the settings.
+    """Serve until SIGTERM or SIGINT, then wait for running work.
 
-    Work that has not ended continues at the next start, and so does work accepted meanwhile. A
-    second signal stops at once. `ready` is called with the URL once the app is served, and may run
-    until it stops.
+    Work that does not end in time continues at the next start, and so does work accepted
+    meanwhile. A second signal stops at once.
+
+    Args:
+        app: The app.
+        host: Address to listen on.
+        port: Port to listen on, 0 for any free one.
+        open: Accept requests from other machines without a key.
+        grace: Seconds to wait for running work, by default those of the settings.
+        ready: Called with the URL once the app is served; may run until it stops.
+
+    Raises:
+        InvalidOption: Other machines could send requests without a key.
     """
     stopping, hurry = asyncio.Event(), asyncio.Event()
-    with _signals(stopping, hurry):
+
+    def stop(_: signal.Signals) -> None:
+        if stopping.is_set():
+            hurry.set()
+        stopping.set()
+
+    async def run_ready(url: str) -> None:
+        if ready is not None:
+            await ready(url)
+        await asyncio.Event().wait()
+
+    async def drain() -> None:
+        await stopping.wait()
+        await run_until_first(app.drain(grace), hurry.wait())
+
+    with handle_signals((signal.SIGINT, signal.SIGTERM), stop):
         async with run_app(app, host=host, port=port, open=open) as url:
-            tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stopping.wait())]
-            if ready is not None:
-                tasks.append(asyncio.create_task(_stay(ready(url))))
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                await _until(app.drain(grace), hurry)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.result()
+            await run_until_first(run_ready(url), drain())
 
 
 @contextlib.asynccontextmanager
 async def run_app(
     app: App, *, host: str = LOOPBACK, port: int = 0, open: bool = False
 ) -> AsyncIterator[str]:
-    """Run the app on this event loop for the duration of the block, and yield its URL.
-
-    Raises `InvalidOption` if other machines could reach it without a key, unless it is `open`.
+    """Run the app on this event loop for the duration of the block, and yield its URL; see
+    `serve`.
     """
     check_exposure(app, host, open=open)
     with contextlib.closing(listen(host, port)) as listener:
         # Started first, so that a file that cannot be opened raises our error.
         await app.start()
         requests = RequestDrain(OriginGuard(asgi(app), host, guarded=not app.keys and not open))
-        server = _Embedded(
+        server = EmbeddedServer(
             uvicorn.Config(
                 requests,
                 log_config=None,
@@ -123,45 +136,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-class _Embedded(uvicorn.Server):
-    """uvicorn server that leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _stay(work: Awaitable[None]) -> None:
-    await work
-    await asyncio.Event().wait()
-
-
-async def _until(work: Any, hurry: asyncio.Event) -> None:
-    """Run a coroutine, or stop waiting for it once `hurry` is set."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-@contextlib.contextmanager
-def _signals(stopping: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if stopping.is_set():
-            hurry.set()
-        stopping.set()
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)

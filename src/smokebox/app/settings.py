@@ -64,20 +64,20 @@ def load_settings(project: Path) -> AppSettings:
     # A bad binding is an error when the app starts, not when an agent first uses it.
     sandbox_bindings(config)
     where = f"{config.file}: [app]"
-    given = dict(config.app)
-    refuse_unknown(where, given, [field.name for field in fields(AppSettings)])
+    options = dict(config.app)
+    refuse_unknown(where, options, [field.name for field in fields(AppSettings)])
     for name in ("grace", "idle", "retention"):
-        if name in given:
-            given[name] = _seconds(where, name, given[name])
+        if name in options:
+            options[name] = _seconds(where, name, options[name])
     for name in ("concurrency", "max_body"):
-        if name in given and (not _is_whole(given[name]) or given[name] < 1):
-            raise _wrong(where, name, given[name], "a positive integer")
+        if name in options and (not _is_integer(options[name]) or options[name] < 1):
+            raise _invalid(where, name, options[name], "a positive integer")
     for name in ("state", "store"):
-        if name in given and not (isinstance(given[name], str) and given[name]):
-            raise _wrong(where, name, given[name], "a path")
+        if name in options and not (isinstance(options[name], str) and options[name]):
+            raise _invalid(where, name, options[name], "a path")
     if state := os.environ.get(STATE):
-        given["state"] = state
-    return AppSettings(**given)
+        options["state"] = state
+    return AppSettings(**options)
 
 
 def app_keys(secrets: Mapping[str, str] | Any) -> tuple[str, ...]:
@@ -90,16 +90,16 @@ def _seconds(where: str, name: str, value: object) -> float:
         return float(match[1]) * _UNITS[match[2]]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
-    raise _wrong(where, name, value, "seconds, or text such as '30d', '12h', '10m'")
+    raise _invalid(where, name, value, "seconds, or text such as '30d', '12h', '10m'")
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _wrong(where: str, name: str, value: object, wanted: str) -> InvalidOption:
+def _invalid(where: str, name: str, value: object, expected: str) -> InvalidOption:
     return InvalidOption(
-        f"{where}: {name} must be {wanted}, not {value!r:.80}.",
+        f"{where}: {name} must be {expected}, not {value!r:.80}.",
         hint="Fix that line.",
         option=name,
         value=value,

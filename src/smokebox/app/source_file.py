@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def source_location(file: Path, name: str) -> str:
     """Return the file and the line that assigns a name at the top level."""
     line = None
-    for statement in _parsed(file).body:
+    for statement in _parse(file.read_text()).body:
         if name in _names(statement):
             line = statement.lineno
     return str(file) if line is None else f"{file}, line {line}"
@@ -22,7 +22,7 @@ def source_location(file: Path, name: str) -> str:
 
 def env_names(file: Path) -> dict[str, int]:
     """Return the names a file reads from `ctx.env` or smokebox's `env`, with their lines."""
-    tree = _parsed(file)
+    tree = _parse(file.read_text())
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -52,12 +52,8 @@ def _names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield statement.name
     elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        given = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (one.id for one in given if isinstance(one, ast.Name))
-
-
-def _parsed(file: Path) -> ast.Module:
-    return _parse(file.read_text())
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (one.id for one in targets if isinstance(one, ast.Name))
 
 
 @lru_cache(maxsize=8)

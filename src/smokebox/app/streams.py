@@ -19,40 +19,41 @@ if TYPE_CHECKING:
 
     from smokebox.agents.log.records import StoredRecord
     from smokebox.agents.log.store import SessionKey, SessionStore
-    from smokebox.app.inbox import AppInbox, Note
+    from smokebox.app.inbox import AppInbox, SubmissionEvent
 
 _log = logging.getLogger("smokebox.app")
 
-# Bytes of recent events held for watchers that keep up; slower ones read from the store.
-_HELD_BYTES = 1 << 20
-_HELD = 2000
+# Limits of recent events kept for watchers that keep up; slower ones read from the store.
+_RECENT_BYTES = 1 << 20
+_RECENT_EVENTS = 2000
 _PAGE = 500
 _FIRST_PAGE = 16
-_READ = 1 << 17
-_CHUNK = 1 << 16
+# Bytes of a page for a slow watcher, and of a chunk sent to any.
+_PAGE_BYTES = 1 << 17
+_CHUNK_BYTES = 1 << 16
 
 
 class StreamEvent:
-    """One event: its offset, its kind and its JSON."""
+    """An event of a stream, as JSON."""
 
-    __slots__ = ("_event", "data", "kind", "offset")
+    __slots__ = ("_encoded", "data", "kind", "offset")
 
     def __init__(self, offset: int, kind: str, data: bytes) -> None:
         self.offset = offset
         self.kind = kind
         self.data = data
-        self._event: bytes | None = None
+        self._encoded: bytes | None = None
 
     @property
-    def event(self) -> bytes:
-        """Return the event as encoded for SSE, once for all watchers."""
-        if self._event is None:
-            self._event = encode(self.kind, self.data, str(self.offset))
-        return self._event
+    def encoded(self) -> bytes:
+        """The event as encoded for SSE, once for all watchers."""
+        if self._encoded is None:
+            self._encoded = encode(self.kind, self.data, str(self.offset))
+        return self._encoded
 
 
 def record_event(stored: StoredRecord) -> StreamEvent:
-    """Return a record as an event."""
+    """Return a record of a conversation as an event of its stream."""
     # A record is never empty: it has at least a type.
     fields = msgspec.json.encode(stored.record)[1:]
     data = b'{"offset":%d,"at":%r,%b' % (stored.offset, stored.at, fields)
@@ -60,16 +61,16 @@ def record_event(stored: StoredRecord) -> StreamEvent:
     return StreamEvent(stored.offset, str(kind), data)
 
 
-def note_event(note: Note) -> StreamEvent:
-    """Return a note as an event."""
-    told = msgspec.json.decode(note.data)
-    kind = told.pop("event")
-    data = msgspec.json.encode({"offset": note.place, "at": note.at, "type": kind, **told})
-    return StreamEvent(note.place, kind, data)
+def submission_event(stored: SubmissionEvent) -> StreamEvent:
+    """Return an event of a submission as an event of its stream."""
+    fields = msgspec.json.decode(stored.data)
+    kind = fields.pop("event")
+    data = msgspec.json.encode({"offset": stored.offset, "at": stored.at, "type": kind, **fields})
+    return StreamEvent(stored.offset, kind, data)
 
 
 class EventSource(Protocol):
-    """A source of events to watch. Sources that compare equal share a stream."""
+    """Source of a stream of events. Sources that compare equal share a stream."""
 
     async def head(self) -> int:
         """Return the offset of the last event."""
@@ -80,13 +81,13 @@ class EventSource(Protocol):
         ...
 
     def follow(self, after: int) -> AsyncGenerator[StreamEvent, None]:
-        """Yield the events after an offset, then new ones until there can be no more."""
+        """Yield the events after an offset, then new ones until the source ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationEvents:
-    """Events of a conversation, from its record."""
+    """Events of a conversation, from its records."""
 
     store: SessionStore
     key: SessionKey
@@ -111,42 +112,43 @@ class ConversationEvents:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionEvents:
-    """Events of a submission, from its notes."""
+    """Events of a submission, from the inbox."""
 
     inbox: AppInbox
     id: str
 
     async def head(self) -> int:
-        """Return the place of the last note."""
-        return await self.inbox.last_note(self.id)
+        """Return the offset of the last event."""
+        return await self.inbox.last_offset(self.id)
 
     async def read(self, after: int, limit: int) -> Sequence[StreamEvent]:
         """Return the events after an offset."""
         return [
-            note_event(one) for one in await self.inbox.notes(self.id, after=after, limit=limit)
+            submission_event(one)
+            for one in await self.inbox.events(self.id, after=after, limit=limit)
         ]
 
     async def follow(self, after: int) -> AsyncGenerator[StreamEvent, None]:
         """Yield the events after an offset, then new ones until the submission ends."""
-        async with contextlib.aclosing(self.inbox.follow(self.id, after=after)) as notes:
-            async for note in notes:
-                yield note_event(note)
+        async with contextlib.aclosing(self.inbox.follow(self.id, after=after)) as events:
+            async for event in events:
+                yield submission_event(event)
 
 
 class EventStream:
     """Events of one source while it has watchers."""
 
     def __init__(self, source: EventSource) -> None:
-        self.readers = 0
+        self.watchers = 0
         self._source = source
-        # Events after this offset are in `_held`, earlier ones only in the store: at first all of
-        # them. None until it is known.
+        # Events after this offset are in `_recent`, earlier ones only in the store. None until
+        # the last offset of the source is known.
         self._base: int | None = None
-        self._held: deque[StreamEvent] = deque()
+        self._recent: deque[StreamEvent] = deque()
         self._size = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._ended = False
-        self._pump = asyncio.create_task(self._run())
+        self._follower = asyncio.create_task(self._run())
 
     async def read(self, after: int, limit: int = _PAGE) -> Sequence[StreamEvent] | None:
         """Return the events after an offset, waiting for the first; None if there will be no more.
@@ -160,30 +162,30 @@ class EventStream:
             found = self._since(after)
             if found or self._ended:
                 return found or None
-            more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(more)
-            await more
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(changed)
+            await changed
 
     async def aclose(self) -> None:
         """Stop reading."""
-        self._pump.cancel()
-        await asyncio.wait([self._pump])
+        self._follower.cancel()
+        await asyncio.wait([self._follower])
 
     def _since(self, after: int) -> list[StreamEvent]:
-        held = self._held
-        if not held or held[-1].offset <= after:
+        recent = self._recent
+        if not recent or recent[-1].offset <= after:
             return []
         # Offsets have no gaps.
-        first = max(0, after + 1 - held[0].offset)
-        return [held[place] for place in range(first, len(held))]
+        first = max(0, after + 1 - recent[0].offset)
+        return [recent[index] for index in range(first, len(recent))]
 
     async def _run(self) -> None:
         try:
             self._base = head = await self._source.head()
             self._wake()
-            async with contextlib.aclosing(self._source.follow(head)) as lines:
-                async for line in lines:
-                    self._hold(line)
+            async with contextlib.aclosing(self._source.follow(head)) as events:
+                async for event in events:
+                    self._add(event)
         except SmokeboxError as error:
             # The app is stopping, or the disk failed: watchers reconnect.
             _log.info("a stream ended early: %s", error)
@@ -191,13 +193,14 @@ class EventStream:
             self._ended = True
             self._wake()
 
-    def _hold(self, line: StreamEvent) -> None:
-        self._held.append(line)
-        self._size += len(line.data)
-        while len(self._held) > 1 and (self._size > _HELD_BYTES or len(self._held) > _HELD):
-            gone = self._held.popleft()
-            self._size -= len(gone.data)
-            self._base = gone.offset
+    def _add(self, event: StreamEvent) -> None:
+        recent = self._recent
+        recent.append(event)
+        self._size += len(event.data)
+        while len(recent) > 1 and (self._size > _RECENT_BYTES or len(recent) > _RECENT_EVENTS):
+            oldest = recent.popleft()
+            self._size -= len(oldest.data)
+            self._base = oldest.offset
         self._wake()
 
     def _wake(self) -> None:
@@ -215,36 +218,39 @@ class EventStreams:
 
     @contextlib.asynccontextmanager
     async def watch(self, source: EventSource) -> AsyncIterator[EventStream]:
-        """Return the stream of a source. It is followed before anything is read from it."""
+        """Yield the stream of a source, which is followed before anything is read from it."""
         stream = self._open.get(source)
         if stream is None or stream._ended:
             stream = self._open[source] = EventStream(source)
-        stream.readers += 1
+        stream.watchers += 1
         try:
             yield stream
         finally:
-            stream.readers -= 1
-            if not stream.readers:
+            stream.watchers -= 1
+            if not stream.watchers:
                 if self._open.get(source) is stream:
                     del self._open[source]
                 await stream.aclose()
 
-    async def lines(self, source: EventSource, after: int) -> AsyncGenerator[StreamEvent, None]:
+    async def events(self, source: EventSource, after: int) -> AsyncGenerator[StreamEvent, None]:
         """Yield the events after an offset, then new ones."""
         async with contextlib.aclosing(self._pages(source, after)) as pages:
             async for page in pages:
-                for line in page:
-                    yield line
+                for event in page:
+                    yield event
 
-    async def events(self, source: EventSource, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the same, encoded: events available at once are sent together."""
+    async def chunks(self, source: EventSource, after: int) -> AsyncGenerator[bytes, None]:
+        """Yield the events after an offset, then new ones, encoded for SSE.
+
+        Events that are available at once are in one chunk.
+        """
         async with contextlib.aclosing(self._pages(source, after)) as pages:
             async for page in pages:
                 pieces, size = [], 0
-                for line in page:
-                    pieces.append(line.event)
-                    size += len(line.event)
-                    if size >= _CHUNK:
+                for event in page:
+                    pieces.append(event.encoded)
+                    size += len(event.encoded)
+                    if size >= _CHUNK_BYTES:
                         yield b"".join(pieces)
                         pieces, size = [], 0
                 if pieces:
@@ -255,9 +261,8 @@ class EventStreams:
     ) -> AsyncGenerator[Sequence[StreamEvent], None]:
         limit = _FIRST_PAGE
         async with self.watch(source) as stream:
-            while (found := await stream.read(after, limit)) is not None:
-                yield found
-                after = found[-1].offset
-                size = sum(len(line.data) for line in found) // len(found)
-                # Page size for a slow watcher, which bounds its memory.
-                limit = max(1, min(_PAGE, _READ // size))
+            while (page := await stream.read(after, limit)) is not None:
+                yield page
+                after = page[-1].offset
+                size = sum(len(event.data) for event in page) // len(page)
+                limit = max(1, min(_PAGE, _PAGE_BYTES // size))

@@ -17,7 +17,7 @@ PRESETS = ("github", "slack", "stripe", "standard", "hmac")
 WINDOW_SECONDS = 300.0
 _OPTIONS = ("verify", "secret", "header", "algorithm", "window")
 # Options by preset. Only these presets sign the time.
-_OF = {
+_PRESET_OPTIONS = {
     "github": frozenset[str](),
     "slack": frozenset(("window",)),
     "stripe": frozenset(("window",)),
@@ -38,23 +38,21 @@ class Signature:
     window: float = WINDOW_SECONDS
 
     def check(self, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
-        """Raise `Unauthorized` unless the request is signed; return the delivery's id, if it has
-        one.
-        """
+        """Return the id of the delivery, if it has one. Raises `Unauthorized` if not signed."""
         return _CHECKS[self.preset](self, headers, body, secret)
 
 
-def parse_signature(given: object, where: str) -> Signature:
+def parse_signature(options: object, where: str) -> Signature:
     """Parse `triggers = {"webhook": {"verify": "github", "secret": "NAME"}}`."""
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping):
         raise InvalidOption(
-            f"{where}: webhook must be True, False or a dict, not {given!r:.80}.",
+            f"{where}: webhook must be True, False or a dict, not {options!r:.80}.",
             hint='Write {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}.',
             option="webhook",
-            value=given,
+            value=options,
         )
-    refuse_unknown(f"{where}: webhook", given, _OPTIONS)
-    preset, secret = given.get("verify"), given.get("secret")
+    refuse_unknown(f"{where}: webhook", options, _OPTIONS)
+    preset, secret = options.get("verify"), options.get("secret")
     if preset not in PRESETS:
         raise InvalidOption(
             f"{where}: verify must be one of {', '.join(PRESETS)}, not {preset!r:.80}.",
@@ -68,14 +66,15 @@ def parse_signature(given: object, where: str) -> Signature:
             hint='Write "secret": "WEBHOOK_SECRET", and put WEBHOOK_SECRET=... into .env.',
             option="secret",
         )
-    for option in given.keys() - _OF[str(preset)] - {"verify", "secret"}:
+    for option in options.keys() - _PRESET_OPTIONS[str(preset)] - {"verify", "secret"}:
         raise InvalidOption(
             f"{where}: {preset} does not take {option}.",
             hint="Leave it out.",
             option=str(option),
-            value=given[option],
+            value=options[option],
         )
-    algorithm, window = given.get("algorithm", "sha256"), given.get("window", WINDOW_SECONDS)
+    algorithm = options.get("algorithm", "sha256")
+    window = options.get("window", WINDOW_SECONDS)
     if algorithm not in _ALGORITHMS or not isinstance(window, (int, float)) or window <= 0:
         raise InvalidOption(
             f"{where}: algorithm must be one of {', '.join(_ALGORITHMS)}, and window seconds.",
@@ -86,58 +85,59 @@ def parse_signature(given: object, where: str) -> Signature:
     return Signature(
         preset=str(preset),
         secret=secret,
-        header=str(given.get("header", "x-signature")).lower(),
+        header=str(options.get("header", "x-signature")).lower(),
         algorithm=str(algorithm),
         window=float(window),
     )
 
 
-def _github(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
-    given = headers.get("x-hub-signature-256", "").removeprefix("sha256=")
+def _github(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
     expected = _hex(secret.encode(), body)
-    _compare(given, expected)
+    _compare(headers.get("x-hub-signature-256", "").removeprefix("sha256="), expected)
     # GitHub signs neither the time nor the delivery's id: the same body is accepted once.
     return expected
 
 
-def _slack(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _slack(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
     stamp = headers.get("x-slack-request-timestamp", "")
-    _check_age(stamp, how.window)
+    _check_age(stamp, scheme.window)
     expected = _hex(secret.encode(), b"v0:" + stamp.encode() + b":" + body)
     _compare(headers.get("x-slack-signature", "").removeprefix("v0="), expected)
     # Slack resends a delivery that got no timely response, with the same signature.
     return expected
 
 
-def _stripe(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _stripe(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
     pairs = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
     stamp = next((value for name, _, value in pairs if name.strip() == "t"), "")
-    _check_age(stamp, how.window)
+    _check_age(stamp, scheme.window)
     expected = _hex(secret.encode(), stamp.encode() + b"." + body)
-    given = [value for name, _, value in pairs if name.strip() == "v1"]
-    if not any([hmac.compare_digest(one.encode(), expected.encode()) for one in given]):
-        raise _unsigned()
+    signatures = [value for name, _, value in pairs if name.strip() == "v1"]
+    if not any([hmac.compare_digest(one.encode(), expected.encode()) for one in signatures]):
+        raise _invalid_signature()
     return expected
 
 
-def _standard(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+def _standard(
+    scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str
+) -> str | None:
     id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-    _check_age(stamp, how.window)
+    _check_age(stamp, scheme.window)
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except ValueError:
         raise Unauthorized("the secret of this webhook is not base64.") from None
     signed = f"{id}.{stamp}.".encode() + body
     expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest())
-    given = [one.partition(",")[2] for one in headers.get("webhook-signature", "").split(" ")]
-    if not any([hmac.compare_digest(one.encode(), expected) for one in given]):
-        raise _unsigned()
+    signatures = [one.partition(",")[2] for one in headers.get("webhook-signature", "").split(" ")]
+    if not any([hmac.compare_digest(one.encode(), expected) for one in signatures]):
+        raise _invalid_signature()
     return id or None
 
 
-def _hmac(how: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
-    given = headers.get(how.header, "").removeprefix(f"{how.algorithm}=")
-    _compare(given, _hex(secret.encode(), body, how.algorithm))
+def _hmac(scheme: Signature, headers: Mapping[str, str], body: bytes, secret: str) -> str | None:
+    signature = headers.get(scheme.header, "").removeprefix(f"{scheme.algorithm}=")
+    _compare(signature, _hex(secret.encode(), body, scheme.algorithm))
     return None
 
 
@@ -154,9 +154,9 @@ def _hex(key: bytes, body: bytes, algorithm: str = "sha256") -> str:
     return hmac.new(key, body, algorithm).hexdigest()
 
 
-def _compare(given: str, expected: str) -> None:
-    if not hmac.compare_digest(given.lower().encode(), expected.encode()):
-        raise _unsigned()
+def _compare(signature: str, expected: str) -> None:
+    if not hmac.compare_digest(signature.lower().encode(), expected.encode()):
+        raise _invalid_signature()
 
 
 def _check_age(stamp: str, window: float) -> None:
@@ -167,7 +167,7 @@ def _check_age(stamp: str, window: float) -> None:
         )
 
 
-def _unsigned() -> Unauthorized:
+def _invalid_signature() -> Unauthorized:
     return Unauthorized(
         "this webhook has no valid signature.",
         hint="Check that sender and app have the same secret.",

@@ -92,8 +92,8 @@ COMMANDS = {
 }
 
 
-class CommandGroup(TyperGroup):
-    """Top-level group, which imports commands on demand and lists them by intent."""
+class LazyGroup(TyperGroup):
+    """Group of all commands, which imports each on demand and lists them by intent."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
@@ -159,7 +159,7 @@ class TrailingCommand(TyperCommand):
 
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=LazyGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,

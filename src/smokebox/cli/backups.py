@@ -6,24 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smokebox.cli.options import AsJson, Id, parse_duration
+from smokebox.cli.options import AsJson, Id, parse_duration, subcommands
 from smokebox.cli.output import format_age, format_size, print_json, print_table
 from smokebox.cli.remote import find_sandbox, run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
 
-backup = typer.Typer(
-    help="Back up directories of sandboxes, and restore them.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-)
+backup = subcommands("Back up directories of sandboxes, and restore them.")
 
 Name = Annotated[str, typer.Argument(metavar="BACKUP", help="Backup ID.")]
 Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", "-t", metavar="SECONDS", min=0.001, help="Cancel after this."),
+    typer.Option("--timeout", "-t", metavar="SECONDS", min=0.001, help="Cancel after this time."),
 ]
 
 
@@ -35,7 +30,7 @@ def create(
     ] = "/workspace",
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name for listings.")] = None,
     ttl: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Remove it after this: 12h, 30d.")
+        str | None, typer.Option(metavar="TIME", help="Remove it after this time: 12h, 30d.")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Exclude these files. Repeatable.")

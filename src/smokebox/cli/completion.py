@@ -1,4 +1,4 @@
-"""`smokebox completion`: typer's completion scripts, and the ids they ask the server for."""
+"""`smokebox completion`: typer's completion scripts, and ids of the server that they offer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from smokebox.client.client import Client
 
-# A person waits for the answer; a slow server offers nothing.
+# The user waits for it; a slow server offers nothing.
 _SECONDS = 1.0
 
 
@@ -22,6 +22,8 @@ def completion(
     """Print the completion script of a shell.
 
     In ~/.bashrc: eval "$(smokebox completion bash)"
+
+    In ~/.zshrc, after compinit: eval "$(smokebox completion zsh)"
 
     In ~/.config/fish/config.fish: smokebox completion fish | source
     """
@@ -47,26 +49,26 @@ def complete_processes(ctx: typer.Context) -> list[tuple[str, str]]:
     """Offer the ids of processes in the sandbox that the command line names."""
     id = ctx.params.get("id")
 
-    async def ask(client: Client) -> list[tuple[str, str]]:
+    async def processes(client: Client) -> list[tuple[str, str]]:
         sandbox = client.sandbox(str(id))
         if await sandbox.info() is None:
             return []
         return [(process.id, process.command) for process in await sandbox.list_processes()]
 
-    return _ask_server(ask) if id else []
+    return _request(processes) if id else []
 
 
 def _sandboxes() -> list[tuple[str, str]]:
-    async def ask(client: Client) -> list[tuple[str, str]]:
+    async def sandboxes(client: Client) -> list[tuple[str, str]]:
         return [(info.id, info.status) for info in await client.list()]
 
-    return _ask_server(ask)
+    return _request(sandboxes)
 
 
-def _ask_server(
-    ask: Callable[[Client], Coroutine[Any, Any, list[tuple[str, str]]]],
+def _request(
+    work: Callable[[Client], Coroutine[Any, Any, list[tuple[str, str]]]],
 ) -> list[tuple[str, str]]:
-    """Ask the running server; without one, or where it fails, offer nothing."""
+    """Call `work` with a client of the running server; return nothing without one or on error."""
     import asyncio
 
     from smokebox.client.background import find
@@ -79,7 +81,7 @@ def _ask_server(
 
     async def main() -> list[tuple[str, str]]:
         async with asyncio.timeout(_SECONDS), connect() as client:
-            return await ask(client)
+            return await work(client)
 
     try:
         return asyncio.run(main())

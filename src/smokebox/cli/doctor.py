@@ -198,10 +198,10 @@ def _namespaces() -> Check:
     import subprocess
 
     command = [sys.executable, "-I", "-S", "-c", _UNSHARE]
-    made = subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+    allowed = subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
     return _kernel(
         "user namespaces",
-        lambda: made,
+        lambda: allowed,
         "allowed",
         "not allowed for this user",
         "sysctl -w user.max_user_namespaces=15000 kernel.apparmor_restrict_unprivileged_userns=0",

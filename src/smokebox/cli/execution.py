@@ -142,7 +142,7 @@ def code(
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", "-t", metavar="SECONDS", help="Interrupt after this (exit code 124)."
+            "--timeout", "-t", metavar="SECONDS", help="Interrupt after this time (exit code 124)."
         ),
     ] = None,
     create: Create = False,
@@ -151,7 +151,7 @@ def code(
     """Run code in a sandbox; variables are kept for the next run.
 
     Prints output and results as they come. Exits with 1 if the code raises. Ctrl-C
-    interrupts it. For example: smokebox code box -c '6 * 7'
+    interrupts it. For example: smokebox code mine -c '6 * 7'
     """
     text = _read_code(file, command)
     chosen: str | None = language
@@ -191,7 +191,7 @@ def _read_code(file: Path | None, command: str | None) -> str:
 
 
 async def _print_execution(running: CodeStream, *, as_json: bool) -> int:
-    """Print what code writes and returns, or all of it as JSON at the end.
+    """Print output and results of code, or all of it as JSON at the end.
 
     Returns the exit code. Cancelling interrupts the code.
     """

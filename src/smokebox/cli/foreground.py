@@ -1,8 +1,7 @@
-"""A server in the foreground: runs until a signal, and demonstrates itself in a terminal."""
+"""Server in the foreground: runs until a signal, with a demonstration in a terminal."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import shutil
@@ -17,12 +16,13 @@ import uvloop
 from smokebox import __version__
 from smokebox.agents.agent import create_agent
 from smokebox.agents.harness import init
-from smokebox.cli.agents.views import TerminalView
+from smokebox.cli.agents.views import TextView
 from smokebox.cli.output import report
 from smokebox.client.bindings import bucket_binding
 from smokebox.client.client import connect
 from smokebox.errors import Conflict, InvalidOption, SmokeboxError
 from smokebox.foundation.endpoint import default_home
+from smokebox.foundation.tasks import run_until_first
 from smokebox.project import load_config
 from smokebox.sandbox.access import with_environment
 from smokebox.server import request_log
@@ -84,7 +84,7 @@ def run(settings: ServerSettings, *, show: bool) -> None:
         where = socket if server.url is None else f"{server.url} and {socket}"
         typer.echo(f"smokebox {__version__} serves {where}")
         if show:
-            await _welcome_unless_stopped(server)
+            await run_until_first(_welcome(server), server.state.drain.started.wait())
 
     request_log.configure(json=settings.log_json, level="warning" if show else "info")
     try:
@@ -114,20 +114,6 @@ def offered_buckets(folder: str) -> dict[str, OfferedBucket]:
         )
         for name, one in ((name, bucket_binding(config, name)) for name in config.buckets)
     }
-
-
-async def _welcome_unless_stopped(server: RunningServer) -> None:
-    """Run the demonstration, and cancel it when the server is stopped."""
-    demonstration = asyncio.create_task(_welcome(server))
-    stop = asyncio.create_task(server.state.drain.started.wait())
-    try:
-        await asyncio.wait((demonstration, stop), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        demonstration.cancel()
-        stop.cancel()
-        await asyncio.wait((demonstration, stop))
-    if not demonstration.cancelled():
-        demonstration.result()
 
 
 async def _welcome(server: RunningServer) -> None:
@@ -162,7 +148,7 @@ async def _run_agent(sandbox: SandboxApi) -> str:
         _write_answer,
         "Done: the answer is in answer.md.\n",
     )
-    view = TerminalView()
+    view = TextView()
     agent = create_agent(name="demo", model=model, sandbox=sandbox, persist=False)
     async with init(agent) as harness:
         await harness.fs.write_file("orders.csv", _ORDERS)

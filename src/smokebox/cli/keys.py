@@ -6,24 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smokebox.cli.options import AsJson, parse_duration
+from smokebox.cli.options import AsJson, parse_duration, subcommands
 from smokebox.cli.output import format_age, print_json, print_table
 from smokebox.cli.remote import run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
 
-keys = typer.Typer(
-    help="Create, list and revoke API keys.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-)
+keys = subcommands("Create, list and revoke API keys.")
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Option(metavar="NAME", help="Who or what uses the key.")],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the user or program that uses the key.")
+    ],
     prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Limit the key to sandbox IDs with this prefix.")
     ] = "",
@@ -31,7 +28,7 @@ def create(
         bool, typer.Option("--admin", help="Allow managing keys and stopping the server.")
     ] = False,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Expire after this: 12h, 30d.")
+        str | None, typer.Option(metavar="TIME", help="Expire after this time: 12h, 30d.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smokebox.cli.options import AsJson, Id  # noqa: TC001
+from smokebox.cli.output import print_json
+from smokebox.cli.remote import find_sandbox, run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
@@ -42,7 +44,6 @@ def net(
     Does not wake it. A host is a name, an address, or a glob such as '*.example.com'. Changes
     override the settings of the sandbox until they are changed again.
     """
-    from smokebox.cli.remote import find_sandbox, run_with_client
 
     async def work(client: Client) -> None:
         sandbox = await find_sandbox(client, id)
@@ -70,15 +71,11 @@ async def _change(
 
 
 async def _print_policy(sandbox: Sandbox) -> None:
-    from smokebox.cli.output import print_json
-
     policy = await sandbox.get_egress()
     print_json({one.name: getattr(policy, one.name) for one in fields(policy) if one.init})
 
 
 async def _print_log(sandbox: Sandbox, *, as_json: bool) -> None:
-    from smokebox.cli.output import print_json
-
     events: list[NetworkEvent] = []
     while more := await sandbox.network_log(after=events[-1].cursor if events else 0, limit=1000):
         events += more
@@ -86,26 +83,26 @@ async def _print_log(sandbox: Sandbox, *, as_json: bool) -> None:
         print_json(events)
         return
     for event in events:
-        typer.echo(line_of(event))
+        typer.echo(format_event(event))
 
 
 async def _follow(sandbox: Sandbox, *, as_json: bool) -> None:
     import msgspec
 
     async for event in sandbox.follow_network_log():
-        typer.echo(msgspec.json.encode(event).decode() if as_json else line_of(event))
+        typer.echo(msgspec.json.encode(event).decode() if as_json else format_event(event))
 
 
-def line_of(event: NetworkEvent) -> str:
+def format_event(event: NetworkEvent) -> str:
     """Format an event as one line: time, verdict, request and rule."""
     port = "" if event.port == _DEFAULT_PORTS.get(event.protocol) else f":{event.port}"
     host = f"[{event.host}]" if ":" in event.host else event.host
-    asked = f"{event.protocol}://{host}{port}{event.path or ''}"
+    request = f"{event.protocol}://{host}{port}{event.path or ''}"
     parts = [
         time.strftime("%H:%M:%S", time.localtime(event.at)),
         f"{event.verdict:<9}",
         *([event.method] if event.method else []),
-        asked,
+        request,
         *([str(event.status)] if event.status is not None else []),
         f"{event.sent}/{event.received}",
         f"[{event.rule}]",

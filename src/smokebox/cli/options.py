@@ -31,7 +31,10 @@ Command = Annotated[
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", "-t", metavar="SECONDS", help="Kill the command after this (exit code 124)."
+        "--timeout",
+        "-t",
+        metavar="SECONDS",
+        help="Kill the command after this time (exit code 124).",
     ),
 ]
 Stdin = Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input to the command.")]
@@ -70,6 +73,11 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
+def subcommands(help: str) -> typer.Typer:
+    """Return a group of subcommands."""
+    return typer.Typer(help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
 def settings_of(
     *,
     image: str | None = None,
@@ -84,7 +92,7 @@ def settings_of(
     user: str | None = None,
     egress: list[str] | None = None,
 ) -> SandboxSettings:
-    """Convert options of the command line to the SDK's settings."""
+    """Convert options of the command line to settings of the SDK."""
     from smokebox.client.settings import SandboxSettings
 
     return SandboxSettings(

@@ -82,6 +82,13 @@ def format_size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def format_value(value: object) -> str:
+    """Format a value of a listing, such as "yes" or "-" for None."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
 def format_pairs(values: dict[str, str]) -> str:
     """Format names and values as options take them."""
     return ",".join(f"{name}={value}" for name, value in sorted(values.items()))

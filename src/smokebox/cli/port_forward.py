@@ -1,4 +1,4 @@
-"""Local ports that lead to ports of a sandbox."""
+"""Forwarding of local ports to ports of a sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from smokebox.client.port_socket import carry
+from smokebox.client.port_socket import forward_socket
 from smokebox.errors import SmokeboxError
 from smokebox.foundation.endpoint import listen
 
@@ -46,7 +46,7 @@ async def _forward(connection: socket.socket, sandbox: Sandbox, port: int) -> No
     with connection:
         connection.setblocking(False)
         try:
-            await carry(sandbox._connection, port, connection)
+            await forward_socket(sandbox._connection, port, connection)
         except (SmokeboxError, OSError) as error:
             typer.echo(f"smokebox: {error}", err=True)
 

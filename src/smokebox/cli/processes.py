@@ -30,7 +30,7 @@ def start(
     user: User = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", "-t", metavar="SECONDS", help="Kill the process after this."),
+        typer.Option("--timeout", "-t", metavar="SECONDS", help="Kill it after this time."),
     ] = None,
 ) -> int:
     """Start a background process and print its ID."""

@@ -34,22 +34,22 @@ def run_with_client(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -
     import asyncio
 
     from smokebox.client.client import connect
+    from smokebox.foundation.signals import handle_signals
 
     received: list[int] = []
     _announce_start()
 
     async def main() -> int:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
 
         def end(number: int) -> None:
             received.append(number)
             task.cancel()
 
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, end, number)
-        async with connect() as client:
-            return await work(client) or 0
+        with handle_signals((signal.SIGTERM, signal.SIGHUP), end):
+            async with connect() as client:
+                return await work(client) or 0
 
     try:
         with asyncio.Runner() as runner:
@@ -62,16 +62,20 @@ def run_with_client(work: Callable[[Client], Coroutine[Any, Any, int | None]]) -
 
 def _announce_start() -> None:
     """Print a notice if the client will start a server, which takes a moment."""
+    from smokebox.client.address import is_listening
     from smokebox.client.client import URL
-    from smokebox.client.place import listens
     from smokebox.foundation.endpoint import default_home, socket_path
 
-    if sys.stderr.isatty() and URL not in os.environ and not listens(socket_path(default_home())):
+    if (
+        sys.stderr.isatty()
+        and URL not in os.environ
+        and not is_listening(socket_path(default_home()))
+    ):
         notice("Starting a server in the background ...")
 
 
 async def sandbox_info(client: Client, id: str) -> SandboxInfo:
-    """Return the facts of a sandbox. Raises `NotFound` if it does not exist."""
+    """Return the state of a sandbox. Raises `NotFound` if it does not exist."""
     info = await client.sandbox(id).info()
     if info is None:
         raise NotFound(

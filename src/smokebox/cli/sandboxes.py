@@ -29,6 +29,7 @@ from smokebox.cli.output import (
     format_pairs,
     format_size,
     format_span,
+    format_value,
     print_fields,
     print_json,
     print_table,
@@ -148,13 +149,11 @@ def _format(name: str, value: object) -> str:
         if name == "limits":
             value = {one: _format_limit(one, limit) for one, limit in value.items()}
         return format_pairs(value) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, (int, float)) and name.endswith("_at"):
         return format_age(value)
     if isinstance(value, (int, float)) and name == "sleep_after":
         return format_span(value)
-    return "-" if value is None else str(value)
+    return format_value(value)
 
 
 def _format_limit(name: str, value: float | None) -> str:
@@ -268,5 +267,5 @@ def rm(
 
 
 def _confirm(ids: list[str]) -> bool:
-    what = ids[0] if len(ids) == 1 else f"{len(ids)} sandboxes"
-    return typer.confirm(f"Remove {what} and all files?", err=True)
+    target = ids[0] if len(ids) == 1 else f"{len(ids)} sandboxes"
+    return typer.confirm(f"Remove {target} and all files?", err=True)

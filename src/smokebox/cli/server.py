@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smokebox.cli.options import AsJson  # noqa: TC001
-from smokebox.cli.output import format_span, notice, print_fields, print_json
+from smokebox.cli.output import format_span, format_value, notice, print_fields, print_json
 from smokebox.cli.remote import run_with_client
 from smokebox.isolation import DEFAULT_TIER, Tier
 
@@ -176,7 +176,10 @@ def status(as_json: AsJson = False) -> int:
         if as_json:
             print_json({"running": True, **facts})
         else:
-            print_fields((name, _format(name, one)) for name, one in facts.items())
+            uptime = facts.get("uptime")
+            if isinstance(uptime, float):
+                facts["uptime"] = format_span(uptime)
+            print_fields((name, format_value(value)) for name, value in facts.items())
 
     return run_with_client(work)
 
@@ -197,14 +200,6 @@ def _background_server() -> dict[str, object] | None:
 
 
 async def _count(client: Client) -> dict[str, object]:
-    version, boxes = (await client.health()).version, await client.list()
-    active = sum(one.status == "active" for one in boxes)
-    return {"version": version, "sandboxes": len(boxes), "active": active}
-
-
-def _format(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name == "uptime" and isinstance(value, float):
-        return format_span(value)
-    return "-" if value is None else str(value)
+    version, sandboxes = (await client.health()).version, await client.list()
+    active = sum(one.status == "active" for one in sandboxes)
+    return {"version": version, "sandboxes": len(sandboxes), "active": active}

@@ -48,7 +48,7 @@ async def download(sandbox: Sandbox, source: str, target: str) -> None:
     info = await sandbox.stat(source)
     name = posixpath.basename(sandbox.resolve_path(source))
     if not (info.is_directory and _is_contents(source)):
-        target = _into(target, name)
+        target = _target_path(target, name)
     with progress(source) as update:
         await sandbox.download(source, target, progress=update)
 
@@ -60,12 +60,12 @@ def _existing(source: str) -> str:
     return path
 
 
-def _into(target: str, name: str) -> str:
+def _target_path(target: str, name: str) -> str:
     return os.path.join(target, name) if os.path.isdir(target) else target
 
 
 def _is_contents(source: str) -> bool:
-    """Return whether `folder/.` was written, for the contents of a directory."""
+    """Return whether the path is `folder/.`, for the contents of a directory."""
     return posixpath.basename(source) == "."
 
 
@@ -76,7 +76,7 @@ async def _is_directory(sandbox: Sandbox, path: str) -> bool:
 
 
 async def _stdin_chunks() -> AsyncGenerator[bytes, None]:
-    """Yield standard input as it comes."""
+    """Yield standard input as it arrives."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_READ_AHEAD)
 

@@ -1,1 +1,1 @@
-"""The SDK: Linux sandboxes by id, wherever their server is."""
+"""The SDK: Linux sandboxes by id, on a local or remote server."""

@@ -1,7 +1,7 @@
 """Client of an app: send messages to its agents and run its workflows, from any process.
 
 client = AgentClient("http://localhost:8000")
-answer = await client.ask("support", "user-42", "Where is my order?")
+reply = await client.ask("support", "user-42", "Where is my order?")
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from smokebox.client.answering import is_lost
-from smokebox.client.connection import Address
+from smokebox.client.address import Address
+from smokebox.client.http_client import is_connection_lost
 from smokebox.client.transport import Transport
 from smokebox.errors import DeadlineExceeded, InvalidOption, SandboxGone, ServiceUnavailable
 from smokebox.foundation.ids import new_global_id
@@ -79,11 +79,11 @@ class AgentClient:
             ServiceUnavailable: The app cannot be reached.
         """
         files = [
-            submissions.Attachment(name, b64encode(data).decode())
+            submissions.MessageAttachment(name, b64encode(data).decode())
             for name, data in (attachments or {}).items()
         ]
         path = f"{_path('agents', agent)}/{_quoted('id', id)}"
-        return await self._submit(path, submissions.MessageBody(message, files), key)
+        return await self._submit(path, submissions.SubmitMessage(message, files), key)
 
     async def ask(
         self,
@@ -148,7 +148,7 @@ class AgentClient:
             offset: Start after this offset, by default at the beginning.
             limit: Maximum number of events.
         """
-        response = await self._transport.ask(
+        response = await self._transport.request(
             submissions.Events,
             "GET",
             self._conversation(agent, id),
@@ -174,8 +174,10 @@ class AgentClient:
             The ids of the submissions that were aborted.
         """
         path = f"{self._conversation(agent, id)}/abort"
-        body = submissions.AbortBody(submission_id)
-        return (await self._transport.ask(submissions.Aborted, "POST", path, body=body)).aborted
+        body = submissions.AbortSubmission(submission_id)
+        return (
+            await self._transport.request(submissions.AbortedSubmissions, "POST", path, body=body)
+        ).aborted
 
     async def approve(self, agent: str, id: str, call_id: str) -> None:
         """Approve a pending tool call.
@@ -188,7 +190,7 @@ class AgentClient:
         Raises:
             NotFound: There is no such pending call.
         """
-        await self._decide(agent, id, call_id, submissions.ApprovalBody(True))
+        await self._decide(agent, id, call_id, submissions.DecideApproval(True))
 
     async def deny(self, agent: str, id: str, call_id: str, reason: str = "") -> None:
         """Deny a pending tool call.
@@ -202,20 +204,20 @@ class AgentClient:
         Raises:
             NotFound: There is no such pending call.
         """
-        await self._decide(agent, id, call_id, submissions.ApprovalBody(False, reason))
+        await self._decide(agent, id, call_id, submissions.DecideApproval(False, reason))
 
     async def conversations(self, agent: str) -> list[submissions.ConversationInfo]:
         """Return the conversations with an agent, most recently changed first."""
         path = _path("agents", agent)
-        return (await self._transport.ask(submissions.Conversations, "GET", path)).conversations
+        return (await self._transport.request(submissions.Conversations, "GET", path)).conversations
 
     async def delete(self, agent: str, id: str) -> None:
         """Delete a conversation and its records."""
-        await self._transport.ask(type(None), "DELETE", self._conversation(agent, id))
+        await self._transport.request(type(None), "DELETE", self._conversation(agent, id))
 
     async def index(self) -> submissions.Index:
         """Return the agents and workflows of the app."""
-        return await self._transport.ask(submissions.Index, "GET", "/agents")
+        return await self._transport.request(submissions.Index, "GET", "/agents")
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
@@ -229,16 +231,16 @@ class AgentClient:
 
     async def _submit(self, path: str, body: object, key: str | None) -> Submission:
         # With an idempotency key the request can be retried when no response came.
-        accepted = await self._transport.ask(
-            submissions.Accepted, "POST", path, body=body, repeat_key=key or new_global_id()
+        accepted = await self._transport.request(
+            submissions.Accepted, "POST", path, body=body, idempotency_key=key or new_global_id()
         )
         return Submission(self._transport, accepted.submission_id, target_id=accepted.id)
 
     async def _decide(
-        self, agent: str, id: str, call_id: str, body: submissions.ApprovalBody
+        self, agent: str, id: str, call_id: str, body: submissions.DecideApproval
     ) -> None:
         path = f"{self._conversation(agent, id)}/approvals/{_quoted('call_id', call_id)}"
-        await self._transport.ask(type(None), "POST", path, body=body)
+        await self._transport.request(type(None), "POST", path, body=body)
 
     def _conversation(self, agent: str, id: str) -> str:
         return f"{_path('agents', agent)}/{_quoted('id', id)}"
@@ -315,7 +317,7 @@ class Submission:
 
     async def info(self) -> submissions.Work:
         """Return the state of the work."""
-        return await self._transport.ask(submissions.Work, "GET", self._path)
+        return await self._transport.request(submissions.Work, "GET", self._path)
 
     async def wait(self, timeout: float | None = None) -> SubmissionResult:
         """Wait for the result. Waits through a restart of the app.
@@ -334,7 +336,9 @@ class Submission:
             remaining = _WAIT if deadline is None else min(_WAIT, deadline - time.monotonic())
             try:
                 query = {"wait": max(0.0, round(remaining, 3))}
-                work = await self._transport.ask(submissions.Work, "GET", self._path, query=query)
+                work = await self._transport.request(
+                    submissions.Work, "GET", self._path, query=query
+                )
                 outage.end()
             except (SandboxGone, ServiceUnavailable) as error:
                 await outage.wait(error)
@@ -361,10 +365,15 @@ class Submission:
         """Abort the work; return False if it had already ended."""
         work = await self.info()
         if work.kind == "agent":
-            path, body = f"/agents/{work.name}/{work.id}/abort", submissions.AbortBody(self.id)
+            path, body = (
+                f"/agents/{work.name}/{work.id}/abort",
+                submissions.AbortSubmission(self.id),
+            )
         else:
             path, body = f"/runs/{work.id}/abort", None
-        response = await self._transport.ask(submissions.Aborted, "POST", path, body=body)
+        response = await self._transport.request(
+            submissions.AbortedSubmissions, "POST", path, body=body
+        )
         return self.id in response.aborted
 
     @property
@@ -385,7 +394,7 @@ class _Outage:
     async def wait(self, error: Exception) -> None:
         """Pause before a retry, or raise the error if the outage lasts too long."""
         self._since = self._since or time.monotonic()
-        lost = isinstance(error, ServiceUnavailable) or is_lost(error)
+        lost = isinstance(error, ServiceUnavailable) or is_connection_lost(error)
         if not lost or time.monotonic() - self._since > OUTAGE_SECONDS:
             raise error
         await asyncio.sleep(_PAUSE)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from smokebox.client.place import short_path
+from smokebox.client.address import short_socket_path
 from smokebox.errors import DeadlineExceeded, ServiceUnavailable
 from smokebox.foundation.endpoint import default_home, log_path, socket_path
 from smokebox.wire import API
@@ -35,13 +35,13 @@ IDLE_EXIT = 900.0
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
-_ANSWER_SECONDS = 5.0
+_RESPONSE_SECONDS = 5.0
 _POLL = 0.02
 _LOG_LINES = 20
 _LOCK = "start.lock"
 _OWNER = "lock"
 _CREDENTIALS = "3i"
-_FORMER_SECONDS = 15.0
+_OWNER_SECONDS = 15.0
 # A shell in between makes the server an orphan, so that it leaves no zombie in this process.
 _DETACH = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 
@@ -60,9 +60,9 @@ class ServerStatus:
 
 
 def find(home: str | None = None) -> ServerStatus | None:
-    """Return the server of a state directory, by default the user's; None if none answers."""
-    place = home or default_home()
-    connection = _Connection(socket_path(place), _ANSWER_SECONDS)
+    """Return the server of a state directory, by default the user's; None if none responds."""
+    home = home or default_home()
+    connection = _Connection(socket_path(home), _RESPONSE_SECONDS)
     try:
         with contextlib.closing(connection):
             connection.request("GET", f"{API}/health")
@@ -70,9 +70,9 @@ def find(home: str | None = None) -> ServerStatus | None:
     except (OSError, http.client.HTTPException, msgspec.MsgspecError):
         return None
     return ServerStatus(
-        home=place,
-        socket=socket_path(place),
-        log=log_path(place),
+        home=home,
+        socket=socket_path(home),
+        log=log_path(home),
         version=health.version,
         draining=health.draining,
         pid=connection.peer,
@@ -92,13 +92,13 @@ def start(home: str | None = None, *, idle_exit: float | None = IDLE_EXIT) -> Se
     Raises:
         ServiceUnavailable: It cannot start. The message has the end of its log.
     """
-    place = home or default_home()
-    if (server := _ready(place)) is not None:
+    home = home or default_home()
+    if (server := _ready(home)) is not None:
         return server
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    with _start_lock(place):
-        server = _ready(place) or _await_former(place)
-        return server or _await(place, _spawn(place, idle_exit))
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    with _start_lock(home):
+        server = _ready(home) or _wait_for_owner(home)
+        return server or _wait_until_ready(home, _spawn(home, idle_exit))
 
 
 def stop(home: str | None = None, *, keep: bool = False, timeout: float = STOP_SECONDS) -> bool:
@@ -115,19 +115,19 @@ def stop(home: str | None = None, *, keep: bool = False, timeout: float = STOP_S
     Raises:
         DeadlineExceeded: It did not exit within `timeout` seconds.
     """
-    place = home or default_home()
-    server = find(place)
+    home = home or default_home()
+    server = find(home)
     if server is None:
         return False
-    accepted = _request_stop(place, keep=keep)
+    accepted = _request_stop(home, keep=keep)
     if not accepted and server.pid is not None:
         os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout
-    while find(place) is not None or _runs(server.pid):
+    while find(home) is not None or _is_running(server.pid):
         if time.monotonic() > deadline:
             raise DeadlineExceeded(
-                f"the server of {place} did not stop in {timeout:g} s.",
-                hint=f"See {log_path(place)}, or kill it: kill -9 {server.pid}.",
+                f"the server of {home} did not stop within {timeout:g} s.",
+                hint=f"See {log_path(home)}, or kill it: kill -9 {server.pid}.",
                 operation="stop",
                 timeout=timeout,
             )
@@ -157,21 +157,21 @@ def _start_lock(home: str) -> Iterator[None]:
         yield
 
 
-def _await_former(home: str) -> ServerStatus | None:
+def _wait_for_owner(home: str) -> ServerStatus | None:
     """Wait until the current owner of the state directory serves it or releases it.
 
     A server that shuts down closes its socket before all its sandboxes sleep. An owner that
     neither serves nor exits is reported by the next server.
     """
-    deadline = time.monotonic() + _FORMER_SECONDS
-    while _is_taken(home) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _OWNER_SECONDS
+    while _is_owned(home) and time.monotonic() < deadline:
         if (server := _ready(home)) is not None:
             return server
         time.sleep(_POLL)
     return None
 
 
-def _is_taken(home: str) -> bool:
+def _is_owned(home: str) -> bool:
     """Return whether an engine owns the state directory."""
     try:
         with open(os.path.join(home, _OWNER), "rb") as file:
@@ -198,10 +198,10 @@ def _spawn(home: str, idle_exit: float | None) -> int:
     return int(started.stdout)
 
 
-def _await(home: str, pid: int) -> ServerStatus:
+def _wait_until_ready(home: str, pid: int) -> ServerStatus:
     deadline = time.monotonic() + START_SECONDS
     while (server := _ready(home)) is None:
-        if not _runs(pid):
+        if not _is_running(pid):
             raise ServiceUnavailable(
                 f"the server of {home} exited during its start:\n{_last_lines(home)}",
                 hint=f"Its log is {log_path(home)}; `smokebox doctor` checks this machine.",
@@ -215,7 +215,7 @@ def _await(home: str, pid: int) -> ServerStatus:
 
 
 def _request_stop(home: str, *, keep: bool) -> bool:
-    connection = _Connection(socket_path(home), _ANSWER_SECONDS)
+    connection = _Connection(socket_path(home), _RESPONSE_SECONDS)
     body = msgspec.json.encode({"sandboxes": "keep" if keep else "sleep"})
     try:
         with contextlib.closing(connection):
@@ -228,7 +228,7 @@ def _request_stop(home: str, *, keep: bool) -> bool:
 
 def _too_slow(home: str) -> ServiceUnavailable:
     return ServiceUnavailable(
-        f"the server of {home} did not answer in {START_SECONDS:g} s:\n{_last_lines(home)}",
+        f"the server of {home} did not respond within {START_SECONDS:g} s:\n{_last_lines(home)}",
         hint=f"Its log is {log_path(home)}.",
         service="server",
     )
@@ -242,7 +242,7 @@ def _last_lines(home: str) -> str:
     return "(its log is empty)"
 
 
-def _runs(pid: int | None) -> bool:
+def _is_running(pid: int | None) -> bool:
     fields = _stat(pid)
     return fields is not None and fields[0] != "Z"
 
@@ -251,8 +251,8 @@ def _uptime(pid: int | None) -> float | None:
     fields = _stat(pid)
     if fields is None:
         return None
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def _stat(pid: int | None) -> list[str] | None:
@@ -276,7 +276,7 @@ class _Connection(http.client.HTTPConnection):
         """Connect, and read the credentials of the peer."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        with short_path(self._path) as path:
+        with short_socket_path(self._path) as path:
             self.sock.connect(path)
         size = struct.calcsize(_CREDENTIALS)
         credentials = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
+from smokebox.client.address import Address
 from smokebox.client.bindings import Binding
-from smokebox.client.connection import Address
 from smokebox.client.sandbox import Sandbox
-from smokebox.client.sandbox_connection import new_repeat_key
 from smokebox.client.server_resources import Backups, Keys
 from smokebox.client.settings import ParsedSettings, SandboxSettings, parse_settings, with_declared
 from smokebox.client.transport import Transport
 from smokebox.errors import InvalidOption
 from smokebox.foundation.endpoint import default_home, socket_path
+from smokebox.foundation.ids import new_global_id
 from smokebox.types import SandboxInfo
 from smokebox.wire import responses
 from smokebox.wire.requests import CreateSandbox
@@ -104,12 +104,17 @@ class Client:
             InvalidOption: A setting is unknown or invalid.
             ServiceUnavailable: The server cannot be reached.
         """
-        form, parsed = _resolve("create()", kind or Sandbox, settings)
+        cls, parsed = _resolve("create()", kind or Sandbox, settings)
         body = msgspec.convert(msgspec.to_builtins(parsed.settings), CreateSandbox)
-        info = await self._transport.ask(
-            SandboxInfo, "POST", "/sandboxes", body=body, timeout=None, repeat_key=new_repeat_key()
+        info = await self._transport.request(
+            SandboxInfo,
+            "POST",
+            "/sandboxes",
+            body=body,
+            idempotency_key=new_global_id(),
+            timeout=None,
         )
-        sandbox = form(info.id, self._transport, parsed.settings, parsed.handlers)
+        sandbox = cls(info.id, self._transport, parsed.settings, parsed.handlers)
         sandbox._connection.set_created(info)
         sandbox._destroy_on_close = True
         return sandbox
@@ -133,7 +138,9 @@ class Client:
             "prefix": prefix,
             "label": [f"{name}={value}" for name, value in (labels or {}).items()],
         }
-        response = await self._transport.ask(responses.Sandboxes, "GET", "/sandboxes", query=query)
+        response = await self._transport.request(
+            responses.Sandboxes, "GET", "/sandboxes", query=query
+        )
         return response.sandboxes
 
     async def health(self) -> responses.Health:
@@ -142,7 +149,7 @@ class Client:
         Raises:
             ServiceUnavailable: It cannot be reached.
         """
-        return await self._transport.ask(responses.Health, "GET", "/health")
+        return await self._transport.request(responses.Health, "GET", "/health")
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. They also close when the loop ends."""
@@ -160,14 +167,14 @@ class Client:
     def _sandbox(self, kind: object, id: str | None, settings: Mapping[str, object]) -> Sandbox:
         if isinstance(kind, str) and id is None:
             return self._sandbox(Sandbox, kind, settings)
-        form, parsed = _resolve("get_sandbox()", kind, settings)
+        cls, parsed = _resolve("get_sandbox()", kind, settings)
         if id is None:
             raise InvalidOption(
                 "get_sandbox() needs an id after the class or binding.",
                 hint='Pass get_sandbox(Kind, "id").',
                 option="id",
             )
-        return form(id, self._transport, parsed.settings, parsed.handlers)
+        return cls(id, self._transport, parsed.settings, parsed.handlers)
 
 
 def connect(url: str | None = None, api_key: str | None = None) -> Client:
@@ -245,21 +252,20 @@ _defaults: dict[tuple[str | None, str | None, str], Client] = {}
 
 
 def _local(home: str) -> Client:
-    async def revive() -> None:
+    async def start_server() -> None:
         # Rarely needed, and slow to import.
         from smokebox.client import background
 
         await asyncio.to_thread(background.start, home)
 
-    return Client(
-        Transport(Address(base="http://localhost", socket=socket_path(home)), revive=revive)
-    )
+    address = Address(base="http://localhost", socket=socket_path(home))
+    return Client(Transport(address, start_server=start_server))
 
 
 def _resolve(
     where: str, kind: object, options: Mapping[str, object]
 ) -> tuple[type[Sandbox], ParsedSettings]:
-    """Return the class of a handle, and the settings of `kind` overridden by `settings`."""
+    """Return the class of a handle, and the settings of `kind` overridden by `options`."""
     if isinstance(kind, Binding):
         return Sandbox, parse_settings(where, options).over(ParsedSettings(settings=kind.settings))
     if isinstance(kind, type) and issubclass(kind, Sandbox):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from smokebox import wire
-from smokebox.client.answering import Refused
+from smokebox.client.http_client import WebSocketRefused
 from smokebox.errors import InvalidOption, ServiceUnavailable
 from smokebox.wire.codec import decode
 from smokebox.wire.failure import Failure, error_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from websockets.asyncio.client import ClientConnection
 
+    from smokebox.client.http_client import ApiWebSocket
     from smokebox.client.sandbox_connection import SandboxConnection
-    from smokebox.client.socket import Socket
 
 _CHUNK = min(1 << 16, LARGEST_FRAME)
 _OPEN_SECONDS = 30.0
@@ -139,7 +139,7 @@ async def open_websocket(
         return WebSocket(inner, stack.pop_all())
 
 
-async def carry(connection: SandboxConnection, port: int, sock: socket.socket) -> None:
+async def forward_socket(connection: SandboxConnection, port: int, sock: socket.socket) -> None:
     """Copy between a socket and a port of a sandbox until either side ends.
 
     Raises:
@@ -147,9 +147,9 @@ async def carry(connection: SandboxConnection, port: int, sock: socket.socket) -
     """
     path = f"/ports/{port}/connection"
     try:
-        async with connection.socket(path, heartbeat=wire.SILENCE / 2) as line:
-            await _copy_both_ways(line, sock)
-    except Refused as error:
+        async with connection.websocket(path, heartbeat=wire.SILENCE / 2) as websocket:
+            await _copy_both_ways(websocket, sock)
+    except WebSocketRefused as error:
         # The refusal of a WebSocket has no body: a plain request raises the reason.
         await connection.request(msgspec.Raw, "GET", "/ports")
         raise ServiceUnavailable(
@@ -167,7 +167,7 @@ async def tunnel(
     near, far = socket.socketpair()
     near.setblocking(False)
     far.setblocking(False)
-    copying = asyncio.create_task(carry(connection, port, far))
+    copying = asyncio.create_task(forward_socket(connection, port, far))
     copying.add_done_callback(lambda _: far.close())
     try:
         yield near, copying
@@ -179,10 +179,10 @@ async def tunnel(
             copying.exception()
 
 
-async def _copy_both_ways(line: Socket, sock: socket.socket) -> None:
-    sending = asyncio.create_task(_send(line, sock))
+async def _copy_both_ways(websocket: ApiWebSocket, sock: socket.socket) -> None:
+    sending = asyncio.create_task(_send(websocket, sock))
     try:
-        await _receive(line, sock)
+        await _receive(websocket, sock)
     finally:
         sending.cancel()
         await asyncio.wait([sending])
@@ -190,21 +190,21 @@ async def _copy_both_ways(line: Socket, sock: socket.socket) -> None:
             sending.exception()
 
 
-async def _send(line: Socket, sock: socket.socket) -> None:
+async def _send(websocket: ApiWebSocket, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     try:
         while data := await loop.sock_recv(sock, _CHUNK):
-            await line.send(data)
+            await websocket.send(data)
     except OSError:
-        # The local side broke off: break off the remote side too.
-        await line.aclose()
+        # The local side was reset: close the remote side too.
+        await websocket.aclose()
         return
-    await line.send(_END)
+    await websocket.send(_END)
 
 
-async def _receive(line: Socket, sock: socket.socket) -> None:
+async def _receive(websocket: ApiWebSocket, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    async for message in line:
+    async for message in websocket:
         if isinstance(message, bytes):
             try:
                 await loop.sock_sendall(sock, message)

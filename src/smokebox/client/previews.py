@@ -8,11 +8,12 @@ async def app(scope, receive, send):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from smokebox.client.answering import Unconnected
 from smokebox.client.client import default_client
+from smokebox.client.http_client import ConnectFailed
 from smokebox.foundation.http1.client import ClientRequest, RequestBodyFailed
 from smokebox.foundation.http1.head import (
     MalformedMessage,
@@ -20,6 +21,7 @@ from smokebox.foundation.http1.head import (
     has_no_body,
     write_request,
 )
+from smokebox.foundation.tasks import run_until_first
 from smokebox.wire.preview import parse_label
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from smokebox.client.client import Client
     from smokebox.client.http_client import HttpClient
     from smokebox.foundation.http1.head import Fields, Framing
-    from smokebox.wire.preview import Target
+    from smokebox.wire.preview import PreviewTarget
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
@@ -39,30 +41,16 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10.0
 _NOT_SENT = frozenset(
-    (
-        b"host",
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"forwarded",
-        b"proxy-authorization",
-        b"sec-websocket-extensions",
-        b"sec-websocket-key",
-        b"sec-websocket-protocol",
-        b"sec-websocket-version",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-proto",
-    )
+    b"host connection content-length expect forwarded proxy-authorization sec-websocket-extensions "
+    b"sec-websocket-key sec-websocket-protocol sec-websocket-version transfer-encoding upgrade "
+    b"x-forwarded-for x-forwarded-host x-forwarded-proto".split()
 )
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 _BAD_GATEWAY = b"the sandbox server does not respond\n"
 _BAD_TARGET = b"the request target must begin with a slash\n"
 _BAD_HEADER = b"the request has an invalid header\n"
 # The limit of uvicorn in the other direction.
-_LONGEST_MESSAGE = 1 << 24
+_MAX_MESSAGE = 1 << 24
 
 
 def proxy_to_sandbox(scope: MutableMapping[str, Any], client: Client | None = None) -> App | None:
@@ -86,7 +74,7 @@ def proxy_to_sandbox(scope: MutableMapping[str, Any], client: Client | None = No
 class _Proxy:
     """Forwards one request to the server of a client."""
 
-    def __init__(self, client: Client, target: Target, host: str) -> None:
+    def __init__(self, client: Client, target: PreviewTarget, host: str) -> None:
         self._client = client
         self._target = target
         self._host = host
@@ -120,7 +108,7 @@ class _Proxy:
         fields.append(("x-forwarded-proto", {"ws": "http", "wss": "https"}.get(scheme, scheme)))
         if client := scope.get("client"):
             fields.append(("x-forwarded-for", client[0]))
-        if key := self._client._transport.connections.authorization:
+        if key := self._client._transport.http_clients.authorization:
             fields.append(("proxy-authorization", key))
         return fields
 
@@ -149,22 +137,12 @@ class _Proxy:
             body=b"" if framing is None else body.pieces(),
             framing=framing or 0,
         )
-        http = (await self._client._transport.connections.pool()).http
-        tasks = [
-            asyncio.create_task(_respond_with(http, request, send)),
-            asyncio.create_task(body.disconnected()),
-        ]
+        http = await self._client._transport.http_clients.current()
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                tasks[0].result()
-        except (Unconnected, OSError, MalformedMessage, RequestBodyFailed):
-            # If the response has begun, the ASGI server refuses this and closes the connection.
+            await run_until_first(_respond_with(http, request, send), body.disconnected())
+        except (ConnectFailed, OSError, MalformedMessage, RequestBodyFailed):
+            # If the response has started, the ASGI server refuses this and closes the connection.
             await _respond(send, 502, _BAD_GATEWAY)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     async def _relay_socket(
         self,
@@ -175,10 +153,10 @@ class _Proxy:
         send: Send,
     ) -> None:
         from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidHandshake, InvalidURI
+        from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
         await receive()
-        route = (await self._client._transport.connections.pool()).route()
+        route = (await self._client._transport.http_clients.current()).connect_options()
         if route.get("ssl") is not None:
             route["server_hostname"] = route["host"]
         scheme = "ws" if route.get("ssl") is None else "wss"
@@ -190,7 +168,7 @@ class _Proxy:
                 user_agent_header=None,
                 compression=None,
                 proxy=None,
-                max_size=_LONGEST_MESSAGE,
+                max_size=_MAX_MESSAGE,
                 open_timeout=_CONNECT_SECONDS,
                 ping_interval=None,
                 **route,
@@ -201,16 +179,8 @@ class _Proxy:
             return
         async with socket:
             await send({"type": "websocket.accept", "subprotocol": socket.subprotocol})
-            tasks = [
-                asyncio.create_task(_to_client(socket, send)),
-                asyncio.create_task(_to_server(socket, receive)),
-            ]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+            with contextlib.suppress(ConnectionClosed, OSError):
+                await run_until_first(_to_client(socket, send), _to_server(socket, receive))
 
 
 class _Body:

@@ -199,8 +199,8 @@ class Process:
             data: Text, written as UTF-8, or bytes.
         """
         content = encode_option("data", data)
-        await self._connection.upload(
-            type(None), "POST", f"{self._path}/stdin", content, repeatable=False
+        await self._connection.request(
+            type(None), "POST", f"{self._path}/stdin", data=content, retry=False, timeout=None
         )
 
     async def close_stdin(self) -> None:

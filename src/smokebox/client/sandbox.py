@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from smokebox.client.network import SandboxNetwork
 from smokebox.client.sandbox_commands import SandboxCommands
 from smokebox.client.sandbox_connection import SandboxConnection
 from smokebox.client.sandbox_files import SandboxFiles
+from smokebox.client.sandbox_network import SandboxNetwork
 from smokebox.client.sandbox_storage import SandboxStorage
 from smokebox.client.settings import (
     ParsedSettings,
@@ -88,7 +88,9 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxNetwork):
     async def info(self) -> SandboxInfo | None:
         """Return its state without waking or creating it; None if it does not exist."""
         try:
-            return await self._connection.transport.ask(SandboxInfo, "GET", self._connection.root)
+            return await self._connection.transport.request(
+                SandboxInfo, "GET", self._connection.root
+            )
         except NotFound:
             return None
 
@@ -135,7 +137,7 @@ class Sandbox(SandboxCommands, SandboxFiles, SandboxStorage, SandboxNetwork):
         await self._connection.destroy()
 
     async def aclose(self) -> None:
-        """Release the handle; a sandbox made by `create` is destroyed, others live on.
+        """Close the handle. A sandbox made by `create` is destroyed, others are kept.
 
         Handlers that are functions of this process are disconnected.
         """

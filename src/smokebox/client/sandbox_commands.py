@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from smokebox.client.answering import lost
+from smokebox.client.http_client import connection_lost
 from smokebox.client.process import Process
-from smokebox.client.sandbox_connection import new_repeat_key, path_segment
+from smokebox.client.sandbox_connection import path_segment
 from smokebox.client.shell_session import ShellSession
 from smokebox.client.terminal import Terminal
-from smokebox.foundation.ids import new_id
+from smokebox.foundation.ids import new_global_id, new_id
 from smokebox.limits import limits_to_json
 from smokebox.options import check_command, check_env, check_timeout
 from smokebox.runtime.stream import ExecStream
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from smokebox.limits import ProcessLimits
     from smokebox.sandbox.code import CodeEvent
 
-# A server takes bodies of 16 MiB, and JSON makes more of bytes and of control characters.
-_LONGEST_STDIN = 2 << 20
+# The server accepts bodies of 16 MiB, and JSON lengthens bytes and control characters.
+_MAX_STDIN = 2 << 20
 _CODE_EVENTS: dict[str, type[CodeEvent]] = {
     "output": OutputChunk,
     "result": CodeResult,
@@ -155,7 +155,7 @@ class SandboxCommands:
         """
         body = requests.CreateSession(id=id, cwd=cwd, env=check_env(env) or None, user=user)
         info = await self._connection.request(
-            SessionInfo, "POST", "/sessions", body=body, repeat_key=new_repeat_key()
+            SessionInfo, "POST", "/sessions", body=body, idempotency_key=new_global_id()
         )
         return ShellSession(self, info)
 
@@ -225,7 +225,7 @@ class SandboxCommands:
             "/processes",
             body=body,
             timeout=None,
-            repeat_key=new_repeat_key(),
+            idempotency_key=new_global_id(),
         )
         return Process(self._connection, info)
 
@@ -324,7 +324,7 @@ class SandboxCommands:
             "/terminals",
             body=body,
             timeout=None,
-            repeat_key=new_repeat_key(),
+            idempotency_key=new_global_id(),
         )
         return Terminal(self._connection, info)
 
@@ -375,7 +375,7 @@ class SandboxCommands:
             "/code/contexts",
             body=body,
             timeout=None,
-            repeat_key=new_repeat_key(),
+            idempotency_key=new_global_id(),
         )
 
     async def run_code(
@@ -445,7 +445,7 @@ class SandboxCommands:
                         yield decode(ExecResult, event.data)
                         return
                     yield decode(OutputChunk, event.data)
-        raise lost("exec/stream")
+        raise connection_lost("POST /exec/stream")
 
     async def _code_events(
         self, body: requests.RunCode
@@ -457,7 +457,7 @@ class SandboxCommands:
                     yield decode(CodeExecution, event.data)
                     return
                 yield decode(_CODE_EVENTS[event.name], event.data)
-        raise lost("code/stream")
+        raise connection_lost("POST /code/stream")
 
     @contextlib.asynccontextmanager
     async def _long_stdin(self, body: requests.Exec) -> AsyncIterator[None]:
@@ -466,7 +466,7 @@ class SandboxCommands:
         A command of a session cannot be wrapped: `exec <file` would outlast it.
         """
         stdin = body.stdin or body.stdin_base64 or b""
-        if len(stdin) <= _LONGEST_STDIN or body.session is not None:
+        if len(stdin) <= _MAX_STDIN or body.session is not None:
             yield
             return
         data = stdin.encode() if isinstance(stdin, str) else stdin
@@ -477,7 +477,9 @@ class SandboxCommands:
         else:
             body.command = ["sh", "-c", 'exec "$@" <"$0"', query["path"], *body.command]
         try:
-            await self._connection.upload(responses.Written, "PUT", "/files", data, query=query)
+            await self._connection.request(
+                responses.Written, "PUT", "/files", query=query, data=data, timeout=None
+            )
             yield
         finally:
             await self._connection.request(

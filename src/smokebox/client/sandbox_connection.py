@@ -8,11 +8,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from smokebox.client.answering import is_lost
-from smokebox.client.handlers import HandlerChannel
+from smokebox.client.handler_channel import HandlerChannel
+from smokebox.client.http_client import is_connection_lost
 from smokebox.client.transport import REQUEST_SECONDS
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, ServiceUnavailable
-from smokebox.foundation.ids import new_global_id
 from smokebox.foundation.paths import resolve
 from smokebox.types import SandboxInfo
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from smokebox.client.socket import Socket
+    from smokebox.client.http_client import ApiWebSocket
     from smokebox.client.transport import Transport
     from smokebox.egress.handler import Handler
     from smokebox.foundation.sse import Event
@@ -32,11 +31,11 @@ T = TypeVar("T")
 DEFAULT_CWD = "/workspace"
 _RESUME_ATTEMPTS = 8
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
 class SandboxConnection:
-    """One sandbox on one server: it is created before the first request, and again after a destroy.
+    """One sandbox on one server, created before the first request, and again after a destroy.
 
     `channel` serves the egress handlers that are functions of this process. May be used by
     several threads and event loops.
@@ -61,60 +60,40 @@ class SandboxConnection:
 
     async def request(
         self,
-        response: type[T],
+        kind: type[T],
         method: str,
         path: str,
         *,
+        query: Mapping[str, Any] | None = None,
         body: msgspec.Struct | None = None,
-        query: Mapping[str, Any] | None = None,
+        data: bytes | AsyncIterable[bytes] | None = None,
+        idempotency_key: str | None = None,
+        retry: bool = True,
         timeout: float | None = REQUEST_SECONDS,
-        repeat_key: str | None = None,
     ) -> T:
-        """Send a request below the sandbox's path and decode the response as `response`."""
-
-        async def send() -> T:
-            return await self.transport.ask(
-                response,
-                method,
-                self.root + path,
-                body=body,
-                query=query,
-                timeout=timeout,
-                repeat_key=repeat_key,
-            )
-
+        """Send a request below the sandbox's path; see `Transport.request`."""
         await self.ensure_created()
-        try:
-            return await send()
-        except NotFound as error:
-            if not _is_destroyed(error):
-                raise
-        await self.create()
-        return await send()
-
-    async def upload(
-        self,
-        response: type[T],
-        method: str,
-        path: str,
-        data: bytes | AsyncIterable[bytes],
-        *,
-        query: Mapping[str, Any] | None = None,
-        repeatable: bool = True,
-    ) -> T:
-        """Send bytes of any amount and decode the response as `response`."""
-        await self.ensure_created()
-        target = self.root + path
-        try:
-            return await self.transport.upload(
-                response, method, target, data, query=query, repeatable=repeatable
-            )
-        except NotFound as error:
-            # A stream may have been consumed, so only bytes can be sent a second time.
-            if not _is_destroyed(error) or not isinstance(data, bytes):
-                raise
-        await self.create()
-        return await self.transport.upload(response, method, target, data, query=query)
+        recreated = False
+        while True:
+            try:
+                return await self.transport.request(
+                    kind,
+                    method,
+                    self.root + path,
+                    query=query,
+                    body=body,
+                    data=data,
+                    idempotency_key=idempotency_key,
+                    retry=retry,
+                    timeout=timeout,
+                )
+            except NotFound as error:
+                # A stream may have been consumed, and cannot be sent a second time.
+                streamed = not isinstance(data, bytes | None)
+                if recreated or streamed or not _is_destroyed(error):
+                    raise
+            await self.create()
+            recreated = True
 
     def events(
         self,
@@ -148,12 +127,12 @@ class SandboxConnection:
                 return
             except (SandboxGone, ServiceUnavailable) as error:
                 failures += 1
-                retry = is_lost(error) or isinstance(error, ServiceUnavailable)
+                retry = is_connection_lost(error) or isinstance(error, ServiceUnavailable)
                 if not retry or failures == _RESUME_ATTEMPTS:
                     raise
-            await asyncio.sleep(min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE))
+            await asyncio.sleep(min(_FIRST_PAUSE * 2**failures, _MAX_PAUSE))
 
-    def bytes(
+    def download(
         self,
         path: str,
         *,
@@ -162,18 +141,18 @@ class SandboxConnection:
     ) -> AsyncGenerator[bytes, None]:
         """Send a GET request and yield the bytes of its response."""
         target = self.root + path
-        return self._stream(lambda: self.transport.bytes_of(target, query=query, headers=headers))
+        return self._stream(lambda: self.transport.download(target, query=query, headers=headers))
 
     @contextlib.asynccontextmanager
-    async def socket(self, path: str, *, heartbeat: float) -> AsyncIterator[Socket]:
+    async def websocket(self, path: str, *, heartbeat: float) -> AsyncIterator[ApiWebSocket]:
         """Open a WebSocket that pings the server every `heartbeat` seconds."""
         await self.ensure_created()
-        async with self.transport.connect(self.root + path, heartbeat=heartbeat) as socket:
+        async with self.transport.websocket(self.root + path, heartbeat=heartbeat) as socket:
             yield socket
 
     async def ensure_created(self) -> None:
         """Create the sandbox and connect its handlers, unless that was done before."""
-        if not (self.created and self.channel.ready):
+        if not self.created or (self.channel.handlers and not self.channel.connected):
             await self.create()
 
     async def create(self) -> SandboxInfo:
@@ -187,7 +166,7 @@ class SandboxConnection:
 
     async def put(self) -> SandboxInfo:
         """Send the settings to the server, then connect the handlers."""
-        info = await self.transport.ask(
+        info = await self.transport.request(
             SandboxInfo, "PUT", self.root, body=self.settings, timeout=None
         )
         self.set_created(info)
@@ -201,18 +180,18 @@ class SandboxConnection:
 
     async def destroy(self) -> None:
         """Destroy the sandbox and disconnect its handlers."""
-        await self.transport.ask(type(None), "DELETE", self.root, timeout=None)
+        await self.transport.request(type(None), "DELETE", self.root, timeout=None)
         self.created = False
         await self.channel.aclose()
 
     async def _stream(
-        self, begin: Callable[[], AsyncGenerator[T, None]]
+        self, start: Callable[[], AsyncGenerator[T, None]]
     ) -> AsyncGenerator[T, None]:
         await self.ensure_created()
         retry = True
         while True:
             try:
-                async with contextlib.aclosing(begin()) as items:
+                async with contextlib.aclosing(start()) as items:
                     async for item in items:
                         retry = False
                         yield item
@@ -244,12 +223,6 @@ def path_segment(option: str, name: object) -> str:
         option=option,
         value=name,
     )
-
-
-def new_repeat_key() -> str:
-    """Return a key with which a request that creates something can safely be repeated."""
-    # As `secrets` does it, whose import takes as long as a request.
-    return new_global_id()
 
 
 def _is_destroyed(error: NotFound) -> bool:

@@ -7,15 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 from smokebox.client import transfer
-from smokebox.client.watch import Watch, start_watch
+from smokebox.client.watch import Watch
 from smokebox.errors import InvalidOption
 from smokebox.foundation.paths import check_path
 from smokebox.foundation.text import decode_file, encode_option
-from smokebox.types import (
-    DiskUsage,
-    Extracted,
-    FileInfo,
-)
+from smokebox.types import DiskUsage, Extracted, FileInfo
 from smokebox.wire import requests, responses
 
 if TYPE_CHECKING:
@@ -80,7 +76,7 @@ class SandboxFiles:
         if length == 0:
             return
         async with contextlib.aclosing(
-            self._connection.bytes("/files", query=query, headers=headers)
+            self._connection.download("/files", query=query, headers=headers)
         ) as data:
             try:
                 async for piece in data:
@@ -101,7 +97,9 @@ class SandboxFiles:
             PathIsDirectory: The path is a directory.
         """
         content, query = encode_option("data", data), {"path": check_path(path)}
-        await self._connection.upload(responses.Written, "PUT", "/files", content, query=query)
+        await self._connection.request(
+            responses.Written, "PUT", "/files", query=query, data=content, timeout=None
+        )
 
     async def write_stream(self, path: str, chunks: AsyncIterable[bytes]) -> int:
         """Create or replace a file from a stream of any size. All or nothing.
@@ -117,9 +115,10 @@ class SandboxFiles:
             PathIsDirectory: The path is a directory.
         """
         query = {"path": check_path(path)}
-        return (
-            await self._connection.upload(responses.Written, "PUT", "/files", chunks, query=query)
-        ).bytes
+        response = await self._connection.request(
+            responses.Written, "PUT", "/files", query=query, data=chunks, timeout=None
+        )
+        return response.bytes
 
     async def append_file(self, path: str, data: str | bytes) -> None:
         """Append to a file, creating it and its parents. A failure may leave a part.
@@ -128,8 +127,8 @@ class SandboxFiles:
             PathIsDirectory: The path is a directory.
         """
         content, query = encode_option("data", data), {"path": check_path(path), "append": True}
-        await self._connection.upload(
-            responses.Written, "PUT", "/files", content, query=query, repeatable=False
+        await self._connection.request(
+            responses.Written, "PUT", "/files", query=query, data=content, retry=False, timeout=None
         )
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
@@ -149,9 +148,10 @@ class SandboxFiles:
             PathNotDirectory: It is not a directory.
         """
         query = {"path": check_path(path)}
-        return (
-            await self._connection.request(responses.Names, "GET", "/files/names", query=query)
-        ).names
+        response = await self._connection.request(
+            responses.Names, "GET", "/files/names", query=query
+        )
+        return response.names
 
     async def list_files(
         self, path: str, *, recursive: bool = False, hidden: bool = False
@@ -178,9 +178,10 @@ class SandboxFiles:
     async def exists(self, path: str) -> bool:
         """Return whether a path exists, following symlinks."""
         query = {"path": check_path(path)}
-        return (
-            await self._connection.request(responses.Exists, "GET", "/files/exists", query=query)
-        ).exists
+        response = await self._connection.request(
+            responses.Exists, "GET", "/files/exists", query=query
+        )
+        return response.exists
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
         """Create a directory.
@@ -228,7 +229,7 @@ class SandboxFiles:
         """
         body = requests.Rename(source=check_path(source), target=check_path(target))
         response = await self._connection.request(
-            responses.PathAnswer, "POST", "/files/move", body=body, timeout=None
+            responses.PathResponse, "POST", "/files/move", body=body, timeout=None
         )
         return response.path
 
@@ -260,11 +261,10 @@ class SandboxFiles:
             PathNotFound: There is no such path.
         """
         query = {"path": check_path(path)}
-        return (
-            await self._connection.request(
-                responses.PathAnswer, "GET", "/files/readlink", query=query
-            )
-        ).path
+        response = await self._connection.request(
+            responses.PathResponse, "GET", "/files/readlink", query=query
+        )
+        return response.path
 
     async def chmod(self, path: str, mode: int) -> None:
         """Set the permission bits of a file; symlinks are followed.
@@ -358,7 +358,9 @@ class SandboxFiles:
             keep_owner: Set the owners of the archive; otherwise root owns all.
         """
         query = {"path": check_path(path), "keep_owner": keep_owner}
-        return await self._connection.upload(Extracted, "PUT", "/archive", data, query=query)
+        return await self._connection.request(
+            Extracted, "PUT", "/archive", query=query, data=data, timeout=None
+        )
 
     async def download_tar(
         self, path: str, *, compress: bool = False, exclude: Sequence[str] = ()
@@ -377,7 +379,7 @@ class SandboxFiles:
             PathNotFound: There is no such path.
         """
         query = {"path": check_path(path), "compress": compress, "exclude": list(exclude)}
-        async with contextlib.aclosing(self._connection.bytes("/archive", query=query)) as data:
+        async with contextlib.aclosing(self._connection.download("/archive", query=query)) as data:
             async for piece in data:
                 yield piece
 
@@ -390,7 +392,7 @@ class SandboxFiles:
         exclude: Sequence[str] | None = None,
         cursor: str | None = None,
     ) -> Watch:
-        """Watch a path for changes; watching has begun when this returns.
+        """Watch a path for changes. The watch is active when this returns.
 
         Args:
             path: File or directory.
@@ -408,7 +410,9 @@ class SandboxFiles:
             "exclude": None if exclude is None else list(exclude) or "",
             "cursor": cursor,
         }
-        return await start_watch(self._connection.resumed_events("/watch", query))
+        watch = Watch(self._connection.resumed_events("/watch", query))
+        await watch._start()
+        return watch
 
     async def upload(
         self,
@@ -436,7 +440,7 @@ class SandboxFiles:
     ) -> None:
         """Copy a file, or a directory with its contents, out of the sandbox.
 
-        Nothing is written elsewhere, whatever links the sandbox contains.
+        Nothing is written outside of `local`; links that lead out of it are refused.
 
         Args:
             remote: Path in the sandbox.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from smokebox.client.sandbox_connection import new_repeat_key
 from smokebox.client.server_resources import Backups, backup_segment
 from smokebox.errors import InvalidOption
+from smokebox.foundation.ids import new_global_id
 from smokebox.options import check_timeout
 from smokebox.sandbox.access import Access, with_environment
 from smokebox.types import Backup, BackupProgress, GitCheckout, Mount, RestoredBackup
@@ -180,7 +180,7 @@ class SandboxStorage:
             timeout=check_timeout(timeout),
         )
         return await self._connection.request(
-            Backup, "POST", "/backups", body=body, timeout=None, repeat_key=new_repeat_key()
+            Backup, "POST", "/backups", body=body, timeout=None, idempotency_key=new_global_id()
         )
 
     async def restore_backup(

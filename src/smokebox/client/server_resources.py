@@ -29,7 +29,7 @@ class Backups:
         """
         query = {"sandbox": sandbox, "prefix": prefix}
         return (
-            await self._transport.ask(responses.Backups, "GET", "/backups", query=query)
+            await self._transport.request(responses.Backups, "GET", "/backups", query=query)
         ).backups
 
     async def get(self, id: str) -> Backup:
@@ -38,12 +38,12 @@ class Backups:
         Raises:
             NotFound: There is no such backup, or it has expired.
         """
-        return await self._transport.ask(Backup, "GET", f"/backups/{backup_segment(id)}")
+        return await self._transport.request(Backup, "GET", f"/backups/{backup_segment(id)}")
 
     async def delete(self, backup: Backup | str) -> None:
         """Delete a backup. Safe to repeat."""
         path = f"/backups/{backup_segment(backup)}"
-        await self._transport.ask(type(None), "DELETE", path, timeout=None)
+        await self._transport.request(type(None), "DELETE", path, timeout=None)
 
 
 class Keys:
@@ -54,7 +54,7 @@ class Keys:
 
     async def list(self) -> list[KeyInfo]:
         """Return all keys without their secrets, oldest first."""
-        return (await self._transport.ask(responses.Keys, "GET", "/keys")).keys
+        return (await self._transport.request(responses.Keys, "GET", "/keys")).keys
 
     async def create(
         self,
@@ -73,7 +73,7 @@ class Keys:
             expires_in: Seconds until it expires, by default never.
         """
         body = CreateKey(name=name, prefix=prefix, admin=admin, expires_in=expires_in)
-        return await self._transport.ask(NewKey, "POST", "/keys", body=body)
+        return await self._transport.request(NewKey, "POST", "/keys", body=body)
 
     async def revoke(self, id: str) -> None:
         """Revoke a key by its id.
@@ -81,7 +81,7 @@ class Keys:
         Raises:
             NotFound: There is no such key.
         """
-        await self._transport.ask(type(None), "DELETE", f"/keys/{path_segment('key', id)}")
+        await self._transport.request(type(None), "DELETE", f"/keys/{path_segment('key', id)}")
 
 
 def backup_segment(backup: Backup | str) -> str:

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from smokebox.egress.handler import CLIENT, Handler
-from smokebox.egress.layers import CATCH_ALL, split_handlers
+from smokebox.egress.handler import CATCH_ALL, CLIENT, Handler
+from smokebox.egress.layers import split_handlers
 from smokebox.egress.policy import Egress, EgressOption, handler_key, moved_options, parse_egress
 from smokebox.errors import InvalidOption
 from smokebox.limits import Limits, limits_to_json

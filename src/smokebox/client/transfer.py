@@ -123,7 +123,7 @@ def pack(source: str) -> Generator[bytes, None, None]:
 
 
 def _unpack(archive: IO[bytes], target: str) -> None:
-    """Unpack into a directory of this machine, and nowhere else, whatever the archive says."""
+    """Unpack into a directory of this machine; members that lead out of it are refused."""
     try:
         with tarfile.open(fileobj=archive) as members:
             members.extractall(target, filter="data")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from smokebox.foundation.sse import Event
 
-_LIVE = "watching"
+# Name of the first event, sent when the watch is active.
+_STARTED = "watching"
 
 
 class Watch(AsyncIterator[WatchEvent]):
@@ -30,7 +31,7 @@ class Watch(AsyncIterator[WatchEvent]):
     async def __anext__(self) -> WatchEvent:
         while True:
             event = await self._next()
-            if event.name != _LIVE:
+            if event.name != _STARTED:
                 return decode(WatchEvent, event.data)
 
     async def aclose(self) -> None:
@@ -44,7 +45,7 @@ class Watch(AsyncIterator[WatchEvent]):
         await self.aclose()
 
     async def _start(self) -> None:
-        """Wait until the server watches."""
+        """Wait until the watch is active."""
         try:
             await self._next()
         except BaseException:
@@ -55,10 +56,3 @@ class Watch(AsyncIterator[WatchEvent]):
         event = await anext(self._events)
         self.cursor = event.id or self.cursor
         return event
-
-
-async def start_watch(events: AsyncGenerator[Event, None]) -> Watch:
-    """Return a watch over a stream of events once the server watches."""
-    watch = Watch(events)
-    await watch._start()
-    return watch

@@ -1,7 +1,8 @@
-"""What may leave a sandbox, and what happens to it on the way: policy and handlers.
+"""Egress of sandboxes: the policy, handlers of requests, and their enforcement.
 
-The door that holds to them is the engine's, or the virtual sandbox's own. Names are imported
-when they are first used.
+`policy` and `layers` hold the rules, `handler` and `builtin_handlers` the functions that requests
+pass, and `outbound` enforces both for every kind of sandbox. Names are imported when they are
+first used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from smokebox.egress.s3_signature import sign_s3 as sign_s3
     from smokebox.project import Secrets as Secrets
 
-_HOME = {
+_MODULES = {
     "HandlerContext": "handler",
     "Egress": "policy",
     "Handler": "handler",
@@ -48,14 +49,15 @@ _HOME = {
     "sign_s3": "s3_signature",
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'smokebox.egress' has no attribute {name!r}")
-    module = home if home.startswith("smokebox.") else f"smokebox.egress.{home}"
+    if not module.startswith("smokebox."):
+        module = f"smokebox.egress.{module}"
     value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value

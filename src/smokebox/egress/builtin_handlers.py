@@ -1,7 +1,6 @@
-"""Handlers that are ready to use: credentials that the sandbox never sees, and a log.
+"""Built-in handlers: credentials that the sandbox never sees, restrictions, and a log.
 
-Several are put together by `chain(log, bearer(env.TOKEN))`, in which each gets the request
-of the one before, until one answers or refuses.
+Combine several with `chain(log, bearer(env.TOKEN))`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]+")
 _METHOD = re.compile(r"[A-Z]{1,32}")
 _PATH = re.compile(r"/[^?#\s]*")
 _EXAMPLES = {"methods": "['GET', 'POST']", "paths": "['/v1/']"}
-# Servers that take the method from these would do what another method does.
+# Headers by which some servers override the method of a request.
 _OVERRIDES = frozenset({"x-http-method", "x-http-method-override", "x-method-override"})
 _FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding", "te", "upgrade"})
 
@@ -41,10 +40,10 @@ _log = logging.getLogger("smokebox.egress")
 
 
 class BuiltinHandler(ABC):
-    """A handler with a name for logs that shows nothing of what it holds."""
+    """A handler whose name and repr show no secrets."""
 
-    ends = False
-    """Whether it always answers by itself, so that nothing can come after it in a chain."""
+    responds = False
+    """True if it always returns a response, so that no handler can follow in a chain."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
@@ -53,15 +52,15 @@ class BuiltinHandler(ABC):
     async def __call__(
         self, request: Request, env: Any, context: HandlerContext
     ) -> Request | Response:
-        """What becomes of the request."""
+        """Handle a request."""
 
     def __repr__(self) -> str:
         return f"<handler {self.__name__}>"
 
 
 class _SetHeader(BuiltinHandler):
-    def __init__(self, maker: str, name: str, value: str) -> None:
-        super().__init__(maker)
+    def __init__(self, label: str, name: str, value: str) -> None:
+        super().__init__(label)
         self._name = name
         self._value = value
 
@@ -71,11 +70,11 @@ class _SetHeader(BuiltinHandler):
 
 
 def header(name: str, value: str) -> Handler:
-    """Set a header, in place of one that the sandbox sends: `header("x-api-key", env.KEY)`."""
+    """Set a header, and replace one that the sandbox sends: `header("x-api-key", env.KEY)`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _FRAMING:
         raise InvalidOption(
-            f"header(): {name!r} is no header that can be set.",
-            hint="Use letters, digits and hyphens; those that frame a message are not yours.",
+            f"header(): {name!r} is not a header that can be set.",
+            hint="Use letters, digits and hyphens. Headers that frame a message cannot be set.",
             option="name",
             value=name,
         )
@@ -90,10 +89,10 @@ def bearer(token: str) -> Handler:
 
 
 def basic(user: str, password: str) -> Handler:
-    """Send a name and a password, as HTTP has it."""
+    """Send a user name and a password, as HTTP Basic authentication."""
     name = check_secret("basic()", "user", user)
     if ":" in name:
-        raise InvalidOption("basic(): a user has no colon.", hint="Leave it out.", option="user")
+        raise InvalidOption("basic(): a user name has no colon.", hint="Remove it.", option="user")
     pair = f"{name}:{check_secret('basic()', 'password', password)}"
     return _SetHeader("basic", "authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
 
@@ -126,14 +125,14 @@ def restrict(
     """Refuse other methods and paths: `restrict(methods=["GET"], paths=["/repos/octo/"])`.
 
     A path covers what is below it, by whole segments: `/v1` covers `/v1` and `/v1/users`, and
-    not `/v10`; `/v1/` covers only what is below. URLs that two programs could read differently,
-    such as those with `..` or an encoded slash, are refused where paths are restricted.
+    not `/v10`; `/v1/` covers only what is below. With `paths`, ambiguous URLs are refused, such
+    as those with `..` or an encoded slash.
     """
     for option, values, form in (("methods", methods, _METHOD), ("paths", paths, _PATH)):
         if values is None:
             continue
-        good = isinstance(values, (list, tuple)) and values
-        if not good or not all(isinstance(one, str) and form.fullmatch(one) for one in values):
+        valid = isinstance(values, (list, tuple)) and values
+        if not valid or not all(isinstance(one, str) and form.fullmatch(one) for one in values):
             raise InvalidOption(
                 f"restrict(): {option} is a list such as {_EXAMPLES[option]}, not {values!r:.100}.",
                 hint=f"Leave {option} out to allow all.",
@@ -150,14 +149,14 @@ def _covers(prefix: str, path: str) -> bool:
 
 
 async def log(request: Request, env: Any, context: HandlerContext) -> Request:
-    """Write a line to the logger `smokebox.egress`, and let the request go on.
+    """Log a line to the logger `smokebox.egress`, and send the request.
 
-    Never what may be secret: neither headers, nor the query, nor a body.
+    Headers, query and body are left out: they may be secret.
     """
     parts = urlsplit(request.url)
     host = parts.netloc.rpartition("@")[2]
-    place = f"{parts.scheme}://{host}{parts.path}"
-    _log.info("sandbox %s: %s %s (%s)", context.sandbox_id, request.method, place, context.rule)
+    url = f"{parts.scheme}://{host}{parts.path}"
+    _log.info("sandbox %s: %s %s (%s)", context.sandbox_id, request.method, url, context.rule)
     return request
 
 
@@ -166,35 +165,38 @@ class _Chain(BuiltinHandler):
         names = (str(handler_name(one)) for one in handlers)
         super().__init__(f"chain({', '.join(names)})")
         self._handlers = handlers
-        self.ends = getattr(handlers[-1], "ends", False)
+        self.responds = getattr(handlers[-1], "responds", False)
 
     async def __call__(
         self, request: Request, env: Any, context: HandlerContext
     ) -> Request | Response:
         for handler in self._handlers:
-            made = await run_handler(handler, request, env, context)
-            if isinstance(made, Response):
-                return made
-            request = made
+            result = await run_handler(handler, request, env, context)
+            if isinstance(result, Response):
+                return result
+            request = result
         return request
 
 
 def chain(*handlers: Handler) -> Handler:
-    """Several handlers, one after the other, until one answers or refuses."""
+    """Run handlers one after the other, until one responds or refuses.
+
+    Each gets the request that the one before returned.
+    """
     if not handlers:
         raise InvalidOption("chain() has no handler.", hint="Pass at least one.", option="handlers")
     for index, one in enumerate(handlers):
         if isinstance(one, str):
             raise InvalidOption(
                 f"chain() takes functions, not {one!r}.",
-                hint="Write the chain in a module of the server, and name that.",
+                hint="Define the chain in a module on the server, and name that.",
                 option="handlers",
                 value=one,
             )
         check_handler("chain()", one)
-        if getattr(one, "ends", False) and index + 1 < len(handlers):
+        if getattr(one, "responds", False) and index + 1 < len(handlers):
             raise InvalidOption(
-                f"chain(): nothing can come after {handler_name(one)}, which answers by itself.",
+                f"chain(): nothing can come after {handler_name(one)}, which always responds.",
                 hint="Put it last.",
                 option="handlers",
             )
@@ -202,19 +204,18 @@ def chain(*handlers: Handler) -> Handler:
 
 
 def check_secret(where: str, option: str, value: str | None) -> str:
-    """A secret that can be sent, or an error that never shows it."""
+    """Return a secret that a header can have. Raises `InvalidOption`, without the secret."""
     if value is None or value == "":
         raise InvalidOption(
             f"{where}: {option} is missing.",
-            hint=f"Is the variable set? smokebox.env.NAME names one that is not, "
-            f"in the environment or .env; {where} cannot.",
+            hint="Set the variable in the environment or .env; smokebox.env.NAME reports its name.",
             option=option,
         )
     if isinstance(value, str) and _VALUE.fullmatch(value) and value == value.strip():
         return value
     what = "text" if isinstance(value, str) else type(value).__name__
     raise InvalidOption(
-        f"{where}: {option} is {what} that no header can hold.",
-        hint="Strip the line break that came with it.",
+        f"{where}: {option} is {what} that cannot be sent in a header.",
+        hint="Strip line breaks and spaces around it.",
         option=option,
     )

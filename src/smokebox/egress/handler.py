@@ -1,4 +1,4 @@
-"""What decides over a request that leaves a sandbox: a function in Python."""
+"""Egress handlers: Python functions that edit, respond to or refuse requests of a sandbox."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from smokebox.egress.message import Request, Response
 
 
 CLIENT = "@client"
-"""Stands for a handler that the client of a sandbox has in its own process."""
+"""Name of a handler that runs in the process of a client."""
+
+CATCH_ALL = ""
+"""Slot of `outbound`. The slot of an entry of `outbound_by_host` is its pattern."""
 
 
 class Refused(Exception):
-    """A handler raises this to refuse a request; the sandbox gets 403 and the reason."""
+    """Raised by a handler to refuse a request; the sandbox gets 403 and the reason."""
 
 
 class HandlerFailed(Exception):
-    """A handler elsewhere has failed; `kind` says with what, and nothing that it held."""
+    """A handler in another process failed with an exception of class `kind`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"the handler failed with {kind}")
@@ -32,35 +35,36 @@ class HandlerFailed(Exception):
 
 
 class HandlerContext(Protocol):
-    """What a handler knows besides the request."""
+    """The sandbox and the policy entry of a request, and a way to send it."""
 
     @property
     def sandbox_id(self) -> str:
-        """Which sandbox asks."""
+        """Id of the sandbox that sent the request."""
         ...
 
     @property
     def rule(self) -> str:
-        """The entry of the policy that led here, such as `outbound_by_host['*.example.com']`."""
+        """Policy entry that chose the handler, such as `outbound_by_host['*.example.com']`."""
         ...
 
     async def forward(self, request: Request, *, to: str | None = None) -> Response:
-        """Send the request, and give the answer, whose body comes as it is read.
+        """Send a request, and return the response, whose body arrives as it is read.
 
-        `to` is the beginning of a URL, such as `http://127.0.0.1:8080`, to send it to
-        instead of where it wanted; that one may be private.
+        Args:
+            to: Start of a URL, such as `http://127.0.0.1:8080`, to send it to instead. It may
+                be at a private address.
         """
         ...
 
 
-Made: TypeAlias = "Request | Response"
-Handler: TypeAlias = "Callable[[Request, Any, HandlerContext], Awaitable[Made] | Made]"
-"""Gets a request, `env` (where the secrets are) and a context; async, or a plain function
-that does not take long.
+Handler: TypeAlias = (
+    "Callable[[Request, Any, HandlerContext], Awaitable[Request | Response] | Request | Response]"
+)
+"""Function of a request, `env` (which has the secrets) and a context; async, or plain and quick.
 
-It returns the request, edited or not, to have it sent; a `Response` to answer itself, which
-may be one that `context.forward` gave; or raises `Refused`. Whatever else happens in it (an
-error, nothing returned, no end) is an answer of 502 or 504, and nothing is sent.
+It returns the request, edited or not, to send it, or a `Response`, which may be one that
+`context.forward` returned; or it raises `Refused`. Any other exception or result becomes a
+response of 502, and a handler that takes too long one of 504; nothing is sent then.
 """
 
 HandlerOption: TypeAlias = "Handler | str"
@@ -70,26 +74,28 @@ HandlerOption: TypeAlias = "Handler | str"
 async def run_handler(
     handler: Handler, request: Request, env: object, context: HandlerContext
 ) -> Request | Response:
-    """What a handler makes of a request. A plain function will do, too.
+    """Call a handler and return its result.
 
-    Raises whatever it raises, and TypeError for what is neither a request nor a response.
+    Raises:
+        TypeError: It returned neither a request nor a response.
+        Exception: Raised by the handler.
     """
-    # Every engine imports this file, and few sandboxes have a handler.
+    # Every engine imports this module, and few sandboxes have a handler.
     from smokebox.egress.message import Request, Response
 
-    made: object = handler(request, env, context)
-    if inspect.isawaitable(made):
-        made = await made
-    if isinstance(made, (Request, Response)):
-        return made
-    raise TypeError(f"it returned {type(made).__name__}, and neither a Request nor a Response")
+    result: object = handler(request, env, context)
+    if inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, (Request, Response)):
+        return result
+    raise TypeError(f"it returned {type(result).__name__}, and neither a Request nor a Response")
 
 
 def check_handler(option: str, handler: object) -> None:
-    """Raise `InvalidOption` for what cannot be a handler."""
+    """Raise `InvalidOption` if a value cannot be a handler."""
     hint = "Write `async def handler(request, env, context)`; see docs/network.md."
     if callable(handler):
-        if not _takes_three(handler):
+        if not _takes_three_arguments(handler):
             name = handler_name(handler)
             raise InvalidOption(
                 f"{option}: {name} does not take (request, env, context).",
@@ -113,33 +119,26 @@ def check_handler(option: str, handler: object) -> None:
 
 
 def handler_name(handler: HandlerOption | None) -> str | None:
-    """What a handler is called in logs; never what it holds."""
+    """Return the name of a handler for logs, without secrets that it holds."""
     if handler is None or isinstance(handler, str):
         return handler
     name = getattr(handler, "__qualname__", None) or getattr(handler, "__name__", None)
     return str(name or type(handler).__qualname__)
 
 
-def _takes_three(handler: Callable[..., object]) -> bool:
+def _takes_three_arguments(handler: Callable[..., object]) -> bool:
     try:
         inspect.signature(handler).bind(None, None, None)
     except TypeError:
         return False
     except ValueError:
-        return True  # It has no signature that could be seen, as some that are written in C.
+        return True  # Some functions written in C have no signature.
     return True
 
 
-def find_handler(handler: HandlerOption) -> Handler:
-    """A handler itself, or the one that is imported from where it is said to be.
-
-    Raises `InvalidOption` where there is none.
-    """
-    return _load(handler) if isinstance(handler, str) else handler
-
-
 @functools.lru_cache(256)
-def _load(path: str) -> Handler:
+def load_handler(path: str) -> Handler:
+    """Import a handler from `package.module:name`. Raises `InvalidOption`."""
     check_handler("handler", path)
     module, _, names = path.partition(":")
     try:
@@ -149,7 +148,7 @@ def _load(path: str) -> Handler:
     except (ImportError, AttributeError) as error:
         raise InvalidOption(
             f"there is no handler {path!r}: {error}.",
-            hint="It is imported by the server, from where the server's Python finds modules.",
+            hint="The server imports it: its module must be on the server's Python path.",
             option="handler",
             value=path,
         ) from error
@@ -162,7 +161,7 @@ def _load(path: str) -> Handler:
         ) from error
     if not callable(found):
         raise InvalidOption(
-            f"{path!r} is {type(found).__name__}, and no handler.",
+            f"{path!r} is {type(found).__name__}, not a handler.",
             hint="Write `async def handler(request, env, context)`.",
             option="handler",
             value=path,
@@ -170,3 +169,85 @@ def _load(path: str) -> Handler:
     check_handler("handler", found)
     handler: Handler = found
     return handler
+
+
+class HandlerRunner(Protocol):
+    """Runs handlers by slot: a connected client, or this process."""
+
+    @property
+    def slots(self) -> Collection[str]:
+        """Slots that it has a handler for."""
+        ...
+
+    async def handle(
+        self, slot: str, request: Request, env: Any, context: HandlerContext
+    ) -> Request | Response:
+        """Run the handler of a slot."""
+        ...
+
+
+class LocalHandlers:
+    """`HandlerRunner` of functions of this process."""
+
+    def __init__(self, handlers: Mapping[str, HandlerOption]) -> None:
+        self._handlers = {slot: one for slot, one in handlers.items() if callable(one)}
+
+    @property
+    def slots(self) -> Collection[str]:
+        """Slots that it has a handler for."""
+        return self._handlers.keys()
+
+    async def handle(
+        self, slot: str, request: Request, env: Any, context: HandlerContext
+    ) -> Request | Response:
+        """Run the handler of a slot."""
+        return await run_handler(self._handlers[slot], request, env, context)
+
+
+class HandlerRegistry:
+    """Runners of the `@client` handlers of one sandbox; the latest that has a slot serves it."""
+
+    def __init__(self) -> None:
+        self._runners: list[HandlerRunner] = []
+
+    @property
+    def slots(self) -> set[str]:
+        """Slots that have a runner."""
+        return {slot for runner in self._runners for slot in runner.slots}
+
+    def attach(self, runner: HandlerRunner) -> Callable[[], None]:
+        """Add a runner; call the result to remove it, more than once if need be."""
+        self._runners.append(runner)
+
+        def detach() -> None:
+            if runner in self._runners:
+                self._runners.remove(runner)
+
+        return detach
+
+    def bind(self, slot: str, handler: HandlerOption) -> HandlerOption:
+        """Return the handler to call for a policy's entry: see `EgressLayers.egress`."""
+        return ClientHandler(self, slot) if handler == CLIENT else handler
+
+    def find_runner(self, slot: str) -> HandlerRunner:
+        """Return the runner of a slot. Raises `Refused` if there is none."""
+        for runner in reversed(self._runners):
+            if slot in runner.slots:
+                return runner
+        entry = "outbound" if slot == CATCH_ALL else f"outbound_by_host[{slot!r}]"
+        raise Refused(f"the handler {entry} runs in the process of a client, and none is connected")
+
+
+class ClientHandler:
+    """A `Handler` that runs wherever its slot is served when a request arrives."""
+
+    def __init__(self, registry: HandlerRegistry, slot: str) -> None:
+        self._registry = registry
+        self._slot = slot
+        self.__name__ = self.__qualname__ = CLIENT
+
+    async def __call__(
+        self, request: Request, env: Any, context: HandlerContext
+    ) -> Request | Response:
+        runner = self._registry.find_runner(self._slot)
+        return await runner.handle(self._slot, request, env, context)

@@ -1,4 +1,4 @@
-"""The side of the client: handlers of this process, run for a server that asks."""
+"""Client side of the handler channel: runs handlers of this process for a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from smokebox.egress.remote_handlers import fields_of
 from smokebox.wire.handlers import (
     BrokenFrame,
     Content,
-    EndFrame,
     FailFrame,
     ForwardedFrame,
     ForwardFrame,
@@ -26,6 +25,7 @@ from smokebox.wire.handlers import (
     Piece,
     PullFrame,
     RefuseFrame,
+    RequestEndFrame,
     RespondFrame,
     SendFrame,
     StopFrame,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from smokebox.egress.handler import Handler
     from smokebox.wire.frames import Frame
 
-# A body that is all here, and not longer, goes with its head.
-_INLINE = 64 * 1024
+# Largest body in memory that is sent within the frame of its message.
+_MAX_INLINE = 64 * 1024
 
 _log = logging.getLogger("smokebox.egress")
 
 
 class HandlerServer:
-    """Runs handlers, by slot, for requests that come over a channel."""
+    """Runs handlers, by slot, for requests that arrive over a channel."""
 
     def __init__(
         self, sandbox_id: str, handlers: Mapping[str, Handler], env: Any, send: Send
@@ -56,73 +56,73 @@ class HandlerServer:
         self._env = env
         self._send = send
         self._streams = ChannelStreams(send)
-        self._running: dict[int, tuple[asyncio.Task[None], _Context]] = {}
+        self._running: dict[int, tuple[asyncio.Task[None], _ChannelContext]] = {}
 
-    def hear(self, frame: FromServer | Piece) -> None:
-        """Take what the server says."""
+    def receive(self, frame: FromServer | Piece) -> None:
+        """Handle a frame of the server."""
         if isinstance(frame, HandleFrame):
-            context = _Context(self._sandbox_id, frame, self._streams, self._send)
+            context = _ChannelContext(self._sandbox_id, frame, self._streams, self._send)
             task = self._streams.spawn(self._handle(frame, context))
             self._running[frame.id] = (task, context)
-        elif isinstance(frame, EndFrame):
+        elif isinstance(frame, RequestEndFrame):
             if (running := self._running.pop(frame.id, None)) is not None:
                 running[0].cancel()
             self._streams.drop(frame.id)
         elif isinstance(frame, (ForwardedFrame, UnforwardedFrame)):
             if frame.id in self._running:
-                self._running[frame.id][1].hear(frame)
+                self._running[frame.id][1].receive(frame)
         elif isinstance(frame, (PullFrame, StopFrame, BrokenFrame, Piece)):
-            self._streams.hear(frame)
+            self._streams.receive(frame)
 
     async def aclose(self) -> None:
-        """The channel is gone: end what runs."""
+        """Cancel all handlers, because the channel is closed."""
         self._running.clear()
-        await self._streams.aclose("the server went away")
+        await self._streams.aclose("the server disconnected")
 
-    async def _handle(self, frame: HandleFrame, context: _Context) -> None:
+    async def _handle(self, frame: HandleFrame, context: _ChannelContext) -> None:
         offers = False
         try:
-            answer = await self._answer(frame, context)
+            result = await self._run(frame, context)
             offers = (
-                isinstance(answer, (SendFrame, RespondFrame)) and answer.content.stream is not None
+                isinstance(result, (SendFrame, RespondFrame)) and result.content.stream is not None
             )
             with contextlib.suppress(ConnectionError):
-                await self._send(answer)
+                await self._send(result)
         finally:
             self._running.pop(frame.id, None)
             if not offers:
                 self._streams.drop(frame.id)
 
-    async def _answer(self, frame: HandleFrame, context: _Context) -> Frame:
+    async def _run(self, frame: HandleFrame, context: _ChannelContext) -> Frame:
         handler = self._handlers.get(frame.slot)
         if handler is None:
-            return RefuseFrame(id=frame.id, reason="the client has taken that handler away")
+            return RefuseFrame(id=frame.id, reason="the client has removed the handler")
         try:
-            made = await run_handler(handler, context.request, self._env, context)
-            content = context.content(made.body)
+            result = await run_handler(handler, context.request, self._env, context)
+            content = context.encode_body(result.body)
         except Refused as error:
             return RefuseFrame(id=frame.id, reason=str(error) or "the handler refused")
         except Exception as error:
-            # The server, and the sandbox behind it, are told of its kind alone.
+            # Its message may contain a secret: the server gets the class only.
             _log.warning("the handler %s failed", handler_name(handler), exc_info=error)
             return FailFrame(id=frame.id, kind=type(error).__name__)
-        headers = fields_of(made.headers)
-        if isinstance(made, Response):
-            return RespondFrame(id=frame.id, status=made.status, headers=headers, content=content)
+        headers = fields_of(result.headers)
+        if isinstance(result, Response):
+            return RespondFrame(id=frame.id, status=result.status, headers=headers, content=content)
         return SendFrame(
-            id=frame.id, method=made.method, url=made.url, headers=headers, content=content
+            id=frame.id, method=result.method, url=result.url, headers=headers, content=content
         )
 
 
-class _Context:
-    """What a handler knows besides the request."""
+class _ChannelContext:
+    """`HandlerContext` of one request, which forwards through the server."""
 
     def __init__(
         self, sandbox_id: str, frame: HandleFrame, streams: ChannelStreams, send: Send
     ) -> None:
         self.sandbox_id = sandbox_id
         self.rule = frame.rule
-        body = streams.take(frame.id, 0) if frame.body else None
+        body = streams.open(frame.id, 0) if frame.body else None
         self.request = Request(frame.method, frame.url, CIMultiDict(frame.headers), body)
         self._id = frame.id
         self._streams = streams
@@ -133,7 +133,7 @@ class _Context:
         self._waiting: dict[int, asyncio.Future[ForwardedFrame]] = {}
 
     async def forward(self, request: Request, *, to: str | None = None) -> Response:
-        """Have the server send it, and give the answer as it comes."""
+        """Send a request through the server, and return the response as it arrives."""
         number = next(self._numbers)
         frame = ForwardFrame(
             id=self._id,
@@ -141,21 +141,21 @@ class _Context:
             method=request.method,
             url=request.url,
             headers=fields_of(request.headers),
-            content=self.content(request.body),
+            content=self.encode_body(request.body),
             to=to,
         )
         waiter = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send(frame)
-            told = await waiter
+            head = await waiter
         finally:
             del self._waiting[number]
-        body = MessageBody(self._streams.take(self._id, number))
+        body = MessageBody(self._streams.open(self._id, number))
         self._forwarded[number] = body
-        return Response(body, told.status, CIMultiDict(told.headers))
+        return Response(body, head.status, CIMultiDict(head.headers))
 
-    def hear(self, frame: ForwardedFrame | UnforwardedFrame) -> None:
-        """Take the answer to a `forward`."""
+    def receive(self, frame: ForwardedFrame | UnforwardedFrame) -> None:
+        """Handle the response to a `forward`."""
         waiter = self._waiting.get(frame.number)
         if waiter is None or waiter.done():
             return
@@ -164,16 +164,16 @@ class _Context:
         else:
             waiter.set_exception(ConnectionError(frame.reason))
 
-    def content(self, body: MessageBody) -> Content:
-        """How the server gets a body: it keeps those that it has, if nobody read them."""
-        if (known := body.known) is not None and len(known) <= _INLINE:
-            return Content(data=known)
-        if known is None and not body.untouched:
+    def encode_body(self, body: MessageBody) -> Content:
+        """Encode a body for a frame. An unread body of the server is only referred to."""
+        if (data := body.data) is not None and len(data) <= _MAX_INLINE:
+            return Content(data=data)
+        if data is None and not body.unread:
             raise ValueError("the body was read, and not kept")
-        if body is self._body and known is None:
+        if body is self._body and data is None:
             return Content(keep=True)
         for number, one in self._forwarded.items():
-            if one is body and known is None:
+            if one is body and data is None:
                 return Content(of=number)
         stream = next(self._numbers)
         self._streams.offer(self._id, stream, body)

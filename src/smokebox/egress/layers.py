@@ -1,7 +1,7 @@
-"""What a policy in force is made of: the settings of a sandbox, and changes made at run time.
+"""Layers of a sandbox's policy: its settings, and the changes made at run time over them.
 
-Both are plain JSON, and kept in the record. EgressChanges win over settings: settings that are sent
-again undo none of them.
+Both are plain JSON and stored in the record. Changes override settings, also settings that are
+sent again later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
-from smokebox.egress.handler import CLIENT, HandlerOption, check_handler
+from smokebox.egress.handler import CATCH_ALL, CLIENT, HandlerOption, check_handler
 from smokebox.egress.pattern import HostPattern, HostPort
 from smokebox.egress.policy import (
     Egress,
@@ -21,19 +21,19 @@ from smokebox.egress.policy import (
 )
 from smokebox.errors import InvalidOption, LimitReached
 
-CATCH_ALL = ""
-"""The slot of `outbound`; that of an entry of `outbound_by_host` is its pattern."""
-
-MOST_CHANGES = 4096
+MAX_CHANGES = 4096
 
 Bind: TypeAlias = Callable[[str, str], HandlerOption]
-"""Gets a slot and what is written there, and gives the handler."""
+"""Returns the handler to call for a slot and the name in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressChanges:
-    """What was changed at run time: hosts that count (True) or do not (False), whatever the
-    settings say, and handlers by slot, None where there is to be none."""
+    """Changes made at run time.
+
+    `allowed` and `denied` have True for an added host and False for a removed one, and
+    `handlers` has a handler by slot, or None to remove it.
+    """
 
     allowed: Mapping[str, bool] = field(default_factory=dict)
     denied: Mapping[str, bool] = field(default_factory=dict)
@@ -41,25 +41,25 @@ class EgressChanges:
     internet: bool | None = None
 
     def allow(self, host: str) -> EgressChanges:
-        """Open a host, and end a denial of that very name."""
+        """Allow a host, and remove a denial of exactly this name."""
         name = HostPattern.parse("allow_host", host).text
         return self._with(allowed={name: True}, denied={name: False})
 
     def deny(self, host: str) -> EgressChanges:
-        """Close a host, whatever opened it."""
+        """Deny a host, even if something else allows it."""
         name = HostPattern.parse("deny_host", host).text
         return self._with(allowed={name: False}, denied={name: True})
 
     def remove_allowed(self, host: str) -> EgressChanges:
-        """Have no entry allow that very name."""
+        """Remove the entry of exactly this name from the allowed hosts."""
         return self._with(allowed={HostPattern.parse("allowed_hosts", host).text: False})
 
     def remove_denied(self, host: str) -> EgressChanges:
-        """Have no entry deny that very name."""
+        """Remove the entry of exactly this name from the denied hosts."""
         return self._with(denied={HostPattern.parse("denied_hosts", host).text: False})
 
     def set_handler(self, slot: str, handler: str | None) -> EgressChanges:
-        """Have another handler in a slot, or none."""
+        """Set the handler of a slot; None removes it."""
         key = slot if slot == CATCH_ALL else handler_key(slot)
         if handler is not None:
             check_handler(f"outbound_by_host[{slot!r}]" if slot else "outbound", handler)
@@ -82,25 +82,25 @@ class EgressChanges:
             denied={**self.denied, **(denied or {})},
             handlers={**self.handlers, **(handlers or {})},
         )
-        if max(map(len, (changed.allowed, changed.denied, changed.handlers))) > MOST_CHANGES:
+        if max(map(len, (changed.allowed, changed.denied, changed.handlers))) > MAX_CHANGES:
             raise LimitReached(
-                f"a sandbox keeps {MOST_CHANGES} changes to its network at most.",
+                f"a sandbox can have at most {MAX_CHANGES} changes to its network.",
                 hint="Use globs such as '*.example.com', or put the hosts into its settings.",
-                limit=MOST_CHANGES,
+                limit=MAX_CHANGES,
             )
         return changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressLayers:
-    """The settings of a sandbox's network as they were given, and what was changed since."""
+    """The policy settings of a sandbox, and the changes made since."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: EgressChanges = field(default_factory=EgressChanges)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EgressLayers:
-        """What `to_json` gave, also of another version."""
+        """Decode the result of `to_json`, also of another version."""
         changes, known = data.get("changes", {}), {one.name for one in fields(EgressChanges)}
         names = {one.name for one in egress_fields()}
         return cls(
@@ -109,7 +109,7 @@ class EgressLayers:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Both, for the record."""
+        """Encode both for the record."""
         return {"settings": dict(self.settings), "changes": asdict(self.changes)}
 
     def with_settings(self, settings: Mapping[str, Any]) -> EgressLayers:
@@ -118,12 +118,12 @@ class EgressLayers:
         return replace(self, settings=dict(settings))
 
     def egress(self, bind: Bind | None = None) -> EgressInForce:
-        """The policy in force. `bind` says what stands for a handler that is only named."""
+        """Return the policy in force. `bind` replaces the names of handlers by functions."""
         changes, policy = self.changes, Egress(**self.settings)
-        denied = _hosts(policy.denied_hosts, changes.denied)
-        gate, opened = policy.allowed_hosts, _hosts((), changes.allowed)
-        if gate is not None:
-            gate = [one for one in gate if changes.allowed.get(_text(one), True)]
+        denied = _apply(policy.denied_hosts, changes.denied)
+        allowed, opened = policy.allowed_hosts, _apply((), changes.allowed)
+        if allowed is not None:
+            allowed = [one for one in allowed if changes.allowed.get(_normal(one), True)]
         named: dict[str, Any] = {handler_key(k): v for k, v in policy.outbound_by_host.items()}
         named[CATCH_ALL] = policy.outbound
         named.update(changes.handlers)
@@ -132,10 +132,10 @@ class EgressLayers:
             for slot, one in named.items()
             if one is not None
         }
-        reach = _Reach(denied, None if gate is None else [*gate, *opened])
+        reach = _Reach(denied, None if allowed is None else [*allowed, *opened])
         overrides: dict[str, Any] = {
             "internet": policy.internet if changes.internet is None else changes.internet,
-            "allowed_hosts": gate,
+            "allowed_hosts": allowed,
             "denied_hosts": denied,
             "outbound": handlers.pop(CATCH_ALL, None),
             "outbound_by_host": {k: v for k, v in handlers.items() if reach.has(parse_entry(k))},
@@ -149,7 +149,7 @@ class EgressLayers:
 
 @dataclass(frozen=True, slots=True)
 class SplitPolicy:
-    """Settings in which each function is `@client`, and the functions by slot."""
+    """Settings in which each function is replaced by `@client`, and the functions by slot."""
 
     settings: dict[str, Any]
     handlers: dict[str, HandlerOption]
@@ -180,7 +180,7 @@ def _as_json(value: Any) -> Any:
 
 
 def check_opened(policy: Egress, host: str) -> None:
-    """Raise `InvalidOption` where a host that was opened stays closed by a glob."""
+    """Raise `InvalidOption` if a glob still denies a host that was just allowed."""
     pattern = HostPattern.parse("allow_host", host)
     if not pattern.exact:
         return
@@ -195,27 +195,33 @@ def check_opened(policy: Egress, host: str) -> None:
 
 
 class _Reach:
-    """Which single hosts can be reached: what a change has closed is left out of a policy."""
+    """The hosts that can be reached. Entries for others are left out of a policy in force.
 
-    def __init__(self, denied: Sequence[str], gate: Sequence[str] | None) -> None:
+    `Egress` refuses entries that can never be used, and a change may make one so.
+    """
+
+    def __init__(self, denied: Sequence[str], allowed: Sequence[str] | None) -> None:
         self._denied = [HostPattern.parse("denied_hosts", one) for one in denied]
-        self._gate = None if gate is None else [HostPattern.parse("allowed_hosts", x) for x in gate]
+        self._allowed = None
+        if allowed is not None:
+            self._allowed = [HostPattern.parse("allowed_hosts", one) for one in allowed]
 
     def has(self, entry: HostPattern | HostPort) -> bool:
-        """Whether an entry can speak at all; a glob may, for some host."""
+        """Return whether an entry can be used. A glob can, for some host."""
         pattern = entry.host if isinstance(entry, HostPort) else entry
         if not pattern.exact:
             return True
         if any(one.matches(pattern.text) for one in self._denied):
             return False
-        return self._gate is None or any(one.matches(pattern.text) for one in self._gate)
+        return self._allowed is None or any(one.matches(pattern.text) for one in self._allowed)
 
 
-def _hosts(given: Sequence[str], changes: Mapping[str, bool]) -> list[str]:
-    kept = {_text(one): True for one in given}
-    kept.update(changes)
-    return [name for name, counts in kept.items() if counts]
+def _apply(hosts: Sequence[str], changes: Mapping[str, bool]) -> list[str]:
+    """Return the hosts with those that were added, and without those that were removed."""
+    merged = {_normal(one): True for one in hosts}
+    merged.update(changes)
+    return [name for name, present in merged.items() if present]
 
 
-def _text(host: str) -> str:
+def _normal(host: str) -> str:
     return HostPattern.parse("hosts", host).text

@@ -1,4 +1,4 @@
-"""A request on its way out of a sandbox, and the answer to it, as a handler sees them."""
+"""HTTP requests and responses as egress handlers see them."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from multidict import CIMultiDict
 from smokebox.errors import RequestTooLarge
 
 Content: TypeAlias = bytes | str | AsyncIterable[bytes]
-"""A body: all of it, or pieces as they come."""
+"""A whole body, or pieces as they arrive."""
 
-MOST_READ = 64 * 1024 * 1024
+MAX_READ = 64 * 1024 * 1024
 
 
 class MessageBody:
-    """The bytes of a message, as they come; read once, or kept by `read`."""
+    """The body of a message, which arrives in pieces. Iterate over it once, or `read` it."""
 
     def __init__(self, content: Content | None) -> None:
         self._content: Content = b"" if content is None else content
         self._taken = False
 
     @property
-    def known(self) -> bytes | None:
-        """All of it, where that is here already."""
+    def data(self) -> bytes | None:
+        """The whole body if it is in memory, else None."""
         content = self._content
         if isinstance(content, str):
             return content.encode()
         return content if isinstance(content, bytes) else None
 
     @property
-    def untouched(self) -> bool:
-        """Whether nobody has read any of it."""
+    def unread(self) -> bool:
+        """True if reading has not started."""
         return not self._taken
 
-    async def read(self, limit: int = MOST_READ) -> bytes:
-        """All of it, which is kept. Raises `RequestTooLarge` above `limit`."""
-        if (known := self.known) is not None:
-            return known
+    async def read(self, limit: int = MAX_READ) -> bytes:
+        """Read and keep the whole body. Raises `RequestTooLarge` above `limit`."""
+        if (data := self.data) is not None:
+            return data
         kept = bytearray()
         async for piece in self:
             kept += piece
             if len(kept) > limit:
                 raise RequestTooLarge(
                     f"the body has more than {limit} bytes.",
-                    hint="Pass it on as it comes, or read it with a higher limit.",
+                    hint="Pass it on without reading it, or read it with a higher limit.",
                     limit=limit,
                 )
         self._content, self._taken = bytes(kept), False
         return self._content
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        if (known := self.known) is not None:
-            if known:
-                yield known
+        if (data := self.data) is not None:
+            if data:
+                yield data
             return
         assert not isinstance(self._content, (bytes, str))
         self._taken = True
@@ -64,13 +64,13 @@ class MessageBody:
             async for piece in pieces:
                 yield piece
         finally:
-            # Whoever stops reading is done with it, and not only when it is garbage.
+            # A reader that stops early closes the source now, not when it is garbage.
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 
 
 def _as_body(content: Content | MessageBody | None) -> MessageBody:
-    """A body as it is, so that one that was not read is known for the same."""
+    # The same object, so that a proxy recognizes a body that it passed in.
     return content if isinstance(content, MessageBody) else MessageBody(content)
 
 
@@ -79,22 +79,22 @@ class _Message:
     body: MessageBody
 
     async def read(self) -> bytes:
-        """The whole body, up to 64 MiB; it can be passed on afterwards."""
+        """Read the whole body, up to 64 MiB; it can be passed on afterwards."""
         return await self.body.read()
 
     async def text(self) -> str:
-        """The whole body as text."""
+        """Read the whole body as text."""
         return (await self.read()).decode(errors="replace")
 
     async def json(self) -> Any:
-        """The whole body, as JSON."""
+        """Read the whole body as JSON."""
         return json.loads(await self.read())
 
 
 class Request(_Message):
-    """What a program in the sandbox asks for. Edit it, and return it to have it sent.
+    """A request from the sandbox. Edit it, and return it to send it.
 
-    `url` is absolute; its host is the one that was judged by the policy.
+    `url` is absolute; its host is the one that the policy was checked for.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class Request(_Message):
         self.body = _as_body(body)
 
     def __repr__(self) -> str:
-        # Never the headers: this is what logs show.
+        # Without headers, which may have secrets: logs show this.
         return f"<Request {self.method} {self.url}>"
 
 
 class Response(_Message):
-    """What the program in the sandbox gets for an answer."""
+    """A response to the sandbox."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Response(_Message):
 
     @classmethod
     def of_json(cls, value: object, status: int = 200) -> Response:
-        """An answer in JSON."""
+        """Return a response with a JSON body."""
         return cls(json.dumps(value), status, {"content-type": "application/json"})
 
     def __repr__(self) -> str:

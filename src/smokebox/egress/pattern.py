@@ -1,4 +1,4 @@
-"""Names of hosts in a policy: one by its name or address, or many by a glob."""
+"""Hosts in a policy: names, addresses and globs, and which addresses are public."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from smokebox.errors import InvalidOption
 
 _LABEL = re.compile(r"[a-z0-9_*]([a-z0-9_*-]*[a-z0-9_*])?")
-_LONGEST_NAME, _LONGEST_LABEL = 253, 63
-_MOST_PORT = 65535
+_MAX_NAME, _MAX_LABEL = 253, 63
+_MAX_PORT = 65535
 
 
 def normal_host(host: str) -> str:
-    """A host as names are compared: in lower case, ASCII, without a final dot or brackets."""
+    """Return a host in the form that is compared: lower case, ASCII, no final dot or brackets."""
     text = host.strip().rstrip(".").lower().removeprefix("[").removesuffix("]")
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         pass
     else:
-        # ::ffff:192.0.2.1 is the host 192.0.2.1, and must not get past what names that.
+        # ::ffff:192.0.2.1 is 192.0.2.1, and must not bypass entries for that.
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         return str(mapped or address)
     if text.isascii():
@@ -34,23 +34,23 @@ def normal_host(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostPattern:
-    """`example.com` is that name alone, `*.example.com` every name below it and not itself."""
+    """A host or a glob. `*.example.com` matches every name below example.com, and not itself."""
 
     text: str
     _glob: re.Pattern[str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def parse(cls, option: str, given: object) -> HostPattern:
-        """The pattern that was written. Raises `InvalidOption` where no host could match."""
+    def parse(cls, option: str, value: object) -> HostPattern:
+        """Parse an entry of an option. Raises `InvalidOption` if no host could match."""
         hint = "Write a name, an address or a glob: 'api.github.com', '*.example.com'."
-        if not isinstance(given, str) or not given.strip():
+        if not isinstance(value, str) or not value.strip():
             raise InvalidOption(
-                f"{option}: {given!r} is no host.", hint=hint, option=option, value=given
+                f"{option}: {value!r} is not a host.", hint=hint, option=option, value=value
             )
-        text = normal_host(given)
-        if problem := _problem(text):
+        text = normal_host(value)
+        if problem := _find_problem(text):
             raise InvalidOption(
-                f"{option}: {given!r} {problem}.", hint=hint, option=option, value=given
+                f"{option}: {value!r} {problem}.", hint=hint, option=option, value=value
             )
         if "*" not in text:
             return cls(text)
@@ -59,16 +59,16 @@ class HostPattern:
 
     @property
     def exact(self) -> bool:
-        """Whether it names one host."""
+        """True if it is a single host, not a glob."""
         return self._glob is None
 
     @property
     def precision(self) -> int:
-        """How much of a name it fixes; of two globs the more precise speaks."""
+        """Number of literal characters; of several globs, the most precise one decides."""
         return len(self.text) - self.text.count("*")
 
     def matches(self, host: str) -> bool:
-        """Whether it means that host, which is `normal_host` already."""
+        """Return whether it matches a host, which must be a `normal_host`."""
         return self._glob.fullmatch(host) is not None if self._glob else host == self.text
 
 
@@ -80,62 +80,62 @@ class HostPort:
     port: int
 
     @classmethod
-    def parse(cls, option: str, given: object) -> HostPort:
-        """What was written. Raises `InvalidOption`."""
-        text = given if isinstance(given, str) else ""
+    def parse(cls, option: str, value: object) -> HostPort:
+        """Parse an entry of an option. Raises `InvalidOption`."""
+        text = value if isinstance(value, str) else ""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) not in _PORTS:
             raise InvalidOption(
-                f"{option}: {given!r} is not a host and a port from 1 to {_MOST_PORT}.",
+                f"{option}: {value!r} is not a host and a port from 1 to {_MAX_PORT}.",
                 hint="Write 'db.example.com:5432'.",
                 option=option,
-                value=given,
+                value=value,
             )
         return cls(HostPattern.parse(option, host), int(port))
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The entry in normal form."""
         name = self.host.text
         return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
 
     def matches(self, host: str, port: int) -> bool:
-        """Whether it means that port of that host."""
+        """Return whether it matches a host and port."""
         return port == self.port and self.host.matches(host)
 
 
-_PORTS = range(1, _MOST_PORT + 1)
+_PORTS = range(1, _MAX_PORT + 1)
 
 
-def _problem(text: str) -> str:
+def _find_problem(text: str) -> str:
     try:
         ipaddress.ip_address(text)
         return ""
     except ValueError:
         pass
     if "://" in text or "/" in text:
-        return "is a URL, and a host is wanted"
-    if len(text) > _LONGEST_NAME:
-        return f"is longer than the {_LONGEST_NAME} characters of a name"
+        return "is a URL, not a host"
+    if len(text) > _MAX_NAME:
+        return f"is longer than {_MAX_NAME} characters"
     for label in text.split("."):
-        if len(label) > _LONGEST_LABEL:
-            return f"has a part longer than {_LONGEST_LABEL} characters"
+        if len(label) > _MAX_LABEL:
+            return f"has a label longer than {_MAX_LABEL} characters"
         if not _LABEL.fullmatch(label):
-            return "is not the name of a host"
+            return "is not a host name"
     return ""
 
 
 _V4_IN_V6 = ipaddress.IPv6Network("64:ff9b::/96")
-# All that is assigned so far.
+# The only range of public unicast addresses so far.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-_INSIDE = [
+_NOT_PUBLIC = [
     ipaddress.ip_network(text)
     for text in (
         "0.0.0.0/8",
         "10.0.0.0/8",
-        "100.64.0.0/10",  # shared by carriers; Alibaba's metadata service
+        "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata service
         "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's host agent, on a public number
+        "168.63.129.16/32",  # Azure's host agent, in a public range
         "169.254.0.0/16",  # link-local; most metadata services
         "172.16.0.0/12",
         "192.0.0.0/24",
@@ -148,7 +148,7 @@ _INSIDE = [
         "224.0.0.0/3",
         "2001::/23",
         "2001:db8::/32",
-        "2002::/16",  # 6to4 hides an IPv4 address
+        "2002::/16",  # 6to4 embeds an IPv4 address
         "3fff::/20",
     )
 ]
@@ -167,4 +167,4 @@ def is_public(text: str) -> bool:
             return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
         if address not in _PUBLIC_V6:
             return False
-    return address.is_global and not any(address in network for network in _INSIDE)
+    return address.is_global and not any(address in network for network in _NOT_PUBLIC)

@@ -11,8 +11,7 @@
 8. `internet=True`: so is everything else.
 9. Refused.
 
-Enforcement is elsewhere: `smokebox.engine.egress` for Linux sandboxes, and
-`smokebox.sandbox.virtual.fetch` for the virtual one.
+`smokebox.egress.outbound` enforces the decisions.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Egress:
 class EgressInForce(Egress):
     """A policy with the hosts that `allow_host` opened at run time.
 
-    Those pass the gate of `allowed_hosts` without being one: opening one host closes no other.
+    They pass `allowed_hosts`, and do not set it: opening one host closes no other.
     """
 
     opened_hosts: Sequence[str] = ()
@@ -197,9 +196,9 @@ class _Table:
         """Apply the order of the module docstring."""
         if denied := _first(self.denied, host):
             return _refuse(f"denied_hosts[{denied.text!r}]", f"{host} is denied")
-        gate = None if self.allowed is None else _first(self.allowed, host)
+        allowed = None if self.allowed is None else _first(self.allowed, host)
         opened = _first(self.opened, host)
-        if self.allowed is not None and gate is None and opened is None:
+        if self.allowed is not None and allowed is None and opened is None:
             return _refuse("allowed_hosts", f"{host} is not in allowed_hosts")
         address = self.addresses.get(host)
         for entry in self.tcp:
@@ -214,12 +213,12 @@ class _Table:
             rule = f"outbound_by_host[{name!r}]"
             return Verdict(action="handle", rule=rule, handler=handler, address=address)
         if port not in WEB_PORTS:
-            reason = f"port {port} of {host} is not named; tcp=['{host}:{port}'] would open it"
+            reason = f"port {port} of {host} is not listed; tcp=['{host}:{port}'] would open it"
             return _refuse("tcp", reason)
         if self.outbound is not None:
             return Verdict(action="handle", rule="outbound", handler=self.outbound, address=address)
-        if gate is not None:
-            rule = f"allowed_hosts[{gate.text!r}]"
+        if allowed is not None:
+            rule = f"allowed_hosts[{allowed.text!r}]"
             return Verdict(action="forward", rule=rule, address=address)
         if opened is not None:
             rule = f"allow_host({opened.text!r})"
@@ -246,7 +245,7 @@ class _Table:
         return best[2:] if best else None
 
     def _check_reach(self) -> None:
-        """Refuse entries that the gate or a denial keeps from ever being used."""
+        """Refuse entries that `allowed_hosts` or `denied_hosts` makes unusable."""
         named = [("outbound_by_host", name, one[0]) for name, one in self.by_host.items()]
         named += [("tcp", one.text, one.host) for one in self.tcp]
         named += [("pass_through", one.text, one) for one in self.pass_through]
@@ -256,7 +255,7 @@ class _Table:
             if denied := _first(self.denied, pattern.text):
                 raise _unreached(option, name, f"denied_hosts has {denied.text!r}")
             if self.allowed is not None and not _first(self.allowed + self.opened, pattern.text):
-                raise _unreached(option, name, "allowed_hosts does not let it through")
+                raise _unreached(option, name, "allowed_hosts does not match it")
 
 
 def _hosts(option: str, value: object) -> list[HostPattern]:

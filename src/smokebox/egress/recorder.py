@@ -1,7 +1,7 @@
-"""Answers of the real network, recorded once and replayed in tests.
+"""Responses of the real network, recorded once and replayed in tests.
 
-A file has one line of JSON for each exchange. No header of a request is in it, and what was
-in one that may be secret is struck from all that is.
+A file has one line of JSON for each request with its response. Headers of requests are left out,
+and their secrets are redacted in everything else.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ import msgspec
 from smokebox.egress.builtin_handlers import BuiltinHandler
 from smokebox.egress.handler import Handler, HandlerContext, Refused
 from smokebox.egress.message import Request, Response
+from smokebox.egress.scrub import REDACTED, Scrubber, secrets_in
 from smokebox.errors import InvalidOption
 
-REDACTED = "[redacted]"
-
 _SECRET_NAME = re.compile(r"auth|cookie|key|password|secret|signature|token|credential", re.I)
-_SHORTEST = 6
-# They tell of this one connection, and not of the answer.
-_PASSING = frozenset(
+_REDACTED = REDACTED.decode()
+# Headers of the connection or the moment.
+_NOT_RECORDED = frozenset(
     ("connection", "content-length", "date", "keep-alive", "set-cookie", "transfer-encoding")
 )
 
 
-class RecordedExchange(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request and its answer, as a line has it. `request` is the hash of its body."""
+class RecordedResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line of a file: a request with its response. `request` is the hash of its body."""
 
     method: str
     url: str
@@ -47,11 +46,11 @@ class RecordedExchange(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a request must have to get this answer."""
+        """Identifies the request."""
         return self.method, self.url, self.request
 
     def response(self) -> Response:
-        """The answer."""
+        """Return the response."""
         body = base64.b64decode(self.base64) if self.base64 is not None else self.text or ""
         response = Response(body, self.status)
         response.headers.extend(self.headers)
@@ -59,23 +58,23 @@ class RecordedExchange(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def record(path: str | os.PathLike[str]) -> Handler:
-    """Send each request, and add it with its answer to a file, for `replay`.
+    """Send each request, and append it with its response to a file, for `replay`.
 
-    The last of a chain: `chain(bearer(env.TOKEN), record("github.jsonl"))`.
+    Use it last in a chain: `chain(bearer(env.TOKEN), record("github.jsonl"))`.
     """
     return _Record(_file("record()", path))
 
 
 def replay(path: str | os.PathLike[str]) -> Handler:
-    """Answer from a file of `record`; what is not in it is refused, and nothing is sent.
+    """Respond from a file of `record`, and refuse requests that are not in it.
 
-    What was asked several times is answered in that order, and then by the last.
+    Responses to repeated requests come in the order of their recording, and then the last again.
     """
     return _Replay(_file("replay()", path))
 
 
 class _Record(BuiltinHandler):
-    ends = True
+    responds = True
 
     def __init__(self, path: Path) -> None:
         super().__init__("record")
@@ -84,25 +83,26 @@ class _Record(BuiltinHandler):
 
     async def __call__(self, request: Request, env: Any, context: HandlerContext) -> Response:
         method, url, digest = await _key(request)
-        strike = _Strike(request)
+        headers = [field for field in request.headers.items() if _SECRET_NAME.search(field[0])]
+        scrubber = Scrubber(secrets_in(headers))
         response = await context.forward(request)
-        body = strike.bytes(await response.read())
-        exchange = RecordedExchange(
+        body = scrubber.feed(await response.read()) + scrubber.finish()
+        recorded = RecordedResponse(
             method=method,
-            url=strike.text(url),
+            url=scrubber.text(url),
             request=digest,
             status=response.status,
             headers=[
-                (str(name), REDACTED if _SECRET_NAME.search(name) else strike.text(value))
+                (str(name), _REDACTED if _SECRET_NAME.search(name) else scrubber.text(value))
                 for name, value in response.headers.items()
-                if name.lower() not in _PASSING
+                if name.lower() not in _NOT_RECORDED
             ],
         )
         try:
-            exchange.text = body.decode()
+            recorded.text = body.decode()
         except UnicodeDecodeError:
-            exchange.base64 = base64.b64encode(body).decode()
-        await asyncio.to_thread(self._append, msgspec.json.encode(exchange) + b"\n")
+            recorded.base64 = base64.b64encode(body).decode()
+        await asyncio.to_thread(self._append, msgspec.json.encode(recorded) + b"\n")
         return response
 
     def _append(self, line: bytes) -> None:
@@ -111,68 +111,56 @@ class _Record(BuiltinHandler):
 
 
 class _Replay(BuiltinHandler):
-    ends = True
+    responds = True
 
     def __init__(self, path: Path) -> None:
         super().__init__("replay")
         self._path = path
-        self._answers = _load(path)
+        self._responses = _load(path)
 
     async def __call__(self, request: Request, env: Any, context: HandlerContext) -> Response:
-        found = self._answers.get(await _key(request))
+        found = self._responses.get(await _key(request))
         if not found:
-            raise Refused(f"{request.method} {_shown(request.url)} is not in {self._path.name}")
+            raise Refused(
+                f"{request.method} {_redact_url(request.url)} is not in {self._path.name}"
+            )
         return (found.pop(0) if len(found) > 1 else found[0]).response()
-
-
-class _Strike:
-    """Takes the secrets of one request out of what is kept of its answer."""
-
-    def __init__(self, request: Request) -> None:
-        values = set()
-        for name, value in request.headers.items():
-            if _SECRET_NAME.search(name):
-                values |= {value, value.partition(" ")[2].strip()}
-        words = sorted((one for one in values if len(one) >= _SHORTEST), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, words)).encode()) if words else None
-
-    def bytes(self, data: bytes) -> bytes:
-        return data if self._pattern is None else self._pattern.sub(REDACTED.encode(), data)
-
-    def text(self, text: str) -> str:
-        return self.bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
 
 async def _key(request: Request) -> tuple[str, str, str]:
     body = await request.read()
-    return request.method, _shown(request.url), hashlib.sha256(body).hexdigest() if body else ""
+    return (
+        request.method,
+        _redact_url(request.url),
+        hashlib.sha256(body).hexdigest() if body else "",
+    )
 
 
-def _shown(url: str) -> str:
-    """A URL without what opens something: user and password, and secrets of the query."""
+def _redact_url(url: str) -> str:
+    """Return a URL without user and password, and without secrets in its query."""
     parts = urlsplit(url)
     pairs = []
     for pair in parts.query.split("&"):
         name, equals, _ = pair.partition("=")
-        pairs.append(f"{name}={REDACTED}" if equals and _SECRET_NAME.search(name) else pair)
+        pairs.append(f"{name}={_REDACTED}" if equals and _SECRET_NAME.search(name) else pair)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=host, query="&".join(pairs), fragment=""))
 
 
-def _load(path: Path) -> dict[tuple[str, str, str], list[RecordedExchange]]:
-    found: dict[tuple[str, str, str], list[RecordedExchange]] = defaultdict(list)
+def _load(path: Path) -> dict[tuple[str, str, str], list[RecordedResponse]]:
+    found: dict[tuple[str, str, str], list[RecordedResponse]] = defaultdict(list)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidOption(
             f"replay(): {path} cannot be read: {error.strerror}.",
-            hint="Record it first, with record() in its place.",
+            hint="Record it first: use record() instead.",
             option="path",
             value=str(path),
         ) from error
     for number, line in enumerate(lines, 1):
         try:
-            exchange = msgspec.json.decode(line, type=RecordedExchange)
+            recorded = msgspec.json.decode(line, type=RecordedResponse)
         except msgspec.MsgspecError as error:
             raise InvalidOption(
                 f"replay(): {path}, line {number}: {error}.",
@@ -180,7 +168,7 @@ def _load(path: Path) -> dict[tuple[str, str, str], list[RecordedExchange]]:
                 option="path",
                 value=str(path),
             ) from error
-        found[exchange.key].append(exchange)
+        found[recorded.key].append(recorded)
     return dict(found)
 
 
@@ -188,7 +176,7 @@ def _file(where: str, path: str | os.PathLike[str]) -> Path:
     if isinstance(path, (str, os.PathLike)) and os.fspath(path) and Path(path).parent.is_dir():
         return Path(path)
     raise InvalidOption(
-        f"{where}: {path!r} is no file in a directory that is there.",
+        f"{where}: {path!r} is not a file in an existing directory.",
         hint="Pass the path of a file, such as 'tests/github.jsonl'.",
         option="path",
         value=str(path),

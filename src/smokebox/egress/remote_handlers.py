@@ -1,4 +1,4 @@
-"""The side of the server: a client that runs handlers, asked over its channel."""
+"""Server side of the handler channel: handlers that run in the process of a connected client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from smokebox.egress.message import MessageBody, Request, Response
 from smokebox.wire.handlers import (
     BrokenFrame,
     Content,
-    EndFrame,
     FailFrame,
     Fields,
     ForwardedFrame,
@@ -26,6 +25,7 @@ from smokebox.wire.handlers import (
     Piece,
     PullFrame,
     RefuseFrame,
+    RequestEndFrame,
     RespondFrame,
     SendFrame,
     ServeFrame,
@@ -39,39 +39,39 @@ if TYPE_CHECKING:
 
     from smokebox.egress.channel_streams import Send
 
-MOST_SLOTS = 4096
-_GONE = "the client that has the handler went away"
+MAX_SLOTS = 4096
+_DISCONNECTED = "the client of the handler disconnected"
 
 
 class RemoteHandlers:
-    """A `HandlerRunner` of handlers at the other end of a channel; several requests at a time."""
+    """`HandlerRunner` of a connected client; several requests at a time."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._slots: frozenset[str] = frozenset()
         self._streams = ChannelStreams(send)
-        self._exchanges: dict[int, _HandlerRequest] = {}
+        self._calls: dict[int, _RemoteCall] = {}
         self._ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
     @property
     def slots(self) -> Collection[str]:
-        """Which slots the client has a handler for."""
+        """Slots that the client has a handler for."""
         return self._slots
 
     async def handle(
         self, slot: str, request: Request, env: Any, context: HandlerContext
     ) -> Request | Response:
-        """Have the client run a handler. Its `env` is that of the client."""
+        """Run the handler of a slot in the client, with the client's `env`."""
         if self._closed:
-            raise Refused(_GONE)
+            raise Refused(_DISCONNECTED)
         id = next(self._ids)
-        exchange = self._exchanges[id] = _HandlerRequest(request, context)
-        has_body = request.body.known != b""
+        call = self._calls[id] = _RemoteCall(request, context)
+        has_body = request.body.data != b""
         if has_body:
             self._streams.offer(id, 0, request.body)
-        ask = HandleFrame(
+        frame = HandleFrame(
             id=id,
             slot=slot,
             rule=context.rule,
@@ -81,80 +81,77 @@ class RemoteHandlers:
             body=has_body,
         )
         try:
-            await self._send(ask)
-            return await exchange.answer
+            await self._send(frame)
+            return await call.result
         except ConnectionError:
-            raise Refused(_GONE) from None
+            raise Refused(_DISCONNECTED) from None
         finally:
-            if not exchange.streams:
+            if not call.streams:
                 self._end(id)
 
-    async def hear(self, frame: FromClient | Piece) -> None:
-        """Take what the client says; what is about an exchange that is over is nothing."""
+    async def receive(self, frame: FromClient | Piece) -> None:
+        """Handle a frame of the client. Frames about requests that have ended are ignored."""
         if isinstance(frame, ServeFrame):
-            self._slots = frozenset(frame.slots[:MOST_SLOTS])
+            self._slots = frozenset(frame.slots[:MAX_SLOTS])
             await self._send(ServingFrame(number=frame.number))
         elif isinstance(frame, (PullFrame, StopFrame, BrokenFrame, Piece)):
-            self._streams.hear(frame)
-        elif (exchange := self._exchanges.get(frame.id)) is not None:
+            self._streams.receive(frame)
+        elif (call := self._calls.get(frame.id)) is not None:
             if isinstance(frame, ForwardFrame):
-                exchange.tasks.append(self._streams.spawn(self._forward(exchange, frame)))
-            elif not exchange.answer.done():
-                self._settle(exchange, frame)
+                call.tasks.append(self._streams.spawn(self._forward(call, frame)))
+            elif not call.result.done():
+                self._settle(call, frame)
 
     async def aclose(self) -> None:
-        """The channel is gone: what waits for it is refused."""
+        """Refuse all requests, because the channel is closed."""
         self._closed, self._slots = True, frozenset()
-        for exchange in self._exchanges.values():
-            if not exchange.answer.done():
-                exchange.answer.set_exception(Refused(_GONE))
-                # Whoever asked may have left by now.
-                exchange.answer.exception()
-        self._exchanges.clear()
-        await self._streams.aclose(_GONE)
+        for call in self._calls.values():
+            if not call.result.done():
+                call.result.set_exception(Refused(_DISCONNECTED))
+                # Otherwise asyncio logs that it was never retrieved, if the caller is gone.
+                call.result.exception()
+        self._calls.clear()
+        await self._streams.aclose(_DISCONNECTED)
 
     def _settle(
-        self, exchange: _HandlerRequest, frame: SendFrame | RespondFrame | RefuseFrame | FailFrame
+        self, call: _RemoteCall, frame: SendFrame | RespondFrame | RefuseFrame | FailFrame
     ) -> None:
-        answer = exchange.answer
         if isinstance(frame, RefuseFrame):
-            answer.set_exception(Refused(frame.reason))
+            call.result.set_exception(Refused(frame.reason))
         elif isinstance(frame, FailFrame):
-            answer.set_exception(HandlerFailed(frame.kind))
+            call.result.set_exception(HandlerFailed(frame.kind))
         else:
             try:
-                answer.set_result(self._made(exchange, frame))
+                call.result.set_result(self._decode(call, frame))
             except ValueError as error:
-                answer.set_exception(HandlerFailed(str(error)))
+                call.result.set_exception(error)
 
-    def _made(
-        self, exchange: _HandlerRequest, frame: SendFrame | RespondFrame
-    ) -> Request | Response:
-        body = self._body(exchange, frame.id, frame.content)
+    def _decode(self, call: _RemoteCall, frame: SendFrame | RespondFrame) -> Request | Response:
+        body = self._body(call, frame.id, frame.content)
         if frame.content.stream is not None:
-            # Until the last of it was read, or nobody can read it any more.
-            exchange.streams = True
+            # The call ends when the body was read, or is garbage.
+            call.streams = True
             weakref.finalize(body, self._end_soon, frame.id).atexit = False
         if isinstance(frame, RespondFrame):
             response = Response(body, frame.status)
             response.headers.extend(frame.headers)
             return response
-        # The very request that was asked about: its body may be the one that it came with.
-        request = exchange.request
+        # Edit the original request: its body may be the one that it came with.
+        request = call.request
         request.method, request.url, request.body = frame.method, frame.url, body
         request.headers = CIMultiDict(frame.headers)
         return request
 
-    def _body(self, exchange: _HandlerRequest, id: int, content: Content) -> MessageBody:
+    def _body(self, call: _RemoteCall, id: int, content: Content) -> MessageBody:
         if content.keep:
-            return exchange.request.body
+            return call.request.body
         if content.of is not None:
-            found = exchange.forwarded.get(content.of)
+            found = call.forwarded.get(content.of)
             if found is None:
-                raise ValueError("it answered with what was never forwarded")
+                raise ValueError("the client responded with a response that it never got")
             return found.body
         if content.stream is not None:
-            return MessageBody(self._until_end(id, self._streams.take(id, content.stream)))
+            return MessageBody(self._until_end(id, self._streams.open(id, content.stream)))
         return MessageBody(content.data)
 
     async def _until_end(self, id: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -164,62 +161,66 @@ class RemoteHandlers:
         finally:
             self._end(id)
 
-    async def _forward(self, exchange: _HandlerRequest, frame: ForwardFrame) -> None:
+    async def _forward(self, call: _RemoteCall, frame: ForwardFrame) -> None:
         id, number = frame.id, frame.number
         try:
-            body = self._body(exchange, id, frame.content)
+            body = self._body(call, id, frame.content)
             request = Request(frame.method, frame.url, CIMultiDict(frame.headers), body)
-            response = await exchange.context.forward(request, to=frame.to)
+            response = await call.context.forward(request, to=frame.to)
         except Exception as error:
             reason = str(error) or type(error).__name__
             with contextlib.suppress(ConnectionError):
                 await self._send(UnforwardedFrame(id=id, number=number, reason=reason))
             return
-        exchange.forwarded[number] = response
+        call.forwarded[number] = response
         self._streams.offer(id, number, response.body)
         headers = fields_of(response.headers)
-        told = ForwardedFrame(id=id, number=number, status=response.status, headers=headers)
         with contextlib.suppress(ConnectionError):
-            await self._send(told)
+            await self._send(
+                ForwardedFrame(id=id, number=number, status=response.status, headers=headers)
+            )
 
     def _end_soon(self, id: int) -> None:
-        # Garbage is collected on any thread, and after the end of a loop.
+        # Called by the garbage collector: on any thread, maybe after the loop has ended.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, id)
 
     def _end(self, id: int) -> None:
-        exchange = self._exchanges.pop(id, None)
-        if exchange is None:
+        call = self._calls.pop(id, None)
+        if call is None:
             return
-        for task in exchange.tasks:
+        for task in call.tasks:
             task.cancel()
         self._streams.drop(id)
-        # A client that has said all it had to say knows by itself.
-        if not self._closed and (exchange.streams or not exchange.answered):
-            self._streams.spawn(self._tell_end(id))
+        # A client that has sent its result, and no stream, has ended the request itself.
+        if not self._closed and (call.streams or not call.has_result):
+            self._streams.spawn(self._send_end(id))
 
-    async def _tell_end(self, id: int) -> None:
+    async def _send_end(self, id: int) -> None:
         with contextlib.suppress(ConnectionError):
-            await self._send(EndFrame(id=id))
+            await self._send(RequestEndFrame(id=id))
 
 
-class _HandlerRequest:
-    """One request that a client was asked about."""
+class _RemoteCall:
+    """One request that a client handles.
+
+    `streams` is True while the client sends the body of its result.
+    """
 
     def __init__(self, request: Request, context: HandlerContext) -> None:
         self.request = request
         self.context = context
-        self.answer: asyncio.Future[Request | Response] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Request | Response] = asyncio.get_running_loop().create_future()
         self.forwarded: dict[int, Response] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self.streams = False
 
     @property
-    def answered(self) -> bool:
-        """Whether the client has said what is to become of it."""
-        return self.answer.done() and not self.answer.cancelled()
+    def has_result(self) -> bool:
+        """True once the client has sent its result."""
+        return self.result.done() and not self.result.cancelled()
 
 
 def fields_of(headers: CIMultiDict[str]) -> Fields:
-    """Headers as a frame has them."""
+    """Return headers as frames have them."""
     return [(str(name), value) for name, value in headers.items()]

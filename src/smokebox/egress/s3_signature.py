@@ -1,7 +1,7 @@
-"""Requests to S3, and to what speaks like it, signed with a key that the sandbox never sees.
+"""Handler that signs requests to S3-compatible servers with a key that the sandbox never sees.
 
-AWS Signature Version 4. What a program in the sandbox signed with a placeholder is signed
-anew; a body that it signed in pieces is unpacked.
+AWS Signature Version 4. Signatures that a program in the sandbox made with a placeholder key are
+replaced, and bodies that it signed chunk by chunk are unpacked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit, urlunsplit
 
 from smokebox.egress.builtin_handlers import BuiltinHandler, check_secret
 from smokebox.egress.message import MessageBody, Request
+from smokebox.egress.urls import DEFAULT_PORTS
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 _SIGNED = frozenset({"content-md5", "content-type", "date", "range"})
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SCOPE = re.compile(r"[a-z0-9-]+")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-_LONGEST_LINE = 4096
+_MAX_LINE = 4096
 
 
 def sign_s3(
@@ -41,15 +41,15 @@ def sign_s3(
 ) -> Handler:
     """Sign requests for a bucket: `sign_s3(env.ACCESS_KEY, env.SECRET_KEY, "eu-west-1")`.
 
-    Programs in the sandbox sign with any placeholder, and it is replaced. A body keeps the
-    hash that its sender told of it; without one it is hashed where it is all here already,
-    sent unsigned over TLS, and else read first.
+    Programs in the sandbox sign with any placeholder. A body keeps the hash that its sender
+    declared. Without one, a body in memory is hashed; any other is sent unsigned over TLS, and
+    read and hashed without TLS.
     """
     for option, value in (("region", region), ("service", service)):
         if not isinstance(value, str) or not _SCOPE.fullmatch(value):
             raise InvalidOption(
-                f"sign_s3(): {value!r} is no {option}.",
-                hint="Such as 'us-east-1', which most servers besides AWS take.",
+                f"sign_s3(): {value!r} is not a {option}.",
+                hint="Pass a name such as 'us-east-1', which most servers besides AWS accept.",
                 option=option,
                 value=value,
             )
@@ -59,29 +59,33 @@ def sign_s3(
     return _Signer(
         check_secret("sign_s3()", "access_key", access_key),
         check_secret("sign_s3()", "secret_key", secret_key),
-        f"{region}/{service}",
+        region,
+        service,
         token,
     )
 
 
 class _Signer(BuiltinHandler):
-    def __init__(self, access_key: str, secret_key: str, place: str, token: str | None) -> None:
+    def __init__(
+        self, access_key: str, secret_key: str, region: str, service: str, token: str | None
+    ) -> None:
         super().__init__("sign_s3")
         self._access_key = access_key
         self._secret_key = secret_key
-        self._region, _, self._service = place.partition("/")
+        self._region = region
+        self._service = service
         self._token = token
 
     async def __call__(self, request: Request, env: Any, context: HandlerContext) -> Request:
-        _forget_placeholders(request)
-        digest = await _payload(request)
+        _remove_placeholders(request)
+        digest = await _payload_hash(request)
         self.sign(request, digest, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
         return request
 
-    def sign(self, request: Request, digest: str, moment: str) -> None:
-        """Add the signature of a moment, for a body with that hash."""
+    def sign(self, request: Request, digest: str, timestamp: str) -> None:
+        """Add a signature for a body with that hash, as `YYYYMMDDTHHMMSSZ`."""
         headers = request.headers
-        headers["x-amz-date"] = moment
+        headers["x-amz-date"] = timestamp
         headers["x-amz-content-sha256"] = digest
         if self._token is not None:
             headers["x-amz-security-token"] = self._token
@@ -90,16 +94,18 @@ class _Signer(BuiltinHandler):
         canonical = "\n".join(
             [
                 request.method,
-                self._path(request),
-                _query(request),
+                self._canonical_path(request),
+                _canonical_query(request),
                 *(f"{name}:{value}" for name, value in signed.items()),
                 "",
                 names,
                 digest,
             ]
         )
-        scope = f"{moment[:8]}/{self._region}/{self._service}/aws4_request"
-        text = f"{_ALGORITHM}\n{moment}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        scope = f"{timestamp[:8]}/{self._region}/{self._service}/aws4_request"
+        text = (
+            f"{_ALGORITHM}\n{timestamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        )
         key = f"AWS4{self._secret_key}".encode()
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
@@ -109,14 +115,14 @@ class _Signer(BuiltinHandler):
             f"SignedHeaders={names}, Signature={signature}"
         )
 
-    def _path(self, request: Request) -> str:
-        once = _encoded(unquote_to_bytes(urlsplit(request.url).path or "/"), safe="/")
-        # S3 alone takes the path as it is; all others have it encoded twice.
-        return once if self._service == "s3" else _encoded(once, safe="/")
+    def _canonical_path(self, request: Request) -> str:
+        once = _encode(unquote_to_bytes(urlsplit(request.url).path or "/"), safe="/")
+        # Only S3 takes the path encoded once; all other services take it encoded twice.
+        return once if self._service == "s3" else _encode(once, safe="/")
 
 
-def _forget_placeholders(request: Request) -> None:
-    """Take out what was signed with a key that opens nothing."""
+def _remove_placeholders(request: Request) -> None:
+    """Remove the signature that was made with a placeholder key."""
     for name in ("authorization", "x-amz-security-token", "x-amz-date"):
         request.headers.popall(name, None)
     parts = urlsplit(request.url)
@@ -143,21 +149,20 @@ _PRESIGNED = frozenset(
 )
 
 
-async def _payload(request: Request) -> str:
-    told = request.headers.get("x-amz-content-sha256", "")
-    if told.startswith("STREAMING-"):
+async def _payload_hash(request: Request) -> str:
+    declared = request.headers.get("x-amz-content-sha256", "")
+    if declared.startswith("STREAMING-"):
         _unpack(request)
-        told = ""
-    if _HASH.fullmatch(told) or told == UNSIGNED:
-        return told
-    known = request.body.known
-    if known is None and urlsplit(request.url).scheme == "https":
+        declared = ""
+    if _HASH.fullmatch(declared) or declared == UNSIGNED:
+        return declared
+    if request.body.data is None and urlsplit(request.url).scheme == "https":
         return UNSIGNED
-    return hashlib.sha256(await request.read() if known is None else known).hexdigest()
+    return hashlib.sha256(await request.read()).hexdigest()
 
 
 def _unpack(request: Request) -> None:
-    """Take a body out of the pieces that were signed, or have a sum after the last."""
+    """Replace a body of signed chunks, or with a checksum as trailer, by its content."""
     headers = request.headers
     encodings = [one.strip() for one in headers.get("content-encoding", "").split(",")]
     rest = ", ".join(one for one in encodings if one and one != "aws-chunked")
@@ -168,48 +173,48 @@ def _unpack(request: Request) -> None:
     size = headers.pop("x-amz-decoded-content-length", None)
     if size is not None:
         headers["content-length"] = size
-    request.body = MessageBody(_pieces(request.body))
+    request.body = MessageBody(_unpack_chunks(request.body))
 
 
-async def _pieces(body: MessageBody) -> AsyncIterator[bytes]:
-    """What is in the pieces of a body: SIZE;chunk-signature=..., CRLF, bytes, CRLF, ..., 0."""
-    held, left = bytearray(), -1
+async def _unpack_chunks(body: MessageBody) -> AsyncIterator[bytes]:
+    """Yield the content of chunks: SIZE;chunk-signature=..., CRLF, bytes, CRLF, ..., 0."""
+    buffer, left = bytearray(), -1
     async for data in body:
-        held += data
+        buffer += data
         while True:
             if left < 0:
-                line, found, _ = held.partition(b"\r\n")
+                line, found, _ = buffer.partition(b"\r\n")
                 if not found:
                     break
-                left = _size(bytes(line))
-                del held[: len(line) + 2]
+                left = _parse_size(bytes(line))
+                del buffer[: len(line) + 2]
                 if left == 0:
                     return
-            taken = bytes(held[:left])
-            del held[: len(taken)]
-            left -= len(taken)
-            if taken:
-                yield taken
-            if left or len(held) < 2:
-                break  # More of this piece is to come, or the line break after it.
-            del held[:2]
+            piece = bytes(buffer[:left])
+            del buffer[: len(piece)]
+            left -= len(piece)
+            if piece:
+                yield piece
+            if left or len(buffer) < 2:
+                break  # The rest of the chunk, or the line break after it, has not arrived.
+            del buffer[:2]
             left = -1
-        if left < 0 and len(held) > _LONGEST_LINE:
-            raise ValueError("the body is not in the pieces that its headers tell of")
-    raise ValueError("the body ends within its pieces")
+        if left < 0 and len(buffer) > _MAX_LINE:
+            raise ValueError("the body is not in chunks as its headers say")
+    raise ValueError("the body ends in the middle of its chunks")
 
 
-def _size(line: bytes) -> int:
+def _parse_size(line: bytes) -> int:
     try:
         return int(line.partition(b";")[0], 16)
     except ValueError:
-        raise ValueError("the body is not in the pieces that its headers tell of") from None
+        raise ValueError("the body is not in chunks as its headers say") from None
 
 
 def _signed_headers(request: Request) -> dict[str, str]:
     parts = urlsplit(request.url)
     host = parts.netloc.rpartition("@")[2]
-    if parts.port == _DEFAULT_PORTS.get(parts.scheme):
+    if parts.port == DEFAULT_PORTS.get(parts.scheme):
         host = host.removesuffix(f":{parts.port}")
     found = {"host": host}
     for name in {name.lower() for name in request.headers}:
@@ -219,13 +224,13 @@ def _signed_headers(request: Request) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _query(request: Request) -> str:
+def _canonical_query(request: Request) -> str:
     pairs = []
     for pair in filter(None, urlsplit(request.url).query.split("&")):
         name, _, value = pair.partition("=")
-        pairs.append((_encoded(unquote_to_bytes(name)), _encoded(unquote_to_bytes(value))))
+        pairs.append((_encode(unquote_to_bytes(name)), _encode(unquote_to_bytes(value))))
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
-def _encoded(text: str | bytes, safe: str = "") -> str:
+def _encode(text: str | bytes, safe: str = "") -> str:
     return quote(text, safe=f"-_.~{safe}")

@@ -1,6 +1,6 @@
-"""Takes secrets out of bytes that flow past, also where they are cut between two reads.
+"""Removes secrets from streams of bytes, also secrets that are split between two reads.
 
-What stands in for a secret is as long as it was: a length that was announced stays true.
+A replacement is as long as its secret, so that a Content-Length stays correct.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 REDACTED = b"[redacted]"
 
-# Shorter values would strike innocent text; they are no secrets either.
-_SHORTEST = 6
+# Shorter values would match ordinary text, and are not secrets either.
+_MIN_SECRET = 6
 _NOT_SECRET = frozenset(
     (
         "accept",
@@ -62,7 +62,7 @@ def added_secrets(
 
 
 def secrets_in(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> set[str]:
-    """The values in `headers` that must not be seen, with and without their scheme."""
+    """Return the values of headers that may be secret, with and without their scheme."""
     found: set[str] = set()
     pairs = headers.items() if hasattr(headers, "items") else headers
     for name, value in pairs:
@@ -74,13 +74,13 @@ def secrets_in(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> set[st
             found |= _user_and_password(rest)
         if name.lower() == "cookie":
             found |= {pair.partition("=")[2].strip() for pair in value.split(";")}
-    return {value for value in found if len(value) >= _SHORTEST}
+    return {value for value in found if len(value) >= _MIN_SECRET}
 
 
 def secrets_in_query(url: str) -> set[str]:
-    """The values in the query of a URL that would be secrets if somebody added them."""
+    """Return the values in the query of a URL that may be secret."""
     values = (value for _, value in parse_qsl(urlsplit(url).query))
-    return {value for value in values if len(value) >= _SHORTEST}
+    return {value for value in values if len(value) >= _MIN_SECRET}
 
 
 def _user_and_password(encoded: str) -> set[str]:
@@ -100,10 +100,10 @@ def _spellings(secret: str) -> set[bytes]:
 
 
 def _in_base64(raw: bytes) -> set[bytes]:
-    """What is seen of it in base64 wherever in a longer text it stands."""
+    """Return the part of its base64 that is the same at any offset in a longer text."""
     found = set()
     for before in range(3):
-        # The characters at both ends hold bits of the neighbours too.
+        # The characters at both ends also encode bits of the neighbours.
         first = (before * 8 + 5) // 6
         last = (before + len(raw)) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -112,32 +112,32 @@ def _in_base64(raw: bytes) -> set[bytes]:
 
 
 class _Words:
-    """What to look for. Made once for some secrets: a request is read faster than that."""
+    """Spellings of some secrets to search for. Cached: building it takes longer than a request."""
 
     def __init__(self, secrets: frozenset[str]) -> None:
         every = {word for secret in secrets for word in _spellings(secret)}
-        # One that holds another is struck with it.
+        # A word that contains another is found with it.
         words = {word for word in every if not any(o != word and o in word for o in every)}
         self.words = sorted(words, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, self.words)))
-        self.beginnings = {word[:size] for word in words for size in range(1, len(word))}
-        self.firsts = frozenset(word[0] for word in words)
+        self.prefixes = {word[:size] for word in words for size in range(1, len(word))}
+        self.first_bytes = frozenset(word[0] for word in words)
         self.longest = max(map(len, words))
 
-    def holds(self, data: bytes) -> bool:
-        """Whether there is a secret in it."""
-        # To look for each word is many times as fast as to match the pattern.
+    def found_in(self, data: bytes) -> bool:
+        """Return whether there is a secret in `data`."""
+        # Searching for each word is many times as fast as matching the pattern.
         return any(word in data for word in self.words)
 
-    def strike(self, data: bytes) -> bytes:
-        """The same without the secrets."""
-        return self.pattern.sub(_mask, data) if self.holds(data) else data
+    def redact(self, data: bytes) -> bytes:
+        """Return `data` without the secrets."""
+        return self.pattern.sub(_mask, data) if self.found_in(data) else data
 
-    def begun(self, data: bytes) -> int:
-        """How many bytes at the end are the beginning of a secret."""
+    def partial(self, data: bytes) -> int:
+        """Return the number of bytes at the end that may be the start of a secret."""
         tail = data[-(self.longest - 1) :]
         for start, byte in enumerate(tail):
-            if byte in self.firsts and tail[start:] in self.beginnings:
+            if byte in self.first_bytes and tail[start:] in self.prefixes:
                 return len(tail) - start
         return 0
 
@@ -154,31 +154,31 @@ class Scrubber:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What of the stream so far can be shown: all but an end that may begin a secret."""
+        """Return the stream so far without secrets, except an end that may start one."""
         words = self._words
         if words is None:
             return data
-        clean = words.strike(self._held + data if self._held else data)
-        keep = words.begun(clean)
+        clean = words.redact(self._held + data if self._held else data)
+        keep = words.partial(clean)
         self._held = clean[len(clean) - keep :] if keep else b""
         return clean[: len(clean) - keep] if keep else clean
 
     def finish(self) -> bytes:
-        """The end that was held back."""
+        """Return the end that was held back."""
         rest, self._held = self._held, b""
         return rest
 
     def finds_in(self, texts: Iterable[str]) -> bool:
-        """Whether one of some texts holds a secret."""
+        """Return whether one of the texts has a secret."""
         words = self._words
-        return words is not None and words.holds("\n".join(texts).encode("utf-8", "replace"))
+        return words is not None and words.found_in("\n".join(texts).encode("utf-8", "replace"))
 
     def text(self, value: str) -> str:
-        """One whole text, such as a header, without the secrets."""
+        """Return a whole text, such as a header, without secrets."""
         if self._words is None:
             return value
         raw = value.encode("utf-8", "replace")
-        clean = self._words.strike(raw)
+        clean = self._words.redact(raw)
         return value if clean is raw else clean.decode("utf-8", "replace")
 
 

@@ -9,23 +9,23 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.engine.disk import usage
+from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
 from smokebox.engine.files.trees import remove_tree
-from smokebox.engine.jail.api import JailSpec
-from smokebox.engine.names import random_key
+from smokebox.engine.jail.spec import JailSpec
+from smokebox.engine.names import random_id
 from smokebox.errors import IsolationUnavailable, PathNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smokebox.egress.clients import Clients
+    from smokebox.egress.handler import HandlerRegistry
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.guard import ResourceGuard
     from smokebox.engine.home import Home
     from smokebox.engine.images.image import Image
     from smokebox.engine.images.store import ImageStore
-    from smokebox.engine.jail.api import Jailer
+    from smokebox.engine.jail.jail import Jailer
     from smokebox.engine.pool import JailPool
     from smokebox.engine.record.record import Record
     from smokebox.engine.workers import Workers
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class EngineContext:
     """The state directory and the services that work in it. `tier` is the default tier.
 
-    `cwds` maps sandbox ids to working directories that differ from the default, and `clients`
-    maps ids to the clients that run egress handlers. `traffic` sums up all sandboxes.
+    `cwds` maps sandbox ids to working directories that differ from the default, and `handlers`
+    maps ids to the egress handlers of this process. `traffic` sums up all sandboxes.
     """
 
     home: Home
@@ -52,7 +52,7 @@ class EngineContext:
     backups: Backups
     tag: str
     cwds: dict[str, str] = field(default_factory=dict)
-    clients: dict[str, Clients] = field(default_factory=dict)
+    handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)
 
     def jailer(self, tier: str) -> Jailer:
@@ -68,27 +68,29 @@ class EngineContext:
 
     def key(self) -> str:
         """Return a random jail name, tagged so that leftovers of this host are recognised."""
-        return f"{self.tag}-{random_key()}"
+        return f"{self.tag}-{random_id()}"
 
     def spec(self, key: str, image: Image | None, limits: Limits) -> JailSpec:
         """Return the spec of a jail. Adopting a running jail needs no image."""
         layers = image.layers if image is not None else ()
-        return JailSpec(key=key, directory=self.home.box(key), layers=layers, limits=limits)
+        return JailSpec(
+            key=key, directory=self.home.sandbox_directory(key), layers=layers, limits=limits
+        )
 
     async def remove(self, key: str) -> None:
-        """Delete the files of a sandbox, whatever their modes. Absence is fine."""
+        """Delete the files of a sandbox, whatever their modes, if there are any."""
         with contextlib.suppress(PathNotFound, FileNotFoundError):
-            await asyncio.to_thread(_remove, self.home.boxes, key)
+            await asyncio.to_thread(_remove, self.home.sandboxes, key)
 
     async def measure(self, key: str) -> int:
         """Measure the bytes that a sandbox occupies on disk."""
-        return await asyncio.to_thread(usage, self.home.box(key))
+        return (await asyncio.to_thread(measure, self.home.sandbox_directory(key))).bytes
 
 
-def _remove(boxes: str, key: str) -> None:
-    parent = os.open(boxes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _remove(sandboxes: str, key: str) -> None:
+    parent = os.open(sandboxes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        remove_tree(parent, key, os.path.join(boxes, key))
+        remove_tree(parent, key, os.path.join(sandboxes, key))
     finally:
         os.close(parent)
 

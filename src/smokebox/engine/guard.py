@@ -19,9 +19,9 @@ MEMORY_SECONDS = 0.5
 class ResourceGuard:
     """Ends the run of a sandbox that exceeds a limit, with a reason."""
 
-    def __init__(self, boxes: str) -> None:
-        self._disk = DiskWatch(boxes, over=self._over, low=self._low)
-        self._lives: dict[str, Lifecycle] = {}
+    def __init__(self, sandboxes: str) -> None:
+        self._disk = DiskWatch(sandboxes, over=self._over, low=self._low)
+        self._lifecycles: dict[str, Lifecycle] = {}
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -30,10 +30,10 @@ class ResourceGuard:
         self._keep(asyncio.create_task(self._disk.run()))
         self._keep(asyncio.create_task(self._watch_memory()))
 
-    def watch(self, life: Lifecycle, run: Run) -> None:
+    def watch(self, lifecycle: Lifecycle, run: Run) -> None:
         """Watch a run. Call again when its limits change."""
         key = run.jail.state.key
-        self._lives[key], self._runs[key] = life, run
+        self._lifecycles[key], self._runs[key] = lifecycle, run
         fresh = run.generation == 1 and self._disk.used(key) is None
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
         self._disk.watch(key, f"{run.directory}/data", run.limits.disk, fresh=fresh)
@@ -42,7 +42,7 @@ class ResourceGuard:
         """Stop watching a run."""
         key = run.jail.state.key
         self._disk.forget(key)
-        self._lives.pop(key, None)
+        self._lifecycles.pop(key, None)
         self._runs.pop(key, None)
 
     async def aclose(self) -> None:
@@ -62,9 +62,9 @@ class ResourceGuard:
         self._stop(key, f"the host's disk is nearly full, and it had grown to {used / 1e9:.2f} GB")
 
     def _stop(self, key: str, reason: str) -> None:
-        life = self._lives.get(key)
-        if life is not None:
-            life.stop(reason)
+        lifecycle = self._lifecycles.get(key)
+        if lifecycle is not None:
+            lifecycle.stop(reason)
 
     async def _watch_memory(self) -> None:
         """Bound the sum of memory where rlimits bind only each process."""

@@ -24,7 +24,7 @@ from smokebox.foundation.endpoint import default_home
 # How long children of a killed owner may take to release the lock.
 DEAD_OWNER_SECONDS = 2.0
 
-_ELSEWHERE = "Set SMOKEBOX_HOME to a directory of your own"
+_ANOTHER_HOME = "Set SMOKEBOX_HOME to another directory"
 
 
 def open_home(path: str | os.PathLike[str] | None = None) -> Home:
@@ -33,17 +33,17 @@ def open_home(path: str | os.PathLike[str] | None = None) -> Home:
     The default is `$SMOKEBOX_HOME`, else `smokebox` in the user's data directory. Raises
     `Conflict` while another process holds it.
     """
-    place = default_home() if path is None else _checked(path)
+    home = default_home() if path is None else _check_path(path)
     try:
-        os.makedirs(place, mode=0o700, exist_ok=True)
-        _check_owner(place)
-        os.makedirs(os.path.join(place, "boxes"), mode=0o700, exist_ok=True)
-        lock = _take(place)
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        _check_owner(home)
+        os.makedirs(os.path.join(home, "boxes"), mode=0o700, exist_ok=True)
+        lock = _lock(home)
     except PathError:
         raise
     except OSError as error:
-        raise _unusable(error, place) from error
-    return Home(place, lock)
+        raise _unusable(error, home) from error
+    return Home(home, lock)
 
 
 class Home:
@@ -55,7 +55,7 @@ class Home:
         _OPEN.add(self)
 
     @property
-    def boxes(self) -> str:
+    def sandboxes(self) -> str:
         """The directory that holds one directory per sandbox."""
         return os.path.join(self.path, "boxes")
 
@@ -64,9 +64,9 @@ class Home:
         """The file of the durable record."""
         return os.path.join(self.path, "record.db")
 
-    def box(self, key: str) -> str:
+    def sandbox_directory(self, key: str) -> str:
         """Return the directory of a sandbox, existing or not."""
-        return os.path.join(self.boxes, key)
+        return os.path.join(self.sandboxes, key)
 
     def close(self) -> None:
         """Release the lock. Safe to repeat."""
@@ -76,7 +76,7 @@ class Home:
             fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """Close the lock in a forked copy of this process; the original keeps it."""
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -92,51 +92,51 @@ class Home:
 _OPEN: weakref.WeakSet[Home] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _close_after_fork() -> None:
     for home in list(_OPEN):
-        home.forget()
+        home.close_after_fork()
 
 
 # A fork without exec would hold the lock for as long as it lives.
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
-def _checked(path: object) -> str:
-    place = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(place, str) or not place or "\0" in place:
+def _check_path(path: object) -> str:
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidOption(
-            f"home must be the path of a directory, not {place!r}.",
+            f"home must be the path of a directory, not {text!r}.",
             hint="Pass a str, or None for the default.",
             option="home",
             value=path,
         )
-    return os.path.abspath(os.path.expanduser(place))
+    return os.path.abspath(os.path.expanduser(text))
 
 
-def _check_owner(place: str) -> None:
-    found = os.stat(place)
+def _check_owner(home: str) -> None:
+    found = os.stat(home)
     if found.st_uid != os.geteuid():
         raise AccessDenied(
-            place,
-            f"the state directory {place} belongs to uid {found.st_uid}, not to "
+            home,
+            f"the state directory {home} belongs to uid {found.st_uid}, not to "
             f"uid {os.geteuid()} of this process",
-            hint=f"{_ELSEWHERE}, or run this as its owner.",
+            hint=f"{_ANOTHER_HOME}, or run this as its owner.",
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise AccessDenied(
-            place,
-            f"the state directory {place} is writable by others "
+            home,
+            f"the state directory {home} is writable by others "
             f"(mode {stat.S_IMODE(found.st_mode):04o})",
-            hint=f"Run `chmod go-w {shlex.quote(place)}` after checking what is in it.",
+            hint=f"Run `chmod go-w {shlex.quote(home)}` after checking what is in it.",
         )
 
 
-def _take(place: str) -> int:
+def _lock(home: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(os.path.join(place, "lock"), flags, 0o600)
+    lock = os.open(os.path.join(home, "lock"), flags, 0o600)
     try:
-        if not _locked(lock):
-            raise _taken(place, _owner(lock))
+        if not _try_lock(lock):
+            raise _locked(home, _owner(lock))
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except BaseException:
@@ -145,7 +145,7 @@ def _take(place: str) -> int:
     return lock
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     deadline = time.monotonic() + DEAD_OWNER_SECONDS
     while True:
         try:
@@ -153,7 +153,7 @@ def _locked(lock: int) -> bool:
             return True
         except BlockingIOError:
             # The owner has not written its pid yet, or was killed with a child in fork or exec.
-            if _lives(_owner(lock)) or time.monotonic() > deadline:
+            if _is_running(_owner(lock)) or time.monotonic() > deadline:
                 return False
         time.sleep(0.01)
 
@@ -163,27 +163,27 @@ def _owner(lock: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _lives(pid: int | None) -> bool:
+def _is_running(pid: int | None) -> bool:
     return pid is not None and os.path.exists(f"/proc/{pid}")
 
 
-def _taken(place: str, pid: int | None) -> Conflict:
+def _locked(home: str, pid: int | None) -> Conflict:
     if pid == os.getpid():
-        who, hint = "this process already", "Share the open engine, or close it first."
+        owner, hint = "this process already", "Share the open engine, or close it first."
     else:
-        who = "another process" if pid is None else f"process {pid}"
-        hint = f"Use that process, stop it, or set SMOKEBOX_HOME to a directory other than {place}."
+        owner = "another process" if pid is None else f"process {pid}"
+        hint = f"Use that process, stop it, or set SMOKEBOX_HOME to a directory other than {home}."
     return Conflict(
-        f"{who} has the state directory {place}.", hint=hint, kind="home", name=place, pid=pid
+        f"{owner} uses the state directory {home}.", hint=hint, kind="home", name=home, pid=pid
     )
 
 
-def _unusable(error: OSError, place: str) -> PathError:
+def _unusable(error: OSError, home: str) -> PathError:
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return PathNotDirectory(
-            place, f"the state directory {place} is not a directory", hint=f"{_ELSEWHERE}."
+            home, f"the state directory {home} is not a directory", hint=f"{_ANOTHER_HOME}."
         )
-    fault = from_os_error(error, error.filename or place)
-    fault.message = f"cannot use the state directory {place}: {fault.message}"
-    fault.hint = fault.hint or f"{_ELSEWHERE}."
-    return fault
+    unusable = from_os_error(error, error.filename or home)
+    unusable.message = f"cannot use the state directory {home}: {unusable.message}"
+    unusable.hint = unusable.hint or f"{_ANOTHER_HOME}."
+    return unusable

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.engine.egress.audit_log import TrafficTotals
-    from smokebox.engine.jail.api import Jailer
+    from smokebox.engine.jail.jail import Jailer
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
 
@@ -49,12 +49,12 @@ class Host:
     the event loop that opened it.
     """
 
-    def __init__(self, context: EngineContext, guard: ResourceGuard) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._guard = guard
         # The guard holds running sandboxes, callers' handles hold the rest.
         self._sandboxes: WeakValueDictionary[str, Sandbox] = WeakValueDictionary()
-        self._asked: set[Sandbox] = set()
+        # Holds sandboxes with options that the next call applies.
+        self._changed: set[Sandbox] = set()
         self._closed = False
 
     @classmethod
@@ -81,27 +81,21 @@ class Host:
             AccessDenied: The state directory belongs to another user, or is writable by others.
         """
         raise_open_files()
-        place = await asyncio.to_thread(open_home, home)
-        try:
-            record = await Record.open(place.record)
-        except BaseException:
-            place.close()
-            raise
-        guard = ResourceGuard(place.boxes)
-        layers = os.fspath(images) if images is not None else os.path.join(place.path, "images")
-        try:
-            kept = Backups(record, os.path.join(place.path, "backups"), backups)
-        except BaseException:
-            await record.aclose()
-            place.close()
-            raise
-        host = cls(_build_context(place, record, guard, tier, pool, layers, kept), guard)
+        directory = await asyncio.to_thread(open_home, home)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(directory.close)
+            record = await Record.open(directory.record)
+            stack.push_async_callback(record.aclose)
+            layers = os.fspath(images or os.path.join(directory.path, "images"))
+            store = Backups(record, os.path.join(directory.path, "backups"), backups)
+            stack.pop_all()
+        host = cls(_build_context(directory, record, store, tier, pool, layers))
         try:
             await host._take_over()
         except BaseException:
             await host.aclose(detach=True)
             raise
-        guard.start()
+        host._context.guard.start()
         return host
 
     @property
@@ -145,11 +139,13 @@ class Host:
             SandboxGone: The host is closed.
         """
         self._check_open()
-        asked = parse_options("Host.sandbox()", options)
-        sandbox = self._owner(check_id(id))
-        if not asked.empty:
-            sandbox.ask(asked)
-            self._asked = {one for one in self._asked if one.life.asked} | {sandbox}
+        sandbox = self._sandboxes.get(id) if isinstance(id, str) else None
+        if sandbox is None:
+            sandbox = self._sandboxes[id] = Sandbox(check_id(id), self._context)
+        if options and not (checked := parse_options("Host.sandbox()", options)).empty:
+            sandbox.set_options(checked)
+            pending = {one for one in self._changed if one.lifecycle.has_pending_options}
+            self._changed = pending | {sandbox}
         return sandbox
 
     async def create(self, id: str | None = None, **options: Unpack[SandboxOptions]) -> Sandbox:
@@ -186,7 +182,7 @@ class Host:
         rows = await self._context.record.sandboxes(
             status=status, labels=check_labels(labels or {}), prefix=prefix
         )
-        used_at = {sandbox.id: sandbox.life.used_at for sandbox in self._sandboxes.values()}
+        used_at = {sandbox.id: sandbox.lifecycle.used_at for sandbox in self._sandboxes.values()}
         return [info_of(row, used_at.get(row.id, 0.0)) for row in rows]
 
     async def aclose(self, *, detach: bool = False) -> None:
@@ -207,7 +203,7 @@ class Host:
                 stack.push_async_callback(jailer.aclose)
             stack.push_async_callback(self._context.pool.aclose)
             stack.push_async_callback(self._close_all, detach=detach)
-            stack.push_async_callback(self._guard.aclose)
+            stack.push_async_callback(self._context.guard.aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,18 +212,14 @@ class Host:
         await self.aclose()
 
     async def _close_all(self, *, detach: bool) -> None:
-        lives = [sandbox.life for sandbox in self._sandboxes.values()]
-        closing = [asyncio.create_task(life.close(detach=detach)) for life in lives]
+        closing = [
+            asyncio.create_task(sandbox.lifecycle.close(detach=detach))
+            for sandbox in self._sandboxes.values()
+        ]
         if closing:
             await asyncio.wait(closing)
         for task in closing:
             task.result()
-
-    def _owner(self, id: str) -> Sandbox:
-        sandbox = self._sandboxes.get(id)
-        if sandbox is None:
-            sandbox = self._sandboxes[id] = Sandbox(id, self._context)
-        return sandbox
 
     async def _take_over(self) -> None:
         """Adopt running sandboxes, finish interrupted destroys, and remove unknown leftovers."""
@@ -247,16 +239,17 @@ class Host:
         # Also empty cgroups of engines whose state directory was deleted.
         await asyncio.to_thread(detect().sweep, running)
         known = {row.key for row in await self._context.record.sandboxes()}
-        for key in await asyncio.to_thread(os.listdir, self._context.home.boxes):
+        for key in await asyncio.to_thread(os.listdir, self._context.home.sandboxes):
             if key not in known:
                 await self._context.remove(key)
 
     async def _adopt(self, id: str, turns: asyncio.Semaphore) -> None:
         async with turns:
             try:
-                await self._owner(id).life.adopt()
+                sandbox = self._sandboxes[id] = Sandbox(id, self._context)
+                await sandbox.lifecycle.adopt()
             except (SmokeboxError, OSError) as error:
-                # For example, its tier is not installed any more. The others continue.
+                # For example, its tier is no longer installed. The others continue.
                 _log.warning("sandbox %s was not adopted: %s", id, error)
 
     def _check_open(self) -> None:
@@ -269,34 +262,27 @@ class Host:
 
 
 def _build_context(
-    place: Home,
-    record: Record,
-    guard: ResourceGuard,
-    tier: Tier,
-    pool: int,
-    layers: str,
-    backups: Backups,
+    home: Home, record: Record, backups: Backups, tier: Tier, pool: int, layers: str
 ) -> EngineContext:
-    tag = tag_of(place.path)
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
         "gvisor": GvisorJailer(os.path.join(layers, "interpreter")),
     }
     context = EngineContext(
-        home=place,
+        home=home,
         record=record,
         images=open_store(layers),
         jailers=jailers,
         tier=tier,
         workers=Workers(),
-        guard=guard,
+        guard=ResourceGuard(home.sandboxes),
         pool=JailPool(
             pool,
             make=lambda image: context.spec(context.key(), image, Limits()),
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,
-        tag=tag,
+        tag=tag_of(home.path),
     )
     return context
 

@@ -20,23 +20,21 @@ from smokebox.errors import LimitReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODIFY, ATTRIB, MOVED_FROM, MOVED_TO = 0x2, 0x4, 0x40, 0x80
+MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 CREATE, DELETE, DELETE_SELF, MOVE_SELF = 0x100, 0x200, 0x400, 0x800
 UNMOUNT, OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
 ONLYDIR, EXCL_UNLINK, ISDIR = 0x01000000, 0x04000000, 0x40000000
 
 _EVENT = struct.Struct("iIII")
-_ROOM = 64 << 10
+_BUFFER_SIZE = 64 << 10
+# Without a pause, a program that writes line by line would wake the loop for every line.
+_LOG_PAUSE = 0.005
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _add_watch = _libc["inotify_add_watch"]
 _add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
-CLOSE_WRITE = 0x8
 
-# Without a pause, a program that writes line by line would wake the loop for every line.
-_LOG_PAUSE = 0.005
-
-_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, InotifyReader]] = (
+_readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, InotifyReader]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -74,7 +72,7 @@ class Inotify:
         """Return pending events, or the oldest part of them. Never blocks."""
         data = b""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self.fd, _ROOM)
+            data = os.read(self.fd, _BUFFER_SIZE)
         events: list[InotifyEvent] = []
         offset = 0
         while offset < len(data):
@@ -105,14 +103,14 @@ def _error(setting: str, limits: tuple[int, ...]) -> Exception:
 class InotifyWatch:
     """One caller's watch on one file, until closed."""
 
-    def __init__(self, inbox: InotifyReader, number: int, call: Callable[[int], None]) -> None:
+    def __init__(self, reader: InotifyReader, number: int, callback: Callable[[int], None]) -> None:
         self.number = number
-        self.call = call
-        self._inbox = inbox
+        self.callback = callback
+        self._reader = reader
 
     def close(self) -> None:
         """Stop the callbacks. Safe to repeat."""
-        self._inbox.remove(self)
+        self._reader.remove(self)
 
 
 class InotifyReader:
@@ -128,49 +126,49 @@ class InotifyReader:
         self._timer: asyncio.TimerHandle | None = None
         self._watches: dict[int, set[InotifyWatch]] = {}
 
-    def watch(self, fd: int, mask: int, call: Callable[[int], None]) -> InotifyWatch:
-        """Call `call` with a mask whenever an event of `mask` happens to the file behind `fd`.
+    def watch(self, fd: int, mask: int, callback: Callable[[int], None]) -> InotifyWatch:
+        """Call `callback` with a mask whenever an event of `mask` happens to the file of `fd`.
 
         The mask contains `OVERFLOW` when events were lost.
         """
         if self._inotify is None:
             self._inotify = Inotify()
-            self._listen()
-        watch = InotifyWatch(self, self._inotify.add(fd, mask), call)
+            self._start_reading()
+        watch = InotifyWatch(self, self._inotify.add(fd, mask), callback)
         self._watches.setdefault(watch.number, set()).add(watch)
         return watch
 
     def remove(self, watch: InotifyWatch) -> None:
         """Remove a watch, and close the instance after the last one."""
-        of_file = self._watches.get(watch.number, set())
-        of_file.discard(watch)
-        if of_file or self._inotify is None:
+        watches = self._watches.get(watch.number, set())
+        watches.discard(watch)
+        if watches or self._inotify is None:
             return
         if self._watches.pop(watch.number, None) is not None:
             self._inotify.remove(watch.number)
         if not self._watches:
             self._close(self._inotify)
 
-    def _listen(self) -> None:
+    def _start_reading(self) -> None:
         self._timer = None
         loop = self._loop()
         if loop is not None and self._inotify is not None:
-            loop.add_reader(self._inotify.fd, self._hear)
+            loop.add_reader(self._inotify.fd, self._on_readable)
 
-    def _hear(self) -> None:
+    def _on_readable(self) -> None:
         loop = self._loop()
         if self._inotify is None or loop is None:
             return
-        news: dict[int, int] = {}
+        masks: dict[int, int] = {}
         for event in self._inotify.read():
             for number in self._watches if event.mask & OVERFLOW else (event.watch,):
-                news[number] = news.get(number, 0) | event.mask
+                masks[number] = masks.get(number, 0) | event.mask
         if self._pause:
             loop.remove_reader(self._inotify.fd)
-            self._timer = loop.call_later(self._pause, self._listen)
-        for number, mask in news.items():
+            self._timer = loop.call_later(self._pause, self._start_reading)
+        for number, mask in masks.items():
             for watch in list(self._watches.get(number, ())):
-                watch.call(mask)
+                watch.callback(mask)
 
     def _close(self, inotify: Inotify) -> None:
         self._inotify = None
@@ -183,19 +181,20 @@ class InotifyReader:
         inotify.close()
 
 
-def watch_end(fd: int, call: Callable[[int], None]) -> InotifyWatch:
-    """Watch a file to which a process writes its exit status before closing it."""
-    return _inbox(0.0).watch(fd, MODIFY | CLOSE_WRITE, call)
+def watch_end(fd: int, callback: Callable[[int], None]) -> InotifyWatch:
+    """Watch for writes to a file, and for its close, without delay."""
+    return _shared_reader(0.0).watch(fd, MODIFY | CLOSE_WRITE, callback)
 
 
-def watch_log(fd: int, call: Callable[[int], None]) -> InotifyWatch:
-    """Watch a file that may be written continuously."""
-    return _inbox(_LOG_PAUSE).watch(fd, MODIFY, call)
+def watch_log(fd: int, callback: Callable[[int], None]) -> InotifyWatch:
+    """Watch a file that may be written continuously, with a short delay."""
+    return _shared_reader(_LOG_PAUSE).watch(fd, MODIFY, callback)
 
 
-def _inbox(pause: float) -> InotifyReader:
+def _shared_reader(pause: float) -> InotifyReader:
+    """Return the reader of the running loop with that pause."""
     loop = asyncio.get_running_loop()
-    of_loop = _inboxes.setdefault(loop, {})
-    if pause not in of_loop:
-        of_loop[pause] = InotifyReader(loop, pause)
-    return of_loop[pause]
+    readers = _readers.setdefault(loop, {})
+    if pause not in readers:
+        readers[pause] = InotifyReader(loop, pause)
+    return readers[pause]

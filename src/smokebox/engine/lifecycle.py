@@ -1,8 +1,8 @@
-"""The life of one sandbox: not made, awake, asleep, destroyed. One owner, one step at a time.
+"""The lifecycle of one sandbox: wake, sleep, adopt, destroy, one step at a time.
 
 The running jail is the truth and the record follows it: a run is recorded before its jail can
 outlive this process, and its end after everything of it is cleaned up. A step that has begun
-runs to its end, even when its caller stops waiting.
+runs to its end, even when its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -11,62 +11,43 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smokebox.engine import startup
 from smokebox.engine.files import leftovers
-from smokebox.engine.jail import guest_requests
+from smokebox.engine.jail import guest_init, guest_requests
 from smokebox.engine.options import CheckedOptions
 from smokebox.engine.record.rows import SandboxRow, delete, update
-from smokebox.engine.run import DESTROYED
+from smokebox.engine.run import DESTROYED, STOPPED
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine.context import EngineContext
-    from smokebox.engine.jail.api import Jail
-    from smokebox.engine.run import Run
+    from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.run import Run, RunPart
 
 T = TypeVar("T")
 
 _log = logging.getLogger("smokebox.engine")
 
 ASLEEP = "it fell asleep"
-STOPPED = "the engine was stopped"
 CRASHED = "the engine was killed, and the sandbox did not outlive it"
-SILENT = "its guest init does not respond"
+UNRESPONSIVE = "its guest init does not respond"
 
 # A call that takes this long checks that the guest init responds at all.
-PULSE_SECONDS = 10.0
+PROBE_SECONDS = 10.0
 # Missed responses before giving up: a sandbox with little cpu is slow, not stuck.
-PULSES = 3
+PROBES = 3
 # Time limit for the parts of a sandbox to finish pending work before it sleeps.
-SETTLE_SECONDS = 2.0
+BEFORE_END_SECONDS = 2.0
 # The kernel reports the end of a jail later than that of its last process.
 _END_SECONDS = 0.5
 # No process has this pid: the kernel's maximum is 2 ** 22.
-_NOBODY = 1 << 23
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPart:
-    """A component with state in the runs of a sandbox: files, processes, sessions and so on.
-
-    `begin` is called when a run starts, and when the record of a run changes. `adopt` takes over
-    a run that another engine started. `ended` releases a finished run, including one that was
-    never adopted. `settle` finishes pending work before the end of a run. `close` releases
-    everything. A `busy` part keeps the sandbox from sleeping.
-    """
-
-    ended: Callable[[str], Awaitable[None]]
-    begin: Callable[[Run], Awaitable[None]] | None = None
-    settle: Callable[[], Awaitable[None]] | None = None
-    adopt: Callable[[Run], Awaitable[None]] | None = None
-    busy: Callable[[], bool] = lambda: False
-    close: Callable[[], Awaitable[None]] | None = None
+_UNUSED_PID = 1 << 23
 
 
 class Lifecycle:
@@ -81,7 +62,7 @@ class Lifecycle:
         self._context = context
         self._on_destroyed = on_destroyed
         self._lock = asyncio.Lock()
-        self._asked = CheckedOptions()
+        self._pending: CheckedOptions | None = None
         self._row: SandboxRow | None = None
         self._run: Run | None = None
         self._active = 0
@@ -102,78 +83,79 @@ class Lifecycle:
         return time.time() if self._active and self._run is not None else self._used_at
 
     @property
-    def asked(self) -> bool:
-        """True while options are pending for the next call to apply."""
-        return not self._asked.empty
+    def has_pending_options(self) -> bool:
+        """True while options wait for the next call to apply them."""
+        return self._pending is not None
 
-    def ask(self, options: CheckedOptions) -> None:
+    def set_options(self, options: CheckedOptions) -> None:
         """Apply options at the next call. Does not count as a call itself."""
-        self._asked = options.over(self._asked)
+        self._pending = options if self._pending is None else options.over(self._pending)
 
     async def row(self) -> SandboxRow | None:
         """Return the row of the record, with pending options applied."""
         async with self._lock:
-            await self._change()
+            await self._apply_pending()
             return self._row
 
     async def directory(self) -> str:
         """Return the directory of the sandbox on the host; empty before it was ever woken."""
         row = self._row or await self._context.record.get(SandboxRow, self.id)
-        return self._context.home.box(row.key) if row is not None else ""
+        return self._context.home.sandbox_directory(row.key) if row is not None else ""
 
     @property
     def layers(self) -> EgressLayers | None:
         """The egress layers, or None while the record has not been read."""
         return self._row.egress if self._row is not None else None
 
-    async def amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
+    async def update(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
         """Change the record and the current run. Wakes a sandbox that was never woken."""
         if await self.row() is None:
             await self.wake()
-        await asyncio.shield(self._keep(self._amend(change)))
+        await asyncio.shield(self._spawn(self._update(change)))
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Run]:
         """Wake the sandbox and keep it awake inside the block."""
         self._active += 1
-        self._disarm()
-        run = pulse = None
+        self._stop_idle_timer()
+        run = probe = None
         try:
             run = await self.wake()
             loop = asyncio.get_running_loop()
-            pulse = loop.call_later(PULSE_SECONDS, self._feel_pulse, run.jail)
+            probe = loop.call_later(PROBE_SECONDS, self._start_probe, run.jail)
             yield run
         except SandboxGone as error:
             if run is None or not await self._has_ended(run.jail):
                 raise
-            raise run.gone(await asyncio.shield(self._keep(self._why(run)))) from error
+            reason = await asyncio.shield(self._spawn(self._stop_reason(run)))
+            raise run.gone(reason) from error
         finally:
-            if pulse is not None:
-                pulse.cancel()
+            if probe is not None:
+                probe.cancel()
                 self._used_at = time.time()
             self._active -= 1
-            self._arm()
+            self._start_idle_timer()
 
     async def wake(self) -> Run:
         """Return the current run, or start one. Concurrent calls share one start."""
-        if self._run is not None and self._run.jail.alive and self._asked.empty:
+        if self._run is not None and self._run.jail.alive and self._pending is None:
             return self._run
-        return await asyncio.shield(self._keep(self._wake()))
+        return await asyncio.shield(self._spawn(self._wake()))
 
-    async def sleep(self, reason: str = ASLEEP) -> None:
+    async def sleep(self) -> None:
         """End the current run and keep the files."""
-        await asyncio.shield(self._keep(self._sleep(reason)))
+        await asyncio.shield(self._spawn(self._sleep()))
 
     def stop(self, reason: str) -> None:
         """End the current run because it exceeded a limit or is broken."""
         if self._run is not None:
-            self._keep(self._stop(self._run.jail, reason))
+            self._spawn(self._stop(self._run.jail, reason))
 
     async def destroy(self) -> None:
         """Remove every trace. Concurrent calls are merged."""
         if self._destroying is None or self._destroying.done():
             self._check_open()
-            self._destroying = self._keep(self._destroy())
+            self._destroying = self._spawn(self._destroy())
         await asyncio.shield(self._destroying)
 
     async def adopt(self) -> None:
@@ -187,34 +169,33 @@ class Lifecycle:
         async with self._lock:
             jail = await startup.find(self._context, row)
             if jail is None:
-                await self._found_dead(row, CRASHED)
+                await self._clean_up_dead(row, CRASHED)
                 return
             try:
                 image = await self._context.images.get(row.image)
                 self._run = await startup.as_run(self._context, row, jail, image)
                 await leftovers.sweep_running(self._run, self._context.workers)
                 for part in self.parts:
-                    if part.adopt is not None:
-                        await part.adopt(self._run)
+                    await part.adopt(self._run)
             except (SmokeboxError, OSError) as error:
                 self._run = None
                 await jail.kill()
-                await self._found_dead(row, f"it could not be adopted: {error}")
+                await self._clean_up_dead(row, f"it could not be adopted: {error}")
                 return
             self._context.guard.watch(self, self._run)
-            self._keep(self._watch(self._run))
-        self._arm()
+            self._spawn(self._watch(self._run))
+        self._start_idle_timer()
 
     async def close(self, *, detach: bool) -> None:
         """Release the sandbox: put it to sleep, or leave it running for another engine."""
         self._closed = True
-        self._disarm()
+        self._stop_idle_timer()
         if self._destroying is not None:
             await asyncio.wait([self._destroying])
         try:
             async with self._lock:
                 if detach and self._run is not None:
-                    await self._settle()
+                    await self._prepare_end()
                     run, self._run = self._run, None
                     self._context.guard.forget(run)
                     run.jail.close()
@@ -222,8 +203,7 @@ class Lifecycle:
                     await self._end(STOPPED)
         finally:
             for part in self.parts:
-                if part.close is not None:
-                    await part.close()
+                await part.aclose()
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
@@ -231,14 +211,14 @@ class Lifecycle:
         async with self._lock:
             self._check_open()
             if self._run is not None and not self._run.jail.alive:
-                await self._end(await self._why_dead(self._run.jail))
-            await self._change()
+                await self._end(await self._death_reason(self._run.jail))
+            await self._apply_pending()
             if self._row is not None and self._row.status == "destroying":
                 await self._remove(self._row)
             if self._run is None:
                 self._run = await self._start()
                 self._context.guard.watch(self, self._run)
-                self._keep(self._watch(self._run))
+                self._spawn(self._watch(self._run))
                 try:
                     await self._begin()
                 except SmokeboxError:
@@ -247,33 +227,36 @@ class Lifecycle:
                     raise
             return self._run
 
-    async def _sleep(self, reason: str) -> None:
+    async def _sleep(self, *, if_idle: bool = False) -> None:
         async with self._lock:
-            if self._run is not None:
-                await self._end(reason)
+            if self._run is not None and not (if_idle and self._active):
+                await self._end(ASLEEP)
 
     async def _stop(self, jail: Jail, reason: str) -> None:
         async with self._lock:
-            if self._run is not None and self._run.jail is jail:
+            if self._is_current(jail):
                 await self._end(reason)
 
-    async def _change(self) -> None:
+    def _is_current(self, jail: Jail) -> bool:
+        return self._run is not None and self._run.jail is jail
+
+    async def _apply_pending(self) -> None:
         """Read the record, and write the pending options to it."""
         if self._row is None:
             self._row = await self._context.record.get(SandboxRow, self.id)
-        if self._row is None or self._asked.empty:
+        if self._row is None or self._pending is None:
             return
-        asked, self._asked = self._asked, CheckedOptions()
-        await self._rewrite(self._row, asked.change(self._row))
+        options, self._pending = self._pending, None
+        await self._rewrite(self._row, options.change(self._row))
 
-    async def _amend(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
+    async def _update(self, change: Callable[[SandboxRow], SandboxRow]) -> None:
         async with self._lock:
             self._check_open()
-            await self._change()
+            await self._apply_pending()
             if self._row is None:
                 raise SandboxGone(
                     f"sandbox {self.id} was destroyed meanwhile.",
-                    hint="Repeat the call: it makes a new sandbox.",
+                    hint="Repeat the call: it creates a new sandbox.",
                     reason=DESTROYED,
                     sandbox_id=self.id,
                 )
@@ -282,7 +265,7 @@ class Lifecycle:
     async def _rewrite(self, row: SandboxRow, changed: SandboxRow) -> None:
         if changed == row:
             return
-        run = self._run if self._run is not None and self._run.jail.alive else None
+        run = self.run
         if run is not None and changed.limits != run.limits:
             # Before the record: the kernel refuses limits below current use.
             await run.jail.set_limits(changed.limits)
@@ -296,56 +279,62 @@ class Lifecycle:
                 default_user=changed.settings.user,
                 limits=changed.limits,
             )
+            run.jail.set_orphan_timeout(changed.settings.idle_timeout)
             self._context.guard.watch(self, self._run)
-            self._arm()
+            self._start_idle_timer()
             if changed.egress != row.egress:
                 await self._begin()
 
     async def _begin(self) -> None:
         for part in self.parts:
-            if part.begin is not None and self._run is not None:
+            if self._run is not None:
                 await part.begin(self._run)
 
     async def _start(self) -> Run:
-        asked, self._asked = self._asked, CheckedOptions()
+        options, self._pending = self._pending, None
         try:
-            started = await startup.start(self._context, self.id, self._row, asked)
+            started = await startup.start(
+                self._context, self.id, self._row, options or CheckedOptions()
+            )
         except (InvalidOption, NotFound):
             # Invalid options are dropped: a retry would fail again.
             raise
         except BaseException:
-            self._asked = self._asked.over(asked)
+            later, self._pending = self._pending, options
+            if later is not None:
+                self.set_options(later)
             raise
         self._row = started.row
         return started.run
 
     async def _end(self, reason: str) -> None:
         """End the run: kill the jail, notify the parts, update the record. Needs the lock."""
-        await self._settle()
+        await self._prepare_end()
         run, self._run = self._run, None
         assert run is not None
         assert self._row is not None
-        self._disarm()
+        self._stop_idle_timer()
         self._context.guard.forget(run)
         await run.jail.kill()
         run.spills.close()
-        await self._over(self._row, reason)
+        await self._record_end(self._row, reason)
 
-    async def _settle(self) -> None:
+    async def _prepare_end(self) -> None:
         if self.run is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
+            async with asyncio.timeout(BEFORE_END_SECONDS):
                 for part in self.parts:
-                    if part.settle is not None:
-                        await part.settle()
+                    await part.before_end()
 
-    async def _found_dead(self, row: SandboxRow, reason: str) -> None:
+    async def _clean_up_dead(self, row: SandboxRow, reason: str) -> None:
         # Before the record says idle: idle sandboxes are not swept again.
-        await leftovers.sweep_dead(self._context.home.box(row.key), self._context.workers)
-        await self._over(row, reason)
+        await leftovers.sweep_stopped(
+            self._context.home.sandbox_directory(row.key), self._context.workers
+        )
+        await self._record_end(row, reason)
 
-    async def _over(self, row: SandboxRow, reason: str) -> None:
+    async def _record_end(self, row: SandboxRow, reason: str) -> None:
         self._row = replace(
             row,
             status="destroying" if row.status == "destroying" else "idle",
@@ -363,7 +352,7 @@ class Lifecycle:
 
     async def _destroy(self) -> None:
         async with self._lock:
-            self._asked = CheckedOptions()
+            self._pending = None
             if self._row is None:
                 self._row = await self._context.record.get(SandboxRow, self.id)
             if self._row is not None:
@@ -390,24 +379,24 @@ class Lifecycle:
                 await jail.wait()
         return not jail.alive
 
-    def _feel_pulse(self, jail: Jail) -> None:
-        self._keep(self._see_that_it_answers(jail))
+    def _start_probe(self, jail: Jail) -> None:
+        self._spawn(self._probe(jail))
 
-    async def _see_that_it_answers(self, jail: Jail) -> None:
+    async def _probe(self, jail: Jail) -> None:
         """End a run whose guest init is stuck, as its callers would wait forever.
 
         The guest init serves connections in order, so a response to this one shows that all earlier
         calls are being served.
         """
-        for _ in range(PULSES):
+        for _ in range(PROBES):
             try:
                 if not jail.frozen:
-                    await guest_requests.send_signal(jail, _NOBODY, 0, tree=False)
+                    await guest_requests.send_signal(jail, _UNUSED_PID, 0, guest_init.LEADER)
                 return
             except SandboxGone:
-                if not jail.alive or jail.frozen or self._run is None or self._run.jail is not jail:
+                if not jail.alive or jail.frozen or not self._is_current(jail):
                     return
-        self.stop(SILENT)
+        self.stop(UNRESPONSIVE)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -422,27 +411,26 @@ class Lifecycle:
         """Wait for a run to end by itself, then clean up after it."""
         await run.jail.wait()
         async with self._lock:
-            if self._run is not None and self._run.jail is run.jail:
-                await self._end(await self._why_dead(run.jail))
+            if self._is_current(run.jail):
+                await self._end(await self._death_reason(run.jail))
 
-    async def _why_dead(self, jail: Jail) -> str:
+    async def _death_reason(self, jail: Jail) -> str:
         with contextlib.suppress(SmokeboxError, OSError):
             if (await jail.stats()).oom_kills:
                 return "it ran out of memory"
         return "its first process was killed"
 
-    async def _why(self, run: Run) -> str:
+    async def _stop_reason(self, run: Run) -> str:
         """Return why a run ended, after its end is recorded."""
         async with self._lock:
-            if self._run is not None and self._run.jail is run.jail:
-                await self._end(await self._why_dead(run.jail))
+            if self._is_current(run.jail):
+                await self._end(await self._death_reason(run.jail))
             if self._row is None:
                 return DESTROYED
             return self._row.stop_reason or STOPPED
 
-    def _arm(self) -> None:
-        """Start the idle timer."""
-        self._disarm()
+    def _start_idle_timer(self) -> None:
+        self._stop_idle_timer()
         if self._active or self._run is None or self._row is None:
             return
         settings = self._row.settings
@@ -450,24 +438,19 @@ class Lifecycle:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(settings.sleep_after, self._idle)
 
-    def _disarm(self) -> None:
+    def _stop_idle_timer(self) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
     def _idle(self) -> None:
         self._timer = None
-        if any(part.busy() for part in self.parts):
-            self._arm()
+        if any(part.busy for part in self.parts):
+            self._start_idle_timer()
         elif not self._active:
-            self._keep(self._sleep_if_idle())
+            self._spawn(self._sleep(if_idle=True))
 
-    async def _sleep_if_idle(self) -> None:
-        async with self._lock:
-            if not self._active and self._run is not None:
-                await self._end(ASLEEP)
-
-    def _keep(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         """Run a step to its end, whether or not a caller waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

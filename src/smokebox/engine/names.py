@@ -18,7 +18,7 @@ LONGEST_NAME = 128
 LONGEST_USER = 32
 LONGEST_LABEL = 63
 LONGEST_LABEL_VALUE = 255
-MOST_LABELS = 64
+MAX_LABELS = 64
 # The highest uid, (uid_t) -1, means "no user" in system calls.
 LAST_UID = 2**32 - 2
 
@@ -112,12 +112,12 @@ def check_labels(labels: object) -> dict[str, str]:
             f"labels is a mapping of names to values, not {type(labels).__name__}.",
             "Pass labels={'name': 'value'}.",
         )
-    if len(labels) > MOST_LABELS:
+    if len(labels) > MAX_LABELS:
         _refuse(
             "labels",
             len(labels),
-            f"a sandbox has at most {MOST_LABELS} labels, not {len(labels)}.",
-            "Keep the rest in a file of the sandbox.",
+            f"a sandbox has at most {MAX_LABELS} labels, not {len(labels)}.",
+            "Store other data in a file of the sandbox.",
         )
     return {check_label(name): _label_value(name, value) for name, value in labels.items()}
 
@@ -139,11 +139,6 @@ def check_label(name: object) -> str:
 def random_id() -> str:
     """Return a random sandbox id: 80 random bits in 16 letters and digits."""
     return base64.b32encode(secrets.token_bytes(10)).decode().lower()
-
-
-def random_key() -> str:
-    """Return a random name for a sandbox's directory and cgroup on the host; never reused."""
-    return random_id()
 
 
 def _name(option: str, what: str, value: object) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from smokebox.egress.layers import EgressLayers, split_handlers
 from smokebox.egress.policy import EgressOption, moved_options, parse_egress
 from smokebox.engine.names import check_labels, check_user
-from smokebox.engine.record.rows import SandboxRow, Settings
+from smokebox.engine.record.rows import SandboxRow, SandboxSettings
 from smokebox.errors import Conflict, InvalidOption
 from smokebox.foundation.paths import check_path
 from smokebox.isolation import check_tier
@@ -53,24 +53,24 @@ class CheckedOptions:
 
     def over(self, other: CheckedOptions) -> CheckedOptions:
         """Return these options merged over `other`."""
-        asked = {
+        passed = {
             name: value for name in self.__slots__ if (value := getattr(self, name)) is not None
         }
-        return replace(other, **asked)
+        return replace(other, **passed)
 
-    def settings(self, now: Settings) -> Settings:
-        """Return `now` with these options applied."""
-        return Settings(
-            sleep_after=_or(self.sleep_after, now.sleep_after),
-            keep_alive=_or(self.keep_alive, now.keep_alive),
-            ephemeral=_or(self.ephemeral, now.ephemeral),
-            cwd=_or(self.cwd, now.cwd),
-            user=_or(self.user, now.user),
+    def settings(self, current: SandboxSettings) -> SandboxSettings:
+        """Return `current` with these options applied."""
+        return SandboxSettings(
+            sleep_after=_or(self.sleep_after, current.sleep_after),
+            keep_alive=_or(self.keep_alive, current.keep_alive),
+            ephemeral=_or(self.ephemeral, current.ephemeral),
+            cwd=_or(self.cwd, current.cwd),
+            user=_or(self.user, current.user),
         )
 
-    def layers(self, now: EgressLayers) -> EgressLayers:
+    def layers(self, current: EgressLayers) -> EgressLayers:
         """Return the egress layers with these options applied."""
-        return now if self.egress is None else now.with_settings(self.egress)
+        return current if self.egress is None else current.with_settings(self.egress)
 
     def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
         """Return the row of a sandbox to be made, with defaults from the image."""
@@ -86,19 +86,19 @@ class CheckedOptions:
             limits=self.limits or Limits(),
             env=self.env or {},
             labels=self.labels or {},
-            settings=self.settings(Settings(cwd=image.cwd, user=image.user)),
+            settings=self.settings(SandboxSettings(cwd=image.cwd, user=image.user)),
             egress=self.layers(EgressLayers()),
         )
 
     def change(self, row: SandboxRow) -> SandboxRow:
         """Return the changed row of an existing sandbox. Its image and tier cannot change."""
-        for name, wanted, has in (
+        for name, value, current in (
             ("image", self.image, row.image),
             ("tier", self.tier, row.tier),
         ):
-            if wanted is not None and wanted != has:
+            if value is not None and value != current:
                 raise Conflict(
-                    f"sandbox {row.id} has the {name} {has!r}, not {wanted!r}.",
+                    f"sandbox {row.id} has the {name} {current!r}, not {value!r}.",
                     hint="Destroy it first, or use another id.",
                     kind=name,
                     name=row.id,
@@ -135,17 +135,17 @@ class SandboxOptions(TypedDict, total=False):
     egress: EgressOption
 
 
-def parse_options(where: str, given: SandboxOptions) -> CheckedOptions:
+def parse_options(where: str, options: SandboxOptions) -> CheckedOptions:
     """Check the options of a user. An option that is None counts as not passed."""
-    refuse_unknown(where, given, SandboxOptions.__annotations__, moved_options())
-    asked = {name: value for name, value in given.items() if value is not None}
-    options = CheckedOptions(
-        **{name: check(asked[name]) for name, check in _CHECKS.items() if name in asked}
+    refuse_unknown(where, options, SandboxOptions.__annotations__, moved_options())
+    passed = {name: value for name, value in options.items() if value is not None}
+    checked = CheckedOptions(
+        **{name: check(passed[name]) for name, check in _CHECKS.items() if name in passed}
     )
-    if "egress" not in asked:
-        return options
-    split = split_handlers(parse_egress(asked["egress"]))
-    return replace(options, egress=split.settings, handlers=split.handlers)
+    if "egress" not in passed:
+        return checked
+    split = split_handlers(parse_egress(passed["egress"]))
+    return replace(checked, egress=split.settings, handlers=split.handlers)
 
 
 def parse_duration(value: float | str) -> float:
@@ -171,8 +171,8 @@ def parse_duration(value: float | str) -> float:
     return float(number)
 
 
-def _or(asked: T | None, has: T) -> T:
-    return has if asked is None else asked
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def _flag(option: str, value: object) -> bool:

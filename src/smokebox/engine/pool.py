@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail, Jailer, JailSpec
+    from smokebox.engine.jail.jail import Jail, Jailer
+    from smokebox.engine.jail.spec import JailSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

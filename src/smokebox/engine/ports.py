@@ -8,27 +8,25 @@ sandbox's network, so nothing of it listens on the host.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hmac
 import re
-import secrets
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from smokebox.engine.jail import guest_requests
-from smokebox.engine.names import check_port
+from smokebox.engine.names import check_port, random_id
 from smokebox.engine.record.rows import PortRow, delete, put
+from smokebox.engine.run import RunPart
 from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable
-from smokebox.wire.preview import LONGEST_LABEL, Target
+from smokebox.wire.preview import LONGEST_LABEL, PreviewTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Run
+    from smokebox.engine.run import Run, UseRun
 
 LONGEST_NAME = 63
 CONNECT_SECONDS = 10.0
@@ -37,7 +35,7 @@ _SPARE = 4
 # The egress proxy's port inside the sandbox, where all outgoing connections arrive.
 _EGRESS_PORT = 1
 _TOKEN = re.compile(r"[a-z0-9_]{1,16}")
-_PLACES = ((4, "127.0.0.1"), (6, "::1"))
+_ADDRESSES = ((4, "127.0.0.1"), (6, "::1"))
 
 
 class PortStream(Protocol):
@@ -58,7 +56,7 @@ class PortGrant:
     active: bool
 
 
-class Ports:
+class Ports(RunPart):
     """The ports of one sandbox. `busy` while a client uses one, or did since the last check."""
 
     def __init__(
@@ -66,7 +64,7 @@ class Ports:
         *,
         id: str,
         record: Record,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
+        use: UseRun,
         run: Callable[[], Run | None],
     ) -> None:
         self.id = id
@@ -100,7 +98,7 @@ class Ports:
         port has another name or token, or if another port has that name or token.
         """
         check_port(port)
-        _check_own(port)
+        _check_not_reserved(port)
         _check_name(name)
         token = None if token is None else _check_token(token)
         self._check_label(port, token)
@@ -111,7 +109,7 @@ class Ports:
             changed = PortRow(
                 sandbox_id=self.id,
                 port=port,
-                token=token or (row.token if row else _random_token()),
+                token=token or (row.token if row else random_id()),
                 name=name if name is not None else (row.name if row else None),
                 generation=run.generation,
                 private=private if private is not None else bool(row and row.private),
@@ -119,7 +117,7 @@ class Ports:
             if changed != row:
                 await self._record.write(put(changed))
                 rows[port] = changed
-        return self._exposed(changed)
+        return self._grant(changed)
 
     async def unexpose(self, port: int) -> None:
         """Revoke the exposure of a port at once. Safe to repeat."""
@@ -132,7 +130,7 @@ class Ports:
 
     async def list(self) -> list[PortGrant]:
         """List all exposed ports in order of exposure, including those of earlier runs."""
-        return [self._exposed(row) for row in (await self.load()).values()]
+        return [self._grant(row) for row in (await self.load()).values()]
 
     async def validate_token(self, port: int, token: str) -> bool:
         """Return whether a token is valid for a port, active or not."""
@@ -157,11 +155,11 @@ class Ports:
         run = self._run()
         return run if run is not None and run.generation == row.generation else None
 
-    def enter(self, port: int, stream: PortStream) -> None:
+    def add_stream(self, port: int, stream: PortStream) -> None:
         """Register a stream that begins."""
         self._streams.setdefault(port, set()).add(stream)
 
-    def leave(self, port: int, stream: PortStream) -> None:
+    def remove_stream(self, port: int, stream: PortStream) -> None:
         """Remove a stream that ended."""
         self._touched = True
         self._streams.get(port, set()).discard(stream)
@@ -172,7 +170,7 @@ class Ports:
         Raises `ServiceUnavailable` where nothing listens.
         """
         loop = asyncio.get_running_loop()
-        for version, address in _PLACES:
+        for version, address in _ADDRESSES:
             sock = await self._socket(run, version)
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
@@ -193,6 +191,10 @@ class Ports:
 
     async def ended(self, reason: str) -> None:
         """Release everything of a run that ended."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all streams and sockets."""
         if self._refilling is not None:
             self._refilling.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -225,7 +227,7 @@ class Ports:
                     return
                 self._spare.append(sock)
 
-    def _exposed(self, row: PortRow) -> PortGrant:
+    def _grant(self, row: PortRow) -> PortGrant:
         return PortGrant(
             port=row.port,
             token=row.token,
@@ -235,7 +237,7 @@ class Ports:
         )
 
     def _check_label(self, port: int, token: str | None) -> None:
-        label = Target(port, self.id, token or _random_token()).label
+        label = PreviewTarget(port, self.id, token or random_id()).label
         if len(label) > LONGEST_LABEL:
             raise InvalidOption(
                 f"the preview host name {label} has {len(label)} characters, and DNS allows "
@@ -251,12 +253,7 @@ def is_token(row: PortRow, token: str) -> bool:
     return hmac.compare_digest(row.token.encode(), token.encode("utf-8", "replace"))
 
 
-def _random_token() -> str:
-    """Return 80 random bits in 16 letters and digits."""
-    return base64.b32encode(secrets.token_bytes(10)).decode().lower()
-
-
-def _check_own(port: int) -> None:
+def _check_not_reserved(port: int) -> None:
     if port == _EGRESS_PORT:
         raise InvalidOption(
             f"port {port} is reserved for the sandbox's egress proxy.",
@@ -280,8 +277,8 @@ def _check_token(token: object) -> str:
 def _check_name(name: object) -> None:
     if name is None:
         return
-    good = isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME and name.isprintable()
-    if not good:
+    valid = isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME and name.isprintable()
+    if not valid:
         raise InvalidOption(
             f"a port has a name of 1 to {LONGEST_NAME} printable characters, not {name!r:.80}.",
             hint="Use a short word for what listens there.",
@@ -293,14 +290,14 @@ def _check_name(name: object) -> None:
 def _check_free(rows: Iterable[PortRow], port: int, name: str | None, token: str | None) -> None:
     for row in rows:
         same = row.port == port
-        for what, told, known in (("name", name, row.name), ("token", token, row.token)):
-            if told is None or (told == known) == same or (same and known is None):
+        for field, value, known in (("name", name, row.name), ("token", token, row.token)):
+            if value is None or (value == known) == same or (same and known is None):
                 continue
             raise Conflict(
-                f"port {port} is exposed by another {what}."
+                f"port {port} is exposed with another {field}."
                 if same
-                else f"port {row.port} has that {what}.",
-                hint=f"Leave {what} out, or unexpose port {row.port} first.",
+                else f"port {row.port} already has that {field}.",
+                hint=f"Leave {field} out, or unexpose port {row.port} first.",
                 kind="port",
                 name=str(row.port),
             )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.engine.images.users import User, lookup
 from smokebox.engine.jail import guest_init
 from smokebox.engine.names import check_user
 from smokebox.errors import (
+    AccessDenied,
     InvalidOption,
     LimitReached,
     PathNotFound,
@@ -23,25 +28,27 @@ from smokebox.errors import (
 )
 from smokebox.foundation.paths import resolve
 from smokebox.foundation.text import encode_option
+from smokebox.limits import parse_process_limits
 from smokebox.options import check_command, check_env, check_timeout
 from smokebox.runtime import supervisor
 from smokebox.runtime.capture import collect, stream
 from smokebox.runtime.output import MAX_OUTPUT
-from smokebox.runtime.process import TERMINATE_SECONDS, Process, encode
+from smokebox.runtime.process import TERMINATE_SECONDS, SupervisedProcess, encode
 from smokebox.runtime.stream import Chunk
 from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Mapping
 
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.jail.jail import Jail
     from smokebox.limits import Limits, ProcessLimits
     from smokebox.runtime.spill import SpillFolder
 
 Command: TypeAlias = str | Sequence[str]
 
 DESTROYED = "it was destroyed"
+STOPPED = "the engine was stopped"
 
 ROOT = User(name="root", uid=0, gid=0, home="/root", shell="/bin/bash")
 
@@ -66,10 +73,11 @@ class Program:
 
     def pack(self, verb: bytes, *, timeout: float | None = None) -> bytes:
         """Encode the request to the guest init."""
+        variables = [f"{name}={value}" for name, value in self.env.items()]
         return guest_init.pack_program(
             verb=verb,
-            argv=[encode(word, "command") for word in self.argv],
-            env=[encode(f"{name}={value}", "env") for name, value in self.env.items()],
+            argv=[*map(encode, self.argv, repeat("command"))],
+            env=[*map(encode, variables, repeat("env"))],
             cwd=encode(self.cwd, "cwd"),
             timeout=timeout or 0.0,
             grace=TERMINATE_SECONDS,
@@ -77,8 +85,8 @@ class Program:
             rlimits=self.rlimits,
         )
 
-    def explain(self, stage: int, number: int) -> SmokeboxError | CannotStart:
-        """Turn the stage and errno of a failed start into an error."""
+    def exec_error(self, stage: int, number: int) -> SmokeboxError | CannotStart:
+        """Convert the stage and errno of a failed start to an error, or a result of `exec`."""
         text = errno.errorcode.get(number, str(number))
         if stage == supervisor.STAGE_CWD:
             return from_os_error(OSError(number, text), self.cwd)
@@ -97,6 +105,20 @@ class Program:
         if number in (errno.ENOENT, errno.ENOTDIR):
             return CannotStart(127, f"{self.argv[0]}: command not found")
         return CannotStart(126, f"{self.argv[0]}: cannot be run ({text})")
+
+    def start_error(self, stage: int, number: int) -> SmokeboxError:
+        """Convert the stage and errno of a failed start to an error."""
+        error = self.exec_error(stage, number)
+        if not isinstance(error, CannotStart):
+            return error
+        name = self.argv[0]
+        if error.exit_code == 127:
+            return PathNotFound(
+                name,
+                f"the sandbox has no program {name!r:.200}.",
+                hint="Pass its path, or add its directory to PATH.",
+            )
+        return AccessDenied(name, f"{error}.", hint="Make it executable, and check its #! line.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,59 +149,33 @@ class Run:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        limits: ProcessLimits | None = None,
+        limits: ProcessLimits | Mapping[str, object] | None = None,
     ) -> Program:
         """Resolve a command: a string for bash, or a list of literal words."""
-        who = await self.user(user)
+        words, env = check_command(command), check_env(env)
+        account = await self._find_user(user)
         directory = resolve(cwd, self.cwd) if cwd is not None else self.cwd
         return Program(
-            argv=self.words(command),
-            env={**self.env, **identity(who), "PWD": directory, **check_env(env)},
+            argv=(self.shell, "-c", words) if isinstance(words, str) else tuple(words),
+            env={
+                **self.env,
+                "HOME": account.home,
+                "USER": account.name,
+                "LOGNAME": account.name,
+                "SHELL": account.shell,
+                "PWD": directory,
+                **env,
+            },
             cwd=directory,
-            user=who,
-            rlimits=limits.rlimits() if limits is not None else {},
+            user=account,
+            # Without rlimits it is spawned, not forked, which is faster.
+            rlimits={} if limits is None else parse_process_limits(limits).rlimits(),
         )
 
-    def words(self, command: Command) -> tuple[str, ...]:
-        """Return the words to start: those given, or bash with a string."""
-        words = check_command(command)
-        return (self.shell, "-c", words) if isinstance(words, str) else tuple(words)
-
-    async def user(self, name: str | None) -> User:
-        """Look up a user in the sandbox's own /etc/passwd and /etc/group."""
-        name = check_user(name) if name is not None else self.default_user
-        if name in ("root", "0"):
-            return ROOT
+    def host_ids(self, user: User) -> tuple[int, int] | None:
+        """Return the uid and gid of a user on the host; None for those of the engine."""
         owner = self.jail.owner
-        if owner.count == 1:
-            raise Unsupported(
-                f"the engine has one user id to give, so nothing can run as {name!r} inside.",
-                hint="Run the engine as root to have other users, or leave user= out.",
-                operation="user",
-                sandbox=self.id,
-            )
-        found = lookup(name, await self.file("/etc/passwd"), await self.file("/etc/group"))
-        if max(found.uid, found.gid, *found.groups, 0) >= owner.count:
-            raise Unsupported(
-                f"user {name!r} has the id {found.uid}, and a sandbox has ids below {owner.count}.",
-                hint="Give the user a smaller id in /etc/passwd.",
-                operation="user",
-                sandbox=self.id,
-            )
-        return found
-
-    def owner(self, program: Program) -> tuple[int, int] | None:
-        """Return the uid and gid of a program on the host; None for those of the engine."""
-        owner = self.jail.owner
-        if owner.count == 1:
-            return None
-        return owner.uid + program.user.uid, owner.gid + program.user.gid
-
-    async def file(self, path: str) -> bytes:
-        try:
-            return await self.read(path)
-        except PathNotFound:
-            return b""
+        return None if owner.count == 1 else (owner.uid + user.uid, owner.gid + user.gid)
 
     async def execute(
         self,
@@ -223,17 +219,19 @@ class Run:
 
     async def start(
         self, program: Program, *, timeout: float | None = None, stdin: str | bytes | None = None
-    ) -> Process:
+    ) -> SupervisedProcess:
         """Start a program that is killed when its handle is closed."""
-        timeout = check_timeout(timeout)
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         data = None if stdin is None else encode_option("stdin", stdin)
         # Packed first: it may raise, and an open connection would leak.
         request = program.pack(guest_init.RUN, timeout=timeout)
-        return await Process.begin(
+        owner = self.host_ids(program.user)
+        return await SupervisedProcess.start_through(
             await self.jail.connect(),
             request,
-            explain=program.explain,
-            owner=self.owner(program),
+            explain=program.exec_error,
+            owner=owner,
             timeout=timeout,
             stdin=data,
         )
@@ -242,19 +240,82 @@ class Run:
         """Return the error for a call that the end of this run interrupted."""
         return SandboxGone(
             f"sandbox {self.id} stopped while the command was running ({reason}).",
-            hint=f"Run it again: {what_is_next(reason)}.",
+            hint=f"Run it again: {after_end(reason)}.",
             reason=reason,
             sandbox_id=self.id,
         )
 
+    async def _find_user(self, name: str | None) -> User:
+        """Look up a user in the sandbox's own /etc/passwd and /etc/group."""
+        name = check_user(name) if name is not None else self.default_user
+        if name in ("root", "0"):
+            return ROOT
+        owner = self.jail.owner
+        if owner.count == 1:
+            raise Unsupported(
+                f"the engine has one user id, so no program can run as {name!r} in a sandbox.",
+                hint="Run the engine as root to have other users, or leave user= out.",
+                operation="user",
+                sandbox=self.id,
+            )
+        found = lookup(
+            name, await self._read_or_empty("/etc/passwd"), await self._read_or_empty("/etc/group")
+        )
+        if max(found.uid, found.gid, *found.groups, 0) >= owner.count:
+            raise Unsupported(
+                f"user {name!r} has the id {found.uid}, and a sandbox has ids below {owner.count}.",
+                hint="Give the user a smaller id in /etc/passwd.",
+                operation="user",
+                sandbox=self.id,
+            )
+        return found
 
-def what_is_next(reason: str) -> str:
+    async def _read_or_empty(self, path: str) -> bytes:
+        try:
+            return await self.read(path)
+        except PathNotFound:
+            return b""
+
+
+UseRun: TypeAlias = Callable[[], AbstractAsyncContextManager[Run]]
+"""Wakes a sandbox if needed, and keeps it awake inside the block."""
+
+
+class RunPart:
+    """A component with state in the runs of a sandbox: files, processes, sessions and so on."""
+
+    @property
+    def busy(self) -> bool:
+        """True if the sandbox should stay awake."""
+        return False
+
+    async def begin(self, run: Run) -> None:
+        """Set up a run that starts, or whose egress policy changed."""
+
+    async def adopt(self, run: Run) -> None:
+        """Take over a run that another engine started."""
+
+    async def before_end(self) -> None:
+        """Finish pending work: the run is about to end."""
+
+    async def ended(self, reason: str) -> None:
+        """Release a run that ended, including one that was never adopted."""
+
+    async def aclose(self) -> None:
+        """Release everything, and leave what runs to the next engine."""
+
+
+async def send_request(control: socket.socket, request: bytes, fds: Sequence[int] = ()) -> None:
+    """Send a request with file descriptors to the guest init behind `control`."""
+    data = supervisor.LENGTH.pack(len(request)) + request
+    sent = socket.send_fds(control, [data], fds)
+    # A supervisor that exits before it has read everything still reports why.
+    with contextlib.suppress(ConnectionError):
+        await asyncio.get_running_loop().sock_sendall(control, data[sent:])
+
+
+def after_end(reason: str) -> str:
     """Describe what the next call finds after a run ended for that reason."""
     if reason == DESTROYED:
         return "the next sandbox of this id is empty"
     return "the sandbox restarts with its files"
-
-
-def identity(user: User) -> dict[str, str]:
-    """Return the environment variables that describe a user."""
-    return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell}

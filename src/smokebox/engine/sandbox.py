@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
-from smokebox.egress.clients import Clients
+from smokebox.egress.handler import HandlerRegistry
 from smokebox.engine.backups.sandbox_backups import SandboxBackups
 from smokebox.engine.egress.config import EgressConfig
 from smokebox.engine.egress.proxy import EgressProxy
@@ -22,20 +22,18 @@ from smokebox.engine.git.repository import (
     parse_repository,
 )
 from smokebox.engine.interpreter.contexts import Contexts
-from smokebox.engine.jail.api import JailStats
-from smokebox.engine.lifecycle import STOPPED, Lifecycle, RunPart
+from smokebox.engine.jail.spec import JailStats
+from smokebox.engine.lifecycle import Lifecycle
 from smokebox.engine.mounts.mounts import Mounts
 from smokebox.engine.ports import Ports
 from smokebox.engine.processes.processes import Processes
 from smokebox.engine.record.rows import DEFAULT_CWD
-from smokebox.engine.run import DESTROYED
-from smokebox.engine.sessions.session import ShellSession
+from smokebox.engine.sessions.session import CommandOptions, ShellSession
 from smokebox.engine.sessions.sessions import Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
-from smokebox.limits import parse_process_limits
 from smokebox.options import check_timeout
-from smokebox.runtime.capture import decoded
+from smokebox.runtime.capture import decode_stream
 from smokebox.runtime.stream import ByteStream, ExecStream
 from smokebox.types import (
     Capabilities,
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from smokebox.engine.context import EngineContext
-    from smokebox.engine.jail.api import Owner
+    from smokebox.engine.jail.spec import Owner
     from smokebox.engine.options import CheckedOptions
     from smokebox.engine.processes.background_process import BackgroundProcess
     from smokebox.engine.record.rows import SandboxRow
@@ -81,15 +79,23 @@ def info_of(row: SandboxRow, used_at: float = 0.0) -> SandboxInfo:
     )
 
 
+class ExecOptions(CommandOptions, total=False):
+    """The options of `Sandbox.exec`."""
+
+    user: str | None
+    limits: ProcessLimits | Mapping[str, object] | None
+    session: ShellSession | str | None
+
+
 class Sandbox:
     """One sandbox of a host. Made by `Host.sandbox`; all handles of an id are one object."""
 
     def __init__(self, id: str, context: EngineContext) -> None:
         self.id = id
         self._context = context
-        self._life = Lifecycle(id, context, self._renew)
+        self.lifecycle = Lifecycle(id, context, self._reset)
         self._checkouts: set[str] = set()
-        self._furnish()
+        self._build_parts()
 
     @property
     def cwd(self) -> str:
@@ -99,18 +105,13 @@ class Sandbox:
         """
         return self._context.cwds.get(self.id, DEFAULT_CWD)
 
-    @property
-    def life(self) -> Lifecycle:
-        """The lifecycle, for the host that owns the sandbox."""
-        return self._life
-
-    def ask(self, options: CheckedOptions) -> None:
+    def set_options(self, options: CheckedOptions) -> None:
         """Apply options from the next call on."""
         if options.cwd is not None:
             self._context.cwds[self.id] = options.cwd
         if options.handlers:
             self.network.serve(options.handlers)
-        self._life.ask(options)
+        self.lifecycle.set_options(options)
 
     def resolve_path(self, path: str) -> str:
         """Return the absolute form of `path`, without looking at any file."""
@@ -145,54 +146,21 @@ class Sandbox:
             InvalidOption: An option is not valid, or not allowed within a session.
         """
         if session is not None:
-            refuse_in_session(user=user, limits=limits)
-            shell = await self._session(session)
-            text = in_shell(command)
+            _check_session_options(user=user, limits=limits)
+            shell = await self._get_session(session)
+            text = _quote(command)
             return await shell.exec(text, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
-        async with self._life.use() as run:
-            program = await run.program(
-                command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
-            )
+        async with self.lifecycle.use() as run:
+            program = await run.program(command, cwd=cwd, env=env, user=user, limits=limits)
             return await run.execute(program, timeout=timeout, stdin=stdin)
 
-    def exec_stream(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        stdin: str | bytes | None = None,
-        user: str | None = None,
-        limits: ProcessLimits | Mapping[str, object] | None = None,
-        session: ShellSession | str | None = None,
-    ) -> ExecStream:
+    def exec_stream(self, command: Command, **options: Unpack[ExecOptions]) -> ExecStream:
         """Run a command and stream its output as text. Takes the options of `exec`."""
-        if session is not None:
-            refuse_in_session(user=user, limits=limits)
-            source = self._session_stream(session, in_shell(command), cwd, env, timeout, stdin)
-        else:
-            source = self._stream(command, cwd, env, timeout, stdin, user, limits)
-        return ExecStream(decoded(source))
+        return ExecStream(decode_stream(self._stream(command, **options)))
 
-    def exec_bytes(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        stdin: str | bytes | None = None,
-        user: str | None = None,
-        limits: ProcessLimits | Mapping[str, object] | None = None,
-        session: ShellSession | str | None = None,
-    ) -> ByteStream:
+    def exec_bytes(self, command: Command, **options: Unpack[ExecOptions]) -> ByteStream:
         """Run a command and stream its output as raw bytes. Takes the options of `exec`."""
-        if session is not None:
-            refuse_in_session(user=user, limits=limits)
-            text = in_shell(command)
-            return ByteStream(self._session_stream(session, text, cwd, env, timeout, stdin))
-        return ByteStream(self._stream(command, cwd, env, timeout, stdin, user, limits))
+        return ByteStream(self._stream(command, **options))
 
     async def start_process(
         self,
@@ -227,7 +195,7 @@ class Sandbox:
             cwd=cwd,
             env=env,
             user=user,
-            limits=_process_limits(limits),
+            limits=limits,
             stdin=stdin,
             timeout=timeout,
         )
@@ -251,7 +219,7 @@ class Sandbox:
         Raises:
             Conflict: A session with that name exists.
         """
-        async with self._life.use():
+        async with self.lifecycle.use():
             return await self.sessions.create(name, cwd=cwd, env=env, user=user)
 
     async def read_file(self, path: str) -> str:
@@ -333,7 +301,7 @@ class Sandbox:
 
         repository = parse_repository(url, username=username, password=password)
         checkout = CheckoutJob(
-            life=self._life,
+            lifecycle=self.lifecycle,
             files=self.files,
             repository=repository,
             target=target if target is not None else default_target(repository),
@@ -342,11 +310,11 @@ class Sandbox:
             allow_private=allow_private,
             targets=self._checkouts,
         )
-        return await checkout.make(check_timeout(timeout))
+        return await checkout.run(check_timeout(timeout))
 
     async def capabilities(self) -> Capabilities:
         """Return what this sandbox can and cannot do. Wakes it."""
-        async with self._life.use() as run:
+        async with self.lifecycle.use() as run:
             return Capabilities(
                 sandbox="linux",
                 isolation=run.jail.state.tier,
@@ -356,27 +324,27 @@ class Sandbox:
 
     async def wake(self) -> None:
         """Start the sandbox if it does not run. Any other call does this too."""
-        async with self._life.use():
+        async with self.lifecycle.use():
             pass
 
     async def sleep(self) -> None:
         """End all processes and keep the files, as the idle timer does."""
-        await self._life.sleep()
+        await self.lifecycle.sleep()
 
     async def destroy(self) -> None:
         """Remove every trace. Safe to repeat; the next call makes an empty sandbox."""
-        await self._life.destroy()
+        await self.lifecycle.destroy()
 
     async def info(self) -> SandboxInfo | None:
         """Return its description without waking it; None before it was ever woken."""
-        row = await self._life.row()
-        return None if row is None else info_of(row, self._life.used_at)
+        row = await self.lifecycle.row()
+        return None if row is None else info_of(row, self.lifecycle.used_at)
 
     async def stats(self) -> SandboxStats:
         """Return current resource usage, without waking it."""
-        run = self._life.run
+        run = self.lifecycle.run
         used = await run.jail.stats() if run is not None else JailStats()
-        row = await self._life.row()
+        row = await self.lifecycle.row()
         disk = await self._context.measure(row.key) if row is not None else None
         return SandboxStats(
             cpu_seconds=used.cpu_seconds,
@@ -396,156 +364,117 @@ class Sandbox:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _renew(self) -> None:
+    def _reset(self) -> None:
         """Reset this object to the state of a sandbox that never existed."""
         self._context.cwds.pop(self.id, None)
-        self._context.clients.pop(self.id, None)
+        self._context.handlers.pop(self.id, None)
         self.egress_proxy.audit_log.end()
-        self._furnish()
+        self._build_parts()
 
-    def _furnish(self) -> None:
-        life, record = self._life, self._context.record
-        self.files = Files(self._root, workers=self._context.workers, cwd=lambda: self.cwd)
-        self.processes = Processes(id=self.id, locate=life.directory, record=record, use=life.use)
-        self.sessions = Sessions(id=self.id, record=record, use=life.use)
-        self.contexts = Contexts(id=self.id, locate=life.directory, record=record, use=life.use)
-        self.terminals = Terminals(id=self.id, record=record, use=life.use)
-        self.ports = Ports(id=self.id, record=record, use=life.use, run=lambda: life.run)
-        self.mounts = mounts = Mounts(
+    def _build_parts(self) -> None:
+        lifecycle, context = self.lifecycle, self._context
+        record, use, directory = context.record, lifecycle.use, lifecycle.directory
+        self.files = Files(self._root, workers=context.workers, cwd=lambda: self.cwd)
+        self.processes = Processes(id=self.id, locate=directory, record=record, use=use)
+        self.sessions = Sessions(id=self.id, record=record, use=use)
+        self.contexts = Contexts(id=self.id, locate=directory, record=record, use=use)
+        self.terminals = Terminals(id=self.id, record=record, use=use)
+        self.ports = Ports(id=self.id, record=record, use=use, run=lambda: lifecycle.run)
+        self.mounts = Mounts(
             id=self.id,
             record=record,
-            use=life.use,
-            run=lambda: life.run,
-            workers=self._context.workers,
+            use=use,
+            run=lambda: lifecycle.run,
+            workers=context.workers,
             cwd=lambda: self.cwd,
         )
-        self.backups = backups = SandboxBackups(
-            life,
-            self._context.backups,
+        self.backups = SandboxBackups(
+            lifecycle,
+            context.backups,
             cwd=lambda: self.cwd,
-            measure=lambda run: self._context.measure(run.jail.state.key),
+            measure=lambda run: context.measure(run.jail.state.key),
         )
-        clients = self._context.clients.get(self.id) or Clients()
         self.egress_proxy = EgressProxy(
             self.id,
-            layers=lambda: life.layers,
-            clients=clients,
-            workers=self._context.workers,
-            traffic=self._context.traffic,
+            layers=lambda: lifecycle.layers,
+            handlers=context.handlers.get(self.id) or HandlerRegistry(),
+            workers=context.workers,
+            traffic=context.traffic,
         )
         self.network = EgressConfig(
-            self.egress_proxy, life.amend, keep=self._keep_handlers, directory=life.directory
+            self.egress_proxy, lifecycle.update, keep=self._keep_handlers, directory=directory
         )
-        proxy = self.egress_proxy
-        files, processes, sessions = self.files, self.processes, self.sessions
-        contexts, terminals, ports = self.contexts, self.terminals, self.ports
-        life.parts = (
+        lifecycle.parts = (
             # First: it may have an interrupted restore to finish before the other parts resume.
-            RunPart(
-                ended=lambda reason: backups.ended(),
-                begin=backups.resume,
-                adopt=backups.adopt,
-                busy=lambda: backups.busy,
-            ),
-            RunPart(
-                ended=mounts.ended,
-                begin=mounts.begin,
-                settle=mounts.settle,
-                adopt=mounts.adopt,
-                close=mounts.close,
-            ),
-            RunPart(ended=lambda reason: files.release(), busy=lambda: files.busy),
-            RunPart(
-                ended=lambda reason: processes.ended(reason, destroyed=reason == DESTROYED),
-                adopt=processes.adopt,
-                close=processes.aclose,
-            ),
-            RunPart(
-                ended=lambda reason: contexts.ended(reason, destroyed=reason == DESTROYED),
-                adopt=contexts.adopt,
-                busy=lambda: contexts.busy,
-                close=contexts.aclose,
-            ),
-            RunPart(
-                ended=sessions.ended,
-                settle=sessions.saved,
-                busy=lambda: sessions.busy,
-                close=lambda: sessions.ended(STOPPED),
-            ),
-            RunPart(
-                ended=terminals.ended,
-                settle=terminals.part,
-                close=lambda: terminals.ended(STOPPED),
-            ),
-            RunPart(ended=proxy.ended, begin=proxy.begin, adopt=proxy.adopt, close=proxy.leave),
-            RunPart(
-                ended=ports.ended,
-                busy=lambda: ports.busy,
-                close=lambda: ports.ended(STOPPED),
-            ),
+            self.backups,
+            self.mounts,
+            self.files,
+            self.processes,
+            self.contexts,
+            self.sessions,
+            self.terminals,
+            self.egress_proxy,
+            self.ports,
         )
 
     def _keep_handlers(self) -> None:
         """Keep the handlers beyond this object, which is replaced when it is garbage-collected."""
-        self._context.clients[self.id] = self.egress_proxy.clients
+        self._context.handlers[self.id] = self.egress_proxy.handlers
 
     async def _root(self) -> tuple[int, Owner]:
-        async with self._life.use() as run:
+        async with self.lifecycle.use() as run:
             return run.jail.root, run.jail.owner
 
-    async def _stream(
+    def _stream(
         self,
         command: Command,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        stdin: str | bytes | None,
+        *,
+        user: str | None = None,
+        limits: ProcessLimits | Mapping[str, object] | None = None,
+        session: ShellSession | str | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> AsyncGenerator[Chunk | ExecResult, None]:
+        if session is None:
+            return self._stream_program(command, user, limits, **options)
+        _check_session_options(user=user, limits=limits)
+        return self._stream_in_session(session, _quote(command), options)
+
+    async def _stream_program(
+        self,
+        command: Command,
         user: str | None,
         limits: ProcessLimits | Mapping[str, object] | None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
     ) -> AsyncGenerator[Chunk | ExecResult, None]:
-        async with self._life.use() as run:
-            program = await run.program(
-                command, cwd=cwd, env=env, user=user, limits=_process_limits(limits)
-            )
+        async with self.lifecycle.use() as run:
+            program = await run.program(command, cwd=cwd, env=env, user=user, limits=limits)
             source = run.stream(program, timeout=timeout, stdin=stdin)
             async with contextlib.aclosing(source):
                 async for item in source:
                     yield item
 
-    async def _session(self, session: ShellSession | str) -> ShellSession:
-        return session if isinstance(session, ShellSession) else await self.sessions.get(session)
-
-    async def _session_stream(
-        self,
-        session: ShellSession | str,
-        command: str,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        stdin: str | bytes | None,
+    async def _stream_in_session(
+        self, session: ShellSession | str, command: str, options: CommandOptions
     ) -> AsyncGenerator[Chunk | ExecResult, None]:
-        shell = await self._session(session)
-        async with shell.exec_bytes(
-            command, cwd=cwd, env=env, timeout=timeout, stdin=stdin
-        ) as stream:
+        shell = await self._get_session(session)
+        async with shell.exec_bytes(command, **options) as stream:
             async for chunk in stream:
                 yield chunk
             yield stream.result
 
-
-def _process_limits(
-    limits: ProcessLimits | Mapping[str, object] | None,
-) -> ProcessLimits | None:
-    # None is the fast path: a program without its own limits is spawned, not forked.
-    return None if limits is None else parse_process_limits(limits)
+    async def _get_session(self, session: ShellSession | str) -> ShellSession:
+        return session if isinstance(session, ShellSession) else await self.sessions.get(session)
 
 
-def in_shell(command: Command) -> str:
+def _quote(command: Command) -> str:
     """Quote a list of words for the shell of a session. A string stays as it is."""
     return command if isinstance(command, str) else shlex.join(command)
 
 
-def refuse_in_session(**options: object) -> None:
+def _check_session_options(**options: object) -> None:
     """Raise for options that are fixed for a whole session."""
     for name, value in options.items():
         if value is not None:

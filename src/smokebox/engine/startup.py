@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from smokebox.egress.layers import EgressLayers
 from smokebox.engine.egress.trust import VARIABLES
 from smokebox.engine.files.executor import RootExecutor
-from smokebox.engine.files.rooted import Rooted
+from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.jail.namespace_setup import IO
 from smokebox.engine.options import DEFAULT_IMAGE
 from smokebox.engine.record.rows import DEFAULT_CWD, SandboxRow, delete, put, update
@@ -26,7 +26,8 @@ from smokebox.runtime.spill import SpillFolder
 if TYPE_CHECKING:
     from smokebox.engine.context import EngineContext
     from smokebox.engine.images.image import Image
-    from smokebox.engine.jail.api import Jail, JailState, Owner
+    from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.jail.spec import JailState, Owner
     from smokebox.engine.options import CheckedOptions
 
 
@@ -39,16 +40,16 @@ class StartedRun:
 
 
 async def start(
-    context: EngineContext, id: str, row: SandboxRow | None, asked: CheckedOptions
+    context: EngineContext, id: str, row: SandboxRow | None, options: CheckedOptions
 ) -> StartedRun:
-    """Wake the sandbox of a row, or make one from the given options."""
-    image = await context.images.get((row.image if row else asked.image) or DEFAULT_IMAGE)
-    jailer = context.jailer((row.tier if row else asked.tier) or context.tier)
+    """Wake the sandbox of a row, or create one with options."""
+    image = await context.images.get((row.image if row else options.image) or DEFAULT_IMAGE)
+    jailer = context.jailer((row.tier if row else options.tier) or context.tier)
     ready = context.pool.take(jailer, image) if row is None else None
     known = row is not None
     if row is None:
         key = ready.spec.key if ready is not None else context.key()
-        row = asked.row(id, key=key, image=image, tier=jailer.tier)
+        row = options.row(id, key=key, image=image, tier=jailer.tier)
     jail = ready.jail if ready is not None else None
     awake = replace(
         row,
@@ -58,15 +59,15 @@ async def start(
         stop_reason=None,
     )
 
-    async def write_down(state: JailState) -> None:
+    async def record_state(state: JailState) -> None:
         await context.record.write(put(replace(awake, jail=state)))
 
     try:
         if jail is not None:
-            await write_down(jail.state)
+            await record_state(jail.state)
         else:
             spec = context.spec(row.key, image, row.limits)
-            jail = await jailer.make(spec, known=write_down)
+            jail = await jailer.make(spec, on_fork=record_state)
         started = await _enter(context, replace(awake, jail=jail.state), jail, image)
     except BaseException as error:
         await _undo(context, row, jail, known=known)
@@ -97,7 +98,7 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
         return jail.root, jail.owner
 
     executor = RootExecutor(root, context.workers)
-    directory = context.home.box(row.key)
+    directory = context.home.sandbox_directory(row.key)
     return Run(
         id=row.id,
         jail=jail,
@@ -109,8 +110,8 @@ async def as_run(context: EngineContext, row: SandboxRow, jail: Jail, image: Ima
         default_user=row.settings.user,
         shell=await executor.run(_prepare, row.settings.cwd),
         limits=row.limits,
-        spills=SpillFolder(parent=f"{directory}/run/io", seen_at=IO),
-        read=lambda path: executor.run(Rooted.read, path),
+        spills=SpillFolder(parent=f"{directory}/run/io", shown_parent=IO),
+        read=lambda path: executor.run(RootedFiles.read, path),
     )
 
 
@@ -121,7 +122,8 @@ def environment(image: Image, row: SandboxRow) -> dict[str, str]:
 
 
 async def _enter(context: EngineContext, row: SandboxRow, jail: Jail, image: Image) -> StartedRun:
-    entering = asyncio.create_task(jail.enter(row.id, row.limits))
+    timeout = row.settings.idle_timeout
+    entering = asyncio.create_task(jail.enter(row.id, row.limits, orphan_timeout=timeout))
     try:
         run = await as_run(context, row, jail, image)
     finally:
@@ -136,12 +138,12 @@ async def _undo(context: EngineContext, row: SandboxRow, jail: Jail | None, *, k
     if not known:
         await context.remove(row.key)
     idle = replace(row, status="idle", jail=None)
-    # If this write fails, the record says "active"; the next look finds the jail dead.
+    # If this write fails, the record says "active", and the next wake finds the jail dead.
     with contextlib.suppress(SmokeboxError):
         await context.record.write(update(idle) if known else delete(SandboxRow, row.id))
 
 
-def _prepare(rooted: Rooted, cwd: str) -> str:
+def _prepare(rooted: RootedFiles, cwd: str) -> str:
     """Create the working directory of commands, and return their shell."""
     rooted.make_directory(cwd, recursive=True)
     return "/bin/bash" if rooted.exists("/bin/bash") else "/bin/sh"

@@ -13,7 +13,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from smokebox.engine.files.credentials import own_umask
+from smokebox.engine.files.credentials import set_thread_umask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 16
-# How long a cancelled call waits for work that hangs in the kernel.
-PATIENCE = 5.0
+# Time limit for a cancelled call to wait for work that hangs in the kernel.
+CANCEL_SECONDS = 5.0
 
 
 class JobStopped(Exception):
@@ -50,11 +50,11 @@ class Job:
             raise JobStopped
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     job: Job | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def checkpoint() -> None:
@@ -64,17 +64,17 @@ def checkpoint() -> None:
         job.check()
 
 
-class _Call:
-    """Work on its way through a thread and back to the loop that submitted it."""
+class _PendingCall:
+    """Work that a thread runs, and its result for the loop that submitted it."""
 
     def __init__(self, job: Job, work: Callable[[], object]) -> None:
         self._job = job
         self._work = work
         self._claim = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[object] = self._loop.create_future()
-        self.over = False
-        self._ended: asyncio.Event | None = None
+        self.result: asyncio.Future[object] = self._loop.create_future()
+        self.done = False
+        self._finished: asyncio.Event | None = None
 
     def claim(self) -> bool:
         """Claim the right to run or to drop the work. False if the other side was first."""
@@ -100,32 +100,32 @@ class _Call:
         del failure
 
     def _deliver(self, result: object, failure: BaseException | None) -> None:
-        self.over = True
-        if self._ended is not None:
-            self._ended.set()
-        if self.answer.done():
+        self.done = True
+        if self._finished is not None:
+            self._finished.set()
+        if self.result.done():
             return
         if failure is None:
-            self.answer.set_result(result)
+            self.result.set_result(result)
         else:
-            self.answer.set_exception(failure)
+            self.result.set_exception(failure)
 
-    async def settled(self) -> None:
+    async def wait(self) -> None:
         """Wait for the end of the work despite further cancellation, up to a deadline."""
-        self._ended = asyncio.Event()
-        deadline = self._loop.time() + PATIENCE
-        while not self.over and self._loop.time() < deadline:
+        self._finished = asyncio.Event()
+        deadline = self._loop.time() + CANCEL_SECONDS
+        while not self.done and self._loop.time() < deadline:
             with contextlib.suppress(asyncio.CancelledError, TimeoutError):
                 async with asyncio.timeout_at(deadline):
-                    await self._ended.wait()
+                    await self._finished.wait()
 
 
 class Workers:
     """A pool of threads with their own umask, started on demand."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        self._most = threads
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._max_threads = threads
+        self._calls: SimpleQueue[_PendingCall | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._started = 0
         self._idle = 0
@@ -138,20 +138,20 @@ class Workers:
         """
         call = self._submit(job, functools.partial(work, *args, **kwargs))
         try:
-            return await call.answer  # type: ignore[return-value]
+            return await call.result  # type: ignore[return-value]
         except asyncio.CancelledError:
             if not call.claim():
                 job.stop()
-                await call.settled()
+                await call.wait()
             raise
 
     async def finish(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `work` in a thread and complete it even when cancelled."""
         call = self._submit(Job(), functools.partial(work, *args, **kwargs))
         try:
-            await call.answer
+            await call.result
         except asyncio.CancelledError:
-            await call.settled()
+            await call.wait()
             raise
 
     def close(self) -> None:
@@ -159,12 +159,12 @@ class Workers:
         for _ in range(self._started):
             self._calls.put(None)
 
-    def _submit(self, job: Job, work: Callable[[], object]) -> _Call:
-        call = _Call(job, work)
+    def _submit(self, job: Job, work: Callable[[], object]) -> _PendingCall:
+        call = _PendingCall(job, work)
         with self._lock:
             if self._idle:
                 self._idle -= 1
-            elif self._started < self._most:
+            elif self._started < self._max_threads:
                 self._started += 1
                 name = f"smokebox-files-{self._started}"
                 threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -172,7 +172,7 @@ class Workers:
         return call
 
     def _serve(self) -> None:
-        own_umask()
+        set_thread_umask()
         while (call := self._calls.get()) is not None:
             call.perform()
             # Drop the reference while waiting for the next call.

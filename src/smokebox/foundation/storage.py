@@ -18,6 +18,7 @@ from smokebox.errors import (
     PathError,
     SmokeboxError,
     StorageFull,
+    Unsupported,
     from_os_error,
 )
 from smokebox.foundation.ids import new_id
@@ -44,6 +45,9 @@ class DatabaseFormat:
             when power fails. `FULL` waits for the disk.
         repair_hint: Hint for a file that cannot be used, given its path.
         too_new: Error for a file of a later version, given path, version and latest version.
+            Defaults to `Unsupported`.
+        unmarked_table: Table by which a file without an application id is recognized as ours.
+            The first migration must accept that it exists.
         quick_check: Check the file for damage when it is opened.
         make_directory: Create the directory of the file when it is missing.
     """
@@ -54,7 +58,8 @@ class DatabaseFormat:
     synchronous: Literal["NORMAL", "FULL"]
     busy_seconds: float
     repair_hint: Callable[[str], str]
-    too_new: Callable[[str, int, int], SmokeboxError]
+    too_new: Callable[[str, int, int], SmokeboxError] | None = None
+    unmarked_table: str | None = None
     quick_check: bool = False
     make_directory: bool = False
 
@@ -141,13 +146,14 @@ class DatabaseFormat:
         # In one transaction: another process may be creating the file at this moment.
         with connection:
             connection.execute("BEGIN")
-            [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             [(application_id,)] = connection.execute("PRAGMA application_id")
-        if application_id != self.application_id and (application_id or tables):
+        unmarked = not application_id and (not tables or self.unmarked_table in tables)
+        if application_id != self.application_id and not unmarked:
             raise self._unusable(path, "it is the database of another program")
         version, latest = _version(connection), len(self.migrations)
         if version > latest:
-            raise self.too_new(path, version, latest)
+            raise (self.too_new or self._too_new)(path, version, latest)
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         if _version(connection) == len(self.migrations):
@@ -160,6 +166,15 @@ class DatabaseFormat:
                     connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {self.application_id}")
             connection.execute(f"PRAGMA user_version = {len(self.migrations)}")
+
+    def _too_new(self, path: str, version: int, latest: int) -> Unsupported:
+        return Unsupported(
+            f"the {self.label} {path} is of version {version}, from a later Smokebox: this one "
+            f"knows versions up to {latest}.",
+            hint="Upgrade Smokebox, or set SMOKEBOX_HOME to another directory.",
+            operation="open",
+            version=version,
+        )
 
     def _unusable(self, path: str, problem: str) -> PathError:
         return PathError(

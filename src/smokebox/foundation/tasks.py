@@ -1,4 +1,4 @@
-"""Awaiting work that cancellation must not interrupt."""
+"""Awaiting coroutines: to their end despite cancellation, or until the first of several ends."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
         # Otherwise asyncio logs that the exception was never retrieved.
         task.exception()
     raise cancelled
+
+
+async def run_until_first(*work: Coroutine[Any, Any, object]) -> None:
+    """Run coroutines until one of them ends, cancel the others, and raise the error of any."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

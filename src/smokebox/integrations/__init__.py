@@ -9,7 +9,7 @@ from __future__ import annotations
 from smokebox.errors import MissingDependency
 
 
-def missing(package: str, *, extra: str) -> MissingDependency:
+def missing_framework(package: str, *, extra: str) -> MissingDependency:
     """Return the error for a framework that cannot be imported."""
     return MissingDependency(
         f"this integration needs {package}, which cannot be imported.",

@@ -1,7 +1,7 @@
-"""Commands for a framework: run from a list of arguments, with complete output.
+"""Commands for other frameworks: argument lists, and complete output.
 
-The contract runs shell text and keeps the ends of long output; the frameworks want argument lists,
-complete output up to a limit, and to tell a timeout from an exit code of 124.
+The contract runs shell text and keeps the ends of long output. The frameworks need argument
+lists, complete output up to a limit, and to distinguish a timeout from an exit code of 124.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
     from smokebox.types import OutputChunk, Stream
 
-# Arguments are passed in the environment, one variable each, so that no text of a caller becomes
-# shell text and a long list does not hit the kernel's limit for one argument. They are unset before
-# the program starts: it must not see them, nor count them twice. No other variable is touched,
-# since the program may have been given it. The subshell keeps `exec` from ending a shell that
-# outlives the command.
+# Arguments are passed in environment variables, so that none becomes shell text and a long list
+# does not hit the kernel's limit for one argument. They are unset before the program starts, which
+# must not see them. The subshell keeps `exec` from ending a shell that outlives the command.
 _RUN_ARGUMENTS = """(
 SMOKEBOX_ARGV=()
 for ((SMOKEBOX_N = 0; SMOKEBOX_N < SMOKEBOX_ARGC; SMOKEBOX_N++)); do
@@ -54,17 +52,17 @@ class Command:
         for argument in argv:
             if not isinstance(argument, str) or "\0" in argument:
                 raise InvalidOption(
-                    f"an argument must be a str without NUL, not {_short(argument)}.",
+                    f"an argument must be a str without NUL, not {argument!r:.80}.",
                     hint="Pass binary data through a file or standard input.",
                     option="argv",
                 )
-        given = {f"SMOKEBOX_ARG_{n}": arg for n, arg in enumerate(argv)}
-        variables = {**check_env(env), **given, "SMOKEBOX_ARGC": str(len(argv))}
+        arguments = {f"SMOKEBOX_ARG_{n}": arg for n, arg in enumerate(argv)}
+        variables = {**check_env(env), **arguments, "SMOKEBOX_ARGC": str(len(argv))}
         return cls(text=_RUN_ARGUMENTS, env=variables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class CommandOutcome:
     """Outcome of a command, with its output in the order it was written."""
 
     exit_code: int
@@ -74,12 +72,12 @@ class Finished:
 
     @property
     def stdout(self) -> str:
-        """Return the standard output."""
+        """The standard output."""
         return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stdout")
 
     @property
     def stderr(self) -> str:
-        """Return the standard error."""
+        """The standard error."""
         return "".join(chunk.data for chunk in self.chunks if chunk.stream == "stderr")
 
 
@@ -106,7 +104,7 @@ def has_users(sandbox: object) -> TypeGuard[HasUsers]:
     return run is not None and "user" in inspect.signature(run).parameters
 
 
-async def run_whole(
+async def run_command(
     sandbox: SandboxApi,
     command: Command,
     *,
@@ -115,7 +113,7 @@ async def run_whole(
     stdin: str | bytes | None = None,
     user: str | None = None,
     limit: int,
-) -> Finished:
+) -> CommandOutcome:
     """Run `command` and keep all of its output.
 
     A stream that exceeds `limit` bytes ends the command: the result holds the output so far and
@@ -132,8 +130,8 @@ async def run_whole(
             chunks.append(chunk)
             written[chunk.stream] += byte_length(chunk.data)
             if written[chunk.stream] > limit:
-                return Finished(exit_code=-1, chunks=chunks, exceeded=chunk.stream)
-        return Finished(
+                return CommandOutcome(exit_code=-1, chunks=chunks, exceeded=chunk.stream)
+        return CommandOutcome(
             exit_code=stream.exit_code,
             chunks=chunks,
             timed_out=stream.result.timed_out,
@@ -141,7 +139,7 @@ async def run_whole(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class TruncatedOutput:
     """Outcome of a command, with both streams in one bounded text."""
 
     exit_code: int
@@ -149,19 +147,21 @@ class Shown:
     truncated: bool
 
 
-async def run_shown(
+async def run_truncated(
     sandbox: SandboxApi, command: str, *, timeout: float | None, limit: int
-) -> Shown:
+) -> TruncatedOutput:
     """Run `command` to its end and keep the first and the last half of `limit` characters."""
     check_timeout(timeout)
-    ends = _Ends(limit // 2)
+    kept = _HeadAndTail(limit // 2)
     async with sandbox.exec_stream(command, timeout=timeout) as stream:
         async for chunk in stream:
-            ends.add(chunk.data)
-        return Shown(exit_code=stream.exit_code, output=ends.text(), truncated=ends.omitted > 0)
+            kept.add(chunk.data)
+        return TruncatedOutput(
+            exit_code=stream.exit_code, output=kept.text(), truncated=kept.omitted > 0
+        )
 
 
-class _Ends:
+class _HeadAndTail:
     """First and last part of a long text, each up to `half` characters."""
 
     def __init__(self, half: int) -> None:
@@ -194,11 +194,6 @@ class _Ends:
             f"{self._head}\n[{self.omitted} characters left out here: redirect the output "
             f"to a file to see all of it]\n{tail[-self._half :]}"
         )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:80]}..."
 
 
 def byte_length(text: str) -> int:

@@ -24,8 +24,8 @@ from smokebox.errors import (
     SmokeboxError,
 )
 from smokebox.foundation.ids import new_id
-from smokebox.integrations import missing
-from smokebox.integrations.command import byte_length, run_shown
+from smokebox.integrations import missing_framework
+from smokebox.integrations.command import byte_length, run_truncated
 from smokebox.options import check_timeout
 from smokebox.sandbox.background_loop import BackgroundLoop
 
@@ -57,7 +57,7 @@ try:
         normalize_read_bounds,
     )
 except ImportError as error:
-    raise missing("deepagents", extra="deepagents") from error
+    raise missing_framework("deepagents", extra="deepagents") from error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -77,10 +77,10 @@ _UNIQUE = (
     "For multiple occurrences use replace_all=True, or add text around it so that it is unique."
 )
 
-# Virtual filesystems to skip when a search starts at the root: they are endless and hold no files.
-_NOT_SEARCHED = frozenset({"proc", "sys", "dev"})
+# Skipped when a search starts at the root: they are endless and hold no files.
+_VIRTUAL_FILESYSTEMS = frozenset({"proc", "sys", "dev"})
 
-_WILD = frozenset("*?[]{}\\")
+_WILDCARDS = frozenset("*?[]{}\\")
 
 # `.git` holds packs, which contain no text. NUL after the name, because names may contain colons.
 _GREP = 'grep -rHnFZI --exclude-dir=.git -e "$SMOKEBOX_PATTERN" -- "$SMOKEBOX_ROOT"'
@@ -89,9 +89,12 @@ _GREP = 'grep -rHnFZI --exclude-dir=.git -e "$SMOKEBOX_PATTERN" -- "$SMOKEBOX_RO
 class SmokeboxBackend(SandboxBackendProtocol):
     """A sandbox as the files and the shell of a deep agent.
 
-    The backend owns the sandbox: it is used on the backend's own loop, and closed by `close()` or
-    at the end of a `with` block. `timeout` is the default for commands in seconds; None means no
-    limit.
+    The backend owns the sandbox: it uses it on its own event loop, and closes it in `close()` or
+    at the end of a `with` block.
+
+    Args:
+        sandbox: The sandbox.
+        timeout: Default timeout of commands in seconds; None for no limit.
     """
 
     def __init__(self, sandbox: SandboxApi, *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
@@ -103,7 +106,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
 
     @property
     def id(self) -> str:
-        """Return a unique name for this backend."""
+        """Unique name of this backend."""
         return self._id
 
     def close(self) -> None:
@@ -227,7 +230,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
     async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         seconds = self._timeout if timeout is None else timeout or None
         try:
-            done = await run_shown(self._sandbox, command, timeout=seconds, limit=MAX_OUTPUT)
+            done = await run_truncated(self._sandbox, command, timeout=seconds, limit=MAX_OUTPUT)
         except SandboxGone:
             raise
         except SmokeboxError as error:
@@ -285,13 +288,13 @@ class SmokeboxBackend(SandboxBackendProtocol):
             return EditResult(error=EMPTY_OLD_STRING_ERROR)
         try:
             text = await self._sandbox.read_file(_absolute(path))
-            swap = _swap(text, old, new)
-            count = text.count(swap.old)
+            replacement = _match_line_endings(text, old, new)
+            count = text.count(replacement.old)
             if count == 0:
                 return EditResult(error=f"Error: String not found in file: '{old}'")
             if count > 1 and not every:
                 return EditResult(error=f"Error: String '{old}' appears {count} times. {_UNIQUE}")
-            await self._sandbox.write_file(path, text.replace(swap.old, swap.new))
+            await self._sandbox.write_file(path, text.replace(replacement.old, replacement.new))
         except PathNotFound:
             return EditResult(error=f"Error: File '{path}' not found")
         except SmokeboxError as error:
@@ -321,8 +324,8 @@ class SmokeboxBackend(SandboxBackendProtocol):
             if not (await self._sandbox.stat(root)).is_directory:
                 return GlobResult(error=f"Path '{where}': not_a_directory")
             async with asyncio.timeout(SEARCH_TIMEOUT):
-                async for file in self._files(_narrowed(root, pattern)):
-                    if accepts(_inside(root, file)):
+                async for file in self._files(_search_root(root, pattern)):
+                    if accepts(_relative(root, file)):
                         matches.append(FileInfo(path=file, is_dir=False))
                     if len(matches) > MAX_MATCHES:
                         raise TimeoutError
@@ -336,7 +339,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         return GlobResult(matches=matches)
 
     async def _files(self, root: str) -> AsyncIterator[str]:
-        """Return all regular files under `root`, including hidden ones."""
+        """Yield all regular files under `root`, including hidden ones."""
         if root != "/":
             for file in await self._sandbox.glob("**/*", cwd=root, hidden=True, files_only=True):
                 yield file
@@ -344,7 +347,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         for file in await self._sandbox.glob("*", cwd=root, hidden=True, files_only=True):
             yield file
         for name in await self._sandbox.readdir(root):
-            if name not in _NOT_SEARCHED and (await self._entry(f"/{name}")).get("is_dir"):
+            if name not in _VIRTUAL_FILESYSTEMS and (await self._entry(f"/{name}")).get("is_dir"):
                 async for file in self._files(f"/{name}"):
                     yield file
 
@@ -358,32 +361,32 @@ class SmokeboxBackend(SandboxBackendProtocol):
             accepts = compile_grep_include_glob(glob) if glob else None
             root = self._sandbox.resolve_path(where)
             is_directory = (await self._sandbox.stat(root)).is_directory
-            search = _Search(root if is_directory else posixpath.dirname(root), accepts)
-            return await self._search(search, pattern, root, max_count)
+            parser = _GrepParser(root if is_directory else posixpath.dirname(root), accepts)
+            return await self._search(parser, pattern, root, max_count)
         except InvalidGlobPatternError as error:
             return GrepResult(error=str(error))
         except SmokeboxError as error:
             return GrepResult(error=f"Path '{where}': {_reason(error)}")
 
     async def _search(
-        self, search: _Search, pattern: str, root: str, max_count: int | None
+        self, parser: _GrepParser, pattern: str, root: str, max_count: int | None
     ) -> GrepResult:
-        most = MAX_LINES if max_count is None else max_count
+        limit = MAX_LINES if max_count is None else max_count
         # In the C locale only a NUL makes a file binary, not a byte that is not UTF-8.
         env = {"SMOKEBOX_PATTERN": pattern, "SMOKEBOX_ROOT": root, "LC_ALL": "C"}
-        complaint = ""
+        errors = ""
         async with self._sandbox.exec_stream(_GREP, env=env, timeout=SEARCH_TIMEOUT) as stream:
             async for chunk in stream:
                 if chunk.stream == "stderr":
-                    complaint += chunk.data[:1000]
+                    errors += chunk.data[:1000]
                     continue
-                search.feed(chunk.data)
-                if len(search.matches) > most:
-                    return GrepResult(matches=search.matches[:most], truncated=True)
+                parser.feed(chunk.data)
+                if len(parser.matches) > limit:
+                    return GrepResult(matches=parser.matches[:limit], truncated=True)
         # Exit code 1 means no match; above it grep failed, but its earlier matches are valid.
-        if stream.exit_code > 1 and not search.matches:
-            return GrepResult(error=f"Path '{root}': {complaint.strip() or 'grep failed'}")
-        return GrepResult(matches=search.matches, truncated=stream.exit_code > 1)
+        if stream.exit_code > 1 and not parser.matches:
+            return GrepResult(error=f"Path '{root}': {errors.strip() or 'grep failed'}")
+        return GrepResult(matches=parser.matches, truncated=stream.exit_code > 1)
 
     async def _upload(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         responses = []
@@ -407,7 +410,7 @@ class SmokeboxBackend(SandboxBackendProtocol):
         return responses
 
 
-class _Search:
+class _GrepParser:
     """Incremental parser of grep's output: a name, a NUL, a line number, a colon, a line."""
 
     def __init__(self, root: str, accepts: Callable[[str], bool] | None) -> None:
@@ -425,27 +428,27 @@ class _Search:
         self._rest = text[start:]
 
     def _add(self, path: str, line: str) -> None:
-        if self._accepts is None or self._accepts(_inside(self._root, path)):
+        if self._accepts is None or self._accepts(_relative(self._root, path)):
             number, _, content = line.partition(":")
             match = GrepMatch(path=path, line=int(number), text=content.removesuffix("\r"))
             self.matches.append(match)
 
 
-class _Swap(NamedTuple):
+class _Replacement(NamedTuple):
     old: str
     new: str
 
 
-def _swap(text: str, old: str, new: str) -> _Swap:
+def _match_line_endings(text: str, old: str, new: str) -> _Replacement:
     """Return `old` and `new` with the line endings of the file, which pages show as newlines."""
-    plain = _Swap(old.replace("\r\n", "\n"), new.replace("\r\n", "\n"))
-    windows = _Swap(plain.old.replace("\n", "\r\n"), plain.new.replace("\n", "\r\n"))
-    choices = (_Swap(old, new), windows, plain)
+    plain = _Replacement(old.replace("\r\n", "\n"), new.replace("\r\n", "\n"))
+    windows = _Replacement(plain.old.replace("\n", "\r\n"), plain.new.replace("\n", "\r\n"))
+    choices = (_Replacement(old, new), windows, plain)
     return next((choice for choice in choices if choice.old in text), choices[0])
 
 
 def _text(path: str, data: bytes) -> str | None:
-    """Return the text of a file, or None if Deep Agents or its bytes say that it is binary."""
+    """Return the text of a file, or None if it is binary by its name or its bytes."""
     if data and _get_backend_read_file_type(path) != "text":
         return None
     try:
@@ -474,7 +477,7 @@ def _text_page(path: str, text: str, offset: int, limit: int) -> ReadResult:
         reason = f"Line offset {offset} exceeds file length ({len(lines)} lines)"
         return ReadResult(error=f"File '{path}': {reason}")
     page = lines[offset : offset + limit]
-    shown = _fitting(page)
+    shown = _count_fitting(page)
     content = "\n".join(page[:shown])
     if shown < len(page):
         # A line that is too long for a page must still advance the reader.
@@ -491,7 +494,7 @@ def _text_page(path: str, text: str, offset: int, limit: int) -> ReadResult:
     )
 
 
-def _fitting(lines: list[str]) -> int:
+def _count_fitting(lines: list[str]) -> int:
     """Return how many of `lines` fit on one page."""
     room = MAX_OUTPUT_BYTES - byte_length(TRUNCATION_MSG)
     for count, line in enumerate(lines):
@@ -507,23 +510,23 @@ def _absolute(path: str) -> str:
     return path
 
 
-def _narrowed(root: str, pattern: str) -> str:
+def _search_root(root: str, pattern: str) -> str:
     """Return the directory that contains every match of a pattern that names directories."""
     *folders, _ = pattern.strip("/").split("/")
-    plain = itertools.takewhile(lambda name: not _WILD.intersection(name), folders)
+    plain = itertools.takewhile(lambda name: not _WILDCARDS.intersection(name), folders)
     return posixpath.normpath(posixpath.join(root, *plain))
 
 
-def _inside(root: str, path: str) -> str:
+def _relative(root: str, path: str) -> str:
     """Return `path` relative to `root`."""
     return path.removeprefix(root).lstrip("/")
 
 
 def _reason(error: SmokeboxError) -> str:
-    """Return Deep Agents' word for an error, or our message if it has none."""
-    for kind, word in _REASONS.items():
+    """Return Deep Agents' code for an error, or our message if it has none."""
+    for kind, code in _REASONS.items():
         if isinstance(error, kind):
-            return word
+            return code
     return str(error)
 
 

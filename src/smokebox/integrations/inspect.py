@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, Unsupported
-from smokebox.integrations import missing
-from smokebox.integrations.command import Command, Finished, has_users, run_whole
+from smokebox.integrations import missing_framework
+from smokebox.integrations.command import Command, CommandOutcome, has_users, run_command
 from smokebox.options import check_env, refuse_unknown
 
 try:
@@ -31,13 +31,13 @@ try:
         SandboxUserUnsupportedError,
         sandboxenv,
     )
-    from inspect_ai.util import concurrency as at_most
+    from inspect_ai.util import concurrency as limit_concurrency
 
     # Private, but the only way to share the limit that --max-subprocesses sets.
     from inspect_ai.util._subprocess import max_subprocesses_context_var
     from pydantic import BaseModel, ConfigDict, Field, ValidationError
 except ImportError as error:
-    raise missing("inspect-ai", extra="inspect") from error
+    raise missing_framework("inspect-ai", extra="inspect") from error
 
 if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
@@ -65,33 +65,33 @@ class SmokeboxConfig(BaseModel):
         return hash(self.model_dump_json())
 
     @classmethod
-    def of(cls, given: SandboxEnvironmentConfigType | dict[str, Any] | None) -> SmokeboxConfig:
+    def parse(cls, config: SandboxEnvironmentConfigType | dict[str, Any] | None) -> SmokeboxConfig:
         """Return the configuration from any form in which Inspect passes it."""
-        if isinstance(given, SmokeboxConfig):
-            return given
-        if isinstance(given, BaseModel):
+        if isinstance(config, SmokeboxConfig):
+            return config
+        if isinstance(config, BaseModel):
             raise InvalidOption(
-                f"the smokebox sandbox takes a SmokeboxConfig, not {given!r}.",
+                f"the smokebox sandbox takes a SmokeboxConfig, not {config!r}.",
                 hint="Pass SandboxEnvironmentSpec('smokebox', SmokeboxConfig(...)).",
                 option="config",
             )
-        values = _from_file(given) if isinstance(given, str) else given or {}
+        values = _read_file(config) if isinstance(config, str) else config or {}
         refuse_unknown("the smokebox sandbox", values, cls.model_fields)
         try:
             return cls(**values)
         except ValidationError as error:
-            wrong = error.errors()[0]
+            first = error.errors()[0]
             raise InvalidOption(
-                f"the smokebox sandbox cannot take {wrong['input']!r} for "
-                f"{'.'.join(map(str, wrong['loc']))}.",
-                hint=f"{wrong['msg']}.",
-                option=str(wrong["loc"][0]),
+                f"the smokebox sandbox cannot take {first['input']!r} for "
+                f"{'.'.join(map(str, first['loc']))}.",
+                hint=f"{first['msg']}.",
+                option=str(first["loc"][0]),
             ) from error
 
 
 @sandboxenv(name="smokebox")
 class SmokeboxEnvironment(SandboxEnvironment):
-    """A sandbox as the environment of one sample. `directory`, if given, is removed with it."""
+    """A sandbox as the environment of one sample. `directory`, if any, is removed with it."""
 
     def __init__(self, sandbox: SandboxApi, *, directory: str | None = None) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
         metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
         """Create the sandbox of a sample."""
-        chosen = SmokeboxConfig.of(config)
+        chosen = SmokeboxConfig.parse(config)
         env = check_env(chosen.env)
         if chosen.sandbox == "virtual":
             from smokebox.sandbox.virtual import virtual
@@ -133,7 +133,7 @@ class SmokeboxEnvironment(SandboxEnvironment):
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
         """Return the configuration from a dict of a log or a command line."""
-        return SmokeboxConfig.of(config)
+        return SmokeboxConfig.parse(config)
 
     def default_polling_interval(self) -> float:
         """Return the seconds between polls of a process, which stay on this machine."""
@@ -165,11 +165,15 @@ class SmokeboxEnvironment(SandboxEnvironment):
         """
         command = Command.of_arguments(cmd, env)
         slots = max_subprocesses_context_var.get()
-        turn = at_most("subprocesses", slots, resizable=True) if concurrency else nullcontext()
+        limiter = (
+            limit_concurrency("subprocesses", slots, resizable=True)
+            if concurrency
+            else nullcontext()
+        )
         try:
-            async with turn:
+            async with limiter:
                 await self._check_user(user)
-                done = await run_whole(
+                done = await run_command(
                     self.sandbox,
                     command,
                     # Passed explicitly, because the shell of some sandboxes remembers the last
@@ -217,8 +221,8 @@ class SmokeboxEnvironment(SandboxEnvironment):
         if user is None or has_users(self.sandbox):
             return
         if self._users is None:
-            answer = await self.sandbox.exec("id -u; id -un", timeout=30)
-            self._users = frozenset(answer.stdout.split())
+            result = await self.sandbox.exec("id -u; id -un", timeout=30)
+            self._users = frozenset(result.stdout.split())
         if user not in self._users:
             raise SandboxUserUnsupportedError(
                 f"the smokebox sandbox runs commands as {' or '.join(sorted(self._users))}, "
@@ -226,12 +230,12 @@ class SmokeboxEnvironment(SandboxEnvironment):
             )
 
 
-def _result(cmd: list[str], done: Finished, timeout: int | None) -> ExecResult[str]:
+def _result(cmd: list[str], done: CommandOutcome, timeout: int | None) -> ExecResult[str]:
     if done.exceeded:
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         text = done.stdout if done.exceeded == "stdout" else done.stderr
-        kept = text.encode()[:limit].decode(errors="ignore")
-        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, kept)
+        start = text.encode()[:limit].decode(errors="ignore")
+        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, start)
     if done.timed_out:
         raise TimeoutError(f"{cmd[0]} took longer than {timeout} seconds and was killed.")
     if done.exit_code == 126 and "permission denied" in done.stderr.lower():
@@ -244,7 +248,7 @@ def _result(cmd: list[str], done: Finished, timeout: int | None) -> ExecResult[s
     )
 
 
-def _from_file(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:

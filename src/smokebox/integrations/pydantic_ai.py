@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SandboxGone, SymlinkLoop
 from smokebox.foundation.ids import new_global_id
-from smokebox.integrations import missing
-from smokebox.integrations.command import Command, Finished, run_whole
+from smokebox.integrations import missing_framework
+from smokebox.integrations.command import Command, CommandOutcome, run_command
 from smokebox.options import check_env
 from smokebox.sandbox.api import SandboxApi
 
@@ -34,7 +34,7 @@ try:
         WorkspaceUnavailableError,
     )
 except ImportError as error:
-    raise missing("pydantic-ai-slim", extra="pydantic-ai") from error
+    raise missing_framework("pydantic-ai-slim", extra="pydantic-ai") from error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -45,9 +45,9 @@ MAX_OUTPUT = 10 * 1024 * 1024
 _PREVIEW = 64 * 1024
 _LOOP = 40
 
-# The contract has no `realpath`, and not every system has `realpath -m`: bash walks the names and
-# follows each link itself. The `x` keeps newlines at the end of a target; `[` tests for a link,
-# because bashkit 0.20.1 answers yes to every `[[ -L ... ]]`.
+# The contract has no `realpath`, and not every system has `realpath -m`: bash follows each link
+# itself. The `x` keeps newlines at the end of a target; `[` tests for a link, because
+# `[[ -L ... ]]` is always true in bashkit 0.20.1.
 _REALPATH = """(
 rest=$SMOKEBOX_PATH real= links=0
 while [[ -n $rest ]]; do
@@ -75,16 +75,16 @@ printf %s "${real:-/}"
 
 
 @runtime_checkable
-class _Named(Protocol):
-    """Sandbox that can be found by its id from anywhere."""
+class _HasId(Protocol):
+    """Sandbox that can be found again by its id."""
 
     @property
     def id(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """The open sandbox of a workspace."""
+class _OpenSandbox:
+    """The sandbox of a workspace, and its working directory."""
 
     sandbox: SandboxApi
     root: str
@@ -93,10 +93,13 @@ class _Place:
 class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
     """A sandbox as the workspace of an agent run.
 
-    `sandbox` is a sandbox, or a function (async or not) that creates one; it is called once, by the
-    first operation. The workspace never closes or destroys the sandbox: its creator does. `ref`
-    names the environment for a run that continues later; by default it is derived from the
-    sandbox's kind and its id, or else its working directory.
+    The workspace never closes or destroys the sandbox: its creator does.
+
+    Args:
+        sandbox: A sandbox, or a function (async or not) that creates one, called once by the first
+            operation.
+        ref: Name of the environment for a run that continues later. By default it is derived from
+            the kind of the sandbox and its id, or else its working directory.
     """
 
     def __init__(self, sandbox: SandboxSource, *, ref: WorkspaceRef | None = None) -> None:
@@ -108,16 +111,16 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
             )
         self._source = sandbox
         self._ref = ref
-        self._opening: asyncio.Task[_Place] | None = None
+        self._opening: asyncio.Task[_OpenSandbox] | None = None
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """Name of the environment; None until the first operation, unless it was given."""
+        """Name of the environment; None until the first operation, unless it was passed."""
         return self._ref
 
     async def working_dir(self) -> str:
         """Return the directory where commands and relative paths start, with symlinks resolved."""
-        return (await self._reach()).root
+        return (await self._get()).root
 
     async def run(
         self,
@@ -134,32 +137,32 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
             task = Command(text=command, env=check_env(env))
         else:
             task = Command.of_arguments(command, env)
-        place = await self._reach()
+        opened = await self._get()
         try:
             # Always start at the root: the shell of some sandboxes remembers the last `cd`.
-            done = await run_whole(
-                place.sandbox, task, cwd=place.root, timeout=timeout, limit=MAX_OUTPUT
+            done = await run_command(
+                opened.sandbox, task, cwd=opened.root, timeout=timeout, limit=MAX_OUTPUT
             )
         except SandboxGone as error:
             raise WorkspaceUnavailableError(str(error)) from error
-        await _check_alive(place)
+        await _check_alive(opened)
         return _result(done, timeout)
 
     async def read_bytes(self, path: str) -> bytes:
         """Return the bytes of a file."""
-        return await (await self._reach()).sandbox.read_bytes(path)
+        return await (await self._get()).sandbox.read_bytes(path)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create or replace a file and its parent directories."""
-        await (await self._reach()).sandbox.write_file(path, data)
+        await (await self._get()).sandbox.write_file(path, data)
 
     async def stat(self, path: str) -> FileEntry:
         """Return the metadata of `path`, following symlinks."""
-        return await _entry((await self._reach()).sandbox, path)
+        return await _entry((await self._get()).sandbox, path)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         """List a directory. A dangling symlink is listed as a file."""
-        sandbox = (await self._reach()).sandbox
+        sandbox = (await self._get()).sandbox
         entries = []
         for name in await sandbox.readdir(path):
             child = posixpath.join(path, name)
@@ -171,25 +174,25 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
 
     async def make_dir(self, path: str) -> None:
         """Create a directory and its parents; an existing one is accepted."""
-        await (await self._reach()).sandbox.mkdir(path, recursive=True)
+        await (await self._get()).sandbox.mkdir(path, recursive=True)
 
     async def remove(self, path: str) -> None:
         """Remove a file, a symlink or a directory tree, except the working directory."""
-        place = await self._reach()
-        info = await place.sandbox.stat(path, follow_symlinks=False)
+        opened = await self._get()
+        info = await opened.sandbox.stat(path, follow_symlinks=False)
         if not info.is_symlink:
             real = await self.realpath(path)
-            if f"{place.root}/".startswith(f"{real.rstrip('/')}/"):
+            if f"{opened.root}/".startswith(f"{real.rstrip('/')}/"):
                 raise ValueError(f"{path} is the working directory or contains it: not removed")
-        await place.sandbox.rm(path, recursive=True)
+        await opened.sandbox.rm(path, recursive=True)
 
     async def exists(self, path: str) -> bool:
         """Return whether `path` leads to something."""
-        return await (await self._reach()).sandbox.exists(path)
+        return await (await self._get()).sandbox.exists(path)
 
     async def realpath(self, path: str) -> str:
         """Resolve every symlink of `path`; missing names are kept."""
-        sandbox = (await self._reach()).sandbox
+        sandbox = (await self._get()).sandbox
         result = await sandbox.exec(_REALPATH, cwd="/", env={"SMOKEBOX_PATH": path}, timeout=30)
         if result.exit_code == _LOOP:
             raise SymlinkLoop(path)
@@ -197,40 +200,40 @@ class SmokeboxWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, 
             raise PathError(path, f"cannot be resolved: {path} ({result.stderr.strip()})")
         return result.stdout
 
-    async def _reach(self) -> _Place:
-        """Return the sandbox, created by the first caller and checked to be alive for each."""
+    async def _get(self) -> _OpenSandbox:
+        """Return the sandbox, which the first call creates and each call checks to be alive."""
         if self._opening is None or _failed(self._opening):
             self._opening = asyncio.create_task(self._open())
         # Shielded: a caller that is cancelled must not lose a sandbox that is being created.
-        place = await asyncio.shield(self._opening)
-        await _check_alive(place)
-        return place
+        opened = await asyncio.shield(self._opening)
+        await _check_alive(opened)
+        return opened
 
-    async def _open(self) -> _Place:
+    async def _open(self) -> _OpenSandbox:
         try:
-            sandbox = await _made(self._source)
+            sandbox = await _create(self._source)
             if self._ref is None:
                 self._ref = await _ref_of(sandbox)
-            answer = await sandbox.exec("pwd -P", timeout=30)
+            result = await sandbox.exec("pwd -P", timeout=30)
         except (SandboxGone, PathNotFound) as error:
             raise WorkspaceUnavailableError(str(error)) from error
-        return _Place(sandbox=sandbox, root=answer.stdout.removesuffix("\n"))
+        return _OpenSandbox(sandbox=sandbox, root=result.stdout.removesuffix("\n"))
 
 
-def _failed(opening: asyncio.Task[_Place]) -> bool:
+def _failed(opening: asyncio.Task[_OpenSandbox]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
-async def _made(source: SandboxSource) -> SandboxApi:
+async def _create(source: SandboxSource) -> SandboxApi:
     if isinstance(source, SandboxApi):
         return source
-    made = source()
-    return await made if inspect.isawaitable(made) else made
+    sandbox = source()
+    return await sandbox if inspect.isawaitable(sandbox) else sandbox
 
 
 async def _ref_of(sandbox: SandboxApi) -> WorkspaceRef:
     capabilities = await sandbox.capabilities()
-    if isinstance(sandbox, _Named):
+    if isinstance(sandbox, _HasId):
         name = sandbox.id
     elif capabilities.persistence == "memory":
         # It cannot be found again by its path, and two of them must differ.
@@ -240,13 +243,13 @@ async def _ref_of(sandbox: SandboxApi) -> WorkspaceRef:
     return WorkspaceRef(provider="smokebox", id=f"{capabilities.sandbox}:{name}")
 
 
-async def _check_alive(place: _Place) -> None:
+async def _check_alive(opened: _OpenSandbox) -> None:
     try:
-        alive = await place.sandbox.exists(place.root)
+        alive = await opened.sandbox.exists(opened.root)
     except SandboxGone as error:
         raise WorkspaceUnavailableError(str(error)) from error
     if not alive:
-        raise WorkspaceUnavailableError(f"the working directory {place.root} is gone")
+        raise WorkspaceUnavailableError(f"the working directory {opened.root} is gone")
 
 
 async def _entry(sandbox: SandboxApi, path: str) -> FileEntry:
@@ -256,7 +259,7 @@ async def _entry(sandbox: SandboxApi, path: str) -> FileEntry:
     return FileEntry(name=name, path=path, is_dir=info.is_directory, size=size)
 
 
-def _result(done: Finished, timeout: float | None) -> CommandResult:
+def _result(done: CommandOutcome, timeout: float | None) -> CommandResult:
     if done.exceeded:
         raise WorkspaceOutputLimitError(
             f"the command wrote more than {MAX_OUTPUT} bytes to {done.exceeded}: redirect it "

@@ -1,1 +1,1 @@
-"""Running commands on a host: supervising and reaping them, and collecting their output."""
+"""Commands on a host: starting, supervising and reaping them, and collecting their output."""

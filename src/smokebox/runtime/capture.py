@@ -1,4 +1,4 @@
-"""From a running command to what its caller gets: a result, or a stream that ends with one."""
+"""Conversion of a running command to a result, or to a stream that ends with one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, Self
 
-from smokebox.runtime.output import Captured, Collected, Collector, Decoder
+from smokebox.runtime.output import CapturedOutput, CapturedStream, Collector, Decoder
 from smokebox.runtime.stream import Chunk
 from smokebox.types import ExecResult, OutputChunk
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from smokebox.runtime.spill import SpillFolder
     from smokebox.types import Stream
 
-TIMED_OUT = 124
+TIMED_OUT_EXIT_CODE = 124
 
 
 class CommandProcess(Protocol):
-    """A running command: `read` until None, then look at `exit`. Leaving early kills it."""
+    """A running command. Leaving its block early kills it."""
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, once it has."""
+        """Its exit, known once `read` has returned None."""
         ...
 
     async def read(self) -> Chunk | None:
-        """The next bytes of its output, or None when it is over."""
+        """Return the next bytes of its output, or None at the end."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -46,15 +46,15 @@ async def collect(
     timeout: float | None = None,
     rate: int | None = None,
 ) -> ExecResult:
-    """Wait for a command, and keep its output up to a bound."""
+    """Wait for a command, and return its result with at most `max_output` bytes per stream."""
     started = time.monotonic()
     collector = Collector(spills, max_output)
-    pace = Pace(rate)
+    limiter = ByteRateLimiter(rate)
     try:
         async with await start() as process:
             while chunk := await process.read():
                 await collector.feed(chunk.stream, chunk.data)
-                await pace.keep(len(chunk.data))
+                await limiter.wait(len(chunk.data))
         collected = await collector.finish()
     except BaseException:
         collector.abandon()
@@ -68,15 +68,16 @@ async def stream(
     timeout: float | None = None,
     rate: int | None = None,
 ) -> AsyncGenerator[Chunk | ExecResult, None]:
-    """Give a command's output as it is written, and last how it ended."""
+    """Yield the output of a command as it is written, then its result without output."""
     started = time.monotonic()
-    pace = Pace(rate)
+    limiter = ByteRateLimiter(rate)
     async with await start() as process:
         while chunk := await process.read():
             yield chunk
-            await pace.keep(len(chunk.data))
-    nothing = Captured(text="")
-    result = _result(process, Collected(stdout=nothing, stderr=nothing), timeout, started)
+            await limiter.wait(len(chunk.data))
+    empty = CapturedStream(text="")
+    output = CapturedOutput(stdout=empty, stderr=empty)
+    result = _result(process, output, timeout, started)
     if result.stderr:
         yield Chunk("stderr", result.stderr.encode())
     yield ExecResult(
@@ -84,10 +85,10 @@ async def stream(
     )
 
 
-async def decoded(
+async def decode_stream(
     source: AsyncGenerator[Chunk | ExecResult, None],
 ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
-    """The same stream as text. Closing it closes the source."""
+    """Decode the chunks of a stream. Closing it closes the source."""
     decoders: dict[Stream, Decoder] = {"stdout": Decoder(), "stderr": Decoder()}
     async with contextlib.aclosing(source):
         async for item in source:
@@ -101,32 +102,32 @@ async def decoded(
             yield item
 
 
-class Pace:
-    """Holds a reader to so many bytes a second: what is not read, a program cannot write on."""
+class ByteRateLimiter:
+    """Limits a reader to `rate` bytes a second: a program blocks while its pipe is full."""
 
     def __init__(self, rate: int | None) -> None:
         self._rate = rate
         self._next = time.monotonic()
 
-    async def keep(self, count: int) -> None:
-        """Wait for as long as `count` bytes may take."""
+    async def wait(self, count: int) -> None:
+        """Wait as long as `count` bytes take at that rate."""
         if self._rate is not None:
-            at = time.monotonic()
-            self._next = max(self._next, at - 1.0) + count / self._rate
-            await asyncio.sleep(max(0.0, self._next - at))
+            now = time.monotonic()
+            self._next = max(self._next, now - 1.0) + count / self._rate
+            await asyncio.sleep(max(0.0, self._next - now))
 
 
 def _result(
-    process: CommandProcess, output: Collected, timeout: float | None, started: float
+    process: CommandProcess, output: CapturedOutput, timeout: float | None, started: float
 ) -> ExecResult:
     assert process.exit is not None
-    stdout, stderr, late = output.stdout, output.stderr, process.exit.timed_out
+    stdout, stderr, timed_out = output.stdout, output.stderr, process.exit.timed_out
     return ExecResult(
-        exit_code=TIMED_OUT if late else process.exit.code,
+        exit_code=TIMED_OUT_EXIT_CODE if timed_out else process.exit.code,
         stdout=stdout.text,
-        stderr=stderr.text + (f"smokebox: timed out after {timeout:g} s\n" if late else ""),
+        stderr=stderr.text + (f"smokebox: timed out after {timeout:g} s\n" if timed_out else ""),
         truncated=stdout.truncated or stderr.truncated,
-        timed_out=late,
+        timed_out=timed_out,
         duration=time.monotonic() - started,
         stdout_file=stdout.file,
         stderr_file=stderr.file,

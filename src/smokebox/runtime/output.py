@@ -1,4 +1,4 @@
-"""The output of a command: bounded in memory, whole on disk, decoded at the edge."""
+"""Output of a command: bounded in memory, complete on disk, decoded without cut characters."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ FLUSH_SIZE = 4 << 20
 
 
 class Decoder:
-    """Bytes to text as they come, never cut inside a character.
-
-    What is not UTF-8 becomes U+FFFD.
-    """
+    """Incremental UTF-8 decoder. Invalid bytes become U+FFFD."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
-        """The text of `data`, less a character that is not whole yet."""
+        """Decode `data`, up to an incomplete character at its end."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What was held back, once there is no more to come."""
+        """Decode the incomplete character at the end of the stream."""
         return self._decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class CapturedStream:
     """One stream at its end: the text that was kept, and the file with all of it, if any."""
 
     text: str
@@ -47,9 +44,9 @@ class Captured:
 class Output:
     """Collects one stream: all of it up to `limit` bytes, beyond that its head and its tail.
 
-    What is beyond goes to a file in `folder`. `feed` never touches the disk; when `due`
-    there is enough waiting for `flush`, which does and belongs in a thread. A disk that
-    is full costs the file, and nothing else. `truncated` once the limit was passed.
+    Beyond the limit, `truncated` is True and the whole stream goes to a file in `folder`. `feed`
+    never touches the disk; `flush` does, and belongs in a thread. On a full disk only the file
+    is lost.
     """
 
     def __init__(self, folder: SpillFolder, limit: int = MAX_OUTPUT) -> None:
@@ -60,49 +57,51 @@ class Output:
         self._head: list[bytes] = []
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
-        self._waiting: list[bytes] = []
-        self._waiting_size = 0
+        self._unflushed: list[bytes] = []
+        self._unflushed_size = 0
         self._spill: Spill | None = None
         self.truncated = False
 
     @property
-    def due(self) -> bool:
-        """Whether `flush` should be called before more is fed."""
-        return self._waiting_size >= FLUSH_SIZE
+    def needs_flush(self) -> bool:
+        """True if `flush` should be called before the next `feed`."""
+        return self._unflushed_size >= FLUSH_SIZE
 
     def feed(self, data: bytes) -> None:
-        """Take more of the stream."""
+        """Add bytes of the stream."""
         self._size += len(data)
         if not self.truncated:
             self._head.append(data)
             if self._size > self._limit:
                 self._overflow()
             return
-        self._wait_for_flush(data)
-        self._keep_tail(data)
+        self._queue_for_flush(data)
+        self._append_to_tail(data)
 
     def flush(self) -> None:
-        """Write what waits to the file. Blocks, and never fails."""
-        data, self._waiting, self._waiting_size = self._waiting, [], 0
+        """Write pending bytes to the file. Blocks, and never fails."""
+        data, self._unflushed, self._unflushed_size = self._unflushed, [], 0
         if self._spill is not None and not self._spill.write(data):
             self._spill = None
 
-    def finish(self) -> Captured:
-        """The stream as text, with a marker line where something was left out."""
+    def finish(self) -> CapturedStream:
+        """Return the stream as text, with a marker line in place of omitted bytes."""
         if not self.truncated:
-            return Captured(text=b"".join(self._head).decode("utf-8", "replace"))
+            return CapturedStream(text=b"".join(self._head).decode("utf-8", "replace"))
         self.flush()
+        file = None
         if self._spill is not None:
             self._spill.finish()
-        file = self._spill.shown if self._spill is not None else None
-        head = _whole_end(self._head[0])
-        tail = _whole_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
+            file = self._spill.shown_path
+        head = _trim_end(self._head[0])
+        tail = _trim_start(b"".join(self._tail)[-(self._limit - self._head_limit) :])
         text = head.decode("utf-8", "replace")
         text += _marker(self._size - len(head) - len(tail), file)
-        return Captured(text=text + tail.decode("utf-8", "replace"), truncated=True, file=file)
+        text += tail.decode("utf-8", "replace")
+        return CapturedStream(text=text, truncated=True, file=file)
 
     def abandon(self) -> None:
-        """Remove the file of a command that nobody waits for any more."""
+        """Remove the file; the result is no longer needed."""
         if self._spill is not None:
             self._folder.discard(self._spill)
             self._spill = None
@@ -113,15 +112,15 @@ class Output:
         self._head = [everything[: self._head_limit]]
         with contextlib.suppress(OSError):
             self._spill = self._folder.open()
-        self._wait_for_flush(everything)
-        self._keep_tail(everything[self._head_limit :])
+        self._queue_for_flush(everything)
+        self._append_to_tail(everything[self._head_limit :])
 
-    def _wait_for_flush(self, data: bytes) -> None:
+    def _queue_for_flush(self, data: bytes) -> None:
         if self._spill is not None:
-            self._waiting.append(data)
-            self._waiting_size += len(data)
+            self._unflushed.append(data)
+            self._unflushed_size += len(data)
 
-    def _keep_tail(self, data: bytes) -> None:
+    def _append_to_tail(self, data: bytes) -> None:
         self._tail.append(data)
         self._tail_size += len(data)
         while self._tail_size - len(self._tail[0]) >= self._limit - self._head_limit:
@@ -129,15 +128,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CapturedOutput:
     """Both streams of a command at its end."""
 
-    stdout: Captured
-    stderr: Captured
+    stdout: CapturedStream
+    stderr: CapturedStream
 
 
 class Collector:
-    """Collects both streams of a command. Files are written in a thread while more is read."""
+    """Collects both streams of a command. Files are written in a thread meanwhile."""
 
     def __init__(self, folder: SpillFolder, limit: int = MAX_OUTPUT) -> None:
         self._outputs: dict[Stream, Output] = {
@@ -147,31 +146,31 @@ class Collector:
         self._flushing: asyncio.Future[None] | None = None
 
     async def feed(self, stream: Stream, data: bytes) -> None:
-        """Take more of a stream; waits only for a disk that does not keep up."""
+        """Add bytes of a stream. Waits only if the disk does not keep up."""
         output = self._outputs[stream]
         output.feed(data)
-        if output.due:
-            await self._flushed()
+        if output.needs_flush:
+            await self._wait_for_flush()
             self._flushing = asyncio.get_running_loop().run_in_executor(None, output.flush)
 
-    async def finish(self) -> Collected:
-        """Both streams as text."""
-        await self._flushed()
+    async def finish(self) -> CapturedOutput:
+        """Return both streams as text."""
+        await self._wait_for_flush()
         stdout, stderr = [await self._finish(output) for output in self._outputs.values()]
-        return Collected(stdout=stdout, stderr=stderr)
+        return CapturedOutput(stdout=stdout, stderr=stderr)
 
     def abandon(self) -> None:
-        """Remove the files of a command that nobody waits for any more."""
+        """Remove the files; the result is no longer needed."""
         for output in self._outputs.values():
             output.abandon()
 
-    async def _flushed(self) -> None:
+    async def _wait_for_flush(self) -> None:
         if self._flushing is not None:
             await self._flushing
             self._flushing = None
 
     @staticmethod
-    async def _finish(output: Output) -> Captured:
+    async def _finish(output: Output) -> CapturedStream:
         return await asyncio.to_thread(output.finish) if output.truncated else output.finish()
 
 
@@ -180,8 +179,8 @@ def _marker(count: int, file: str | None) -> str:
     return f"\n[smokebox: {count} bytes left out here; {where}]\n"
 
 
-def _whole_end(data: bytes) -> bytes:
-    """`data` without a last character that was cut."""
+def _trim_end(data: bytes) -> bytes:
+    """Remove an incomplete character at the end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte >= 0xC0:
@@ -192,8 +191,8 @@ def _whole_end(data: bytes) -> bytes:
     return data
 
 
-def _whole_start(data: bytes) -> bytes:
-    """`data` without a first character that was cut."""
+def _trim_start(data: bytes) -> bytes:
+    """Remove an incomplete character at the start."""
     start = 0
     while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
         start += 1

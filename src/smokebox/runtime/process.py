@@ -1,11 +1,11 @@
-"""Running a command on the host so that nothing of it outlives its owner.
+"""A command on the host of which no process outlives its owner.
 
-This side holds the pipes and reads them on whatever event loop is running; the other side
-is `keeper`, a helper process that starts the command and kills its tree. A helper, because
-only a subreaper sees all that a command starts, and being one is process-wide: our own
-process would be handed the orphans of every other library in it. Starting an interpreter
-for each command would take ten times as long as the command; a fork of the helper takes
-less than bash itself.
+This side holds the pipes and reads them on the running event loop. The other side is
+`supervisor`, a helper process that starts the command and kills its process tree. It is a
+separate process because only a subreaper sees everything that a command starts, and that is a
+process-wide setting: this process would get the orphans of every other library in it. Starting
+an interpreter per command would take ten times as long as the command; a fork of the helper
+takes less than bash itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from smokebox.errors import (
 )
 from smokebox.runtime import supervisor
 from smokebox.runtime.pipes import Pipes
-from smokebox.runtime.supervisor_client import ANSWER_SECONDS, SUPERVISOR_CLIENT, CommandGroup
+from smokebox.runtime.supervisor_client import (
+    RESPONSE_SECONDS,
+    SUPERVISOR_CLIENT,
+    RunningCommands,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,24 +41,27 @@ if TYPE_CHECKING:
     from smokebox.runtime.stream import Chunk
     from smokebox.types import Stream
 
-# How long a command may take to end by itself once its time is up.
+# Time for a command to exit after SIGTERM, at its timeout.
 TERMINATE_SECONDS = 2.0
 
-_FAR = 1e6
-_MARGIN = TERMINATE_SECONDS + ANSWER_SECONDS
+_LONGEST_TIMEOUT = 1e6
+_MARGIN = TERMINATE_SECONDS + RESPONSE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a command ended. `alone` when nothing of it runs on in the background."""
+    """Exit of a command. `childless` if it left no background process."""
 
     code: int
     timed_out: bool
-    alone: bool
+    childless: bool
 
 
-class Process:
-    """A running command: `read` until None, then look at `exit`. Leaving early kills it."""
+class SupervisedProcess:
+    """A running command. Call `read` until it returns None, then see `exit`.
+
+    Leaving its block early kills it.
+    """
 
     def __init__(
         self,
@@ -64,9 +71,9 @@ class Process:
     ) -> None:
         self.exit: Exit | None = None
         self._control = control
-        self._pipes = Pipes(pipes, {control.fileno(): self._hear})
+        self._pipes = Pipes(pipes, {control.fileno(): self._receive})
         self._explain = explain
-        self._until: float | None = None
+        self._deadline: float | None = None
 
     @classmethod
     async def start(
@@ -75,11 +82,11 @@ class Process:
         *,
         env: Mapping[str, str],
         cwd: str,
-        commands: CommandGroup,
+        commands: RunningCommands,
         timeout: float | None = None,
         stdin: bytes | None = None,
-    ) -> Process:
-        """Hand a command to the keeper. What keeps it from starting is raised by `read`."""
+    ) -> SupervisedProcess:
+        """Start a command. `read` raises the error if it cannot start."""
         body = supervisor.pack(
             argv=[encode(word, "command") for word in argv],
             env=[encode(f"{name}={value}", "env") for name, value in env.items()],
@@ -90,88 +97,97 @@ class Process:
         try:
             control, other = socket.socketpair()
             control.setblocking(False)
+            # `socket.setdefaulttimeout` makes new sockets non-blocking.
             other.setblocking(True)
             with other:
                 try:
-                    await _hand_over(other)
+                    await _send_control(other)
                 except BaseException:
                     control.close()
                     raise
         except OSError as error:
             raise cannot_start(error) from error
-        return await cls.begin(
+        return await cls.start_through(
             control,
             body,
-            besides=[commands.theirs.fileno()],
+            extra_fds=[commands.supervisor_end.fileno()],
             timeout=timeout,
             stdin=stdin,
             explain=functools.partial(_start_error, cwd),
         )
 
     @classmethod
-    async def begin(
+    async def start_through(
         cls,
         control: socket.socket,
         body: bytes,
         *,
         explain: Callable[[int, int], Exception],
-        besides: Sequence[int] = (),
+        extra_fds: Sequence[int] = (),
         owner: tuple[int, int] | None = None,
         timeout: float | None = None,
         stdin: bytes | None = None,
-    ) -> Process:
-        """Send a request to the supervisor behind `control`, which is the process's from here on.
+    ) -> SupervisedProcess:
+        """Send a request to the supervisor behind `control`, which this process owns from now on.
 
-        `besides` are descriptors that go with the three of every command; `explain` makes
-        an error of the stage and the errno that kept it from starting. A command that is
-        another user's has its pipes owned by `owner`, or could not open /dev/stderr.
+        Args:
+            control: Connection to a supervisor.
+            body: Encoded request.
+            explain: Makes an error of the stage and the errno of a failed start.
+            extra_fds: Descriptors to send after the three of every command.
+            owner: Uid and gid of the pipes, for a command that runs as another user: otherwise
+                it could not open /dev/stderr.
+            timeout: Timeout of the command, which the supervisor enforces.
+            stdin: Input of the command.
         """
         request = supervisor.LENGTH.pack(len(body)) + body
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            ours.callback(control.close)
+        with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
+            on_failure.callback(control.close)
             try:
-                source = _source(stdin, theirs)
-                (stdout, out), (stderr, err) = _pipe(ours, theirs), _pipe(ours, theirs)
+                source = _open_stdin(stdin, always)
+                stdout, stdout_writer = _pipe(on_failure, always)
+                stderr, stderr_writer = _pipe(on_failure, always)
                 if owner is not None:
-                    os.fchown(out, *owner)
-                    os.fchown(err, *owner)
+                    os.fchown(stdout_writer, *owner)
+                    os.fchown(stderr_writer, *owner)
                 process = cls(control, {stdout: "stdout", stderr: "stderr"}, explain)
-                ours.pop_all()
-                ours.callback(control.close)
-                ours.callback(process._pipes.close)
-                if timeout is not None and timeout < _FAR:
-                    process._until = time.monotonic() + timeout + _MARGIN
-                sent = socket.send_fds(control, [request], [source, out, err, *besides])
+                on_failure.pop_all()
+                on_failure.callback(control.close)
+                on_failure.callback(process._pipes.close)
+                if timeout is not None and timeout < _LONGEST_TIMEOUT:
+                    process._deadline = time.monotonic() + timeout + _MARGIN
+                fds = [source, stdout_writer, stderr_writer, *extra_fds]
+                sent = socket.send_fds(control, [request], fds)
             except ConnectionError as error:
                 raise _supervisor_killed() from error
             except OSError as error:
                 raise cannot_start(error) from error
-            # A supervisor that ends before it has read everything says why, and `read` hears it.
+            # A supervisor that exits before it has read everything still reports why.
             with contextlib.suppress(ConnectionError):
                 await asyncio.get_running_loop().sock_sendall(control, request[sent:])
-            ours.pop_all()
+            on_failure.pop_all()
             return process
 
     async def read(self) -> Chunk | None:
-        """The next bytes of either pipe, or None when the command is over."""
+        """Return the next bytes of either pipe, or None at the end."""
         try:
-            return await self._pipes.read(self._until)
+            return await self._pipes.read(self._deadline)
         except TimeoutError:
-            # The supervisor keeps the time; this is for one that was stopped itself.
+            # The supervisor enforces the timeout; this is for one that was stopped.
             raise SandboxGone(
-                "the command's supervisor does not answer.",
+                "the command's supervisor does not respond.",
                 hint="Run the command again.",
                 reason="supervisor silent",
             ) from None
 
     async def aclose(self) -> None:
-        """Kill what runs, or after the end let the background run on; then let go."""
+        """Kill a running command; leave background processes of a finished one running."""
         try:
-            if not self._pipes.over:
+            if not self._pipes.finished:
                 await self._kill()
-            elif self.exit is not None and not self.exit.alone:
+            elif self.exit is not None and not self.exit.childless:
                 with contextlib.suppress(OSError):
-                    socket.send_fds(self._control, [supervisor.RELEASE], self._pipes.open)
+                    socket.send_fds(self._control, [supervisor.RELEASE], self._pipes.open_fds)
         finally:
             self._control.close()
             self._pipes.close()
@@ -182,9 +198,9 @@ class Process:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _hear(self) -> None:
-        """Take the supervisor's only message: how the command ended, or why it did not start."""
-        self._pipes.forget(self._control.fileno())
+    def _receive(self) -> None:
+        """Receive the supervisor's only message: the exit, or why the command did not start."""
+        self._pipes.remove_handler(self._control.fileno())
         try:
             message = self._control.recv(supervisor.MESSAGE.size)
         except ConnectionError:
@@ -194,55 +210,47 @@ class Process:
         kind, flags, value = supervisor.MESSAGE.unpack(message)
         if kind == supervisor.FAILED:
             raise self._explain(flags, value)
-        self._ended(flags, value)
-
-    def _ended(self, flags: int, status: int) -> None:
         if flags & supervisor.KILLED:
             raise SandboxGone(
                 "the sandbox was closed while the command ran.",
                 hint="Wait for commands before aclose().",
                 reason="closed",
             )
-        try:
-            code = os.waitstatus_to_exitcode(status)
-        except ValueError:
-            # No end of a process looks like that: in a jail, somebody else is talking.
-            code = 255
         self.exit = Exit(
-            code=128 - code if code < 0 else code,
+            code=exit_code(value),
             timed_out=bool(flags & supervisor.TIMED_OUT),
-            alone=bool(flags & supervisor.ALONE),
+            childless=bool(flags & supervisor.CHILDLESS),
         )
-        self._pipes.end()
+        self._pipes.start_drain()
 
     async def _kill(self) -> None:
-        """Have the tree killed and wait until it is, for a bounded time."""
+        """Kill the process tree, and wait up to `RESPONSE_SECONDS` for it."""
         try:
             self._control.send(supervisor.KILL)
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(RESPONSE_SECONDS):
                 loop = asyncio.get_running_loop()
                 while await loop.sock_recv(self._control, supervisor.MESSAGE.size):
                     pass
         except (TimeoutError, OSError):
-            pass  # Gone already, or held by the kernel: its supervisor goes on by itself.
+            pass  # Already gone, or stuck in the kernel: its supervisor keeps trying.
 
 
-async def _hand_over(control: socket.socket) -> None:
-    """Give `control` to the keeper; a burst of commands waits for it to keep up."""
-    until = time.monotonic() + ANSWER_SECONDS
+async def _send_control(control: socket.socket) -> None:
+    """Send `control` to the helper; a burst of commands waits for it to keep up."""
+    until = time.monotonic() + RESPONSE_SECONDS
     while True:
         try:
-            return SUPERVISOR_CLIENT.hand_over(control)
+            return SUPERVISOR_CLIENT.send(control)
         except BlockingIOError:
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(0.005)
 
 
-def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+def _pipe(on_failure: contextlib.ExitStack, always: contextlib.ExitStack) -> tuple[int, int]:
     read, write = os.pipe()
-    ours.callback(os.close, read)
-    theirs.callback(os.close, write)
+    on_failure.callback(os.close, read)
+    always.callback(os.close, write)
     os.set_blocking(read, False)
     return read, write
 
@@ -255,10 +263,10 @@ def _supervisor_killed() -> SandboxGone:
     )
 
 
-def _source(data: bytes | None, theirs: contextlib.ExitStack) -> int:
-    """What the command reads: nothing, or `data` in memory, as if from `< file`.
+def _open_stdin(data: bytes | None, always: contextlib.ExitStack) -> int:
+    """Open stdin of a command: /dev/null, or `data` in memory, as if from `< file`.
 
-    A file needs no feeding, so neither side can wait for the other for ever.
+    A file needs no writer, so the two sides cannot deadlock.
     """
     path = "/dev/null"
     with contextlib.ExitStack() as stack:
@@ -270,12 +278,22 @@ def _source(data: bytes | None, theirs: contextlib.ExitStack) -> int:
                 view = view[os.write(memory, view) :]
             path = f"/proc/self/fd/{memory}"
         source = os.open(path, os.O_RDONLY)
-    theirs.callback(os.close, source)
+    always.callback(os.close, source)
     return source
 
 
+def exit_code(status: int) -> int:
+    """Convert a wait status to the exit code that a shell would report."""
+    try:
+        code = os.waitstatus_to_exitcode(status)
+    except ValueError:
+        # No wait status looks like that: in a jail, another process has sent it.
+        return 255
+    return 128 - code if code < 0 else code
+
+
 def encode(text: str, option: str) -> bytes:
-    """Text that goes to the kernel as a word, which holds no NUL."""
+    """Encode an argument, variable or path, which cannot hold a NUL."""
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -302,7 +320,7 @@ def _start_error(cwd: str, stage: int, number: int) -> SmokeboxError:
 
 
 def cannot_start(error: OSError) -> ServiceUnavailable:
-    """The error for a machine that is out of processes, files or memory for one more command."""
+    """Return the error for a machine without processes, files or memory for another command."""
     return ServiceUnavailable(
         f"this machine cannot start another command: {error.strerror or error}.",
         hint="Wait for running commands to end, or raise the limits (`ulimit -n`, `ulimit -u`).",

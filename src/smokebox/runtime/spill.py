@@ -1,4 +1,4 @@
-"""Files for output that is too long for memory: private, bounded, and gone with their sandbox."""
+"""Files for output that is too large for memory: private, bounded, removed with their sandbox."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ MAX_SPILL_BYTES = 1 << 30
 
 
 class SpillFolder:
-    """A private folder for streams that are too long for memory. Safe from several threads.
+    """A private folder for output streams. Safe to use from several threads.
 
-    Made with the first file, in `parent` or among the system's temporary files, and removed
-    by `close`, or with the last reference. When there are too many files or bytes in it the
-    oldest finished ones go. A sandbox that sees `parent` at another path says so by
-    `seen_at`; its own users may read then.
+    It is created with the first file, in `parent` or the system's temporary directory, and removed
+    by `close` or with the last reference. When there are too many files or bytes in it, the oldest
+    finished files are removed. A sandbox that has `parent` mounted at another path passes that as
+    `shown_parent`; its users may then read the files.
     """
 
     def __init__(
         self,
         *,
         parent: str | None = None,
-        seen_at: str | None = None,
+        shown_parent: str | None = None,
         max_files: int = MAX_SPILL_FILES,
         max_bytes: int = MAX_SPILL_BYTES,
     ) -> None:
         self._parent = parent
-        self._seen_at = seen_at
+        self._shown_parent = shown_parent
         self._max_files = max_files
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -41,25 +41,25 @@ class SpillFolder:
         self._remove: weakref.finalize[[str, int], SpillFolder] | None = None
 
     def open(self) -> Spill:
-        """Begin a file, or raise OSError."""
+        """Create a file, or raise OSError."""
         with self._lock:
             if self._path is None:
                 self._path = tempfile.mkdtemp(prefix="smokebox-output-", dir=self._parent)
                 self._remove = weakref.finalize(self, _remove, self._path, os.getpid())
             fd, path = tempfile.mkstemp(dir=self._path, prefix="stream-", suffix=".txt")
-            shown = path
-            if self._seen_at is not None:
+            shown_path = path
+            if self._shown_parent is not None:
                 os.chmod(self._path, 0o755)
                 os.fchmod(fd, 0o644)
                 folder = os.path.basename(self._path)
-                shown = os.path.join(self._seen_at, folder, os.path.basename(path))
-            spill = Spill(self, path, shown, FileIO(fd, "w"))
+                shown_path = os.path.join(self._shown_parent, folder, os.path.basename(path))
+            spill = Spill(self, path, shown_path, FileIO(fd, "w"))
             self._spills.append(spill)
             self._evict(keep=spill)
             return spill
 
-    def claim(self, spill: Spill, count: int) -> bool:
-        """Whether `spill` may grow by `count` bytes, once older ones have made room."""
+    def reserve(self, spill: Spill, count: int) -> bool:
+        """Remove older files so that `spill` can grow by `count` bytes; False if it cannot."""
         with self._lock:
             spill.size += count
             self._evict(keep=spill)
@@ -71,7 +71,7 @@ class SpillFolder:
             self._drop(spill)
 
     def close(self) -> None:
-        """Remove everything. Safe to repeat."""
+        """Remove the folder. Safe to repeat."""
         with self._lock:
             for spill in list(self._spills):
                 self._drop(spill)
@@ -90,48 +90,48 @@ class SpillFolder:
     def _drop(self, spill: Spill) -> None:
         with contextlib.suppress(OSError):
             os.unlink(spill.path)
-        spill.drop()
+        spill.close()
         if spill in self._spills:
             self._spills.remove(spill)
 
 
 class Spill:
-    """One stream on its way to disk. One thread writes, any may drop it."""
+    """The file of one stream. One thread writes it, any may close it."""
 
-    def __init__(self, folder: SpillFolder, path: str, shown: str, file: FileIO) -> None:
+    def __init__(self, folder: SpillFolder, path: str, shown_path: str, file: FileIO) -> None:
         self.path = path
-        self.shown = shown
+        self.shown_path = shown_path
         self.size = 0
         self.finished = False
         self._folder = folder
         self._file = file
-        self._busy = threading.Lock()
-        self._dropped = False
+        self._lock = threading.Lock()
+        self._closed = False
 
     def write(self, data: list[bytes]) -> bool:
-        """Whether all of `data` is kept; when not, the file is gone."""
-        with self._busy:
-            kept = not self._dropped and self._write(data)
-            if not kept:
+        """Write all of `data`; False if it does not fit, and then the file is removed."""
+        with self._lock:
+            written = not self._closed and self._write(data)
+            if not written:
                 self._folder.discard(self)
-        self._close_if_dropped()
-        return kept
+        self._close_if_unused()
+        return written
 
     def finish(self) -> None:
-        """No more will come."""
-        with self._busy:
+        """Close the file of a complete stream."""
+        with self._lock:
             self._file.close()
             self.finished = True
 
-    def drop(self) -> None:
-        """No more is wanted. Never waits for a write that is under way."""
-        self._dropped = True
-        self._close_if_dropped()
+    def close(self) -> None:
+        """Close the file. Never waits for a write in progress, which closes it instead."""
+        self._closed = True
+        self._close_if_unused()
 
     def _write(self, data: list[bytes]) -> bool:
         try:
             for piece in data:
-                if not self._folder.claim(self, len(piece)):
+                if not self._folder.reserve(self, len(piece)):
                     return False
                 view = memoryview(piece)
                 while view:
@@ -140,16 +140,16 @@ class Spill:
             return False
         return True
 
-    def _close_if_dropped(self) -> None:
-        # To close it under a write could send the bytes to whatever gets its number next.
-        if self._dropped and self._busy.acquire(blocking=False):
+    def _close_if_unused(self) -> None:
+        # Closing it during a write could send the bytes to another file with the same number.
+        if self._closed and self._lock.acquire(blocking=False):
             try:
                 self._file.close()
             finally:
-                self._busy.release()
+                self._lock.release()
 
 
 def _remove(path: str, pid: int) -> None:
-    # A forked copy of the process must not remove what is the original's.
+    # A forked copy of the process must not remove the folder of the original.
     if os.getpid() == pid:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Something that runs: what it gives as it comes, and how it ended once that is known."""
+"""Streams of a running command: its output as it is written, then its result."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from smokebox.types import ExecResult, OutputChunk, Stream
 if TYPE_CHECKING:
     from types import TracebackType
 
-Piece = TypeVar("Piece")
-End = TypeVar("End")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Chunk(NamedTuple):
-    """Bytes as they came out of one pipe."""
+    """Bytes that were read from one pipe."""
 
     stream: Stream
     data: bytes
 
 
-class ResultStream(AsyncIterator[Piece], Generic[Piece, End]):
-    """Iterate for its pieces. The last item of `source`, of the kind `end`, is its end.
+class ResultStream(AsyncIterator[Item], Generic[Item, Result]):
+    """Iterates over `source`, whose last item is the result and has the type `result`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) closes the source.
     """
 
-    def __init__(self, source: AsyncGenerator[Piece | End, None], end: type[End]) -> None:
+    def __init__(self, source: AsyncGenerator[Item | Result, None], result: type[Result]) -> None:
         self._source = source
-        self._kind = end
-        self._end: End | None = None
+        self._result_type = result
+        self._result: Result | None = None
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> Item:
         item = await self._source.__anext__()
-        if not isinstance(item, self._kind):
-            return cast("Piece", item)
-        self._end = item
+        if not isinstance(item, self._result_type):
+            return cast("Item", item)
+        self._result = item
         await self._source.aclose()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End it if it still runs."""
+        """Close the source."""
         await self._source.aclose()
 
     async def __aenter__(self) -> Self:
@@ -56,21 +56,21 @@ class ResultStream(AsyncIterator[Piece], Generic[Piece, End]):
         await self.aclose()
 
 
-class RunningCommand(ResultStream[Piece, ExecResult]):
-    """A running command: iterate for its output, then read `result`.
+class RunningCommand(ResultStream[Item, ExecResult]):
+    """A running command. Iterate over its output, then read `result`.
 
     Leaving early (`break` inside `async with`, `aclose()`, cancellation) kills the command.
     """
 
-    def __init__(self, source: AsyncGenerator[Piece | ExecResult, None]) -> None:
+    def __init__(self, source: AsyncGenerator[Item | ExecResult, None]) -> None:
         super().__init__(source, ExecResult)
 
     @property
     def result(self) -> ExecResult:
-        """How the command ended, without its output; known after the last chunk."""
-        if self._end is None:
-            raise RuntimeError("the command has not ended: iterate over its output first")
-        return self._end
+        """Result of the command without its output, known after the last chunk."""
+        if self._result is None:
+            raise RuntimeError("the command is still running: iterate over its output first")
+        return self._result
 
     @property
     def exit_code(self) -> int:
@@ -79,8 +79,8 @@ class RunningCommand(ResultStream[Piece, ExecResult]):
 
 
 class ExecStream(RunningCommand[OutputChunk]):
-    """A running command whose output is text, in pieces never cut inside a character."""
+    """A running command whose output is text. Chunks never split a character."""
 
 
 class ByteStream(RunningCommand[Chunk]):
-    """A running command whose output is the bytes that it writes, in pieces as they come."""
+    """A running command whose output is bytes, as it writes them."""

@@ -1,8 +1,7 @@
-"""What commands on the host hang on: the helper that starts them, and their sandbox.
+"""Client of the helper process that starts commands, and the running commands of a sandbox.
 
-`SUPERVISOR_CLIENT` is our end of the helper process of `keeper`: started with the first command,
-shared by all sandboxes, started again when it died. A `CommandGroup` is a sandbox's hold on
-all its commands.
+`SUPERVISOR_CLIENT` is started with the first command, shared by all sandboxes of this Python
+process, and restarted when it died.
 """
 
 from __future__ import annotations
@@ -16,73 +15,72 @@ import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 
 from smokebox.runtime import supervisor
 
-# How long the helper's side may take to kill and to say so.
-ANSWER_SECONDS = 2 * supervisor.KILL_SECONDS + 1
+# Time for a supervisor to kill its processes and to confirm it.
+RESPONSE_SECONDS = 2 * supervisor.KILL_SECONDS + 1
 
-# What an interpreter may need to start at all; everything else stays out of its environ.
+# Variables that an interpreter may need to start; nothing else is passed on.
 _ENV = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
-class CommandGroup:
-    """A sandbox's hold on its commands: when it is closed they all end.
+class RunningCommands:
+    """The running commands of one sandbox. Closing it kills them all.
 
-    A pair of sockets, one end given to every minder. Shutting ours down tells them, and
-    when the last of them is gone we read the end of file.
+    It is a pair of sockets; every supervisor holds `supervisor_end`. Shutting down our end
+    notifies them, and it reads end of file once the last of them is gone.
     """
 
     def __init__(self) -> None:
-        self._ours, self.theirs = socket.socketpair()
-        self._ours.setblocking(False)
+        self._end, self.supervisor_end = socket.socketpair()
+        self._end.setblocking(False)
         self.closed = False
         _OPEN.add(self)
 
-    def end(self) -> None:
-        """Tell all minders to kill what they have. Never blocks, safe to repeat."""
+    def kill_all(self) -> None:
+        """Make all supervisors kill their processes. Never blocks, safe to repeat."""
         if not self.closed:
             self.closed = True
-            self.theirs.close()
+            self.supervisor_end.close()
             with contextlib.suppress(OSError):
-                self._ours.shutdown(socket.SHUT_WR)
+                self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """`end`, and let go of the sockets."""
-        self.end()
-        self._ours.close()
+        """Kill all commands without waiting for them."""
+        self.kill_all()
+        self._end.close()
 
     async def aclose(self) -> None:
-        """`end`, wait for a bounded time until all are gone, and let go."""
-        self.end()
+        """Kill all commands, and wait up to `RESPONSE_SECONDS` until they are gone."""
+        self.kill_all()
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await asyncio.get_running_loop().sock_recv(self._ours, 1)
+            async with asyncio.timeout(RESPONSE_SECONDS):
+                await asyncio.get_running_loop().sock_recv(self._end, 1)
         except (TimeoutError, OSError, ValueError):
-            pass  # Gone already, or held by the kernel: there is nothing more to do.
+            pass  # Already gone, or stuck in the kernel.
         finally:
             self.close()
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """Close the sockets in a forked copy of this process; the original keeps its commands."""
         self.closed = True
-        self.theirs.close()
-        self._ours.close()
+        self.supervisor_end.close()
+        self._end.close()
 
 
 class SupervisorClient:
-    """Our end of the helper process. Calls may come from several threads."""
+    """Client of the helper process. Calls may come from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def hand_over(self, control: socket.socket) -> None:
-        """Give one end of a control socket to a minder, or raise OSError."""
+    def send(self, control: socket.socket) -> None:
+        """Send one end of a control socket to a supervisor, or raise OSError."""
         with self._lock:
-            # Minders hold the other end too, so the socket alone does not tell.
+            # Supervisors hold the other end too, so the socket alone does not show it.
             if self._process is None or self._process.poll() is not None:
                 self._stop()
                 self._start()
@@ -90,18 +88,18 @@ class SupervisorClient:
             socket.send_fds(self._requests, [b"+"], [control.fileno()])
 
     def stop(self) -> None:
-        """Let the helper end, which waits a moment for its minders to do so."""
+        """Stop the helper process, which waits a moment for its supervisors."""
         with self._lock:
             self._stop()
 
-    def forget(self) -> None:
-        """Leave the helper to the process that this one was forked from."""
+    def release_after_fork(self) -> None:
+        """Leave the helper process to the process that this one was forked from."""
         self._lock = threading.Lock()
         if self._requests is not None:
             self._requests.close()
             self._requests = None
         if self._process is not None:
-            # It is not our child: Popen would wait for it, or warn that nobody did.
+            # It is not our child: Popen would wait for it, or warn that it was not waited for.
             self._process.returncode = 0
             self._process = None
 
@@ -111,7 +109,7 @@ class SupervisorClient:
         with theirs, contextlib.ExitStack() as stack:
             stack.callback(ours.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _script(), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -129,30 +127,26 @@ class SupervisorClient:
             self._requests = None
         if self._process is not None:
             try:
-                self._process.wait(2 * supervisor.LEAVE_SECONDS)
+                self._process.wait(2 * supervisor.SHUTDOWN_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
             self._process = None
 
 
-def _script() -> str:
-    return str(Path(supervisor.__file__).with_suffix(".py"))
-
-
-def _end_all() -> None:
-    for group in list(_OPEN):
-        group.end()
+def _stop_at_exit() -> None:
+    for commands in list(_OPEN):
+        commands.kill_all()
     SUPERVISOR_CLIENT.stop()
 
 
-def _forget_all() -> None:
-    SUPERVISOR_CLIENT.forget()
-    for group in list(_OPEN):
-        group.forget()
+def _release_after_fork() -> None:
+    SUPERVISOR_CLIENT.release_after_fork()
+    for commands in list(_OPEN):
+        commands.close_after_fork()
 
 
-_OPEN: weakref.WeakSet[CommandGroup] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[RunningCommands] = weakref.WeakSet()
 SUPERVISOR_CLIENT = SupervisorClient()
-atexit.register(_end_all)
-os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_release_after_fork)

@@ -1,9 +1,15 @@
-"""Endpoint and credentials of an S3 bucket."""
+"""Endpoint, credentials and valid names of S3 buckets."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, replace
+
+from smokebox.errors import InvalidOption
+
+# The prefix is part of every signed URL.
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,19 @@ def with_environment(access: Access) -> Access:
             token = _first(f"{vendor}_SESSION_TOKEN")
             return replace(found, access_key=key, secret_key=secret, session_token=token)
     return found
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a folder in a bucket without surrounding slashes; empty for the whole bucket."""
+    inner = prefix.strip("/")
+    if inner and any(part in ("", ".", "..") for part in inner.split("/")):
+        raise InvalidOption(
+            f"prefix={prefix!r} is not a folder in a bucket.",
+            hint="Use names joined by single slashes, such as 'docs/2024'.",
+            option="prefix",
+            value=prefix,
+        )
+    return inner
 
 
 def _first(*names: str) -> str | None:

@@ -89,7 +89,7 @@ class SandboxApi(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Return whether `path` leads to something. Never raises for a valid path."""
+        """Return whether `path` exists, following symlinks. Never raises for a valid path."""
         ...
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:

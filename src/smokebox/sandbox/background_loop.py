@@ -37,7 +37,7 @@ class _Job(Generic[T]):
     def _finish(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.future.cancel()
-            # Without this, `wait` never returns for a cancelled future.
+            # `wait` returns for a cancelled future only after this.
             self.future.set_running_or_notify_cancel()
         elif (error := task.exception()) is not None:
             self.future.set_exception(error)
@@ -82,7 +82,7 @@ class BackgroundLoop:
         try:
             return job.future.result()
         except CancelledError:
-            raise _closed_under_the_call() from None
+            raise _closed_during_call() from None
         except BaseException:
             # An interrupt (Ctrl-C) arrives here while the work still runs.
             job.cancel()
@@ -97,7 +97,7 @@ class BackgroundLoop:
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:
             if waiter.cancelled():
-                raise _closed_under_the_call() from None
+                raise _closed_during_call() from None
             # Return only after the cancelled work has ended.
             job.cancel()
             await asyncio.wait([waiter])
@@ -118,7 +118,7 @@ class BackgroundLoop:
         """Drop a loop that runs in the parent of this process."""
         self._lock = threading.Lock()
         # Keep a reference: collecting the loop would close file descriptors of the parent's loop.
-        _left_to_the_parent.append(self._loop)
+        _loops_of_parents.append(self._loop)
         self._loop = self._thread = None
 
     def _submit(self, work: Coroutine[object, object, T]) -> _Job[T]:
@@ -152,7 +152,7 @@ class BackgroundLoop:
 
 
 _all: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
-_left_to_the_parent: list[asyncio.AbstractEventLoop | None] = []
+_loops_of_parents: list[asyncio.AbstractEventLoop | None] = []
 
 
 def _after_fork() -> None:
@@ -174,7 +174,7 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(loop.stop)
 
 
-def _closed_under_the_call() -> SandboxGone:
+def _closed_during_call() -> SandboxGone:
     return SandboxGone(
         "the backend was closed while this call ran.",
         hint="Close it after its last call.",

@@ -60,20 +60,22 @@ class BucketBinding:
 
     @property
     def prefix(self) -> str:
-        """Return the folder in the bucket; empty for the whole bucket."""
+        """Folder in the bucket; empty for the whole bucket."""
         return self.options.get("prefix", "").strip("/")
 
     @property
     def read_only(self) -> bool:
-        """Return whether writes are refused."""
+        """True if writes are refused."""
         return self.options.get("read_only", False)
 
     @property
     def access(self) -> Access:
-        """Return endpoint and credentials, for S3."""
+        """Endpoint and credentials, for S3."""
         known = Access.__dataclass_fields__
-        given: dict[str, Any] = {name: one for name, one in self.options.items() if name in known}
-        return Access(**given)
+        options: dict[str, Any] = {
+            name: value for name, value in self.options.items() if name in known
+        }
+        return Access(**options)
 
 
 class BucketSandbox(ThreadSandbox):
@@ -108,7 +110,7 @@ class BucketSandbox(ThreadSandbox):
     async def fork(self) -> BucketSandbox:
         """Create another shell over the same bucket, with the same files outside of it."""
         forked = await super().fork()
-        return BucketSandbox(self._settings, self._bucket, state=forked._made)
+        return BucketSandbox(self._settings, self._bucket, state=forked._state)
 
     async def aclose(self) -> None:
         """Stop running scripts and release all resources; the bucket is unchanged."""
@@ -177,7 +179,7 @@ def bucket(
         read_only=read_only,
         cache_bytes=cache_bytes,
         prefetch=prefetch,
-        place=opened.place,
+        label=opened.label,
     )
     settings = make_settings(
         files=None,
@@ -197,8 +199,7 @@ def bucket(
 async def get_virtual_sandbox(
     target: str | ObjectStore | BucketBinding | None = None, **options: Unpack[BucketOptions]
 ) -> VirtualSandbox:
-    """Create a sandbox over a bucket and check that the bucket exists. Takes the options of
-    `bucket()`.
+    """Create a sandbox over a bucket, with the options of `bucket()`, and check the bucket.
 
     `env.KNOWLEDGE_BASE` is a bucket that the project names, with its options. Without a bucket,
     files are in memory and are lost with the sandbox.

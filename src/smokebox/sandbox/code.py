@@ -37,9 +37,9 @@ class CodeStream(ResultStream[CodeEvent, CodeExecution]):
     @property
     def execution(self) -> CodeExecution:
         """Outcome of the code, without its output and results; available after the last event."""
-        if self._end is None:
+        if self._result is None:
             raise RuntimeError("the code has not ended: iterate over its events first")
-        return self._end
+        return self._result
 
 
 def check_language(language: object) -> CodeLanguage:

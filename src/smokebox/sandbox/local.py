@@ -19,14 +19,14 @@ from smokebox.errors import InvalidOption, PathNotDirectory, SandboxGone, from_o
 from smokebox.foundation.paths import check_path, resolve
 from smokebox.foundation.text import decode_file, encode_option
 from smokebox.options import check_env, check_timeout, strict_options
-from smokebox.runtime.capture import collect, decoded, stream
+from smokebox.runtime.capture import collect, decode_stream, stream
 from smokebox.runtime.output import MAX_OUTPUT
-from smokebox.runtime.process import Process, cannot_start
+from smokebox.runtime.process import SupervisedProcess, cannot_start
 from smokebox.runtime.spill import SpillFolder
 from smokebox.runtime.stream import ExecStream
-from smokebox.runtime.supervisor_client import CommandGroup
-from smokebox.sandbox import hostfiles
-from smokebox.sandbox.globbing import glob_paths
+from smokebox.runtime.supervisor_client import RunningCommands
+from smokebox.sandbox import local_files
+from smokebox.sandbox.glob import glob_paths
 from smokebox.types import Capabilities, ExecResult, FileInfo
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ KEPT = (
 )
 """Variables of the host's environment that commands see."""
 
-_USUAL = (
+_COMMON_COMMANDS = (
     "awk base64 bash bunzip2 bzip2 cargo cat cc chmod chown clang cmake comm cp curl cut date "
     "dd df diff dirname docker du env expr file find gcc gh git go grep gunzip gzip head "
     "hostname id java jq kill ln ls make mkdir mktemp mv nc node npm npx openssl patch perl "
@@ -67,10 +67,18 @@ def local(
     env: Mapping[str, str | None] | None = None,
     max_output: int = MAX_OUTPUT,
 ) -> LocalSandbox:
-    """Create a sandbox on the host, starting at `cwd` (by default the current directory).
+    """Create a sandbox on the host.
 
-    `env` adds variables to the few that are passed on; None removes one of those. At most
-    `max_output` bytes of each stream are kept in memory.
+    Args:
+        cwd: Directory of commands and relative paths, by default the current one.
+        env: Variables to add to those in `KEPT`; None removes a variable.
+        max_output: Bytes of each output stream that are kept in memory; the rest is spilled
+            to a file.
+
+    Raises:
+        InvalidOption: An option is unknown or has a wrong value.
+        PathNotFound: There is no such directory as `cwd`.
+        PathNotDirectory: `cwd` is not a directory.
     """
     if isinstance(max_output, bool) or not isinstance(max_output, int) or max_output < 1:
         raise InvalidOption(
@@ -93,7 +101,7 @@ class LocalSandbox:
         self._cwd = cwd
         self._env = env
         self._max_output = max_output
-        self._commands: CommandGroup | None = None
+        self._commands: RunningCommands | None = None
         self._spills = SpillFolder()
         self._closed = False
 
@@ -137,7 +145,7 @@ class LocalSandbox:
         A slow consumer makes the command wait: only the pipes buffer output.
         """
         start = functools.partial(self._start, command, cwd, env, timeout, stdin)
-        return ExecStream(decoded(stream(start, timeout=timeout)))
+        return ExecStream(decode_stream(stream(start, timeout=timeout)))
 
     async def read_file(self, path: str) -> str:
         """Return the text of a file. Raises `NotText` if it is not UTF-8."""
@@ -145,38 +153,36 @@ class LocalSandbox:
 
     async def read_bytes(self, path: str) -> bytes:
         """Return the bytes of a file."""
-        return await asyncio.to_thread(hostfiles.read, self.resolve_path(path))
+        return await asyncio.to_thread(local_files.read, self.resolve_path(path))
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Create or replace a file and its parent directories atomically."""
         await asyncio.to_thread(
-            hostfiles.write, self.resolve_path(path), encode_option("data", data)
+            local_files.write, self.resolve_path(path), encode_option("data", data)
         )
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """Return the metadata of `path`. A dangling symlink is found only if not followed."""
         return await asyncio.to_thread(
-            hostfiles.info, self.resolve_path(path), follow_symlinks=follow_symlinks
+            local_files.stat, self.resolve_path(path), follow_symlinks=follow_symlinks
         )
 
     async def readdir(self, path: str) -> list[str]:
         """Return the sorted names in a directory, with dotfiles; non-UTF-8 bytes as `\\xNN`."""
-        return await asyncio.to_thread(hostfiles.names, self.resolve_path(path))
+        return await asyncio.to_thread(local_files.readdir, self.resolve_path(path))
 
     async def exists(self, path: str) -> bool:
-        """Return whether `path` leads to something."""
-        return await asyncio.to_thread(hostfiles.exists, self.resolve_path(path))
+        """Return whether `path` exists, following symlinks."""
+        return await asyncio.to_thread(local_files.exists, self.resolve_path(path))
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
         """Create a directory; `recursive` creates parents and accepts an existing one."""
-        await asyncio.to_thread(
-            hostfiles.make_directory, self.resolve_path(path), recursive=recursive
-        )
+        await asyncio.to_thread(local_files.mkdir, self.resolve_path(path), recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
         """Remove a file or a symlink, or with `recursive` a directory. Never the root."""
         await asyncio.to_thread(
-            hostfiles.remove, self.resolve_path(path), recursive=recursive, force=force
+            local_files.remove, self.resolve_path(path), recursive=recursive, force=force
         )
 
     async def glob(
@@ -192,7 +198,7 @@ class LocalSandbox:
             glob_paths,
             pattern,
             self.resolve_path(cwd or "."),
-            hostfiles.listing,
+            local_files.scan,
             hidden=hidden,
             files_only=files_only,
         )
@@ -236,7 +242,7 @@ class LocalSandbox:
         env: Mapping[str, str] | None,
         timeout: float | None,
         stdin: str | bytes | None,
-    ) -> Process:
+    ) -> SupervisedProcess:
         if not isinstance(command, str):
             raise InvalidOption(
                 f"command must be a str, not {type(command).__name__}.",
@@ -244,17 +250,17 @@ class LocalSandbox:
                 option="command",
             )
         directory = self.resolve_path(cwd) if cwd is not None else self._cwd
-        return await Process.start(
+        return await SupervisedProcess.start(
             [_shell(), "-c", command],
             # With PWD set, `pwd` shows the path as passed, including symlinks.
             env={**self._env, "PWD": directory, **check_env(env)},
             cwd=directory,
-            commands=self._hold(),
+            commands=self._command_group(),
             timeout=check_timeout(timeout),
             stdin=None if stdin is None else encode_option("stdin", stdin),
         )
 
-    def _hold(self) -> CommandGroup:
+    def _command_group(self) -> RunningCommands:
         if self._closed:
             raise SandboxGone(
                 "this local sandbox is closed.",
@@ -263,7 +269,7 @@ class LocalSandbox:
             )
         if self._commands is None or self._commands.closed:
             try:
-                self._commands = CommandGroup()
+                self._commands = RunningCommands()
             except OSError as error:
                 raise cannot_start(error) from error
             weakref.finalize(self, self._commands.close)
@@ -281,7 +287,7 @@ def _directory(cwd: str | os.PathLike[str] | None) -> str:
             f"cwd must be a path, not {type(cwd).__name__}.", hint="Pass a str.", option="cwd"
         )
     path = resolve(check_path(os.fspath(cwd)), os.getcwd())
-    if not hostfiles.info(path).is_directory:
+    if not local_files.stat(path).is_directory:
         raise PathNotDirectory(path, hint="Pass the directory to start in as cwd.")
     return path
 
@@ -303,6 +309,8 @@ def _shell() -> str:
 
 
 def _commands(path: str | None) -> frozenset[str]:
-    found = {name for name in _USUAL.split() if shutil.which(name, path=path or os.defpath)}
+    found = {
+        name for name in _COMMON_COMMANDS.split() if shutil.which(name, path=path or os.defpath)
+    }
     shell = os.path.basename(_shell())
     return frozenset(found - {"bash"} | {shell})

@@ -20,7 +20,7 @@ from obstore.store import (
 )
 
 from smokebox.errors import BucketNotFound, InvalidOption
-from smokebox.sandbox.bucket_names import BUCKET_NAME
+from smokebox.sandbox.access import BUCKET_NAME
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
@@ -45,19 +45,19 @@ _CLIENT: ClientConfig = {"connect_timeout": "5s", "read_timeout": "10s", "timeou
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StoreTarget:
     """A store, the prefix to use in it, and its description for messages."""
 
     store: ObjectStore
     prefix: str
-    place: str
+    label: str
 
 
-def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Target:
+def open_target(target: str | ObjectStore, prefix: str, access: Access) -> StoreTarget:
     """Return the store that `target` names. Sends no request."""
     if isinstance(target, _STORES):
         _refuse_access(access, "a store that is open already", "Pass them to the store instead.")
-        return Target(target, prefix, repr(target))
+        return StoreTarget(target, prefix, repr(target))
     if not isinstance(target, str) or not target:
         raise InvalidOption(
             f"a bucket must be a URL, a name or an obstore store, not {target!r}.",
@@ -71,14 +71,14 @@ def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Targe
     url = urlsplit(target)
     path = unquote(url.path).strip("/")
     if scheme in ("s3", "s3a"):
-        return _s3(url.netloc, _joined(path, prefix), access)
+        return _s3(url.netloc, _join_prefix(path, prefix), access)
     _refuse_access(access, f"{scheme}://", "They are for S3 buckets.")
     if scheme == "memory":
-        return Target(MemoryStore(), _joined(path, prefix), "memory")
+        return StoreTarget(MemoryStore(), _join_prefix(path, prefix), "memory")
     if scheme == "file":
         return _folder(unquote(url.path), prefix)
     if scheme in _CLOUDS:
-        return _cloud(target, scheme, url.netloc, _joined(path, prefix))
+        return _cloud(target, scheme, url.netloc, _join_prefix(path, prefix))
     raise InvalidOption(
         f"{target!r} is not a bucket: unknown scheme {scheme}://.",
         hint="Use s3://, gs://, az://, file:// or memory://, or a name with endpoint=.",
@@ -87,11 +87,11 @@ def open_target(target: str | ObjectStore, prefix: str, access: Access) -> Targe
     )
 
 
-def _joined(path: str, prefix: str) -> str:
+def _join_prefix(path: str, prefix: str) -> str:
     return "/".join(part for part in (path, prefix.strip("/")) if part)
 
 
-def _s3(name: str, prefix: str, access: Access) -> Target:
+def _s3(name: str, prefix: str, access: Access) -> StoreTarget:
     if not BUCKET_NAME.fullmatch(name):
         raise InvalidOption(
             f"{name!r} is not a valid bucket name.",
@@ -110,7 +110,7 @@ def _s3(name: str, prefix: str, access: Access) -> Target:
         client_options={**_CLIENT, "allow_http": allow_http},
         retry_config=_RETRY,
     )
-    return Target(store, prefix, f"s3://{name}" + (f" at {endpoint}" if endpoint else ""))
+    return StoreTarget(store, prefix, f"s3://{name}" + (f" at {endpoint}" if endpoint else ""))
 
 
 def _s3_config(access: Access) -> S3Config:
@@ -150,30 +150,30 @@ def _from_environment(*names: str) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
-def _folder(folder: str, prefix: str) -> Target:
+def _folder(folder: str, prefix: str) -> StoreTarget:
     if not os.path.isdir(folder):
         raise BucketNotFound(
             f"there is no folder {folder!r}.",
             hint="Create it first, and pass its absolute path: file:///folder.",
             bucket=folder,
         )
-    return Target(LocalStore(folder), prefix, f"file://{folder}")
+    return StoreTarget(LocalStore(folder), prefix, f"file://{folder}")
 
 
-def _cloud(target: str, scheme: str, name: str, prefix: str) -> Target:
+def _cloud(target: str, scheme: str, name: str, prefix: str) -> StoreTarget:
     try:
         store = obstore.store.from_url(
             f"{scheme}://{name}", client_options=_CLIENT, retry_config=_RETRY
         )
     except (BaseError, ValueError) as error:
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise InvalidOption(
-            f"{target!r} cannot be opened: {said}",
+            f"{target!r} cannot be opened: {reason}",
             hint=f"Set credentials of {_CLOUDS[scheme]} in the environment, or pass a store.",
             option="target",
             value=target,
         ) from error
-    return Target(store, prefix, f"{scheme}://{name}")
+    return StoreTarget(store, prefix, f"{scheme}://{name}")
 
 
 def _refuse_access(access: Access, what: str, hint: str) -> None:

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from smokebox.server.endpoint import Endpoint
+    from smokebox.server.endpoint import ApiEndpoint
     from smokebox.server.state import ServerState
 
 
 def create_app(state: ServerState) -> ASGIApp:
     """Create the ASGI app that serves one engine."""
     endpoints = all_endpoints()
-    routes: list[BaseRoute] = [_route(API + one.path, one) for one in endpoints]
-    routes += [WebSocketRoute(API + one.path, one) for one in all_sockets()]
+    routes: list[BaseRoute] = [_route(API + endpoint.path, endpoint) for endpoint in endpoints]
+    routes += [WebSocketRoute(API + socket.path, socket) for socket in all_sockets()]
     routes += bridge.routes()
     # The path that Prometheus scrapes by default.
     routes.append(_route(METRICS, system.metrics))
@@ -35,15 +35,15 @@ def create_app(state: ServerState) -> ASGIApp:
         router,
         state,
         routes=routes,
-        public=frozenset(API + one.path for one in endpoints if one.public),
+        public=frozenset(API + endpoint.path for endpoint in endpoints if endpoint.public),
         probes=PROBES,
     )
     return bridge.BridgeMiddleware(guard, state)
 
 
-def _route(path: str, one: Endpoint) -> Route:
-    route = Route(path, one, methods=[one.method], include_in_schema=False)
-    if route.methods is not None and one.returns == sse.MEDIA:
+def _route(path: str, endpoint: ApiEndpoint) -> Route:
+    route = Route(path, endpoint, methods=[endpoint.method], include_in_schema=False)
+    if route.methods is not None and endpoint.returns == sse.MEDIA:
         # Starlette adds HEAD to GET, and would wait for the end of a stream without a reader.
         route.methods.discard("HEAD")
     return route

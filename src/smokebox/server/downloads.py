@@ -1,8 +1,8 @@
 """Downloads of files, whole or a range; a small file takes one call to the engine.
 
-A file may change while it is read. A response with a Content-Length is of a file that was
-unchanged between two looks at it: bytes appended later are not sent, and a file that is truncated
-closes the connection. A file that changes at each look is sent to its end, without a length.
+A file may change while it is read. A response has a Content-Length if the file was the same before
+and after its first bytes were read: bytes appended later are not sent, and if the file is truncated
+the connection is closed. A file that changes at each attempt is sent to its end, without a length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from smokebox.errors import InvalidOption
 from smokebox.server.endpoint import BYTES, JSON
 from smokebox.server.responses import SMALL, ByteResponse
-from smokebox.wire.failure import FailureAnswer, failure_of
+from smokebox.wire.failure import FailureResponse, failure_of
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -32,7 +32,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,18})-([0-9]{0,18})[ \t]*", re.IGNORECASE)
-_TRIES = 3
+_ATTEMPTS = 3
 
 
 class ByteRange(NamedTuple):
@@ -43,44 +43,46 @@ class ByteRange(NamedTuple):
 
 
 async def download(call: ApiCall, files: Files, path: str) -> Response:
-    """Make the response to a GET or HEAD of a file."""
+    """Respond to a GET or HEAD of a file."""
     headers = call.request.headers
     if call.request.method == "HEAD":
-        return await _described(files, path)
+        return await _respond_to_head(files, path)
     if "range" in headers:
-        part = await _part(call, files, path, headers)
-        if part is not None:
-            return part
+        response = await _respond_with_range(call, files, path, headers)
+        if response is not None:
+            return response
     data = await files.read_range(path, 0, SMALL + 1)
     if len(data) <= SMALL:
         return Response(data, headers=_HEADERS, media_type=BYTES)
-    return await _long(files, path)
+    return await _respond_with_stream(files, path)
 
 
-async def _described(files: Files, path: str) -> Response:
+async def _respond_to_head(files: Files, path: str) -> Response:
     await _check_readable(files, path)
     info = await files.stat(path)
     return Response(headers=_headers(info, info.size), media_type=BYTES)
 
 
-async def _long(files: Files, path: str) -> Response:
-    for _ in range(_TRIES):
+async def _respond_with_stream(files: Files, path: str) -> Response:
+    for _ in range(_ATTEMPTS):
         info = await files.stat(path)
         whole = ByteRange(0, info.size or 0)
-        response = await _opened(files, path, info, whole, 200, _headers(info))
+        response = await _respond_if_unchanged(files, path, info, whole, 200, _headers(info))
         if response is not None:
             return response
     return ByteResponse(files.read_stream(path), media_type=BYTES, headers=_HEADERS)
 
 
-async def _part(call: ApiCall, files: Files, path: str, headers: Headers) -> Response | None:
+async def _respond_with_range(
+    call: ApiCall, files: Files, path: str, headers: Headers
+) -> Response | None:
     """Respond with the requested range; None if the header is to be ignored."""
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         info = await files.stat(path)
         size = info.size or 0
-        if headers.get("if-range", _tag(info)) != _tag(info):
+        if headers.get("if-range", _etag(info)) != _etag(info):
             return None
-        requested = span_of(headers["range"], size)
+        requested = parse_range(headers["range"], size)
         if requested is None:
             return None
         span = requested
@@ -88,7 +90,7 @@ async def _part(call: ApiCall, files: Files, path: str, headers: Headers) -> Res
             await _check_readable(files, path)
             return _unsatisfiable(call, headers["range"], size)
         described = {**_headers(info), "content-range": _content_range(span, str(size))}
-        response = await _opened(files, path, info, span, 206, described)
+        response = await _respond_if_unchanged(files, path, info, span, 206, described)
         if response is not None:
             return response
     return ByteResponse(
@@ -100,7 +102,7 @@ async def _part(call: ApiCall, files: Files, path: str, headers: Headers) -> Res
     )
 
 
-def span_of(header: str, size: int) -> ByteRange | None:
+def parse_range(header: str, size: int) -> ByteRange | None:
     """Parse a Range header for a file of `size` bytes; length 0 if the file has none of them.
 
     None for anything but one range of bytes, which a server may or must ignore.
@@ -118,18 +120,18 @@ def span_of(header: str, size: int) -> ByteRange | None:
     return ByteRange(start, max(0, end - start))
 
 
-async def _opened(
+async def _respond_if_unchanged(
     files: Files, path: str, info: FileInfo, span: ByteRange, status: int, headers: dict[str, str]
 ) -> Response | None:
-    """Respond with a part of the file; None if the file is not the one of `info` any more."""
+    """Respond with a part of the file; None if it has changed since `info`."""
     if span.length <= SMALL:
         data = await files.read_range(path, span.start, span.length)
-        same = len(data) == span.length and await _is_same(files, path, info)
+        same = len(data) == span.length and await _is_unchanged(files, path, info)
         return Response(data, status, headers, BYTES) if same else None
     source = files.read_stream(path, offset=span.start, length=span.length)
     try:
         first = await anext(source, b"")
-        same = bool(first) and await _is_same(files, path, info)
+        same = bool(first) and await _is_unchanged(files, path, info)
     except BaseException:
         await source.aclose()
         raise
@@ -141,8 +143,8 @@ async def _opened(
     )
 
 
-async def _is_same(files: Files, path: str, info: FileInfo) -> bool:
-    return _tag(await files.stat(path)) == _tag(info)
+async def _is_unchanged(files: Files, path: str, info: FileInfo) -> bool:
+    return _etag(await files.stat(path)) == _etag(info)
 
 
 async def _check_readable(files: Files, path: str) -> None:
@@ -151,13 +153,13 @@ async def _check_readable(files: Files, path: str) -> None:
 
 
 def _headers(info: FileInfo, length: int | None = None) -> dict[str, str]:
-    headers = {**_HEADERS, "etag": _tag(info)}
+    headers = {**_HEADERS, "etag": _etag(info)}
     if length is not None:
         headers["content-length"] = str(length)
     return headers
 
 
-def _tag(info: FileInfo) -> str:
+def _etag(info: FileInfo) -> str:
     return f'"{round((info.mtime or 0) * 1e6):x}-{info.size or 0:x}"'
 
 
@@ -172,5 +174,5 @@ def _unsatisfiable(call: ApiCall, header: str, size: int) -> Response:
         option="range",
         value=header,
     )
-    body = msgspec.json.encode(FailureAnswer(failure_of(error, call.request_id)))
+    body = msgspec.json.encode(FailureResponse(failure_of(error, call.request_id)))
     return Response(body, 416, {"content-range": f"bytes */{size}"}, JSON)

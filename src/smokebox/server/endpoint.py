@@ -2,17 +2,15 @@
 
 `@endpoint("POST", "/sandboxes/{id}/exec")` on `async def run(call, body: Exec) -> ExecResult`
 decodes the body, encodes the result and turns errors into responses. The OpenAPI document is made
-from these declarations alone.
+from these declarations and the docstrings alone.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -43,19 +41,21 @@ BYTES = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ApiEndpoint:
     """One method of one path; an ASGI app behind the request guard.
 
-    `accepts` and `returns` are media types. `needs_sandbox` requires that the sandbox exists,
-    `admin` an administrator's key, `public` no key. A `slow` endpoint is cancelled when its caller
-    disconnects, and keeps the connection alive meanwhile.
+    Attributes:
+        body: Type of the JSON body, or `bytes` for another media type, read whole.
+        accepts, returns: Media types of the request and of the response.
+        needs_sandbox: The sandbox in the path must exist.
+        admin: Requires an administrator's key.
+        public: Needs no key.
+        slow: Cancelled when the client disconnects, and keeps the connection alive meanwhile.
     """
 
     method: str
     path: str
     handler: Handler
-    summary: str
-    description: str
     body: type | None
     query: type | None
     response: Any
@@ -83,11 +83,13 @@ class Endpoint:
         if self.query is not None:
             arguments["query"] = decode_query(self.query, scope["query_string"])
         if self.body is not None:
-            arguments["body"] = decode_body(self.body, request.headers, await call.body())
+            data = await call.body()
+            raw = self.body is bytes
+            arguments["body"] = data if raw else decode_body(self.body, request.headers, data)
         if self.needs_sandbox:
             await call.find_sandbox()
         if self.slow:
-            work = functools.partial(self.handler, call, **arguments)
+            work = self.handler(call, **arguments)
             await respond_with_keepalive(scope, receive, send, work, self.respond)
             return
         response = self.respond(await self.handler(call, **arguments))
@@ -114,20 +116,17 @@ def endpoint(
     admin: bool = False,
     public: bool = False,
     slow: bool = False,
-) -> Callable[[Handler], Endpoint]:
-    """Make a function an `Endpoint`. Its docstring describes it in the OpenAPI document."""
+) -> Callable[[Handler], ApiEndpoint]:
+    """Make a function an `ApiEndpoint`. Its docstring describes it in the OpenAPI document."""
 
-    def make(handler: Handler) -> Endpoint:
+    def make(handler: Handler) -> ApiEndpoint:
         hints = get_type_hints(handler, include_extras=True)
-        summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
         response = hints.get("return")
         nothing = response is None or response is type(None)
-        return Endpoint(
+        return ApiEndpoint(
             method=method,
             path=path,
             handler=handler,
-            summary=" ".join(summary.split()),
-            description=" ".join(description.split()),
             body=hints.get("body"),
             query=hints.get("query"),
             response=None if nothing or _is_response(response) else response,
@@ -178,7 +177,7 @@ class ApiCall:
         id = check_id(self.path_param("id"))
         self.principal.check_sandbox(id)
         self.sandbox = self.host.sandbox(id)
-        if self.sandbox.life.run is None and await self.sandbox.info() is None:
+        if self.sandbox.lifecycle.run is None and await self.sandbox.info() is None:
             raise sandbox_not_found(id)
 
     async def body(self) -> bytes:
@@ -189,13 +188,13 @@ class ApiCall:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield a body of any length as it arrives."""
-        async for piece in self.request.stream():
-            if piece:
-                yield piece
+        async for chunk in self.request.stream():
+            if chunk:
+                yield chunk
 
 
 def sandbox_not_found(id: str) -> NotFound:
-    """Make the error for a sandbox that does not exist."""
+    """Return the error for a sandbox that does not exist."""
     return NotFound(
         f"there is no sandbox {id!r}.",
         hint=f"Create it with PUT /api/sandboxes/{id}, or `smokebox create {id}`.",
@@ -206,7 +205,7 @@ def sandbox_not_found(id: str) -> NotFound:
 
 T = TypeVar("T")
 
-_lists: dict[type, frozenset[str]] = {}
+_repeatable_fields: dict[type, frozenset[str]] = {}
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`(?: - at `\$(.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -248,12 +247,16 @@ def decode_query(kind: type[T], query: bytes) -> T:
             value=query.decode("latin-1"),
         ) from error
     fields: dict[str, Any] = {}
+    repeatable = _repeatable(kind)
     for name, value in pairs:
-        if name in _repeatable(kind):
+        if name in repeatable:
             fields.setdefault(name, []).append(value)
         elif name in fields:
             raise InvalidOption(
-                f"{name} is given more than once.", hint="Give it once.", option=name, value=value
+                f"{name} is in the query more than once.",
+                hint="Send it once.",
+                option=name,
+                value=value,
             )
         else:
             fields[name] = value
@@ -265,17 +268,13 @@ def decode_query(kind: type[T], query: bytes) -> T:
 
 def _repeatable(kind: type) -> frozenset[str]:
     """Return the fields that are lists, and may be repeated in a query."""
-    if kind not in _lists:
-        _lists[kind] = frozenset(
+    if kind not in _repeatable_fields:
+        _repeatable_fields[kind] = frozenset(
             name
             for name, hint in get_type_hints(kind).items()
-            if any(get_origin(one) is list for one in (hint, *_members(hint)))
+            if any(get_origin(part) is list for part in (hint, *get_args(hint)))
         )
-    return _lists[kind]
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__args__", ())
+    return _repeatable_fields[kind]
 
 
 def _explain(error: msgspec.ValidationError, kind: type, where: str) -> InvalidOption:
@@ -289,7 +288,7 @@ def _explain(error: msgspec.ValidationError, kind: type, where: str) -> InvalidO
             return better
     if missing := _MISSING.match(text):
         return InvalidOption(
-            f"{where} lacks the field {missing[1]!r}.",
+            f"{where} has no field {missing[1]!r}.",
             hint="Add it.",
             option=missing[1],
             value=None,

@@ -28,7 +28,7 @@ from smokebox.server import request_log
 from smokebox.server.keys import ANONYMOUS, LOCAL, take_authorization
 from smokebox.server.responses import event
 from smokebox.wire import REQUEST_ID
-from smokebox.wire.failure import Failure, FailureAnswer, failure_of, status_of
+from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +58,9 @@ class RequestGuard:
         app: ASGIApp,
         state: ServerState,
         *,
-        routes: Sequence[BaseRoute] = (),
-        public: frozenset[str] = frozenset(),
-        probes: frozenset[str] = frozenset(),
+        routes: Sequence[BaseRoute],
+        public: frozenset[str],
+        probes: frozenset[str],
     ) -> None:
         self.app = app
         self.state = state
@@ -69,10 +69,7 @@ class RequestGuard:
         self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
+        """Forward a request, or refuse it."""
         started = time.monotonic()
         headers = dict(scope["headers"])
         sent_id = headers.get(_ID_HEADER, b"")
@@ -99,13 +96,13 @@ class RequestGuard:
         assert task is not None
         drain, probe = self.state.drain, scope["path"] in self._probes
         if not probe:
-            drain.enter(task)
+            drain.add(task)
         try:
             await self._check_and_forward(scope, headers, receive, writer, probe)
         except SmokeboxError as error:
             await self._refuse(error, receive, writer)
         except HTTPException as error:
-            await self._translate(error, scope, receive, writer)
+            await self._respond_to_http_error(error, scope, receive, writer)
         except (ClientDisconnect, WebSocketDisconnect):
             writer.status = writer.status or _CLIENT_DISCONNECTED
         except asyncio.CancelledError:
@@ -115,10 +112,10 @@ class RequestGuard:
             await self._refuse(drain.refusal(), receive, writer)
         except Exception:
             _log.exception("request %s to %a failed", writer.request_id, scope["path"])
-            await writer.fail(receive, _defect(writer.request_id), 500)
+            await writer.fail(receive, _internal_error(writer.request_id), 500)
         finally:
             if not probe:
-                drain.leave(task)
+                drain.remove(task)
 
     async def _check_and_forward(
         self,
@@ -134,7 +131,7 @@ class RequestGuard:
         if not by_socket and not (probe and path in self._public):
             self._check_host_and_origin(scope, headers, writer)
         if scope.get("method") == "OPTIONS" and self._is_preflight(headers):
-            writer.more = [*writer.more, *state.hosts.preflight()]
+            writer.extra_headers = [*writer.extra_headers, *state.hosts.preflight()]
             await Response(status_code=204)(scope, receive, writer)
             return
         authorization = headers.get(b"authorization")
@@ -149,12 +146,12 @@ class RequestGuard:
         scope["smokebox.principal"] = principal
         if state.drain.begun and not probe:
             raise state.drain.refusal()
-        account = None if probe else state.rate_limiter.enter(principal, by_socket=by_socket)
+        usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
         try:
             await self.app(scope, receive, writer)
         finally:
-            if account is not None:
-                state.rate_limiter.leave(account)
+            if usage is not None:
+                usage.running -= 1
 
     def _check_host_and_origin(
         self, scope: Scope, headers: dict[bytes, bytes], writer: ResponseWriter
@@ -168,7 +165,7 @@ class RequestGuard:
                 if name == b"host":
                     hosts.check_host(value)
         origin = headers.get(b"origin")
-        writer.more = hosts.headers(origin)
+        writer.extra_headers = hosts.headers(origin)
         if origin is not None:
             hosts.check_origin(origin, host)
 
@@ -186,8 +183,8 @@ class RequestGuard:
         route = getattr(scope.get("route"), "path", "none")
         status = writer.status or _CLIENT_DISCONNECTED
         principal = scope.get("smokebox.principal", ANONYMOUS).id
-        state.metrics.finished(route, method, status, seconds, received, writer.size)
-        request_log.request(
+        state.metrics.count_request(route, method, status, seconds, received, writer.size)
+        request_log.log_request(
             writer.request_id, principal, method, route, scope["path"], status, seconds
         )
         if span is not None and state.telemetry is not None:
@@ -204,10 +201,10 @@ class RequestGuard:
     async def _refuse(self, error: SmokeboxError, receive: Receive, writer: ResponseWriter) -> None:
         status = status_of(type(error))
         if isinstance(error, (Unauthorized, Forbidden)):
-            self.state.metrics.refused(error.fields.get("reason"))
+            self.state.metrics.count_refusal(error.fields.get("reason"))
         await writer.fail(receive, failure_of(error, writer.request_id), status)
 
-    async def _translate(
+    async def _respond_to_http_error(
         self, error: HTTPException, scope: Scope, receive: Receive, writer: ResponseWriter
     ) -> None:
         """Respond to an error of Starlette in our format."""
@@ -221,7 +218,7 @@ class RequestGuard:
             request_id=writer.request_id,
         )
         if methods:
-            writer.more = [*writer.more, (b"allow", ", ".join(methods).encode())]
+            writer.extra_headers = [*writer.extra_headers, (b"allow", ", ".join(methods).encode())]
         await writer.fail(receive, failure, error.status_code)
 
     def _methods(self, scope: Scope) -> list[str]:
@@ -234,7 +231,7 @@ class RequestGuard:
 
 
 class _CountedBody:
-    """Passes the body of a request on, and counts its bytes."""
+    """Forwards the body of a request, and counts its bytes."""
 
     __slots__ = ("_receive", "size")
 
@@ -248,7 +245,7 @@ class _CountedBody:
         return message
 
 
-def _defect(request_id: str) -> Failure:
+def _internal_error(request_id: str) -> Failure:
     return Failure(
         code="internal",
         message="internal error: this is a bug in Smokebox.",
@@ -258,7 +255,7 @@ def _defect(request_id: str) -> Failure:
 
 
 _JSON = b"application/json"
-_WS_REFUSED, _WS_DEFECT, _WS_RESTART = 1008, 1011, 1012
+_WS_REFUSED, _WS_INTERNAL_ERROR, _WS_RESTART = 1008, 1011, 1012
 _LONGEST_WS_REASON = 123
 # Seconds to send an error to a client that may not be reading.
 _ERROR_SECONDS = 1.0
@@ -267,17 +264,17 @@ _ERROR_SECONDS = 1.0
 class ResponseWriter:
     """Sends a response with additional headers, and tracks its progress.
 
-    `more` are the additional headers, `size` the bytes of the body sent so far.
+    `size` is the number of bytes of the body sent so far.
     """
 
     __slots__ = (
-        "_begun",
         "_blank",
         "_headers",
         "_scope",
         "_send",
+        "_started",
         "complete",
-        "more",
+        "extra_headers",
         "request_id",
         "size",
         "status",
@@ -288,10 +285,10 @@ class ResponseWriter:
         self.status = 0
         self.size = 0
         self.complete = False
-        self.more: list[tuple[bytes, bytes]] = []
+        self.extra_headers: list[tuple[bytes, bytes]] = []
         self._scope = scope
         self._send = send
-        self._begun = False
+        self._started = False
         self._blank = True
         self._headers: list[tuple[bytes, bytes]] = []
 
@@ -306,20 +303,20 @@ class ResponseWriter:
             elif self._blank:
                 self._blank = not body.strip()
         elif kind in ("http.response.start", "websocket.http.response.start"):
-            self._begun = True
+            self._started = True
             self.status = message["status"]
             self._headers = message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
-                *self.more,
+                *self.extra_headers,
             ]
         elif kind == "websocket.accept":
-            self._begun = True
+            self._started = True
             self.status = 101
         elif kind == "websocket.send":
             self.size += len(message.get("bytes") or message.get("text") or b"")
         elif kind == "websocket.close":
-            self._begun = self.complete = True
+            self._started = self.complete = True
             self.status = self.status or 403
         await self._send(message)
 
@@ -330,12 +327,12 @@ class ResponseWriter:
         of which only whitespace was sent gets it as its body. Any other response stays
         incomplete: the server closes the connection, so that clients notice.
         """
-        if not self._begun:
+        if not self._started:
             await self._refuse(receive, failure, status)
         elif not self.complete:
             with contextlib.suppress(TimeoutError, OSError):
                 async with asyncio.timeout(_ERROR_SECONDS):
-                    await self._end(failure, status)
+                    await self._append_error(failure, status)
 
     async def _refuse(self, receive: Receive, failure: Failure, status: int) -> None:
         headers: dict[str, str] = {}
@@ -347,23 +344,23 @@ class ResponseWriter:
             headers["retry-after"] = str(math.ceil(wait))
         if failure.fields.get("reason") == "draining":
             headers["connection"] = "close"
-        body = msgspec.json.encode(FailureAnswer(failure))
+        body = msgspec.json.encode(FailureResponse(failure))
         response = Response(body, status, headers, media_type="application/json")
         await response(self._scope, receive, self)
 
-    async def _end(self, failure: Failure, status: int) -> None:
+    async def _append_error(self, failure: Failure, status: int) -> None:
         if self._scope["type"] == "websocket":
-            code = {503: _WS_RESTART, 500: _WS_DEFECT}.get(status, _WS_REFUSED)
+            code = {503: _WS_RESTART, 500: _WS_INTERNAL_ERROR}.get(status, _WS_REFUSED)
             reason = failure.message.encode()[:_LONGEST_WS_REASON].decode(errors="ignore")
             await self({"type": "websocket.close", "code": code, "reason": reason})
             return
         headers = dict(self._headers)
         media = headers.get(b"content-type", b"").partition(b";")[0]
         if media == sse.MEDIA.encode():
-            await self(_last(event("error", failure)))
+            await self(_last_chunk(event("error", failure)))
         elif media == _JSON and self._blank and b"content-length" not in headers:
-            await self(_last(msgspec.json.encode(FailureAnswer(failure))))
+            await self(_last_chunk(msgspec.json.encode(FailureResponse(failure))))
 
 
-def _last(body: bytes) -> Message:
+def _last_chunk(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body}

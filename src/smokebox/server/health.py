@@ -1,4 +1,4 @@
-"""Health checks of a server, and its drain: how it finishes requests before it stops."""
+"""Health checks of a server, and its drain, which finishes requests before it stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smokebox.errors import ServiceUnavailable, SmokeboxError
 from smokebox.wire import API
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from smokebox.server.state import ServerState
 
@@ -30,28 +30,28 @@ class HealthCheck:
     """Checks that the engine responds and that its state directory can be written."""
 
     def __init__(self) -> None:
-        self._looked_at = float("-inf")
-        self._trouble: str | None = None
-        self._looking = asyncio.Lock()
+        self._checked_at = float("-inf")
+        self._problem: str | None = None
+        self._lock = asyncio.Lock()
 
     async def check(self, state: ServerState) -> None:
         """Raise `ServiceUnavailable` if the server should not get requests."""
         if state.drain.begun:
             raise state.drain.refusal()
-        async with self._looking:
-            if time.monotonic() - self._looked_at > _FRESH_SECONDS:
-                self._trouble = await _trouble(state)
-                self._looked_at = time.monotonic()
-        if self._trouble is not None:
+        async with self._lock:
+            if time.monotonic() - self._checked_at > _FRESH_SECONDS:
+                self._problem = await _find_problem(state)
+                self._checked_at = time.monotonic()
+        if self._problem is not None:
             raise ServiceUnavailable(
-                f"the server is not ready: {self._trouble}.",
+                f"the server is not ready: {self._problem}.",
                 hint="Check its log, and the disk of its state directory.",
                 service="server",
                 reason="not ready",
             )
 
 
-async def _trouble(state: ServerState) -> str | None:
+async def _find_problem(state: ServerState) -> str | None:
     try:
         async with asyncio.timeout(_DEADLINE):
             # Queries the record. No id starts with this character, so nothing is found.
@@ -89,7 +89,7 @@ class Drain:
     """The running requests of a server, and the state of its shutdown.
 
     Once `started`, new requests are refused. Running ones have some time; then they are
-    cancelled, and `cut` tells that from the cancellation of a client that disconnected. With
+    cancelled, which `cut` tells from the cancellation of a client that disconnected. With
     `keep` the sandboxes keep running for the next server, so a restart or an upgrade ends no
     processes.
     """
@@ -100,7 +100,7 @@ class Drain:
         self.cut = False
         self.last_request = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lasting = 0
+        self._exempt = 0
         self._changed = asyncio.Event()
 
     @property
@@ -119,16 +119,16 @@ class Drain:
             self.keep = keep
             self.started.set()
 
-    def hurry(self) -> None:
-        """Cancel running requests without waiting."""
+    def stop_waiting(self) -> None:
+        """Cancel running requests without waiting for them."""
         self.cut = True
         self._changed.set()
 
-    def enter(self, task: asyncio.Task[None]) -> None:
+    def add(self, task: asyncio.Task[None]) -> None:
         """Add the task of a request."""
         self._tasks.add(task)
 
-    def leave(self, task: asyncio.Task[None]) -> None:
+    def remove(self, task: asyncio.Task[None]) -> None:
         """Remove the task of a finished request."""
         self._tasks.discard(task)
         self.last_request = time.monotonic()
@@ -136,21 +136,26 @@ class Drain:
             self._changed.set()
 
     @contextlib.contextmanager
-    def lasting(self) -> Iterator[None]:
+    def exempt(self) -> Iterator[None]:
         """Mark a request that lasts as long as its client wants: the drain does not wait for it."""
-        self._lasting += 1
+        self._exempt += 1
         try:
             yield
         finally:
-            self._lasting -= 1
+            self._exempt -= 1
 
     async def finish(self, seconds: float) -> None:
         """Wait for running requests, and cancel those that take longer than `seconds`."""
-        await self._wait_for_requests(seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self._tasks) > self._exempt and not self.cut:
+                    self._changed.clear()
+                    await self._changed.wait()
         self.cut = True
-        for task in self._tasks:
-            task.cancel()
-        await _wait_cancelled(self._tasks.copy())
+        if self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks.copy(), timeout=_CANCEL_SECONDS)
 
     def refusal(self) -> ServiceUnavailable:
         """Return the error for a request that is refused or cancelled."""
@@ -161,17 +166,3 @@ class Drain:
             reason="draining",
             retry_after=_RETRY_AFTER,
         )
-
-    async def _wait_for_requests(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                while len(self._tasks) > self._lasting and not self.cut:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
-
-
-async def _wait_cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

@@ -1,7 +1,7 @@
 """Search for clients' regular expressions in the logs of processes.
 
-Neither is trusted, and Python's search cannot be interrupted and holds the GIL. Another process
-does it, with a limit of CPU time that kills it.
+Neither is trusted, and a search by `re` holds the GIL and cannot be interrupted. Therefore it runs
+in a worker process, which is killed at a limit of CPU time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from smokebox.engine.processes.lifetime import ended_before, too_late
+from smokebox.engine.processes.lifetime import ended_before, wait_timed_out
 from smokebox.engine.processes.readiness import LONGEST_LINE, SETTLE_SECONDS
 from smokebox.errors import InvalidOption, ServiceUnavailable
 from smokebox.options import check_timeout
@@ -37,7 +37,7 @@ _RESPONSE_SECONDS = 60.0
 _LONGEST_RESPONSE = 16 << 20
 
 
-class SearchResult(msgspec.Struct):
+class WorkerResponse(msgspec.Struct):
     """Response of the worker: the first matching line, its match, or an error."""
 
     line: int | None = None
@@ -57,13 +57,14 @@ class LogSearch:
     async def find_line(
         self, process: BackgroundProcess, pattern: str, flags: int, timeout: float | None
     ) -> LogMatch:
-        """Do what `BackgroundProcess.wait_for_log` does, for an untrusted pattern and log."""
+        """Wait for a line as `BackgroundProcess.wait_for_log` does, with an untrusted pattern."""
         timeout = check_timeout(timeout)
-        scan = LogScan(self, _checked(pattern, flags), flags)
-        what = f"to log {pattern!r:.80}"
+        _check_pattern(pattern, flags)
+        scan = LogScan(self, pattern, flags)
+        condition = f"for it to log {pattern!r:.80}"
         try:
             async with (
-                self._used(),
+                self._worker_in_use(),
                 asyncio.timeout(timeout) as limit,
                 contextlib.aclosing(process.stream_logs()) as chunks,
             ):
@@ -73,25 +74,25 @@ class LogSearch:
         except TimeoutError as error:
             if timeout is None or not limit.expired():
                 raise
-            raise too_late(process.row, what, timeout) from error
+            raise wait_timed_out(process.row, condition, timeout) from error
         if found is None:
-            raise ended_before(process.row, process.log, what)
+            raise ended_before(process.row, process.log, condition)
         return found
 
-    async def search(self, pattern: str, flags: int, lines: list[str]) -> SearchResult:
+    async def search(self, pattern: str, flags: int, lines: list[str]) -> WorkerResponse:
         """Find the first line that a pattern matches."""
         request = {"pattern": pattern, "flags": flags, "lines": lines}
         async with self._turn:
-            response = await self._send(msgspec.json.encode(request) + b"\n")
+            response = await self._request(msgspec.json.encode(request) + b"\n")
         if response is None:
-            raise _bad(pattern, "it takes too long on a line of this log")
-        found = msgspec.json.decode(response, type=SearchResult)
+            raise _invalid_pattern(pattern, "it takes too long on a line of this log")
+        found = msgspec.json.decode(response, type=WorkerResponse)
         if found.error:
-            raise _bad(pattern, found.error)
+            raise _invalid_pattern(pattern, found.error)
         return found
 
     @contextlib.asynccontextmanager
-    async def _used(self) -> AsyncIterator[None]:
+    async def _worker_in_use(self) -> AsyncIterator[None]:
         self._users += 1
         try:
             yield
@@ -99,11 +100,11 @@ class LogSearch:
             self._users -= 1
             async with self._turn:
                 if not self._users:
-                    await self._end()
+                    await self._kill_worker()
 
-    async def _send(self, request: bytes) -> bytes | None:
-        """Return the worker's response; None if the request killed it."""
-        process = self._process or await self._start()
+    async def _request(self, request: bytes) -> bytes | None:
+        """Return the worker's response; None if it was killed at its limit of CPU time."""
+        process = self._process or await self._start_worker()
         assert process.stdin is not None
         assert process.stdout is not None
         response = b""
@@ -117,10 +118,10 @@ class LogSearch:
         finally:
             if not response:
                 # Also when cancelled: the next search would read this response.
-                await self._end()
+                await self._kill_worker()
         return response or None
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start_worker(self) -> asyncio.subprocess.Process:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -142,7 +143,7 @@ class LogSearch:
             ) from error
         return self._process
 
-    async def _end(self) -> None:
+    async def _kill_worker(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -153,16 +154,16 @@ class LogSearch:
 class LogScan:
     """A scan of a log: its complete lines, and the incomplete last line of each stream.
 
-    A match at the end of an incomplete line may be partial; it counts once no output follows
-    for `SETTLE_SECONDS`.
+    A match at the end of an incomplete line may be partial; it is returned once no output
+    follows for `SETTLE_SECONDS`.
     """
 
-    def __init__(self, patterns: LogSearch, pattern: str, flags: int) -> None:
+    def __init__(self, search: LogSearch, pattern: str, flags: int) -> None:
         self.pattern = pattern
-        self._patterns = patterns
+        self._search = search
         self._flags = flags
-        self._rests: dict[Stream, str] = {}
-        self._unsure: dict[Stream, LogMatch] = {}
+        self._incomplete: dict[Stream, str] = {}
+        self._tentative: dict[Stream, LogMatch] = {}
 
     async def follow(self, chunks: AsyncGenerator[LogChunk, None]) -> LogMatch | None:
         """Return the first match; None if the log ends without one."""
@@ -170,14 +171,14 @@ class LogScan:
         try:
             while True:
                 pending = pending or asyncio.ensure_future(anext(chunks))
-                timeout = SETTLE_SECONDS if self._unsure else None
+                timeout = SETTLE_SECONDS if self._tentative else None
                 if not (await asyncio.wait((pending,), timeout=timeout))[0]:
-                    return self._unsure_one()
+                    return self._first_tentative()
                 chunk, pending = pending, None
                 try:
                     found = await self._feed(chunk.result())
                 except StopAsyncIteration:
-                    return self._unsure_one()
+                    return self._first_tentative()
                 if found is not None:
                     return found
         finally:
@@ -187,27 +188,29 @@ class LogScan:
 
     async def _feed(self, chunk: LogChunk) -> LogMatch | None:
         stream = chunk.stream
-        text = "" if chunk.dropped else self._rests.get(stream, "") + chunk.data
-        self._unsure.pop(stream, None)
+        text = "" if chunk.dropped else self._incomplete.get(stream, "") + chunk.data
+        self._tentative.pop(stream, None)
         lines = [line.removesuffix("\r")[-LONGEST_LINE:] for line in text.split("\n")]
-        rest = self._rests[stream] = text.rpartition("\n")[2][-LONGEST_LINE:]
-        found = await self._patterns.search(self.pattern, self._flags, lines)
+        rest = self._incomplete[stream] = text.rpartition("\n")[2][-LONGEST_LINE:]
+        found = await self._search.search(self.pattern, self._flags, lines)
         if found.line is None:
             return None
         line, (start, end) = lines[found.line], found.span
         match = LogMatch(stream=stream, line=line, text=line[start:end], groups=found.groups)
         if found.line < len(lines) - 1 or not rest.endswith(match.text):
             return match
-        self._unsure[stream] = match
+        self._tentative[stream] = match
         return None
 
-    def _unsure_one(self) -> LogMatch | None:
-        return next(iter(self._unsure.values()), None)
+    def _first_tentative(self) -> LogMatch | None:
+        return next(iter(self._tentative.values()), None)
 
 
-def _checked(pattern: str, flags: int) -> str:
+def _check_pattern(pattern: str, flags: int) -> None:
     if not 1 <= len(pattern) <= LONGEST_PATTERN:
-        raise _bad(pattern, f"it has 1 to {LONGEST_PATTERN} characters, not {len(pattern)}")
+        raise _invalid_pattern(
+            pattern, f"it has 1 to {LONGEST_PATTERN} characters, not {len(pattern)}"
+        )
     if flags & ~FLAGS:
         raise InvalidOption(
             f"flags {flags} are not those of a regular expression for text.",
@@ -215,10 +218,9 @@ def _checked(pattern: str, flags: int) -> str:
             option="flags",
             value=flags,
         )
-    return pattern
 
 
-def _bad(pattern: str, problem: str) -> InvalidOption:
+def _invalid_pattern(pattern: str, problem: str) -> InvalidOption:
     return InvalidOption(
         f"the regular expression {pattern!r:.80} cannot be used: {problem}.",
         hint="Fix it, or wait for text without regex.",

@@ -1,7 +1,7 @@
 """A program that matches a regular expression against lines, with a limit of CPU time.
 
-`log_search` runs it as its own process, so it imports nothing of ours: an untrusted pattern can
-take forever on an untrusted line, and blocks its whole process meanwhile.
+`log_search` starts it as a process, because an untrusted pattern can take forever on an untrusted
+line. It imports nothing of Smokebox.
 """
 
 from __future__ import annotations

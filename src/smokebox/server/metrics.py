@@ -6,14 +6,13 @@ Labels have few values: routes are templates, without the ids in them.
 from __future__ import annotations
 
 import platform
-from collections import Counter as Tally
+from collections import Counter as StatusCounts
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from smokebox import __version__
-from smokebox.server.previews.visits import Visits
 from smokebox.types import ExecResult, NetworkVerdict, SandboxStatus
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _OUTCOMES = ("success", "failure", "timeout")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class _Children(NamedTuple):
+class _RouteMetrics(NamedTuple):
     requests: Counter
     seconds: Histogram
     received: Counter
@@ -83,8 +82,13 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self.previews = Visits()
-        registry.register(self.previews)
+        previews = Counter(
+            "smokebox_previews",
+            "Responses of previews by the first digit of their status.",
+            ["status"],
+            registry=registry,
+        )
+        self._previews = [previews.labels(f"{digit}xx") for digit in range(1, 6)]
         self._execs = Counter(
             "smokebox_execs", "Finished commands by outcome.", ["outcome"], registry=registry
         )
@@ -114,28 +118,32 @@ class Metrics:
         for outcome in _OUTCOMES:
             self._execs.labels(outcome)
             self._codes.labels(outcome)
-        self._children: dict[tuple[str, str, int], _Children] = {}
+        self._by_route: dict[tuple[str, str, int], _RouteMetrics] = {}
 
-    def finished(
+    def count_request(
         self, route: str, method: str, status: int, seconds: float, received: int, sent: int
     ) -> None:
         """Count a finished request."""
-        children = self._children.get((route, method, status))
-        if children is None:
-            children = self._find(route, method, status)
-        children.requests.inc()
-        children.seconds.observe(seconds)
+        metrics = self._by_route.get((route, method, status))
+        if metrics is None:
+            metrics = self._create(route, method, status)
+        metrics.requests.inc()
+        metrics.seconds.observe(seconds)
         if received:
-            children.received.inc(received)
+            metrics.received.inc(received)
         if sent:
-            children.sent.inc(sent)
+            metrics.sent.inc(sent)
 
-    def refused(self, reason: object) -> None:
+    def previewed(self, status: int) -> None:
+        """Count a response of a preview."""
+        self._previews[min(status // 100, 5) - 1].inc()
+
+    def count_refusal(self, reason: object) -> None:
         """Count a request that failed authentication or authorization."""
         if reason in _REFUSALS:
             self._refused.labels(str(reason)).inc()
 
-    def executed(self, result: ExecResult | CodeExecution) -> None:
+    def count_execution(self, result: ExecResult | CodeExecution) -> None:
         """Count a finished command or run of code."""
         outcome = "success" if result.success else "failure"
         if result.timed_out:
@@ -149,17 +157,17 @@ class Metrics:
             self._network.labels(verdict).set(traffic.events[verdict])
         self._traffic.labels("sent").set(traffic.sent)
         self._traffic.labels("received").set(traffic.received)
-        tally = Tally(info.status for info in sandboxes)
+        counts = StatusCounts(info.status for info in sandboxes)
         for status in get_args(SandboxStatus):
-            self._sandboxes.labels(status).set(tally[status])
+            self._sandboxes.labels(status).set(counts[status])
         return generate_latest(self._registry)
 
-    def _find(self, route: str, method: str, status: int) -> _Children:
+    def _create(self, route: str, method: str, status: int) -> _RouteMetrics:
         known = method if method in _METHODS else "other"
-        children = self._children[route, known, status] = _Children(
+        metrics = self._by_route[route, known, status] = _RouteMetrics(
             self._requests.labels(route, known, str(status)),
             self._seconds.labels(route, known),
             self._received.labels(route, known),
             self._sent.labels(route, known),
         )
-        return children
+        return metrics

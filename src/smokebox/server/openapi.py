@@ -1,11 +1,10 @@
-"""The OpenAPI document of the native API, made from its endpoints, and its web page."""
+"""The OpenAPI document of the native API, generated from its endpoints, and its web page."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,12 @@ from smokebox.errors import (
 from smokebox.foundation import sse
 from smokebox.server.endpoint import BYTES, JSON
 from smokebox.wire import API, IDEMPOTENCY_KEY, REQUEST_ID
-from smokebox.wire.failure import FailureAnswer, status_of
+from smokebox.wire.failure import FailureResponse, status_of
 
 if TYPE_CHECKING:
-    from smokebox.server.endpoint import Endpoint
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from smokebox.server.endpoint import ApiEndpoint
     from smokebox.server.websocket import WebSocketEndpoint
 
 Schema = dict[str, Any]
@@ -73,13 +74,19 @@ for people, and `retryable`. A response that takes longer than five seconds star
 names it in the log."""
 
 
-def make_document(endpoints: Sequence[Endpoint], sockets: Sequence[WebSocketEndpoint]) -> Schema:
-    """Make the OpenAPI 3.1 document of these endpoints."""
-    kinds = [kind for one in endpoints for kind in (one.body, one.response) if kind is not None]
-    schemas = SchemaSet([FailureAnswer, *kinds])
+def make_document(endpoints: Sequence[ApiEndpoint], sockets: Sequence[WebSocketEndpoint]) -> Schema:
+    """Generate the OpenAPI 3.1 document of these endpoints."""
+    types = [
+        type
+        for endpoint in endpoints
+        for type in (endpoint.body, endpoint.response)
+        if type not in (None, bytes)
+    ]
+    schemas = SchemaSet([FailureResponse, *types])
     paths: dict[str, Schema] = {}
-    for one in endpoints:
-        paths.setdefault(API + one.path, {})[one.method.lower()] = _operation(one, schemas)
+    for endpoint in endpoints:
+        operations = paths.setdefault(API + endpoint.path, {})
+        operations[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -90,10 +97,10 @@ def make_document(endpoints: Sequence[Endpoint], sockets: Sequence[WebSocketEndp
         },
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}],
-        "tags": tags(_module(one) for one in endpoints),
+        "tags": tags(endpoint.handler for endpoint in endpoints),
         "paths": paths,
         # OpenAPI cannot describe these: they start as a GET with an upgrade.
-        "x-websockets": {API + one.path: _socket(one, schemas) for one in sockets},
+        "x-websockets": {API + socket.path: _socket(socket, schemas) for socket in sockets},
         "components": {
             "schemas": schemas.components,
             "securitySchemes": {
@@ -111,16 +118,16 @@ class SchemaSet:
     """The schemas of the types of requests and responses."""
 
     def __init__(self, types: Iterable[Any]) -> None:
-        kinds = list(dict.fromkeys(types))
-        schemas, self.components = msgspec.json.schema_components(kinds, ref_template=_REF)
-        self._schemas = dict(zip(kinds, schemas, strict=True))
+        unique = list(dict.fromkeys(types))
+        schemas, self.components = msgspec.json.schema_components(unique, ref_template=_REF)
+        self._schemas = dict(zip(unique, schemas, strict=True))
         for schema in self.components.values():
             if "description" in schema:
                 schema["description"] = inspect.cleandoc(schema["description"])
 
-    def of(self, kind: Any) -> Schema:
+    def of(self, type: Any) -> Schema:
         """Return a reference to the schema of a type."""
-        schema: Schema = self._schemas[kind]
+        schema: Schema = self._schemas[type]
         return schema
 
     def parameters(self, query: type | None) -> list[Schema]:
@@ -140,58 +147,73 @@ class SchemaSet:
         ]
 
 
-def _operation(one: Endpoint, schemas: SchemaSet) -> Schema:
+def summary_of(handler: Callable[..., Any]) -> str:
+    """Return the first paragraph of a handler's docstring."""
+    return " ".join((inspect.getdoc(handler) or "").partition("\n\n")[0].split())
+
+
+def description_of(handler: Callable[..., Any]) -> str:
+    """Return a handler's docstring after its first paragraph."""
+    return " ".join((inspect.getdoc(handler) or "").partition("\n\n")[2].split())
+
+
+def _operation(endpoint: ApiEndpoint, schemas: SchemaSet) -> Schema:
     operation: Schema = {
-        "operationId": one.name,
-        "tags": [_module(one).rpartition(".")[2]],
-        "summary": one.summary,
+        "operationId": endpoint.name,
+        "tags": [tag_of(endpoint.handler)],
+        "summary": summary_of(endpoint.handler),
         "parameters": [
-            *path_parameters(one.path, _PARTS),
-            *schemas.parameters(one.query),
-            *_header_parameters(one),
+            *path_parameters(endpoint.path, _PARTS),
+            *schemas.parameters(endpoint.query),
+            *_header_parameters(endpoint),
         ],
-        "responses": {**_responses(one, schemas), **_failures(one, schemas)},
+        "responses": {**_responses(endpoint, schemas), **_failures(endpoint, schemas)},
     }
-    if one.description:
-        operation["description"] = one.description
-    if one.body is not None:
-        content = {JSON: {"schema": schemas.of(one.body)}}
-        operation["requestBody"] = {"required": _has_required(one.body), "content": content}
-    elif one.accepts != JSON:
-        content = {one.accepts: {"schema": _BINARY}}
+    if description := description_of(endpoint.handler):
+        operation["description"] = description
+    if endpoint.accepts != JSON:
+        content = {endpoint.accepts: {"schema": _BINARY}}
         operation["requestBody"] = {"required": True, "content": content}
-    if one.public:
+    elif endpoint.body is not None:
+        required = any(field.required for field in msgspec.structs.fields(endpoint.body))
+        content = _json(schemas.of(endpoint.body))
+        operation["requestBody"] = {"required": required, "content": content}
+    if endpoint.public:
         operation["security"] = []
     return operation
 
 
-def _responses(one: Endpoint, schemas: SchemaSet) -> Schema:
-    responses = {str(one.status): _response(one, schemas, one.status)}
-    if one.slow:
+def _responses(endpoint: ApiEndpoint, schemas: SchemaSet) -> Schema:
+    responses = {str(endpoint.status): _response(endpoint, schemas, endpoint.status)}
+    if endpoint.slow:
         # The status of a slow response is sent before its result is known.
-        responses["200"] = _response(one, schemas, 200)
-    if _takes_range(one):
-        responses["206"] = _response(one, schemas, 206)
+        responses["200"] = _response(endpoint, schemas, 200)
+    if _takes_range(endpoint):
+        responses["206"] = _response(endpoint, schemas, 206)
         responses["416"] = {
             "description": status_title(416),
-            "content": _json(schemas.of(FailureAnswer)),
+            "content": _json(schemas.of(FailureResponse)),
         }
     return responses
 
 
-def _response(one: Endpoint, schemas: SchemaSet, status: int) -> Schema:
-    response: Schema = {"description": status_title(status), "headers": _request_id()}
+def _response(endpoint: ApiEndpoint, schemas: SchemaSet, status: int) -> Schema:
+    response: Schema = {
+        "description": status_title(status),
+        "headers": {REQUEST_ID: {"schema": {"type": "string"}}},
+    }
     if status == 204:
         return response
-    if one.response is not None:
-        schema = schemas.of(one.response)
-        late = [schema, schemas.of(FailureAnswer)]
-        response["content"] = _json({"anyOf": late} if one.slow and status == 200 else schema)
-    elif one.returns == JSON:
-        # Only blanks on success.
-        response["content"] = _json(schemas.of(FailureAnswer))
+    if endpoint.response is not None:
+        schema = schemas.of(endpoint.response)
+        if endpoint.slow and status == 200:
+            schema = {"anyOf": [schema, schemas.of(FailureResponse)]}
+        response["content"] = _json(schema)
+    elif endpoint.returns == JSON:
+        # Only whitespace on success.
+        response["content"] = _json(schemas.of(FailureResponse))
     else:
-        response["content"] = {media: media_schema(media) for media in one.returns.split(", ")}
+        response["content"] = {media: media_schema(media) for media in endpoint.returns.split(", ")}
     return response
 
 
@@ -203,39 +225,40 @@ def media_schema(media: str) -> Schema:
     return {"schema": {"type": "string"} if media.startswith("text/") else _BINARY}
 
 
-def _failures(one: Endpoint, schemas: SchemaSet) -> Schema:
+def _failures(endpoint: ApiEndpoint, schemas: SchemaSet) -> Schema:
     codes: dict[int, set[str]] = {500: {"internal"}}
-    for kind in (*_common(one), *one.errors):
-        for each in _family(kind):
-            if (status := status_of(each)) == status_of(kind):
-                codes.setdefault(status, set()).add(each.code)
+    for error in (*_common_errors(endpoint), *endpoint.errors):
+        for subclass in _with_subclasses(error):
+            if (status := status_of(subclass)) == status_of(error):
+                codes.setdefault(status, set()).add(subclass.code)
+    retry_after = {"retry-after": {"schema": {"type": "integer"}}}
     return {
         str(status): {
             "description": f"{status_title(status)} Codes: {', '.join(sorted(codes[status]))}.",
-            "headers": _retry_after(status),
-            "content": _json(schemas.of(FailureAnswer)),
+            "headers": retry_after if status in (429, 503) else {},
+            "content": _json(schemas.of(FailureResponse)),
         }
         for status in sorted(codes)
     }
 
 
-def _common(one: Endpoint) -> Iterable[type[SmokeboxError]]:
-    """Yield the errors that most requests can have."""
-    if one.public:
+def _common_errors(endpoint: ApiEndpoint) -> Iterable[type[SmokeboxError]]:
+    """Yield the errors that an endpoint does not declare, as most endpoints have them."""
+    if endpoint.public:
         return
     yield from (Unauthorized, Forbidden, LimitReached, ServiceUnavailable)
-    if one.query is not None or one.body is not None or "{id}" in one.path:
+    if endpoint.query is not None or endpoint.body is not None or "{id}" in endpoint.path:
         yield InvalidOption
-    if one.body is not None:
+    if endpoint.body is not None:
         yield RequestTooLarge
-    if one.needs_sandbox:
+    if endpoint.needs_sandbox:
         yield NotFound
 
 
-def _family(kind: type[SmokeboxError]) -> Iterable[type[SmokeboxError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _family(child)
+def _with_subclasses(error: type[SmokeboxError]) -> Iterable[type[SmokeboxError]]:
+    yield error
+    for child in error.__subclasses__():
+        yield from _with_subclasses(child)
 
 
 def path_parameters(path: str, parts: Mapping[str, Schema]) -> list[Schema]:
@@ -246,35 +269,39 @@ def path_parameters(path: str, parts: Mapping[str, Schema]) -> list[Schema]:
     ]
 
 
-def _header_parameters(one: Endpoint) -> list[Schema]:
+def _header_parameters(endpoint: ApiEndpoint) -> list[Schema]:
     names = []
-    if IDEMPOTENCY_KEY in one.description.lower():
+    if IDEMPOTENCY_KEY in description_of(endpoint.handler).lower():
         names.append("Idempotency-Key")
-    if one.returns == sse.MEDIA and "cursor" in getattr(one.query, "__struct_fields__", ()):
+    fields = getattr(endpoint.query, "__struct_fields__", ())
+    if endpoint.returns == sse.MEDIA and "cursor" in fields:
         names.append("Last-Event-ID")
-    if _takes_range(one):
+    if _takes_range(endpoint):
         names.append("Range")
     return [{"name": name, "in": "header", "schema": {"type": "string"}} for name in names]
 
 
-def _takes_range(one: Endpoint) -> bool:
-    return one.method == "GET" and one.returns == BYTES
+def _takes_range(endpoint: ApiEndpoint) -> bool:
+    return endpoint.method == "GET" and endpoint.returns == BYTES
 
 
 def _without_null(field: Schema) -> Schema:
     """Return the schema of a query field, which cannot be null in a URL."""
-    choices = [one for one in field.get("anyOf", ()) if one != {"type": "null"}]
+    choices = [choice for choice in field.get("anyOf", ()) if choice != {"type": "null"}]
     if not choices:
         return field
     rest = {name: value for name, value in field.items() if name not in ("anyOf", "default")}
     return {**rest, **(choices[0] if len(choices) == 1 else {"anyOf": choices})}
 
 
-def _socket(one: WebSocketEndpoint, schemas: SchemaSet) -> Schema:
+def _socket(socket: WebSocketEndpoint, schemas: SchemaSet) -> Schema:
     return {
-        "summary": one.summary,
-        "description": one.description,
-        "parameters": [*path_parameters(one.path, _PARTS), *schemas.parameters(one.query)],
+        "summary": summary_of(socket.handler),
+        "description": description_of(socket.handler),
+        "parameters": [
+            *path_parameters(socket.path, _PARTS),
+            *schemas.parameters(socket.query),
+        ],
     }
 
 
@@ -283,34 +310,22 @@ def status_title(status: int) -> str:
     return _TITLES.get(status) or f"{HTTPStatus(status).phrase}."
 
 
-def _has_required(body: type) -> bool:
-    return any(field.required for field in msgspec.structs.fields(body))
-
-
 def _json(schema: Schema) -> Schema:
     return {JSON: {"schema": schema}}
 
 
-def _request_id() -> Schema:
-    return {REQUEST_ID: {"schema": {"type": "string"}}}
+def tag_of(handler: Callable[..., Any]) -> str:
+    """Return the tag of a handler: the name of its module."""
+    return handler.__module__.rpartition(".")[2]
 
 
-def _retry_after(status: int) -> Schema:
-    return {"retry-after": {"schema": {"type": "integer"}}} if status in (429, 503) else {}
-
-
-def _module(one: Endpoint) -> str:
-    return one.handler.__module__
-
-
-def tags(modules: Iterable[str]) -> list[Schema]:
-    """Return one tag for each module, described by its docstring."""
-    return [_tag(module) for module in dict.fromkeys(modules)]
-
-
-def _tag(module: str) -> Schema:
-    text = inspect.getdoc(sys.modules[module]) or ""
-    return {"name": module.rpartition(".")[2], "description": text.partition("\n\n")[0]}
+def tags(handlers: Iterable[Callable[..., Any]]) -> list[Schema]:
+    """Return one tag for each module of these handlers, described by the module's docstring."""
+    modules = {tag_of(handler): sys.modules[handler.__module__] for handler in handlers}
+    return [
+        {"name": name, "description": (inspect.getdoc(module) or "").partition("\n\n")[0]}
+        for name, module in modules.items()
+    ]
 
 
 HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -342,12 +357,12 @@ dd, p {{ margin: .3rem 0 .3rem 1rem; }}
 
 
 def make_page(document: dict[str, Any]) -> str:
-    """Make the web page of an OpenAPI document."""
+    """Generate the web page of an OpenAPI document."""
     info = document["info"]
     sections = [_section(document, tag) for tag in document["tags"]]
     if sockets := document.get("x-websockets"):
         sections.append("<h2>WebSockets</h2>")
-        sections += [_entry("WS", path, one) for path, one in sockets.items()]
+        sections += [_entry("WS", path, socket) for path, socket in sockets.items()]
     return _PAGE.format(
         title=escape(info["title"]),
         version=escape(info["version"]),
@@ -358,27 +373,27 @@ def make_page(document: dict[str, Any]) -> str:
 
 def _section(document: dict[str, Any], tag: dict[str, str]) -> str:
     entries = [
-        _entry(method.upper(), path, one)
-        for path, methods in document["paths"].items()
-        for method, one in methods.items()
-        if tag["name"] in one["tags"]
+        _entry(method.upper(), path, operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if tag["name"] in operation["tags"]
     ]
     return "\n".join([f"<h2>{escape(tag['description'])}</h2>", *entries])
 
 
-def _entry(method: str, path: str, one: dict[str, Any]) -> str:
-    names = [f"<code>{escape(field['name'])}</code>" for field in one["parameters"]]
+def _entry(method: str, path: str, operation: dict[str, Any]) -> str:
+    names = [f"<code>{escape(field['name'])}</code>" for field in operation["parameters"]]
     lines = [
         f"<details><summary><code><b>{method}</b>{escape(path)}</code> "
-        f"{escape(one['summary'])}</summary>",
-        f"<p>{escape(one.get('description', ''))}</p>",
+        f"{escape(operation['summary'])}</summary>",
+        f"<p>{escape(operation.get('description', ''))}</p>",
         f"<p>Parameters: {', '.join(names)}.</p>" if names else "",
     ]
-    bodies = one.get("requestBody", {}).get("content", {})
+    bodies = operation.get("requestBody", {}).get("content", {})
     lines += [f"<p>Body: {_shape(*body)}</p>" for body in bodies.items()]
     lines += [
         f"<p><code>{status}</code> {escape(response['description'])}</p>"
-        for status, response in one.get("responses", {}).items()
+        for status, response in operation.get("responses", {}).items()
     ]
     return "".join([*lines, "</details>"])
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from smokebox.server.keys import Principal
     from smokebox.server.settings import ServerSettings
 
-# Above this number, accounts of inactive principals are removed.
-_MANY_ACCOUNTS = 1024
+# Above this number, inactive principals are removed.
+_MANY_PRINCIPALS = 1024
 
 
 @dataclass(slots=True)
@@ -39,59 +39,62 @@ class RateLimiter:
     ) -> None:
         self._rate = settings.rate
         self._burst = max(1.0, settings.rate or 0.0)
-        self._most = settings.concurrency
+        self._concurrency = settings.concurrency
         self._socket_too = settings.limit_socket
         self._clock = clock
-        self._accounts: dict[str, ClientUsage] = {}
+        self._usage: dict[str, ClientUsage] = {}
 
-    def enter(self, principal: Principal, *, by_socket: bool) -> ClientUsage | None:
-        """Begin a request. Pass the returned account to `leave`. Raises `LimitReached`."""
-        if (self._rate is None and self._most is None) or (by_socket and not self._socket_too):
+    def acquire(self, principal: Principal, *, by_socket: bool) -> ClientUsage | None:
+        """Count the start of a request; None if it has no limits. Raises `LimitReached`.
+
+        The caller subtracts the request from `running` at its end.
+        """
+        if (self._rate is None and self._concurrency is None) or (
+            by_socket and not self._socket_too
+        ):
             return None
-        account = self._account(principal.id)
-        if self._most is not None and account.running >= self._most:
+        usage = self._usage_of(principal.id)
+        if self._concurrency is not None and usage.running >= self._concurrency:
             raise LimitReached(
-                f"this key already has {self._most} running requests, which is its limit.",
+                f"this key already has {self._concurrency} running requests, which is its limit.",
                 hint="Wait for one of them to end; streams and terminals count too.",
-                limit=self._most,
+                limit=self._concurrency,
                 retry_after=1.0,
             )
-        self._take(account)
-        account.running += 1
-        return account
+        self._take_token(usage)
+        usage.running += 1
+        return usage
 
-    def leave(self, account: ClientUsage) -> None:
-        """End a request."""
-        account.running -= 1
+    def _usage_of(self, id: str) -> ClientUsage:
+        usage = self._usage.get(id)
+        if usage is None:
+            if len(self._usage) >= _MANY_PRINCIPALS:
+                self._remove_inactive()
+            usage = self._usage[id] = ClientUsage(self._burst, self._clock())
+        return usage
 
-    def _account(self, id: str) -> ClientUsage:
-        account = self._accounts.get(id)
-        if account is None:
-            if len(self._accounts) >= _MANY_ACCOUNTS:
-                self._forget()
-            account = self._accounts[id] = ClientUsage(self._burst, self._clock())
-        return account
-
-    def _take(self, account: ClientUsage) -> None:
+    def _take_token(self, usage: ClientUsage) -> None:
         if self._rate is None:
             return
         now = self._clock()
-        earned = (now - account.filled_at) * self._rate
-        account.tokens = min(self._burst, account.tokens + earned)
-        account.filled_at = now
-        if account.tokens < 1.0:
-            wait = (1.0 - account.tokens) / self._rate
+        earned = (now - usage.filled_at) * self._rate
+        usage.tokens = min(self._burst, usage.tokens + earned)
+        usage.filled_at = now
+        if usage.tokens < 1.0:
+            wait = (1.0 - usage.tokens) / self._rate
             raise LimitReached(
                 f"this key has sent more than {self._rate:g} requests a second.",
                 hint=f"Wait {wait:.2g} s before the next request.",
                 limit=self._rate,
                 retry_after=math.ceil(wait * 1000) / 1000,
             )
-        account.tokens -= 1.0
+        usage.tokens -= 1.0
 
-    def _forget(self) -> None:
+    def _remove_inactive(self) -> None:
         """Remove principals that were inactive until their bucket was full again."""
         full = self._clock() - self._burst / (self._rate or 1.0)
-        self._accounts = {
-            id: one for id, one in self._accounts.items() if one.running or one.filled_at > full
+        self._usage = {
+            id: usage
+            for id, usage in self._usage.items()
+            if usage.running or usage.filled_at > full
         }

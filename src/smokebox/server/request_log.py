@@ -50,7 +50,7 @@ def configure(json: bool = False, level: Level = "info") -> None:
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared, _redact],
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared, _redact_event],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -64,7 +64,7 @@ def configure(json: bool = False, level: Level = "info") -> None:
     _requests = structlog.get_logger().bind()
 
 
-def request(
+def log_request(
     request_id: str,
     principal: str,
     method: str,
@@ -89,13 +89,13 @@ def request(
     )
 
 
-def redacted(text: str) -> str:
-    """Return a text without the secrets of the URLs in it."""
+def redact(text: str) -> str:
+    """Remove the secrets of URLs from a text."""
     return _SECRET.sub(r"\1...", text)
 
 
-def _redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    event["event"] = redacted(str(event["event"]))
+def _redact_event(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    event["event"] = redact(str(event["event"]))
     return event
 
 

@@ -1,4 +1,4 @@
-"""Bodies of any length in constant memory, event streams and keepalives of slow responses."""
+"""Responses: bodies of any length in constant memory, event streams, keepalive of slow ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from smokebox.errors import DeadlineExceeded, SmokeboxError
 from smokebox.foundation import sse
 from smokebox.wire import HEARTBEAT
-from smokebox.wire.failure import FailureAnswer, failure_of
+from smokebox.wire.failure import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Bytes. A body up to this length is read, sent and written at once.
+# Bytes. A body up to this length is read, sent and written in one piece.
 SMALL = 1 << 20
-# Seconds without progress after which a transfer is aborted: a stalled client would keep a file
-# open, and its sandbox awake, without limit.
-STALLED = 300.0
+# A transfer without progress for this long is aborted: a stalled client would keep a file open,
+# and its sandbox awake, without limit.
+STALL_SECONDS = 300.0
 
 
 class ByteResponse(Response):
     """A response that streams a source, and closes it at the end or when the client disconnects.
 
-    The response starts with the first piece, so an earlier error gets an ordinary error
-    response. A later error closes the connection, as does a source shorter than `size`, so that
-    a client does not take a part for the whole. `first` is a piece already read from the source.
+    The status is sent with the first piece, so an earlier error gets an ordinary error response.
+    A later error closes the connection, as does a source shorter than `size`, so that a client
+    does not take a part for the whole. `first` is a piece already read from the source.
     """
 
     def __init__(
@@ -67,18 +67,9 @@ class ByteResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the body, or raise `ClientDisconnect` if the client disconnects."""
-        sending = asyncio.ensure_future(self._send_all(send))
-        left = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnect
-            sending.result()
+            await cancel_on_disconnect(receive, self._send_all(send))
         finally:
-            left.cancel()
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await sending
             await self._source.aclose()
 
     async def _send_all(self, send: Send) -> None:
@@ -113,7 +104,11 @@ async def read_batches(call: ApiCall) -> AsyncGenerator[bytes, None]:
     pieces: list[bytes] = []
     size = 0
     async with contextlib.aclosing(call.chunks()) as stream:
-        while (piece := await _next(stream)) is not None:
+        while True:
+            async with _stall_timeout("sent"):
+                piece = await anext(stream, None)
+            if piece is None:
+                break
             pieces.append(piece)
             size += len(piece)
             if size > SMALL:
@@ -123,42 +118,37 @@ async def read_batches(call: ApiCall) -> AsyncGenerator[bytes, None]:
             yield b"".join(pieces)
 
 
-async def cancel_on_disconnect(call: ApiCall, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise `ClientDisconnect`.
 
-    Only for requests without a body.
+    Only for requests whose body was read, or that have none.
     """
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(wait_for_disconnect(call.request.receive))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        left.cancel()
+        disconnect.cancel()
         if not task.done():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
 
-async def _next(stream: AsyncGenerator[bytes, None]) -> bytes | None:
-    async with _stall_timeout("sent"):
-        return await anext(stream, None)
-
-
 @contextlib.asynccontextmanager
-async def _stall_timeout(what: str) -> AsyncGenerator[None, None]:
+async def _stall_timeout(verb: str) -> AsyncGenerator[None, None]:
     try:
-        async with asyncio.timeout(STALLED):
+        async with asyncio.timeout(STALL_SECONDS):
             yield
     except TimeoutError:
         raise DeadlineExceeded(
-            f"the client {what} nothing for {STALLED:g} s.",
+            f"the client {verb} nothing for {STALL_SECONDS:g} s.",
             hint="Send it again.",
             operation="transfer",
-            timeout=STALLED,
+            timeout=STALL_SECONDS,
         ) from None
 
 
@@ -198,7 +188,7 @@ async def respond_with_keepalive(
     scope: Scope,
     receive: Receive,
     send: Send,
-    work: Callable[[], Awaitable[Any]],
+    work: Awaitable[Any],
     respond: Callable[[Any], Response],
 ) -> None:
     """Respond with the result of `work`, sending whitespace while it runs.
@@ -206,48 +196,42 @@ async def respond_with_keepalive(
     JSON may start with whitespace. The first of it sends status 200, so a later error is only in
     the body. `work` is cancelled when the client disconnects.
     """
-    task = asyncio.ensure_future(_awaited(work))
-    left = asyncio.ensure_future(wait_for_disconnect(receive))
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((task, left), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
+        await _wait_for_either(task, disconnect)
         if task.done():
             await respond(task.result())(scope, receive, send)
-        elif not left.done():
-            await _beat(scope, send, task, left, respond)
+        elif not disconnect.done():
+            await _respond_slowly(send, task, disconnect, respond)
     finally:
-        left.cancel()
+        disconnect.cancel()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
 
 
-async def _beat(
-    scope: Scope,
+async def _respond_slowly(
     send: Send,
     task: asyncio.Future[Any],
-    left: asyncio.Future[None],
+    disconnect: asyncio.Future[None],
     respond: Callable[[Any], Response],
 ) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    while not task.done() and not left.done():
+    while not task.done() and not disconnect.done():
         await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-        await asyncio.wait((task, left), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        return
-    try:
-        body = bytes(respond(task.result()).body)
-    except SmokeboxError as error:
-        failure = failure_of(error, str(scope["smokebox.request_id"]))
-        body = msgspec.json.encode(FailureAnswer(failure))
-    await send({"type": "http.response.body", "body": body})
+        await _wait_for_either(task, disconnect)
+    if task.done():
+        # The request guard appends the error of a task that failed.
+        await send({"type": "http.response.body", "body": respond(task.result()).body})
 
 
-async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
+async def _wait_for_either(*tasks: asyncio.Future[Any]) -> None:
+    await asyncio.wait(tasks, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects. Only for requests whose body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass

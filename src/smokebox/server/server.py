@@ -1,4 +1,4 @@
-"""Running a server: its sockets, its engine and its shutdown."""
+"""A running server: its sockets, its engine and its shutdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import uvicorn
 
 from smokebox.engine import Host
 from smokebox.foundation import endpoint
+from smokebox.foundation.embedded_server import EmbeddedServer
 from smokebox.foundation.endpoint import socket_path
+from smokebox.foundation.signals import handle_signals
 from smokebox.server import websocket
 from smokebox.server.app import create_app
 from smokebox.server.health import Drain, HealthCheck
@@ -25,19 +27,18 @@ from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
 from smokebox.server.keys import Keys
 from smokebox.server.metrics import Metrics
-from smokebox.server.previews.front import Front
 from smokebox.server.previews.previews import Previews
+from smokebox.server.previews.protocol import ApiOrPreviewProtocol
 from smokebox.server.rate_limit import RateLimiter
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from smokebox.server.settings import ServerSettings
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _CLOSING_SECONDS = 2
 _IDLE_CHECK_SECONDS = 5.0
 
@@ -53,8 +54,14 @@ async def serve(
     requests. `POST /api/shutdown` can put the sandboxes to sleep instead.
     """
     drain = Drain()
+
+    def stop(_: signal.Signals) -> None:
+        if drain.begun:
+            drain.stop_waiting()
+        drain.begin(keep=True)
+
     # Around everything: a signal must not interrupt putting sandboxes to sleep.
-    with _signals(drain):
+    with handle_signals((signal.SIGINT, signal.SIGTERM), stop):
         async with run_server(settings, drain) as server:
             if ready is not None:
                 await ready(server)
@@ -71,44 +78,26 @@ async def run_server(
     """
     async with open_state(settings, drain) as state:
         with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(one) for one in listen(settings)]
+            sockets = [stack.enter_context(socket) for socket in listen(settings)]
             state.previews.start(_port(sockets))
             await state.previews.resume()
-            server = _Embedded(_config(state))
+            server = EmbeddedServer(_config(state))
             serving = asyncio.create_task(server.serve(sockets=sockets))
-            watching = asyncio.create_task(_stop_when_idle(state))
+            idle_watch = asyncio.create_task(_stop_when_idle(state))
             try:
                 yield RunningServer(
                     state=state, socket=socket_path(settings.home), url=_url(sockets)
                 )
             finally:
-                watching.cancel()
+                idle_watch.cancel()
                 state.drain.begin(keep=False)
                 until = time.monotonic() + settings.drain_seconds
                 await state.previews.finish(settings.drain_seconds)
                 await state.drain.finish(max(0.0, until - time.monotonic()))
                 server.should_exit = True
-                await asyncio.wait((serving, watching))
+                await asyncio.wait((serving, idle_watch))
             serving.result()
         await state.host.aclose(detach=state.drain.keep)
-
-
-@contextlib.contextmanager
-def _signals(drain: Drain) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if drain.begun:
-            drain.hurry()
-        drain.begin(keep=True)
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
 
 
 async def _stop_when_idle(state: ServerState) -> None:
@@ -133,21 +122,15 @@ class RunningServer:
     url: str | None
 
 
-class _Embedded(uvicorn.Server):
-    """A uvicorn server that leaves signals to its caller."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def _config(state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(state),
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=cast("type[asyncio.Protocol]", functools.partial(Front, state.previews)),
+        http=cast(
+            "type[asyncio.Protocol]", functools.partial(ApiOrPreviewProtocol, state.previews)
+        ),
         ws=websocket.WebSocketProtocol,
         ws_max_size=LARGEST_FRAME,
         ws_ping_interval=websocket.PING_SECONDS,
@@ -191,7 +174,9 @@ async def open_state(
         await stack.enter_async_context(host)
         keys = Keys(settings)
         stack.push_async_callback(keys.aclose)
-        idempotency = await stack.enter_async_context(await IdempotencyStore.open(host.home))
+        await keys.load()
+        idempotency = await IdempotencyStore.open(host.home)
+        stack.push_async_callback(idempotency.aclose)
         metrics = Metrics(drain)
         yield ServerState(
             host=host,

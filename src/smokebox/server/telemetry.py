@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smokebox.server.settings import ServerSettings
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_CARRIED = (b"traceparent", b"tracestate")
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class Telemetry:
@@ -53,7 +53,7 @@ class Telemetry:
         endpoint = settings.otlp_endpoint
         exporter = OTLPSpanExporter(endpoint and f"{endpoint.rstrip('/')}/v1/traces")
         attributes = {"service.version": __version__}
-        # Attributes given here override the environment, so leave out those that it sets.
+        # Attributes passed here override the environment, so leave out those that it sets.
         if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             attributes["service.name"] = os.environ.get("OTEL_SERVICE_NAME", "smokebox")
         resource = Resource.create(attributes)
@@ -63,8 +63,11 @@ class Telemetry:
 
     def begin(self, method: str, headers: dict[bytes, bytes]) -> Span:
         """Start the span of a request."""
-        carried = [name for name in _CARRIED if name in headers]
-        carrier = {name.decode(): headers[name].decode("latin-1") for name in carried}
+        carrier = {
+            name.decode(): headers[name].decode("latin-1")
+            for name in _TRACE_HEADERS
+            if name in headers
+        }
         context = self._propagator.extract(carrier) if carrier else None
         return self._tracer.start_span(method, context=context, kind=self._kind)
 

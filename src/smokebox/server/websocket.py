@@ -8,7 +8,6 @@ error is an HTTP response; after that it is a frame, and the socket is closed.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -65,15 +64,15 @@ class WebSocketChannel:
         sender: Coroutine[None, None, None],
         receive: Callable[[bytes | str], Awaitable[None]],
     ) -> None:
-        """Run `sender`, and pass frames to `receive`, until `sender` ends or the client leaves.
+        """Run `sender` and pass frames to `receive` until `sender` ends or the client disconnects.
 
-        The next frame is read once `receive` returns. An invalid frame is answered with an error
-        frame, and the connection stays open.
+        The next frame is read once `receive` returns. For an invalid frame an error frame is
+        sent, and the connection stays open.
         """
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(sender),
             asyncio.create_task(self._receive_all(receive)),
-            asyncio.create_task(self._wait_lost()),
+            asyncio.create_task(self._lost.wait()),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -94,9 +93,6 @@ class WebSocketChannel:
             except SmokeboxError as error:
                 await self.send_error(error)
 
-    async def _wait_lost(self) -> None:
-        await self._lost.wait()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketEndpoint:
@@ -104,8 +100,6 @@ class WebSocketEndpoint:
 
     path: str
     handler: Handler
-    summary: str
-    description: str
     query: type | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,37 +123,31 @@ def websocket(path: str) -> Callable[[Handler], WebSocketEndpoint]:
     """Make a function a `WebSocketEndpoint`. Its docstring describes its frames."""
 
     def make(handler: Handler) -> WebSocketEndpoint:
-        summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
-        return WebSocketEndpoint(
-            path=path,
-            handler=handler,
-            summary=" ".join(summary.split()),
-            description=" ".join(description.split()),
-            query=get_type_hints(handler).get("query"),
-        )
+        query = get_type_hints(handler).get("query")
+        return WebSocketEndpoint(path=path, handler=handler, query=query)
 
     return make
 
 
 def decode_frame(kind: type[F], text: str) -> F:
     """Decode a text frame of type `kind`."""
-    data, wanted = text.encode(), str(kind.__struct_config__.tag)
+    data, expected = text.encode(), str(kind.__struct_config__.tag)
     try:
         # Checked separately: msgspec accepts a frame without a type.
-        if (found := decode(_Typed, data).type) != wanted:
-            raise _unwanted(wanted, f"not {found!r:.80}")
+        if (found := decode(_TypedFrame, data).type) != expected:
+            raise _invalid_frame(expected, f"not {found!r:.80}")
         return decode(kind, data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _unwanted(wanted, str(error)) from error
+        raise _invalid_frame(expected, str(error)) from error
 
 
-class _Typed(msgspec.Struct):
+class _TypedFrame(msgspec.Struct):
     type: str
 
 
-def _unwanted(wanted: str, problem: str) -> InvalidOption:
+def _invalid_frame(expected: str, problem: str) -> InvalidOption:
     return InvalidOption(
-        f"text frames of this socket have the type {wanted!r}: {problem}.",
+        f"text frames of this socket have the type {expected!r}: {problem}.",
         hint="Send bytes as binary frames.",
         option="frame",
     )
@@ -174,11 +162,10 @@ _NOT_TEXT = 1007
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, with keepalive for handlers that pause reading.
+    """uvicorn's protocol, with detection of lost clients while a handler pauses reading.
 
     While a handler does not take received frames, nothing is read from the socket, neither pongs
-    nor its end. Then TCP_USER_TIMEOUT detects a client that is gone, and an event in the scope
-    reports it.
+    nor its end. TCP_USER_TIMEOUT then detects a lost client, and an event in the scope reports it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-# What `tests/client/sync_stub.py` writes. Do not edit: change the async classes.
+# Written by `tests/client/sync_stub.py`. Do not edit: change the async classes.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Models that are scripted, servers that are ours: what tests of agents and sandboxes need."""
+"""Test doubles for agents and sandboxes: scripted models, fake servers and fixtures.
+
+Names are imported when they are first used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,6 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:
-    # Who wants a scripted model does not pay for the import of a server, nor the other way.
     if name not in _HOME:
         raise AttributeError(f"module 'smokebox.testing' has no attribute {name!r}")
     value: object = getattr(import_module(f"smokebox.testing.{_HOME[name]}"), name)

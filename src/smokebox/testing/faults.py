@@ -1,4 +1,4 @@
-"""What can go wrong between an agent and a model, to be written among the turns of a script.
+"""Failures of a model provider, to place between the turns of a script.
 
 FakeModelServer(faults.rate_limited(retry_after=1), faults.cut_off("Half an"), "An answer.")
 """
@@ -13,17 +13,17 @@ from smokebox.testing.scripted import Turn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smokebox.testing.fake.dialect import Trouble
+    from smokebox.testing.fake.provider_api import ErrorKind
     from smokebox.testing.scripted import TurnPart
 
-Ending: TypeAlias = Literal["error", "cut", "garbage", "stop"]
+StreamFault: TypeAlias = Literal["error", "cut", "garbage", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """An answer that is an error, in the words of the dialect."""
+    """Error response in the format of the provider."""
 
-    trouble: Trouble
+    kind: ErrorKind
     message: str
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -31,16 +31,16 @@ class ErrorResponse:
 
 @dataclass(frozen=True, slots=True)
 class BrokenStream:
-    """An answer that begins well, and does not end so."""
+    """Response that starts with a turn and ends with a fault."""
 
     turn: Turn
-    ending: Ending
-    trouble: Trouble = "overloaded"
+    fault: StreamFault
+    kind: ErrorKind = "overloaded"
 
 
 @dataclass(frozen=True, slots=True)
 class RawBody:
-    """A body that is sent as it is."""
+    """Response with exactly this body."""
 
     body: bytes
     status: int = 200
@@ -51,67 +51,71 @@ Fault: TypeAlias = ErrorResponse | BrokenStream | RawBody
 
 
 def rate_limited(retry_after: float | None = None) -> ErrorResponse:
-    """429, with Retry-After where a time is given."""
+    """Status 429, with a Retry-After header if `retry_after` is given."""
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return ErrorResponse("rate_limited", "Rate limit reached, try again later.", headers=headers)
 
 
 def overloaded() -> ErrorResponse:
-    """529 from Anthropic, 503 from others."""
+    """Status 529 of Anthropic, 503 of the others."""
     return ErrorResponse("overloaded", "Overloaded")
 
 
 def server_error(status: int = 500) -> ErrorResponse:
-    """The server's own fault."""
-    return ErrorResponse("broken", "Internal server error", status=status)
+    """Internal error of the provider."""
+    return ErrorResponse("internal", "Internal server error", status=status)
 
 
 def unauthorized() -> ErrorResponse:
-    """401, as for a key that nobody knows."""
+    """Status 401, as for an unknown key."""
     return ErrorResponse("unauthorized", "Incorrect API key provided.")
 
 
 def context_overflow(tokens: int = 210_000, limit: int = 200_000) -> ErrorResponse:
-    """The conversation is too long, said in the words that clients look for."""
-    return ErrorResponse(
-        "too_long",
+    """Status 400 with the message by which clients recognize a conversation that is too long."""
+    return ErrorResponse("too_long", context_overflow_message(tokens, limit))
+
+
+def context_overflow_message(tokens: int, limit: int) -> str:
+    """Return the message of a provider whose context window is exceeded."""
+    return (
         f"prompt is too long: {tokens} tokens > {limit} maximum. This model's maximum context "
-        f"length is {limit} tokens.",
+        f"length is {limit} tokens."
     )
 
 
 def bad_request(message: str = "temperature: out of range") -> ErrorResponse:
-    """400, for a reason that no retry mends."""
+    """Status 400, which a retry does not fix."""
     return ErrorResponse("invalid", message)
 
 
 def stalled(parts: TurnPart | Sequence[TurnPart] = ()) -> Turn:
-    """The parts come, and then nothing, on a connection that stays open."""
+    """Send the parts, then nothing, and keep the connection open."""
     return Turn(parts, hang=True)
 
 
 def cut_off(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
-    """The parts come, and then the connection is reset."""
+    """Send the parts, then reset the connection."""
     return BrokenStream(Turn(parts), "cut")
 
 
 def ended_early(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
-    """The parts come, and then the stream ends as if that were all, with no last event."""
+    """Send the parts, then end the stream cleanly without its final event."""
     return BrokenStream(Turn(parts), "stop")
 
 
 def garbled(parts: TurnPart | Sequence[TurnPart] = "Half an") -> BrokenStream:
-    """The parts come, and then an event that is not JSON."""
+    """Send the parts, then an event that is not JSON."""
     return BrokenStream(Turn(parts), "garbage")
 
 
 def failed_midway(
-    parts: TurnPart | Sequence[TurnPart] = "Half an", trouble: Trouble = "overloaded"
+    parts: TurnPart | Sequence[TurnPart] = "Half an", kind: ErrorKind = "overloaded"
 ) -> BrokenStream:
-    """The parts come, and then an event that is an error, after a status of 200."""
-    return BrokenStream(Turn(parts), "error", trouble)
+    """Send the parts, then an error event, after a status of 200."""
+    return BrokenStream(Turn(parts), "error", kind)
 
 
 def garbage() -> RawBody:
-    """A status of 200, and a page of a proxy that went mad."""
+    """Status 200 with a page of HTML, as a misconfigured proxy sends it."""
     return RawBody(b"<html><body>It works!</body></html>", content_type="text/html")

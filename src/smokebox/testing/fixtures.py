@@ -1,4 +1,4 @@
-"""Fixtures for tests of agents: `pytest_plugins = ["smokebox.testing.fixtures"]`."""
+"""pytest fixtures for tests of agents: `pytest_plugins = ["smokebox.testing.fixtures"]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ModelServers = Callable[..., FakeModelServer]
 
 @pytest.fixture
 def smokebox_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state directory of the test's own: no conversation of another is found there."""
+    """A state directory that no other test uses."""
     home = tmp_path / "smokebox-home"
     monkeypatch.setenv("SMOKEBOX_HOME", str(home))
     return home
@@ -30,7 +30,7 @@ def smokebox_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model_server() -> Iterator[ModelServers]:
-    """Starts servers of models, which end with the test: `model_server("An answer.")`."""
+    """Starts model servers that stop after the test: `model_server("An answer.")`."""
     with contextlib.ExitStack() as servers:
 
         def start(*script: ScriptItem, then: ScriptItem | None = None) -> FakeModelServer:
@@ -41,9 +41,9 @@ def model_server() -> Iterator[ModelServers]:
 
 @pytest.fixture
 def recorded_models(request: pytest.FixtureRequest) -> Iterator[RecordedModels]:
-    """What the providers answered when this test was recorded, from `recorded/` beside it.
+    """Recorded responses of this test, from the folder `recorded` beside it.
 
-    SMOKEBOX_RECORD=1 records it, unless it fails.
+    SMOKEBOX_RECORD=1 records them if the test passes.
     """
     name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
     file = request.path.parent / "recorded" / f"{request.path.stem}-{name}.jsonl"

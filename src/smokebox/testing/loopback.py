@@ -1,49 +1,108 @@
-"""A server of ours on the loopback, for the time of a block."""
+"""HTTP server on the loopback interface, for the fake and recorded model providers."""
 
 from __future__ import annotations
 
 import abc
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from aiohttp import web
+import uvicorn
+from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from smokebox.sandbox.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Mapping
     from types import TracebackType
 
-_LARGEST = 256 * 1024 * 1024
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class CutConnection(Exception):
+    """Raised by a response to reset its connection instead of completing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedResponse:
+    """ASGI response sent in chunks, one of which may raise `CutConnection`."""
+
+    chunks: AsyncIterable[bytes]
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        async for chunk in self.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class LoopbackServer(abc.ABC):
-    """Listens for as long as the block lasts, on a thread of its own by `with`.
+    """Server that runs for the duration of a block.
 
-    What it answers its `routes` say; `_origin` is where it listens.
+    `async with` runs it on the current event loop, `with` on a background thread.
     """
 
     _origin = ""
-    _runner: web.AppRunner | None = None
+    _server: asyncio.Server | None = None
     _thread: BackgroundLoop | None = None
 
     @abc.abstractmethod
-    def routes(self, router: web.UrlDispatcher) -> None:
-        """Say who answers what."""
+    async def respond(self, request: Request) -> ASGIApp:
+        """Return the response to a request."""
 
     async def start(self, port: int = 0) -> None:
-        """Listen, on a free port unless one is given."""
-        app = web.Application(client_max_size=_LARGEST)
-        self.routes(app.router)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        host, bound = self._runner.addresses[0][:2]
+        """Listen on a port, by default any free one."""
+        # uvicorn's protocol without its `Server`, which polls for its end every 100 ms.
+        config = uvicorn.Config(
+            self._serve,
+            interface="asgi3",
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=60,
+        )
+        self._state = ServerState()
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: HttpToolsProtocol(config, self._state, {}), "127.0.0.1", port
+        )
+        host, bound = self._server.sockets[0].getsockname()
         self._origin = f"http://{host}:{bound}"
 
     async def stop(self) -> None:
-        """Listen no more, and let go of who waits."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        """Close the socket and all connections, and cancel pending requests."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        while connections := list(self._state.connections):
+            for connection in connections:
+                connection.transport.abort()
+            await asyncio.sleep(0)
+        if tasks := list(self._state.tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self.respond(Request(scope, receive))
+            await response(scope, receive, send)
+        except CutConnection:
+            for connection in list(self._state.connections):
+                if getattr(connection, "client", None) == scope["client"]:
+                    connection.transport.abort()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            # Cancelled by `stop`; uvicorn would log it as an error of the application.
+            pass
 
     async def __aenter__(self) -> Self:
         await self.start()

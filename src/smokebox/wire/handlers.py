@@ -60,7 +60,7 @@ class HandleFrame(Frame, tag="handle"):
     body: bool
 
 
-class EndFrame(Frame, tag="end"):
+class RequestEndFrame(Frame, tag="end"):
     """From the server: the request is over; stop handling it."""
 
     id: int
@@ -156,7 +156,7 @@ FromClient: TypeAlias = (
     ServeFrame | SendFrame | RespondFrame | RefuseFrame | FailFrame | ForwardFrame | StreamFrame
 )
 FromServer: TypeAlias = (
-    ServingFrame | HandleFrame | EndFrame | ForwardedFrame | UnforwardedFrame | StreamFrame
+    ServingFrame | HandleFrame | RequestEndFrame | ForwardedFrame | UnforwardedFrame | StreamFrame
 )
 
 

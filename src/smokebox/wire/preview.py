@@ -16,7 +16,7 @@ _TARGET = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)-([a-z
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PreviewTarget:
     """The port and sandbox that a preview shows, and the token that grants access."""
 
     port: int
@@ -34,12 +34,12 @@ class Target:
         return f"{PATH}{self.id}/{self.port}/{self.token}/"
 
 
-def parse_label(label: str) -> Target | None:
+def parse_label(label: str) -> PreviewTarget | None:
     """Parse a label of a host name; None if it does not name a preview."""
     return _target(label.lower()) if len(label) <= LONGEST_LABEL else None
 
 
-def parse_path(path: str) -> Target | None:
+def parse_path(path: str) -> PreviewTarget | None:
     """Parse the path of a request; None if it does not name a preview."""
     parts = path.partition("?")[0].split("/", 5)
     if len(parts) < 6 or parts[:2] != ["", "p"] or "-" in parts[3] + parts[4]:
@@ -47,8 +47,8 @@ def parse_path(path: str) -> Target | None:
     return _target(f"{parts[3]}-{parts[2]}-{parts[4]}")
 
 
-def _target(text: str) -> Target | None:
+def _target(text: str) -> PreviewTarget | None:
     found = _TARGET.fullmatch(text)
     if found is None or int(found[1]) > 65535:
         return None
-    return Target(int(found[1]), found[2], found[3])
+    return PreviewTarget(int(found[1]), found[2], found[3])

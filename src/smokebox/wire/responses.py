@@ -106,7 +106,7 @@ class Paths(msgspec.Struct):
     paths: list[str]
 
 
-class PathAnswer(msgspec.Struct):
+class PathResponse(msgspec.Struct):
     """A path in the sandbox."""
 
     path: str

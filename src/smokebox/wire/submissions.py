@@ -9,27 +9,27 @@ import msgspec
 from smokebox.wire.failure import Failure
 
 
-class Attachment(msgspec.Struct, forbid_unknown_fields=True):
+class MessageAttachment(msgspec.Struct, forbid_unknown_fields=True):
     """A file that comes with a message; `data` is base64."""
 
     name: str
     data: str
 
 
-class MessageBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class SubmitMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A message to an agent."""
 
     message: str
-    attachments: list[Attachment] = []
+    attachments: list[MessageAttachment] = []
 
 
-class AbortBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class AbortSubmission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The submission to abort, by default all of a conversation."""
 
     submission_id: str | None = None
 
 
-class ApprovalBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class DecideApproval(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The decision about a tool call that waits for approval."""
 
     allow: bool
@@ -62,7 +62,7 @@ class Work(msgspec.Struct, omit_defaults=True, kw_only=True):
     failure: Failure | None = None
 
 
-class Aborted(msgspec.Struct):
+class AbortedSubmissions(msgspec.Struct):
     """Ids of the submissions that were aborted."""
 
     aborted: list[str]

@@ -1,1 +1,1 @@
-"""Tests of the record of agents' sessions, over each store."""
+"""Tests of event logs and their stores."""

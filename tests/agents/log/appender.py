@@ -1,8 +1,8 @@
-"""Adds to a session for ever, and says what is done: a program that is started to be killed.
+"""Appends to a session until it is killed, and prints each durable head.
 
     appender.py STORE SESSION
 
-Each append is of three records that belong together. A line goes out once it is durable.
+Each append has three records. A line is printed once it is durable.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ async def work(place: str, session: str) -> None:
         return
     while True:
         number = writer.head // 3
-        words = [f"{number}.{part}" + "x" * (number * 97 % 3000) for part in range(3)]
-        head = await writer.append([MessageAdded("w", UserMessage((Text(one),))) for one in words])
+        texts = [f"{number}.{part}" + "x" * (number * 97 % 3000) for part in range(3)]
+        head = await writer.append([MessageAdded("w", UserMessage((Text(one),))) for one in texts])
         sys.stdout.write(f"{head}\n")
         sys.stdout.flush()
 

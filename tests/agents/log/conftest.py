@@ -1,4 +1,4 @@
-"""A Postgres that the tests of a worker share, and a part of it for each."""
+"""Fixtures: a Postgres server per test worker, and a schema per test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agents.log.cluster import cluster
+from agents.log.postgres_server import postgres_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,14 +17,14 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The directory of the socket of a server."""
-    with cluster() as folder:
+    """The directory of the socket of a Postgres server."""
+    with postgres_server() as folder:
         yield folder
 
 
 @pytest.fixture
 async def database(postgres: str) -> str:
-    """The URL of a database, empty as far as the test can see."""
+    """The URL of a database with an empty schema."""
     import asyncpg  # type: ignore[import-untyped]
 
     url = f"postgresql://smokebox@/postgres?host={postgres}"

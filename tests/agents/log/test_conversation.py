@@ -1,4 +1,4 @@
-"""What records come to."""
+"""Tests of the conversation that records build."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import random
 
 import pytest
 
-from agents.log.scenes import Scene, answer, ended, fold, sendable, user
-from smokebox.agents.log.conformance import KEY, fill, near
-from smokebox.agents.log.conversation import Conversation, interrupted_records
+from agents.log.random_session import (
+    RandomSession,
+    apply_records,
+    reply_message,
+    sendable,
+    tool_ended,
+    user,
+)
+from smokebox.agents.log.conformance import KEY, sibling, write_session
+from smokebox.agents.log.conversation import NOT_RUN, UNKNOWN, Conversation, interrupted_records
 from smokebox.agents.log.memory import MemoryStore
 from smokebox.agents.log.records import (
     AbortRequested,
@@ -29,7 +36,6 @@ from smokebox.agents.log.records import (
     WorkEnded,
     WorkStarted,
 )
-from smokebox.agents.log.work_state import NOT_RUN, UNKNOWN
 from smokebox.agents.messages import (
     AssistantMessage,
     Text,
@@ -47,191 +53,201 @@ START: list[Record] = [
 ]
 
 
-def asked(*calls: str, tokens: int = 0) -> list[Record]:
-    """An answer that wants tools."""
-    return [ReplyStarted("w", "r", "m"), ReplyEnded("r", answer("ok", *calls, tokens=tokens))]
+def reply_with_calls(*calls: str, tokens: int = 0) -> list[Record]:
+    """Return the records of a reply with tool calls."""
+    return [
+        ReplyStarted("w", "r", "m"),
+        ReplyEnded("r", reply_message("ok", *calls, tokens=tokens)),
+    ]
 
 
-def told(conversation: Conversation) -> list[str]:
-    """What tools came to, as the model is told."""
+def tool_results(conversation: Conversation) -> list[str]:
+    """Return the texts of all tool results."""
     returns = [one for one in conversation.messages if isinstance(one, ToolReturns)]
     return [one.text for message in returns for one in message.returns]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_beginning_of_a_session_can_be_sent_and_gone_on_with(seed: int) -> None:
-    records = list(Scene(random.Random(seed)).records())
+def test_any_prefix_of_a_log_can_be_sent_and_resumed(seed: int) -> None:
+    records = list(RandomSession(random.Random(seed)).records())
     for end in range(len(records) + 1):
-        conversation = fold(Conversation(), records[:end])
+        conversation = apply_records(Conversation(), records[:end])
         assert sendable(conversation.messages)
-        fold(conversation, interrupted_records(conversation))
+        apply_records(conversation, interrupted_records(conversation))
         assert sendable(conversation.messages)
         assert not conversation.replies
-        fold(conversation, [ended(one.call.id) for one in conversation.pending_calls])
-        fold(conversation, [MessageAdded("later", user("go on"))])
+        apply_records(conversation, [tool_ended(one.call.id) for one in conversation.pending_calls])
+        apply_records(conversation, [MessageAdded("later", user("continue"))])
         assert sendable(conversation.messages)
-        assert conversation.messages[-1] == user("go on")
+        assert conversation.messages[-1] == user("continue")
         assert len(conversation.positions) == len(conversation.messages)
         assert conversation.positions == sorted(conversation.positions)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_records_in_an_order_that_no_loop_writes_can_be_sent_too(seed: int) -> None:
-    dice = random.Random(seed)
-    records = list(Scene(dice).records())
-    dice.shuffle(records)
+def test_shuffled_records_can_be_sent(seed: int) -> None:
+    rng = random.Random(seed)
+    records = list(RandomSession(rng).records())
+    rng.shuffle(records)
     conversation = Conversation()
     for record in records:
-        fold(conversation, [record])
+        apply_records(conversation, [record])
         assert sendable(conversation.messages)
 
 
-def test_tools_are_shown_once_all_of_an_answer_have_ended() -> None:
-    conversation = fold(Conversation(), START + asked("a", "b"))
+def test_tool_results_are_added_when_all_have_ended() -> None:
+    conversation = apply_records(Conversation(), START + reply_with_calls("a", "b"))
     assert conversation.messages == [user("go")]
-    fold(conversation, [ToolStarted("w", "b", "bash"), ended("b", "second")])
+    apply_records(conversation, [ToolStarted("w", "b", "bash"), tool_ended("b", "second")])
     assert [one.call.id for one in conversation.pending_calls] == ["a"]
     assert conversation.messages == [user("go")]
-    fold(conversation, [ended("a", "first")])
-    assert told(conversation) == ["first", "second"]
+    apply_records(conversation, [tool_ended("a", "first")])
+    assert tool_results(conversation) == ["first", "second"]
     assert conversation.pending_calls == []
 
 
-def test_what_is_said_while_tools_run_comes_after_them() -> None:
-    conversation = fold(Conversation(), START + asked("a"))
-    fold(conversation, [MessageAdded("w", user("also")), ended("a")])
+def test_message_during_tools_comes_after_the_results() -> None:
+    conversation = apply_records(Conversation(), START + reply_with_calls("a"))
+    apply_records(conversation, [MessageAdded("w", user("also")), tool_ended("a")])
     assert [type(one).__name__ for one in conversation.messages] == [
         "UserMessage",
         "AssistantMessage",
         "ToolReturns",
         "UserMessage",
     ]
-    # None of these can be parted from the others by a compaction.
+    # A compaction cannot separate these.
     assert len(set(conversation.positions[1:])) == 1
 
 
-def test_answers_without_an_end_play_no_part() -> None:
-    begun: list[Record] = [ReplyStarted("w", "r", "m"), ReplyDelta("r", "half an ans")]
-    conversation = fold(Conversation(), START + begun)
+def test_partial_reply_is_not_a_message() -> None:
+    started: list[Record] = [ReplyStarted("w", "r", "m"), ReplyDelta("r", "half an ans")]
+    conversation = apply_records(Conversation(), START + started)
     assert conversation.messages == [user("go")]
     assert conversation.replies["r"].text == "half an ans"
     [failed] = interrupted_records(conversation)
     assert failed == ReplyFailed("r", "the process that read it was killed", "interrupted")
 
 
-def test_blank_text_is_not_shown() -> None:
+def test_blank_text_is_removed() -> None:
     thoughts = AssistantMessage(parts=(Thinking("hm"), Text(" ")), model="m")
     blank: list[Record] = [ReplyEnded("r", thoughts), MessageAdded("w", UserMessage((Text("\n"),)))]
-    conversation = fold(Conversation(), START + blank)
+    conversation = apply_records(Conversation(), START + blank)
     assert conversation.messages == [user("go")]
 
 
-def test_tools_that_may_have_run_have_an_unknown_end() -> None:
+def test_interrupted_tools_have_an_unknown_result() -> None:
     started: list[Record] = [
         ToolStarted("w", "ran", "bash"),
         ToolStarted("w", "durable", "bash", durable=True),
         ToolStarted("w", "task", "task"),
         TaskStarted("w", "child", "task"),
     ]
-    records = START + asked("ran", "durable", "task", "waiting") + started
-    conversation = fold(Conversation(), records)
+    records = START + reply_with_calls("ran", "durable", "task", "waiting") + started
+    conversation = apply_records(Conversation(), records)
     [unknown] = interrupted_records(conversation)
     assert (unknown.call_id, unknown.status) == ("ran", "unknown")  # type: ignore[union-attr]
-    fold(conversation, [unknown])
+    apply_records(conversation, [unknown])
     left = {one.call.id: one for one in conversation.pending_calls}
     assert list(left) == ["durable", "task", "waiting"]
     assert left["task"].task == "child"
-    fold(conversation, [ended(id) for id in left])
-    assert told(conversation) == [UNKNOWN, "done", "done", "done"]
+    apply_records(conversation, [tool_ended(id) for id in left])
+    assert tool_results(conversation) == [UNKNOWN, "done", "done", "done"]
 
 
-def test_work_that_ends_among_tools_says_what_became_of_them() -> None:
-    records = [*START, *asked("a", "b", "c"), ToolStarted("w", "b", "bash"), ended("a")]
-    conversation = fold(Conversation(), [*records, WorkEnded("w", "aborted")])
-    assert told(conversation) == ["done", UNKNOWN, NOT_RUN]
+def test_work_that_ends_during_tools_has_results_for_all() -> None:
+    records = [
+        *START,
+        *reply_with_calls("a", "b", "c"),
+        ToolStarted("w", "b", "bash"),
+        tool_ended("a"),
+    ]
+    conversation = apply_records(Conversation(), [*records, WorkEnded("w", "aborted")])
+    assert tool_results(conversation) == ["done", UNKNOWN, NOT_RUN]
     assert sendable(conversation.messages)
 
 
-def test_work_has_one_outcome() -> None:
-    conversation = fold(Conversation(), START)
+def test_first_outcome_of_work_counts() -> None:
+    conversation = apply_records(Conversation(), START)
     [work] = conversation.unfinished
     assert (work.id, work.kind, work.attempts, work.applied) == ("w", "prompt", 1, True)
     assert (work.message, work.options) == (user("go"), {"a": 1})
-    fold(conversation, [WorkStarted("w", attempt=2), AbortRequested("w")])
+    apply_records(conversation, [WorkStarted("w", attempt=2), AbortRequested("w")])
     assert (work.attempts, work.aborting) == (2, True)
-    fold(conversation, [WorkEnded("w", "aborted"), WorkEnded("w", "completed")])
+    apply_records(conversation, [WorkEnded("w", "aborted"), WorkEnded("w", "completed")])
     assert work.end is not None and work.end.outcome == "aborted"
     assert conversation.unfinished == []
     assert conversation.keys == {"k": "w"}
 
 
-def test_work_knows_its_turns_and_what_they_took() -> None:
-    records = [*START, *asked("a", tokens=100), ended("a")]
-    reply = answer("done", tokens=150)
+def test_work_counts_turns_and_usage() -> None:
+    records = [*START, *reply_with_calls("a", tokens=100), tool_ended("a")]
+    reply = reply_message("done", tokens=150)
     records += [ReplyStarted("w", "r2", "m"), ReplyEnded("r2", reply)]
     records += [TaskStarted("w", "child"), TaskEnded("child", "failed", Usage(input_tokens=7))]
-    conversation = fold(Conversation(), records)
+    conversation = apply_records(Conversation(), records)
     work = conversation.work["w"]
     assert (work.turns, work.usage.input_tokens, work.reply) == (2, 250, reply)
     assert conversation.usage.input_tokens == 257
     assert conversation.tasks["child"].outcome == "failed"
 
 
-def test_an_approval_is_remembered() -> None:
-    conversation = fold(Conversation(), [*START, *asked("a")])
-    fold(conversation, [ApprovalRequested("w", "a", "bash", "{}")])
+def test_approval_state_is_kept() -> None:
+    conversation = apply_records(Conversation(), [*START, *reply_with_calls("a")])
+    apply_records(conversation, [ApprovalRequested("w", "a", "bash", "{}")])
     [call] = conversation.pending_calls
-    assert call.consent == "asked"
-    fold(conversation, [ApprovalDecided("a", False, "too dear")])
-    assert (call.consent, call.reason) == ("denied", "too dear")
+    assert call.approval == "requested"
+    apply_records(conversation, [ApprovalDecided("a", False, "too dear")])
+    assert (call.approval, call.reason) == ("denied", "too dear")
 
 
-def test_a_summary_stands_for_what_came_before() -> None:
-    conversation = fold(Conversation(), [*START, *asked("a"), ended("a")])
-    fold(conversation, [MessageAdded("w", user("kept")), ReplyEnded("x", answer("kept too"))])
+def test_summary_replaces_earlier_messages() -> None:
+    conversation = apply_records(Conversation(), [*START, *reply_with_calls("a"), tool_ended("a")])
+    apply_records(
+        conversation, [MessageAdded("w", user("kept")), ReplyEnded("x", reply_message("kept too"))]
+    )
     before = conversation.messages
     keep_from = conversation.positions[-2]
-    fold(conversation, [Compacted("They worked.", keep_from, usage=Usage(input_tokens=9))])
+    apply_records(conversation, [Compacted("They worked.", keep_from, usage=Usage(input_tokens=9))])
     summary, *kept = conversation.messages
     assert isinstance(summary, UserMessage) and summary.signal == "summary"
     assert "They worked." in str(summary.parts)
     assert kept == before[-2:]
     assert conversation.usage.input_tokens == 9
-    fold(conversation, [Compacted("They went on.", conversation.position + 1)])
+    apply_records(conversation, [Compacted("They went on.", conversation.position + 1)])
     assert len(conversation.messages) == 1
     assert conversation.summary == "They went on."
 
 
-def test_tokens_are_what_the_model_said_and_a_guess_for_the_rest() -> None:
-    conversation = fold(Conversation(), START)
+def test_tokens_use_provider_counts_and_estimates() -> None:
+    conversation = apply_records(Conversation(), START)
     guess = conversation.tokens
     assert 5 < guess < 20
-    fold(conversation, asked("a", tokens=5000))
+    apply_records(conversation, reply_with_calls("a", tokens=5000))
     assert conversation.tokens == 5000
-    fold(conversation, [ended("a", "x" * 4000)])
+    apply_records(conversation, [tool_ended("a", "x" * 4000)])
     assert 5900 < conversation.tokens < 6100
-    fold(conversation, [Compacted("Short.", conversation.position + 1)])
+    apply_records(conversation, [Compacted("Short.", conversation.position + 1)])
     assert conversation.tokens < 100
 
 
-async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way() -> None:
+async def test_fork_starts_with_the_original_conversation() -> None:
     store = MemoryStore()
-    await fill(
-        store, KEY, *START, ReplyEnded("r", answer("first")), MessageAdded("w", user("late"))
+    await write_session(
+        store, KEY, *START, ReplyEnded("r", reply_message("first")), MessageAdded("w", user("late"))
     )
     fork = SessionCreated("You are a fork.", forked_from="default", forked_at=5)
-    await fill(store, near("fork"), fork, MessageAdded("v", user("other")))
-    conversation = await Conversation.load(store, near("fork"))
-    assert conversation.messages == [user("go"), answer("first"), user("other")]
+    await write_session(store, sibling("fork"), fork, MessageAdded("v", user("other")))
+    conversation = await Conversation.load(store, sibling("fork"))
+    assert conversation.messages == [user("go"), reply_message("first"), user("other")]
     assert conversation.created == fork
     assert conversation.work == {}
     assert (conversation.base, conversation.head, conversation.position) == (5, 2, 7)
-    # A compaction may keep from a place that is in the session it was forked from.
-    await fill(store, near("fork"), Compacted("Before.", conversation.positions[1]))
-    compacted = await Conversation.load(store, near("fork"))
-    assert compacted.messages[1:] == [answer("first"), user("other")]
+    # A compaction may keep messages of the original session.
+    await write_session(store, sibling("fork"), Compacted("Before.", conversation.positions[1]))
+    compacted = await Conversation.load(store, sibling("fork"))
+    assert compacted.messages[1:] == [reply_message("first"), user("other")]
     again = SessionCreated("You are its fork.", forked_from="fork", forked_at=2)
-    await fill(store, near("again"), again)
-    second = await Conversation.load(store, near("again"))
+    await write_session(store, sibling("again"), again)
+    second = await Conversation.load(store, sibling("again"))
     assert second.messages == conversation.messages
     assert second.base == 7

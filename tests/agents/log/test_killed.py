@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes: what it was told is durable is there, whole."""
+"""Tests of kill -9 on a writing process: acknowledged appends are durable and atomic."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 APPENDER = Path(__file__).with_name("appender.py")
 SOURCE = Path(__file__).parents[3] / "src"
 KEY = SessionKey("agent", "one", "killed")
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where sessions are, as `persist` has it."""
+    """The store, as a value of `persist`."""
     if request.param == "postgres":
         found: str = request.getfixturevalue("database")
         return found
@@ -41,7 +41,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def appender(place: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that writes, killed at the end."""
+    """Run a process that appends, and kill it at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(APPENDER),
@@ -58,14 +58,14 @@ async def appender(place: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.wait()
 
 
-async def heard(process: asyncio.subprocess.Process) -> str:
-    """The next line."""
+async def read_line(process: asyncio.subprocess.Process) -> str:
+    """Return the next line that the process printed."""
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return (await process.stdout.readline()).decode().strip()
 
 
-async def everything(store: SessionStore) -> list[StoredRecord]:
+async def all_records(store: SessionStore) -> list[StoredRecord]:
     found: list[StoredRecord] = []
     while page := await store.read(KEY, after=len(found)):
         found += page
@@ -73,7 +73,7 @@ async def everything(store: SessionStore) -> list[StoredRecord]:
 
 
 def check_whole(found: list[StoredRecord], acknowledged: int) -> None:
-    """Everything that was acknowledged is there; what was not is there whole, or not at all."""
+    """Check that acknowledged appends are complete, and later ones complete or missing."""
     assert len(found) >= acknowledged
     assert len(found) % 3 == 0
     for number, stored in enumerate(found):
@@ -83,42 +83,42 @@ def check_whole(found: list[StoredRecord], acknowledged: int) -> None:
         assert isinstance(part, Text) and part.text.startswith(f"{number // 3}.{number % 3}")
 
 
-async def test_what_was_acknowledged_is_there_after_every_kill(place: str) -> None:
-    dice = random.Random(place)
+async def test_acknowledged_appends_survive_a_kill(place: str) -> None:
+    rng = random.Random(place)
     store = open_store(place)
     acknowledged = 0
     for _ in range(4):
         async with appender(place) as process:
-            for _ in range(dice.randint(1, 40)):
-                acknowledged = int(await heard(process))
+            for _ in range(rng.randint(1, 40)):
+                acknowledged = int(await read_line(process))
             process.kill()
-            while line := await heard(process):
+            while line := await read_line(process):
                 acknowledged = int(line)
-        check_whole(await everything(store), acknowledged)
-        # The dead have no rights: nobody has to wait for a lease.
+        check_whole(await all_records(store), acknowledged)
+        # The lock ends with the process: no lease has to expire.
         writer = await store.open(KEY, wait=10)
         await writer.release()
     await store.aclose()
 
 
-async def test_of_processes_that_race_one_writes(place: str) -> None:
+async def test_one_of_several_processes_becomes_the_writer(place: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         racers = [await stack.enter_async_context(appender(place)) for _ in range(4)]
-        said = [await heard(one) for one in racers]
-        assert said.count("busy") == 3
-        winner = next(one for one, line in zip(racers, said, strict=True) if line != "busy")
-        acknowledged = int(await heard(winner))
+        lines = [await read_line(one) for one in racers]
+        assert lines.count("busy") == 3
+        winner = next(one for one, line in zip(racers, lines, strict=True) if line != "busy")
+        acknowledged = int(await read_line(winner))
     store = open_store(place)
-    check_whole(await everything(store), acknowledged)
+    check_whole(await all_records(store), acknowledged)
     await store.aclose()
 
 
-async def test_another_process_follows_as_it_is_written(place: str) -> None:
+async def test_another_process_follows_new_records(place: str) -> None:
     store = open_store(place)
     found: list[StoredRecord] = []
     async with (
         appender(place),
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
         contextlib.aclosing(store.follow(KEY)) as records,
     ):
         async for stored in records:

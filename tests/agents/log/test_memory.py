@@ -1,4 +1,4 @@
-"""The store in memory."""
+"""Tests of the store in memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from smokebox.agents.log.conformance import KEY, StoreSuite, fill
+from smokebox.agents.log.conformance import KEY, StoreSuite, write_session
 from smokebox.agents.log.memory import MemoryStore
 from smokebox.agents.log.records import MessageAdded
-from smokebox.agents.messages import Image, UserMessage
+from smokebox.agents.messages import ImagePart, UserMessage
 from smokebox.errors import NotFound
 
 if TYPE_CHECKING:
@@ -25,10 +25,12 @@ class TestMemoryStore(StoreSuite):
         await store.aclose()
 
 
-async def test_blobs_go_with_the_last_session_that_shows_them() -> None:
+async def test_blobs_are_deleted_with_their_last_session() -> None:
     store = MemoryStore()
     name = await store.put_blob(b"picture")
-    await fill(store, KEY, MessageAdded("w", UserMessage((Image("image/png", name, 7),))))
+    await write_session(
+        store, KEY, MessageAdded("w", UserMessage((ImagePart("image/png", name, 7),)))
+    )
     await store.delete(KEY)
     with pytest.raises(NotFound):
         await store.get_blob(name)

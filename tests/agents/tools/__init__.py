@@ -1,1 +1,1 @@
-"""Tests of the model-facing tools, over each sandbox."""
+"""Tests of the tools of models, in each sandbox."""

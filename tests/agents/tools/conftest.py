@@ -1,4 +1,4 @@
-"""Each test that asks for `work` runs over every sandbox that needs no server."""
+"""Fixtures: tests with `work` run in every sandbox that needs no server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def opened(name: str, folder: Path) -> AsyncIterator[SandboxApi]:
-    """The sandbox of that name, empty."""
+async def open_sandbox(name: str, folder: Path) -> AsyncIterator[SandboxApi]:
+    """Open an empty sandbox by name."""
     if name == "local":
         async with local(cwd=folder) as host:
             yield host
@@ -36,14 +36,14 @@ async def opened(name: str, folder: Path) -> AsyncIterator[SandboxApi]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _engine_ends() -> Iterator[None]:
+def _close_engine() -> Iterator[None]:
     yield
     close_engine()
 
 
 @pytest.fixture(scope="session", params=["local", "virtual", "bucket", "linux"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """One sandbox after the other, by name."""
+    """Name of the sandbox."""
     name: str = request.param
     if name == "linux":
         engine()
@@ -52,13 +52,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def work(kind: str, tmp_path: Path) -> AsyncIterator[Workspace]:
-    """The tools over each sandbox."""
-    async with opened(kind, tmp_path) as sandbox:
+    """The tools of each sandbox."""
+    async with open_sandbox(kind, tmp_path) as sandbox:
         yield Workspace(sandbox, outputs=str(tmp_path / ".outputs"))
 
 
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[Workspace]:
-    """The tools where there are real processes and permissions."""
-    async with opened("local", tmp_path) as sandbox:
+    """The tools of a local sandbox, with real processes and permissions."""
+    async with open_sandbox("local", tmp_path) as sandbox:
         yield Workspace(sandbox, outputs=str(tmp_path / ".outputs"))

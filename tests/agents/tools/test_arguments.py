@@ -1,4 +1,4 @@
-"""Arguments are checked against the schema, and every fault says how to mend it."""
+"""Tests of checking arguments against a schema."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ SCHEMA: dict[str, object] = {
 }
 
 
-def refused(**arguments: object) -> str:
+def error_for(**arguments: object) -> str:
     with pytest.raises(InvalidOption) as caught:
         check_arguments("tool", SCHEMA, {"path": "x", **arguments})
     return caught.value.message
 
 
-def test_good_arguments_come_back_as_they_are() -> None:
-    given = {"path": "x", "count": 3, "ratio": 0.5, "deep": True, "edits": [{"old": "y"}]}
-    assert check_arguments("tool", SCHEMA, given) == given
+def test_valid_arguments_are_unchanged() -> None:
+    arguments = {"path": "x", "count": 3, "ratio": 0.5, "deep": True, "edits": [{"old": "y"}]}
+    assert check_arguments("tool", SCHEMA, arguments) == arguments
 
 
 def test_null_counts_as_left_out() -> None:
     assert check_arguments("tool", SCHEMA, {"path": "x", "count": None}) == {"path": "x"}
 
 
-def test_a_whole_float_is_an_integer() -> None:
+def test_whole_float_becomes_an_integer() -> None:
     count = check_arguments("tool", SCHEMA, {"path": "x", "count": 3.0})["count"]
     assert isinstance(count, int)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"path": 5}, "'path' must be a string, not an integer: 5."),
         ({"path": None}, "'path' must be a string, not null: null."),
@@ -77,40 +77,40 @@ def test_a_whole_float_is_an_integer() -> None:
         ({"zzz": 1}, "there is no parameter 'zzz'."),
     ],
 )
-def test_a_fault_names_the_parameter_and_what_it_got(
-    arguments: dict[str, object], said: str
+def test_fault_names_the_parameter_and_the_value(
+    arguments: dict[str, object], expected: str
 ) -> None:
-    assert said in refused(**arguments)
+    assert expected in error_for(**arguments)
 
 
-def test_all_faults_are_told_at_once_with_what_the_tool_takes() -> None:
+def test_error_lists_all_faults_and_the_parameters() -> None:
     with pytest.raises(InvalidOption) as caught:
         check_arguments("tool", SCHEMA, {"count": "x", "zzz": "y"})
-    said = str(caught.value)
-    assert said.startswith("tool: there is no parameter 'zzz'. the parameter 'path' is missing.")
-    assert "'count' must be" in said
-    assert said.endswith(
+    message = str(caught.value)
+    assert message.startswith("tool: there is no parameter 'zzz'. the parameter 'path' is missing.")
+    assert "'count' must be" in message
+    assert message.endswith(
         "It takes: path, count (optional), ratio (optional), deep (optional), "
         "mode (optional), maybe (optional), edits (optional)."
     )
 
 
-def test_a_misspelt_parameter_is_not_also_missing() -> None:
+def test_misspelt_parameter_is_not_reported_as_missing() -> None:
     with pytest.raises(InvalidOption) as caught:
         check_arguments("tool", SCHEMA, {"file_path": "y"})
     assert caught.value.message == "tool: there is no parameter 'file_path'. Did you mean 'path'?"
 
 
-@pytest.mark.parametrize("given", ['{"path": "x"}', ["x"], None, 3])
-def test_arguments_that_are_no_object_are_refused(given: object) -> None:
+@pytest.mark.parametrize("arguments", ['{"path": "x"}', ["x"], None, 3])
+def test_arguments_must_be_an_object(arguments: object) -> None:
     with pytest.raises(InvalidOption, match="the arguments must be an object, not"):
-        check_arguments("tool", SCHEMA, given)
+        check_arguments("tool", SCHEMA, arguments)
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
-    assert len(refused(count="x" * 10_000)) < 300
+def test_long_value_is_shortened_in_the_message() -> None:
+    assert len(error_for(count="x" * 10_000)) < 300
 
 
-def test_what_the_checker_does_not_know_passes() -> None:
+def test_unknown_keywords_are_ignored() -> None:
     schema = {"properties": {"x": {"anyOf": [{"type": "string"}]}}}
     assert check_arguments("tool", schema, {"x": 1, "more": 2}) == {"x": 1, "more": 2}

@@ -1,10 +1,12 @@
-"""The glob tool."""
+"""Tests of the glob tool, and of patterns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+
+from smokebox.agents.tools.glob import matches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +38,7 @@ async def test_patterns(tree: Workspace, pattern: str, expected: str) -> None:
     assert await tree.text("glob", pattern=pattern) == expected
 
 
-async def test_paths_are_written_as_the_model_wrote_them(tree: Workspace) -> None:
+async def test_paths_are_formatted_like_the_argument(tree: Workspace) -> None:
     assert await tree.text("glob", pattern="*.py", path="src") == "src/c.py"
     full = tree.sandbox.resolve_path("src")
     assert await tree.text("glob", pattern="*.py", path=full) == f"{full}/c.py"
@@ -45,14 +47,14 @@ async def test_paths_are_written_as_the_model_wrote_them(tree: Workspace) -> Non
     assert await tree.text("glob", pattern="../*.py", path="src") == f"{root}/a.py"
 
 
-async def test_a_missing_directory_is_an_error(tree: Workspace) -> None:
+async def test_missing_directory_is_an_error(tree: Workspace) -> None:
     assert "no such file" in await tree.error("glob", pattern="*", path="none")
 
 
-async def test_a_file_as_directory_is_an_error(tree: Workspace) -> None:
-    said = await tree.error("glob", pattern="*", path="a.py")
-    assert "not a directory" in said
-    assert "the name as pattern" in said
+async def test_file_as_directory_is_an_error(tree: Workspace) -> None:
+    error = await tree.error("glob", pattern="*", path="a.py")
+    assert "not a directory" in error
+    assert "the name as pattern" in error
 
 
 async def test_at_most_1000_files_are_shown(host: Workspace, tmp_path: Path) -> None:
@@ -71,6 +73,31 @@ async def test_long_names_count_towards_the_limit(host: Workspace, tmp_path: Pat
     assert "of 300 files" in text
 
 
-async def test_a_name_with_a_line_break_is_quoted(host: Workspace, tmp_path: Path) -> None:
+async def test_path_with_line_break_is_quoted(host: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a\nb").touch()
     assert await host.text("glob", pattern="a*") == '"a\\nb"'
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("*.py", "a.py", True),
+        ("*.py", "src/deep/a.py", True),
+        ("*.py", "a.pyc", False),
+        ("*", ".env", True),
+        ("src/*.py", "src/a.py", True),
+        ("src/*.py", "src/deep/a.py", False),
+        ("./src/*.py", "src/a.py", True),
+        ("src/**/*.py", "src/a.py", True),
+        ("src/**/*.py", "src/x/y/a.py", True),
+        ("**/test_*", "tests/test_a.py", True),
+        ("**/**/a", "a", True),
+        ("src/", "src/x/a", True),
+        ("src/**", "lib/a", False),
+        ("[ab].txt", "a.txt", True),
+        ("[!ab].txt", "a.txt", False),
+        ("A.txt", "a.txt", False),
+    ],
+)
+def test_pattern_matches_path(pattern: str, path: str, expected: bool) -> None:
+    assert matches(pattern, path) is expected

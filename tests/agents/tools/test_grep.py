@@ -1,4 +1,4 @@
-"""The grep tool."""
+"""Tests of the grep tool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from smokebox import local
 from smokebox.agents.tools import grep_tool
-from smokebox.agents.tools.grep import SearchProgram, SearchQuery, find_search_program, search
+from smokebox.agents.tools.grep import GrepQuery, SearchProgram, find_search_program, search
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from agents.tools.workspace import Workspace
 
 
-async def test_matches_come_with_path_and_line(work: Workspace) -> None:
+async def test_matches_have_path_and_line(work: Workspace) -> None:
     await work.put(b="x\nhello world\n", a="hello\n")
     assert await work.text("grep", pattern=r"hel+o( \w+)?") == "a:1:hello\nb:2:hello world"
 
 
-async def test_paths_are_written_as_the_model_wrote_them(work: Workspace) -> None:
+async def test_paths_are_formatted_like_the_argument(work: Workspace) -> None:
     await work.sandbox.write_file("d/e/f", "x\n")
     assert await work.text("grep", pattern="x", path="d") == "d/e/f:1:x"
     assert await work.text("grep", pattern="x", path="./d/e/") == "d/e/f:1:x"
@@ -32,30 +32,30 @@ async def test_paths_are_written_as_the_model_wrote_them(work: Workspace) -> Non
     assert await work.text("grep", pattern="x", path=full) == f"{full}/e/f:1:x"
 
 
-async def test_no_match_says_so(work: Workspace) -> None:
+async def test_no_match_is_reported(work: Workspace) -> None:
     await work.put(a="hello\n")
     assert await work.text("grep", pattern="zzz") == "No matches found."
 
 
-async def test_a_bad_expression_is_an_error_with_its_reason(work: Workspace) -> None:
+async def test_invalid_expression_is_an_error(work: Workspace) -> None:
     await work.put(a="hello\n")
-    said = (await work.error("grep", pattern="(")).lower()
-    assert "paren" in said or "group" in said
+    error = (await work.error("grep", pattern="(")).lower()
+    assert "paren" in error or "group" in error
 
 
-async def test_a_missing_path_is_an_error(work: Workspace) -> None:
+async def test_missing_path_is_an_error(work: Workspace) -> None:
     assert "no such file or directory" in await work.error("grep", pattern="x", path="none")
 
 
 @pytest.mark.parametrize("pattern", ["(a+b)*", "$HOME", "`id`", "it's", '"', "--", "-e", "\\d["])
-async def test_literal_text_is_not_interpreted(work: Workspace, pattern: str) -> None:
+async def test_literal_pattern_is_plain_text(work: Workspace, pattern: str) -> None:
     await work.put(a=f"one {pattern} two\n", b="one two\n")
     text = await work.text("grep", pattern=pattern, literal=True)
     assert text == f"a:1:one {pattern} two"
 
 
 @pytest.mark.parametrize("pattern", ["--", "-e", "--help", "-f/etc/passwd", r"it's \$\(id\)"])
-async def test_a_pattern_is_never_an_option_or_shell_text(work: Workspace, pattern: str) -> None:
+async def test_pattern_is_never_an_option_or_shell_text(work: Workspace, pattern: str) -> None:
     await work.put(a="-- -e --help -f/etc/passwd it's $(id)\n")
     assert (await work.text("grep", pattern=pattern)).startswith("a:1:-- -e")
 
@@ -70,34 +70,32 @@ async def test_a_pattern_is_never_an_option_or_shell_text(work: Workspace, patte
         ("^123", False),
     ],
 )
-async def test_expressions_are_those_models_write(
-    work: Workspace, pattern: str, expected: bool
-) -> None:
+async def test_common_expressions_match(work: Workspace, pattern: str, expected: bool) -> None:
     await work.put(a="foo 123\n")
     assert (await work.text("grep", pattern=pattern) == "a:1:foo 123") is expected
 
 
-async def test_case_can_be_ignored(work: Workspace) -> None:
+async def test_ignore_case(work: Workspace) -> None:
     await work.put(a="HÉLLO\n")
     assert await work.text("grep", pattern="héllo") == "No matches found."
     assert await work.text("grep", pattern="héllo", ignore_case=True) == "a:1:HÉLLO"
 
 
-async def test_context_is_shown_as_grep_does(work: Workspace) -> None:
+async def test_context_lines_are_shown(work: Workspace) -> None:
     await work.put(a="1\n2\nx\n4\n5\n6\n7\nx\n")
     text = await work.text("grep", pattern="x", context=1)
     assert text == "a-2-2\na:3:x\na-4-4\n--\na-7-7\na:8:x"
 
 
 @pytest.mark.parametrize("include", ["*.py", "src/**", "*.{py,rs}", "**/*.py", "!*.md"])
-async def test_include_chooses_files(work: Workspace, include: str) -> None:
+async def test_include_filters_files(work: Workspace, include: str) -> None:
     await work.sandbox.write_file("src/deep/a.py", "x\n")
     await work.sandbox.write_file("b.md", "x\n")
     assert await work.text("grep", pattern="x", include=include) == "src/deep/a.py:1:x"
 
 
 @pytest.mark.parametrize("include", ["[", "$(id)", "a'b", "!", "-x", "\\"])
-async def test_an_odd_include_only_matches_nothing(work: Workspace, include: str) -> None:
+async def test_odd_include_matches_nothing(work: Workspace, include: str) -> None:
     await work.put(a="x\n")
     assert await work.text("grep", pattern="x", include=include) in ("No matches found.", "a:1:x")
 
@@ -108,19 +106,19 @@ async def test_binary_files_are_skipped(work: Workspace) -> None:
     assert await work.text("grep", pattern="hello", path="a") == "No matches found."
 
 
-async def test_lines_that_are_not_utf8_are_found(host: Workspace) -> None:
+async def test_lines_with_invalid_utf8_match(host: Workspace) -> None:
     await host.put(a=b"caf\xe9 hello\n")
     assert await host.text("grep", pattern="hello") == "a:1:caf\ufffd hello"
 
 
-async def test_hidden_files_are_searched_but_not_what_tools_own(work: Workspace) -> None:
+async def test_hidden_files_are_searched_but_not_git_or_node_modules(work: Workspace) -> None:
     for name in (".env", ".github/ci", ".git/config", "node_modules/p/i.js", "a/node_modules/x"):
         await work.sandbox.write_file(name, "hello\n")
     assert await work.text("grep", pattern="hello") == ".env:1:hello\n.github/ci:1:hello"
 
 
 @pytest.mark.parametrize("path", ["node_modules", "node_modules/p", ".git"])
-async def test_a_skipped_directory_can_be_named(work: Workspace, path: str) -> None:
+async def test_skipped_directory_can_be_searched_by_path(work: Workspace, path: str) -> None:
     await work.sandbox.write_file("node_modules/p/i.js", "hello\n")
     await work.sandbox.write_file(".git/config", "hello\n")
     assert ":1:hello" in await work.text("grep", pattern="hello", path=path)
@@ -133,19 +131,19 @@ async def test_at_most_100_matches_are_shown(work: Workspace) -> None:
     assert text.endswith("\n\n[Showing 100 of 250 matches. Narrow the pattern or path.]")
 
 
-async def test_a_flood_of_matches_is_stopped(work: Workspace) -> None:
+async def test_search_stops_after_too_many_matches(work: Workspace) -> None:
     await work.put(a="x\n" * 30_000)
     text = await work.text("grep", pattern="x")
     assert text.endswith("[Showing 100 of more than 10000 matches. Narrow the pattern or path.]")
 
 
-async def test_long_lines_are_cut_in_bytes(work: Workspace) -> None:
+async def test_long_lines_are_cut_by_bytes(work: Workspace) -> None:
     await work.put(a="é" * 300 + "\n", b="x" * 2_000_000 + "é\n")
     text = await work.text("grep", pattern="é")
     assert text == f"a:1:{'é' * 250}...\nb:1:{'x' * 500}..."
 
 
-async def test_the_whole_answer_has_a_limit_too(work: Workspace) -> None:
+async def test_result_is_limited_in_bytes(work: Workspace) -> None:
     await work.put(a=("x\n" + ("y" * 600 + "\n") * 5) * 99)
     text = await work.text("grep", pattern="x", context=5)
     assert len(text) < 51200 + 100
@@ -153,18 +151,18 @@ async def test_the_whole_answer_has_a_limit_too(work: Workspace) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a\nb", "a\0b", "x" * 70_000])
-async def test_a_pattern_that_cannot_be_searched_is_an_error(work: Workspace, pattern: str) -> None:
+async def test_unsupported_pattern_is_an_error(work: Workspace, pattern: str) -> None:
     assert (await work.error("grep", pattern=pattern)).startswith("pattern h")
 
 
-async def test_names_with_line_breaks_stay_on_one_line(host: Workspace, tmp_path: Path) -> None:
+async def test_path_with_line_break_is_quoted(host: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a\nb").write_text("hello\n")
     (tmp_path / "-").write_text("hello\n")
     assert await host.text("grep", pattern="hello") == '-:1:hello\n"a\\nb":1:hello'
     assert await host.text("grep", pattern="hello", path="-") == "-:1:hello"
 
 
-async def test_a_pipe_is_refused_instead_of_waited_for(host: Workspace, tmp_path: Path) -> None:
+async def test_fifo_is_refused(host: Workspace, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     await host.put(a="hello\n")
     async with asyncio.timeout(10):
@@ -172,7 +170,7 @@ async def test_a_pipe_is_refused_instead_of_waited_for(host: Workspace, tmp_path
         assert await host.text("grep", pattern="hello") == "a:1:hello"
 
 
-async def test_a_sandbox_without_any_grep_is_told(tmp_path: Path) -> None:
+async def test_sandbox_without_grep_is_an_error(tmp_path: Path) -> None:
     async with local(cwd=tmp_path, env={"PATH": str(tmp_path)}) as sandbox:
         result = await grep_tool(sandbox).run({"pattern": "x"})
     assert result.is_error
@@ -180,16 +178,16 @@ async def test_a_sandbox_without_any_grep_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["pcre", "ere", "plain"])
-async def test_every_grep_finds_the_same(host: Workspace, engine: SearchProgram) -> None:
+async def test_all_programs_find_the_same(host: Workspace, engine: SearchProgram) -> None:
     await host.put(a__py="one\nhello\nthree\n", b="hello\n")
     await host.sandbox.write_file(".git/c.py", "hello\n")
     root = host.sandbox.resolve_path(".")
-    query = SearchQuery(pattern="hel+o", root=root, include="*.py", ignore_case=True, context=1)
+    query = GrepQuery(pattern="hel+o", root=root, include="*.py", ignore_case=True, context=1)
     found = await search(host.sandbox, engine, query)
     assert [(hit.line, hit.text) for hit in found.hits] == [(1, "one"), (2, "hello"), (3, "three")]
 
 
-async def test_the_program_is_looked_for_in_the_sandbox(host: Workspace, tmp_path: Path) -> None:
+async def test_search_program_is_detected(host: Workspace, tmp_path: Path) -> None:
     assert await find_search_program(host.sandbox) in ("rg", "pcre", "ere")
     rg = tmp_path / "bin" / "rg"
     rg.parent.mkdir()

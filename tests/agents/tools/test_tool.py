@@ -1,4 +1,4 @@
-"""A tool is a schema and a function; what a model can mend comes back as a result."""
+"""Tests of running tools: arguments, results and errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CITY: dict[str, object] = {
 }
 
 
-def raising(error: BaseException) -> Tool:
+def raising_tool(error: BaseException) -> Tool:
     async def weather(city: str) -> str:
         raise error
 
     return Tool(name="weather", description="Weather.", parameters=CITY, function=weather)
 
 
-async def test_a_tool_of_ones_own_may_answer_with_text() -> None:
+async def test_function_can_return_text() -> None:
     async def weather(city: str) -> str:
         return f"Rain in {city}."
 
@@ -39,14 +39,14 @@ async def test_a_tool_of_ones_own_may_answer_with_text() -> None:
     assert tool.schema == {"name": "weather", "description": "Weather.", "parameters": CITY}
 
 
-async def test_a_wrong_argument_is_a_result_that_says_so() -> None:
-    result = await raising(AssertionError()).run({"citi": "Bergen"})
+async def test_wrong_argument_is_an_error_result() -> None:
+    result = await raising_tool(AssertionError()).run({"citi": "Bergen"})
     assert result.is_error
     assert "Did you mean 'city'?" in result.text
 
 
-async def test_our_errors_come_back_with_their_hint() -> None:
-    result = await raising(PathNotFound("/x", hint="Look again.")).run({"city": "x"})
+async def test_error_result_has_the_hint() -> None:
+    result = await raising_tool(PathNotFound("/x", hint="Look again.")).run({"city": "x"})
     assert result == ToolResult(text="no such file or directory: /x. Look again.", is_error=True)
 
 
@@ -55,12 +55,12 @@ async def test_our_errors_come_back_with_their_hint() -> None:
     [SandboxGone("gone"), MissingDependency("no"), ZeroDivisionError(), asyncio.CancelledError()],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_a_model_cannot_mend_is_raised(error: BaseException) -> None:
+async def test_errors_that_a_model_cannot_fix_are_raised(error: BaseException) -> None:
     with pytest.raises(type(error)):
-        await raising(error).run({"city": "x"})
+        await raising_tool(error).run({"city": "x"})
 
 
-async def test_a_streaming_tool_gets_the_callback() -> None:
+async def test_streaming_tool_gets_the_callback() -> None:
     async def count(on_output: OnOutput | None) -> str:
         assert on_output is not None
         on_output(OutputChunk("stdout", "1"))
@@ -72,7 +72,7 @@ async def test_a_streaming_tool_gets_the_callback() -> None:
     assert seen == [OutputChunk("stdout", "1")]
 
 
-async def test_the_six_tools_have_strict_schemas(work: Workspace) -> None:
+async def test_workspace_tools_have_strict_schemas(work: Workspace) -> None:
     assert list(work.tools) == ["read", "write", "edit", "bash", "grep", "glob"]
     for tool in work.tools.values():
         schema = json.loads(json.dumps(tool.schema))
@@ -81,7 +81,7 @@ async def test_the_six_tools_have_strict_schemas(work: Workspace) -> None:
         assert all(p["description"] for p in schema["parameters"]["properties"].values())
 
 
-async def test_bad_timeouts_are_refused_when_the_tools_are_made(work: Workspace) -> None:
+async def test_invalid_timeouts_are_refused(work: Workspace) -> None:
     with pytest.raises(InvalidOption, match="default_timeout"):
         workspace_tools(work.sandbox, bash_timeout=10, max_bash_timeout=5)
 
@@ -97,7 +97,7 @@ async def test_bad_timeouts_are_refused_when_the_tools_are_made(work: Workspace)
     ],
 )
 @pytest.mark.parametrize("path", ["", "a\0b"])
-async def test_a_path_no_sandbox_can_hold_is_a_mendable_error(
+async def test_invalid_path_is_an_error_result(
     work: Workspace, tool: str, arguments: dict[str, object], path: str
 ) -> None:
     assert "path" in await work.error(tool, **arguments, path=path)

@@ -1,4 +1,4 @@
-"""The tools over one sandbox, called the way a model would."""
+"""The tools of a sandbox, called as a model would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """A sandbox and its tools, with calls that expect success or an error."""
+    """A sandbox and its tools, with methods that expect success or an error."""
 
     def __init__(self, sandbox: SandboxApi, outputs: str = "/tmp") -> None:
         self.sandbox = sandbox
@@ -32,6 +32,6 @@ class Workspace:
         return result.text
 
     async def put(self, **files: str | bytes) -> None:
-        """Write files whose names are words; `__` stands for a dot."""
+        """Write files by keyword; `__` in a name stands for a dot."""
         for name, data in files.items():
             await self.sandbox.write_file(name.replace("__", "."), data)

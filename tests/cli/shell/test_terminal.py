@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from cli.terminal import Open
 
 PROMPT = r"(?:local|virtual|bucket):\S+\$ ?$"
-PLACES = [
+SANDBOXES = [
     pytest.param([], id="virtual"),
     pytest.param(["--local"], id="local"),
     pytest.param(["--bucket", "memory:///"], id="bucket"),
 ]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_commands_run_one_after_another(open_terminal: Open, place: list[str]) -> None:
-    terminal = open_terminal("sh", *place)
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_commands_run_one_after_another(open_terminal: Open, options: list[str]) -> None:
+    terminal = open_terminal("sh", *options)
     terminal.expect(PROMPT)
     terminal.type("echo $((40 + 2))")
     assert "\n42\n" in terminal.expect(PROMPT)
@@ -30,9 +30,9 @@ def test_commands_run_one_after_another(open_terminal: Open, place: list[str]) -
     assert "\na-b-\n" in terminal.expect(PROMPT)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_directory_carries_over(open_terminal: Open, place: list[str]) -> None:
-    terminal = open_terminal("sh", *place)
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_directory_is_kept(open_terminal: Open, options: list[str]) -> None:
+    terminal = open_terminal("sh", *options)
     terminal.expect(PROMPT)
     terminal.type("mkdir -p 'a b/c' && cd 'a b'")
     terminal.expect(r"/a b\$ ?$")
@@ -42,7 +42,7 @@ def test_directory_carries_over(open_terminal: Open, place: list[str]) -> None:
     terminal.expect(r"\n\w+:\S+/a b\$ ?$")
 
 
-def test_status_carries_over_on_the_host(open_terminal: Open) -> None:
+def test_exit_status_is_kept_on_the_host(open_terminal: Open) -> None:
     terminal = open_terminal("sh", "--local")
     terminal.expect(PROMPT)
     terminal.type("(exit 7)")
@@ -51,9 +51,11 @@ def test_status_carries_over_on_the_host(open_terminal: Open) -> None:
     terminal.expect(r"\nwas=7\n")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_ctrl_c_stops_the_command_and_not_the_shell(open_terminal: Open, place: list[str]) -> None:
-    terminal = open_terminal("sh", *place)
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_ctrl_c_stops_the_command_and_not_the_shell(
+    open_terminal: Open, options: list[str]
+) -> None:
+    terminal = open_terminal("sh", *options)
     terminal.expect(PROMPT)
     terminal.type("echo started=$((1 + 1)); sleep 1000")
     terminal.expect("started=2")
@@ -63,9 +65,9 @@ def test_ctrl_c_stops_the_command_and_not_the_shell(open_terminal: Open, place: 
     terminal.expect("alive=2")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_ctrl_c_stops_a_busy_loop(open_terminal: Open, place: list[str]) -> None:
-    terminal = open_terminal("sh", *place)
+@pytest.mark.parametrize("options", SANDBOXES)
+def test_ctrl_c_stops_a_busy_loop(open_terminal: Open, options: list[str]) -> None:
+    terminal = open_terminal("sh", *options)
     terminal.expect(PROMPT)
     terminal.type("echo started=$((1 + 1)); while :; do :; done")
     terminal.expect("started=2")
@@ -142,9 +144,7 @@ def test_removed_directory_leaves_the_shell_in_its_parent(
     terminal.expect(PROMPT)
 
 
-def test_prompt_has_no_colour_when_none_is_wanted(
-    open_terminal: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_disables_colours(open_terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = open_terminal("sh", "--local")
     terminal.expect(PROMPT)

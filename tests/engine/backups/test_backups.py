@@ -1,4 +1,4 @@
-"""Backups of real sandboxes: what comes back is what was there, and nothing else."""
+"""Backups of real sandboxes, and exact restores."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ chmod 4751 deep/one; chmod 500 deep/er; chmod 1777 empty; chmod 2750 /workspace
 """
 
 
-async def test_a_tree_comes_back_as_it_was(host: Host) -> None:
+async def test_restore_reproduces_the_tree_exactly(host: Host) -> None:
     sandbox = await host.create("box")
     assert (await sandbox.exec(TREE)).success
-    if sandbox.life.run is not None and sandbox.life.run.jail.owner.count > 1:
+    if sandbox.lifecycle.run is not None and sandbox.lifecycle.run.jail.owner.count > 1:
         await sandbox.exec("chown -h 1000:1001 dangling large; chown 5:6 empty")
     before = await listing(sandbox)
     backup = await sandbox.backups.create("/workspace", name="all of it")
@@ -42,7 +42,7 @@ async def test_a_tree_comes_back_as_it_was(host: Host) -> None:
     assert await leftovers(host, sandbox) == []
 
 
-async def test_holes_stay_holes(host: Host) -> None:
+async def test_holes_are_kept(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("truncate -s 500M hole; echo end >> hole")
     backup = await sandbox.backups.create()
@@ -53,7 +53,7 @@ async def test_holes_stay_holes(host: Host) -> None:
     assert (blocks < 1024, size) == (True, 500 * 1024 * 1024 + 4)
 
 
-async def test_what_was_not_in_it_is_gone_and_shells_in_it_see_that(host: Host) -> None:
+async def test_restore_removes_other_files_under_a_running_shell(host: Host) -> None:
     sandbox = await host.create("box")
     session = await sandbox.create_session()
     await session.exec("echo kept > kept")
@@ -63,18 +63,18 @@ async def test_what_was_not_in_it_is_gone_and_shells_in_it_see_that(host: Host) 
     assert (await session.exec("pwd; ls -A; cat kept")).stdout == "/workspace\nkept\nkept\n"
 
 
-async def test_a_backup_outlives_its_sandbox_and_is_for_another(host: Host) -> None:
+async def test_backup_of_a_destroyed_sandbox_can_be_restored_in_another(host: Host) -> None:
     first = await host.create("first")
     await first.exec("mkdir d; echo hi > d/f")
     backup = await first.backups.create()
     await first.destroy()
-    assert [one.id for one in await host.backups.list()] == [backup.id]
+    assert [listed.id for listed in await host.backups.list()] == [backup.id]
     second = await host.create("second")
     await second.backups.restore(backup.id)
     assert await second.read_file("d/f") == "hi\n"
 
 
-async def test_what_was_restored_outlives_sleep_and_another_engine(
+async def test_restored_files_survive_sleep_and_restart_of_the_engine(
     tmp_path: Path, layers: Path
 ) -> None:
     async with await Host.open(tmp_path / "home", pool=0, images=layers) as host:
@@ -93,34 +93,34 @@ async def test_what_was_restored_outlives_sleep_and_another_engine(
         assert await sandbox.read_file("f") == "kept"
 
 
-async def test_it_is_restored_elsewhere_with_parents_that_are_made(host: Host) -> None:
+async def test_restore_to_another_path_creates_parents(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("echo 1 > f; chmod 750 .")
     backup = await sandbox.backups.create()
     restored = await sandbox.backups.restore(backup, path="copies/one")
     assert restored.path == "/workspace/copies/one"
-    # Into itself too: what is there then is what was packed.
+    # A directory inside the one that was backed up.
     assert (await sandbox.exec("cat copies/one/f; stat -c %a copies/one")).stdout == "1\n750\n"
     await sandbox.backups.restore(backup, path="/elsewhere")
     assert await listing(sandbox, "/elsewhere") != ""
     assert await leftovers(host, sandbox) == []
 
 
-async def test_a_directory_of_the_image_is_replaced_too(host: Host) -> None:
+async def test_directory_of_the_image_is_replaced(host: Host) -> None:
     sandbox = await host.create("box")
     before = await listing(sandbox, "/etc")
     backup = await sandbox.backups.create("/etc")
     await sandbox.exec("rm -rf /etc/ssl /etc/pass*; mkdir /etc/more; echo x > /etc/hostname")
     await sandbox.backups.restore(backup)
     assert await listing(sandbox, "/etc") == before
-    # And once more, from directories of the image that nobody has touched.
+    # In another sandbox, whose /etc is still only in the image.
     other = await host.create("other")
     await other.backups.restore(backup)
     assert await listing(other, "/etc") == before
     assert await leftovers(host, other) == []
 
 
-async def test_an_empty_directory_is_a_backup_as_well(host: Host) -> None:
+async def test_backup_of_an_empty_directory(host: Host) -> None:
     sandbox = await host.create("box")
     backup = await sandbox.backups.create()
     await sandbox.write_file("later", "x")
@@ -128,7 +128,7 @@ async def test_an_empty_directory_is_a_backup_as_well(host: Host) -> None:
     assert await sandbox.readdir(".") == []
 
 
-async def test_they_are_listed_found_and_deleted(host: Host) -> None:
+async def test_list_get_and_delete(host: Host) -> None:
     sandbox, other = await host.create("box"), await host.create("other")
     one = await sandbox.backups.create(name="one")
     two = await sandbox.backups.create(name="two")
@@ -147,22 +147,22 @@ async def test_they_are_listed_found_and_deleted(host: Host) -> None:
     assert ids == {two.id, third.id}
 
 
-async def test_backup_and_restore_of_one_sandbox_come_in_order(host: Host) -> None:
+async def test_operations_of_a_sandbox_run_in_order(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("head -c 20000000 /dev/urandom > a")
     first = await sandbox.backups.create()
     await sandbox.exec("rm a; echo b > b")
-    made, _, again = await asyncio.gather(
+    second, _, third = await asyncio.gather(
         sandbox.backups.create(),
         sandbox.backups.restore(first),
         sandbox.backups.create(),
     )
-    assert (made.files, made.bytes) == (1, 2)
-    assert (again.files, again.bytes) == (1, 20_000_000)
+    assert (second.files, second.bytes) == (1, 2)
+    assert (third.files, third.bytes) == (1, 20_000_000)
     assert sandbox.backups.progress() == []
 
 
-async def test_how_far_one_is_can_be_asked(host: Host) -> None:
+async def test_progress(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("for i in $(seq 40); do head -c 5000000 /dev/urandom > $i; done")
     making = asyncio.create_task(sandbox.backups.create())
@@ -180,7 +180,7 @@ async def test_how_far_one_is_can_be_asked(host: Host) -> None:
     await waiting
 
 
-async def test_with_freeze_all_files_are_of_one_moment(host: Host) -> None:
+async def test_freeze_gives_files_of_one_moment(host: Host) -> None:
     sandbox = await host.create("box")
     script = "while :; do i=$((i+1)); for f in a z; do echo $i > /t; mv /t $f; done; done"
     await sandbox.exec("for i in $(seq 200); do head -c 100000 /dev/urandom > m$i; done")
@@ -191,7 +191,7 @@ async def test_with_freeze_all_files_are_of_one_moment(host: Host) -> None:
     await sandbox.backups.restore(backup, path="/copy")
     first, last = (await sandbox.exec("cat /copy/a /copy/z")).stdout.split()
     assert int(first) - int(last) in (0, 1)
-    # And it goes on.
+    # The process continues afterwards.
     seen = await sandbox.read_file("a")
     while await sandbox.read_file("a") == seen:
         await asyncio.sleep(0.01)

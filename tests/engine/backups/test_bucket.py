@@ -1,4 +1,4 @@
-"""Backups in an object store: a real S3 server, and a folder."""
+"""Backups in an object store: an S3 server, and file:// URLs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PREFIX = "some/folder"
 
 @pytest.fixture(scope="module")
 def weed() -> Iterator[SeaweedServer]:
-    """A server for the tests of this file."""
+    """An S3 server for the tests of this file."""
     with SeaweedServer() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(weed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """A fresh bucket, as the environment of a server names it."""
+    """A new bucket, with its endpoint and credentials in the environment."""
     name = f"backups-{os.urandom(4).hex()}"
     weed.create_bucket(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", weed.endpoint)
@@ -53,23 +53,21 @@ def url(bucket: S3Store) -> str:
 
 
 def keys(bucket: S3Store) -> list[str]:
-    return sorted(one["path"] for page in obstore.list(bucket) for one in page)
+    return sorted(meta["path"] for page in obstore.list(bucket) for meta in page)
 
 
-async def test_a_tree_goes_to_the_bucket_and_comes_back(
-    tmp_path: Path, layers: Path, bucket: S3Store
-) -> None:
+async def test_backup_and_restore(tmp_path: Path, layers: Path, bucket: S3Store) -> None:
     home = tmp_path / "home"
     async with await Host.open(home, pool=0, images=layers, backups=url(bucket)) as host:
         sandbox = await host.create("box")
-        # More than one part of an upload.
+        # Larger than one part of an upload.
         await sandbox.exec("mkdir d; head -c 40000000 /dev/urandom > d/large; echo x > small")
         before = await listing(sandbox)
         backup = await sandbox.backups.create(name="far away")
         assert keys(bucket) == [f"{PREFIX}/{backup.id}.json", f"{PREFIX}/{backup.id}.tar.zst"]
-        told = json.loads(bytes(obstore.get(bucket, keys(bucket)[0]).bytes()))
-        assert (told["sandbox_id"], told["checksum"]) == ("box", backup.checksum)
-        # Nothing of it stays on the host, and no credentials are inside.
+        manifest = json.loads(bytes(obstore.get(bucket, keys(bucket)[0]).bytes()))
+        assert (manifest["sandbox_id"], manifest["checksum"]) == ("box", backup.checksum)
+        # No file stays on the host, and no credentials are in the sandbox.
         assert os.listdir(home / "backups") == []
         await sandbox.exec("rm -r d small; echo y > y")
         await sandbox.backups.restore(backup)
@@ -80,7 +78,7 @@ async def test_a_tree_goes_to_the_bucket_and_comes_back(
         assert keys(bucket) == []
 
 
-async def test_another_server_of_the_bucket_has_them_by_id(
+async def test_another_server_finds_backups_by_id(
     tmp_path: Path, layers: Path, bucket: S3Store
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -97,7 +95,7 @@ async def test_another_server_of_the_bucket_has_them_by_id(
             await host.backups.get("b-" + "0" * 32)
 
 
-async def test_a_damaged_object_is_refused_before_anything_changes(
+async def test_damaged_object_is_refused_before_anything_changes(
     tmp_path: Path, layers: Path, bucket: S3Store
 ) -> None:
     async with await Host.open(
@@ -114,13 +112,13 @@ async def test_a_damaged_object_is_refused_before_anything_changes(
             with pytest.raises(BadSnapshot, match="damaged"):
                 await sandbox.backups.restore(backup)
         obstore.delete(bucket, key)
-        with pytest.raises(BadSnapshot, match="has it no more"):
+        with pytest.raises(BadSnapshot, match="is missing in"):
             await sandbox.backups.restore(backup)
         assert await sandbox.read_file("f") == "2"
         assert await leftovers(host, sandbox) == []
 
 
-async def test_a_store_that_refuses_is_told_and_nothing_is_left(
+async def test_refusing_store_leaves_nothing(
     tmp_path: Path, layers: Path, bucket: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -138,9 +136,7 @@ async def test_a_store_that_refuses_is_told_and_nothing_is_left(
         assert (await host.backups.list(), os.listdir(home / "backups")) == ([], [])
 
 
-async def test_one_kept_where_this_server_does_not_look_is_told(
-    tmp_path: Path, layers: Path
-) -> None:
+async def test_backup_in_a_store_that_the_server_lacks(tmp_path: Path, layers: Path) -> None:
     folder, home = tmp_path / "folder", tmp_path / "home"
     folder.mkdir()
     place = f"file://{folder}"
@@ -155,12 +151,12 @@ async def test_one_kept_where_this_server_does_not_look_is_told(
         with pytest.raises(ServiceUnavailable, match="was not started with"):
             await sandbox.backups.restore(backup)
     async with await Host.open(home, pool=0, images=layers, backups=place) as host:
-        # What was kept in the state directory before is there as well.
-        for one in (backup, local):
-            await host.sandbox("box").backups.restore(one)
+        # Backups in the state directory can still be restored.
+        for stored in (backup, local):
+            await host.sandbox("box").backups.restore(stored)
 
 
-async def test_a_url_that_is_no_bucket_is_refused_at_the_start(tmp_path: Path) -> None:
+async def test_invalid_url_is_refused_at_start(tmp_path: Path) -> None:
     for bad in ("ftp://x/y", "s3://A_B", ""):
         with pytest.raises(InvalidOption):
             await Host.open(tmp_path / "home", pool=0, backups=bad)

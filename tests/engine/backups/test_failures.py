@@ -1,4 +1,4 @@
-"""Backups that are not made and restores that fail: nothing of them is left, all is as it was."""
+"""Failed backups and restores, which change nothing and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from engine.backups.trees import leftovers, listing
 from smokebox.engine import disk
-from smokebox.engine.backups import swap
+from smokebox.engine.backups import restore
 from smokebox.engine.files.operations import relocate
 from smokebox.engine.host import Host
 from smokebox.errors import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
 
 
-# What takes longer than any test waits for.
+# Files that take longer to back up than any test waits.
 ENDLESS = "for i in $(seq 50); do truncate -s 4G $i || exit; done"
 
 
@@ -71,18 +71,16 @@ async def fill(sandbox: Sandbox) -> None:
         ({"timeout": -1}, "timeout"),
     ],
 )
-async def test_an_option_that_cannot_be_is_named(
-    host: Host, options: dict[str, Any], option: str
-) -> None:
+async def test_invalid_options(host: Host, options: dict[str, Any], option: str) -> None:
     sandbox = host.sandbox("box")
     with pytest.raises(InvalidOption) as caught:
         await sandbox.backups.create(**options)
     assert caught.value.fields["option"] == option
-    # Nothing was started for it.
+    # No sandbox was started.
     assert await sandbox.info() is None
 
 
-async def test_what_is_no_directory_is_not_backed_up(host: Host) -> None:
+async def test_only_directories_can_be_backed_up(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.write_file("f", "x")
     with pytest.raises(PathNotFound):
@@ -97,7 +95,7 @@ async def test_what_is_no_directory_is_not_backed_up(host: Host) -> None:
     assert (await host.backups.list(), os.listdir(f"{host.home}/backups")) == ([], [])
 
 
-async def test_what_cannot_be_replaced_stays(host: Host) -> None:
+async def test_restore_refuses_files_mount_points_and_the_root(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("echo x > f; mkdir d; ln -s d l")
     backup = await sandbox.backups.create()
@@ -111,7 +109,7 @@ async def test_what_cannot_be_replaced_stays(host: Host) -> None:
             await sandbox.backups.restore(backup, path=path)
     with pytest.raises(PathError, match="cannot be replaced"):
         await sandbox.backups.restore(backup, path="/")
-    # Something of the sandbox's own is mounted in it.
+    # The engine has a mount in it.
     with pytest.raises(Conflict, match="mounted at /run/smokebox"):
         await sandbox.backups.restore(backup, path="/run")
     assert (await sandbox.exec("cat f; readlink l; test -d d")).stdout == "x\nd\n"
@@ -127,7 +125,7 @@ async def test_what_cannot_be_replaced_stays(host: Host) -> None:
         lambda path: path.unlink(),
     ],
 )
-async def test_a_damaged_one_is_refused_before_anything_changes(
+async def test_damaged_archive_is_refused_before_anything_changes(
     host: Host, damage: Callable[[Path], object]
 ) -> None:
     sandbox = await host.create("box")
@@ -142,7 +140,7 @@ async def test_a_damaged_one_is_refused_before_anything_changes(
     assert await leftovers(host, sandbox) == []
 
 
-async def test_a_restore_that_fails_at_any_step_changes_nothing(
+async def test_restore_that_fails_at_any_step_is_undone(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = await host.create("box")
@@ -161,27 +159,27 @@ async def test_a_restore_that_fails_at_any_step_changes_nothing(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(*arguments)
 
-        monkeypatch.setattr(swap, "relocate", failing)
+        monkeypatch.setattr(restore, "relocate", failing)
         try:
             await sandbox.backups.restore(backup)
             failed = False
         except StorageFull:
             after = await listing(sandbox)
-            # The directory itself was written to, and says so by its time.
+            # The first line is the directory itself, whose time has changed.
             assert after.splitlines()[1:] == before.splitlines()[1:]
             assert await leftovers(host, sandbox) == []
         fails_at += 1
-    # Three names go away and three come.
+    # The swap moves four names out and three in.
     assert fails_at == 9
     assert await sandbox.read_file("g") == "2\n"
 
 
-async def test_cancelling_leaves_nothing(host: Host) -> None:
+async def test_cancelled_backup_and_restore_leave_nothing(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("for i in $(seq 30); do head -c 5000000 /dev/urandom > $i; done")
     for _ in range(3):
         making = asyncio.create_task(sandbox.backups.create())
-        while not any(one.bytes for one in sandbox.backups.progress()):
+        while not any(item.bytes for item in sandbox.backups.progress()):
             await asyncio.sleep(0.001)
         making.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -191,7 +189,7 @@ async def test_cancelling_leaves_nothing(host: Host) -> None:
     await sandbox.exec("rm *; echo x > x")
     before = await listing(sandbox)
     restoring = asyncio.create_task(sandbox.backups.restore(backup))
-    while not any(one.bytes for one in sandbox.backups.progress()):
+    while not any(item.bytes for item in sandbox.backups.progress()):
         await asyncio.sleep(0.001)
     restoring.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -201,7 +199,7 @@ async def test_cancelling_leaves_nothing(host: Host) -> None:
     assert (await sandbox.backups.restore(backup)).files == 30
 
 
-async def test_one_that_takes_too_long_is_broken_off(host: Host) -> None:
+async def test_timeout(host: Host) -> None:
     sandbox = await host.create("box")
     assert (await sandbox.exec(ENDLESS)).success
     with pytest.raises(DeadlineExceeded, match=r"longer than 0\.3 s") as caught:
@@ -210,20 +208,20 @@ async def test_one_that_takes_too_long_is_broken_off(host: Host) -> None:
     assert (await host.backups.list(), os.listdir(f"{host.home}/backups")) == ([], [])
 
 
-@pytest.mark.parametrize("how", ["sleep", "destroy"])
-async def test_a_sandbox_that_stops_breaks_it_off(host: Host, how: str) -> None:
+@pytest.mark.parametrize("method", ["sleep", "destroy"])
+async def test_stopping_the_sandbox_aborts_a_backup(host: Host, method: str) -> None:
     sandbox = await host.create("box")
     assert (await sandbox.exec(ENDLESS)).success
     making = asyncio.create_task(sandbox.backups.create())
-    while not any(one.bytes for one in sandbox.backups.progress()):
+    while not any(item.bytes for item in sandbox.backups.progress()):
         await asyncio.sleep(0.001)
-    await getattr(sandbox, how)()
+    await getattr(sandbox, method)()
     with pytest.raises(SandboxGone):
         await making
     assert (await host.backups.list(), os.listdir(f"{host.home}/backups")) == ([], [])
 
 
-async def test_the_disk_limit_of_a_sandbox_holds(host: Host) -> None:
+async def test_restore_obeys_the_disk_limit(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.exec("head -c 30000000 /dev/urandom > f")
     backup = await sandbox.backups.create()
@@ -236,7 +234,7 @@ async def test_the_disk_limit_of_a_sandbox_holds(host: Host) -> None:
     assert await leftovers(host, small) == []
 
 
-async def test_a_host_without_room_says_so(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = await host.create("box")
     await sandbox.write_file("f", "x")
     backup = await sandbox.backups.create()
@@ -252,7 +250,7 @@ async def test_a_host_without_room_says_so(host: Host, monkeypatch: pytest.Monke
     assert await leftovers(host, sandbox) == []
 
 
-async def test_a_taken_id_is_refused(host: Host) -> None:
+async def test_existing_id_is_refused(host: Host) -> None:
     sandbox = await host.create("box")
     backup = await sandbox.backups.create()
     with pytest.raises(Conflict, match="already"):
@@ -260,7 +258,7 @@ async def test_a_taken_id_is_refused(host: Host) -> None:
     assert await host.backups.get(backup.id) == backup
 
 
-async def test_backups_outlive_the_loss_of_the_record(tmp_path: Path, layers: Path) -> None:
+async def test_backups_survive_the_loss_of_the_record(tmp_path: Path, layers: Path) -> None:
     home = tmp_path / "home"
     async with await Host.open(home, pool=0, images=layers) as host:
         sandbox = await host.create("box")
@@ -281,32 +279,32 @@ async def test_backups_outlive_the_loss_of_the_record(tmp_path: Path, layers: Pa
         assert sorted(os.listdir(home / "backups")) == [f"{kept.id}.json", f"{kept.id}.tar.zst"]
 
 
-async def test_one_that_was_being_made_or_deleted_is_removed_by_the_next_engine(
+async def test_next_engine_removes_unfinished_and_deleted_backups(
     tmp_path: Path, layers: Path
 ) -> None:
     home = tmp_path / "home"
     async with await Host.open(home, pool=0, images=layers) as host:
         sandbox = await host.create("box")
-        made = [await sandbox.backups.create() for _ in range(3)]
+        created = [await sandbox.backups.create() for _ in range(3)]
     with closing(sqlite3.connect(home / "record.db")) as record, record:
-        for backup, status in zip(made, ("making", "deleting", "ready"), strict=True):
+        for backup, status in zip(created, ("making", "deleting", "ready"), strict=True):
             record.execute("UPDATE backups SET status = ? WHERE id = ?", (status, backup.id))
     async with await Host.open(home, pool=0, images=layers) as host:
-        assert await host.backups.list() == made[2:]
-        assert {name[:34] for name in os.listdir(home / "backups")} == {made[2].id}
+        assert await host.backups.list() == created[2:]
+        assert {name[:34] for name in os.listdir(home / "backups")} == {created[2].id}
 
 
-async def test_one_that_is_being_made_is_not_deleted(host: Host) -> None:
+async def test_unfinished_backup_cannot_be_deleted(host: Host) -> None:
     sandbox = await host.create("box")
     assert (await sandbox.exec(ENDLESS)).success
     making = asyncio.create_task(sandbox.backups.create())
-    while not any(one.bytes for one in sandbox.backups.progress()):
+    while not any(item.bytes for item in sandbox.backups.progress()):
         await asyncio.sleep(0.001)
-    [under_way] = sandbox.backups.progress()
+    [running] = sandbox.backups.progress()
     with pytest.raises(Conflict, match="being made"):
-        await host.backups.delete(under_way.id)
+        await host.backups.delete(running.id)
     with pytest.raises(SmokeboxError):
-        await host.backups.get(under_way.id)
+        await host.backups.get(running.id)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await making

@@ -1,4 +1,4 @@
-"""What is in a directory of a sandbox, to compare, and what is left on the host."""
+"""Listings of directories to compare, and files that backups must not leave behind."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LISTING = (
 
 
 async def listing(sandbox: Sandbox, path: str = "/workspace") -> str:
-    """All that can be told of a tree."""
+    """Return names, metadata and checksums of a tree."""
     result = await sandbox.exec(LISTING, cwd=path)
     assert result.success, result.stderr
     return result.stdout
 
 
 async def leftovers(host: Host, sandbox: Sandbox) -> list[str]:
-    """What nobody should find: staging directories inside, and halves of archives outside."""
+    """Return staging directories in the sandbox, and files of incomplete backups on the host."""
     found = await sandbox.exec("find / -xdev -name '.smokebox-*'")
-    known = {one.id for one in await host.backups.list()}
+    known = {backup.id for backup in await host.backups.list()}
     names = os.listdir(f"{host.home}/backups")
     return found.stdout.split() + [name for name in names if name.partition(".")[0] not in known]

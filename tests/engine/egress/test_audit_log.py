@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from smokebox.engine.egress import audit_log as module
-from smokebox.engine.egress.audit_log import MOST_IN_MEMORY, AuditLog
+from smokebox.engine.egress.audit_log import MAX_IN_MEMORY, AuditLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def note(audit_log: AuditLog, host: str = "a.example") -> NetworkEvent:
-    return audit_log.note(
+    return audit_log.add(
         verdict="forwarded", host=host, port=443, rule="internet", method="GET", status=200
     )
 
@@ -35,10 +35,10 @@ async def test_what_came_after_a_cursor_is_read_in_order() -> None:
 async def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     before = AuditLog()
-    before.place(path)
+    before.open(path)
     first = note(before)
     after = AuditLog()
-    after.place(path)
+    after.open(path)
     second = note(after)
     assert second.cursor == first.cursor + 1
     assert await after.read() == [first, second]
@@ -48,18 +48,18 @@ async def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_what_memory_has_forgotten_is_read_from_the_file(tmp_path: Path) -> None:
     audit_log = AuditLog()
-    audit_log.place(str(tmp_path / "log"))
-    for _ in range(MOST_IN_MEMORY + 10):
+    audit_log.open(str(tmp_path / "log"))
+    for _ in range(MAX_IN_MEMORY + 10):
         note(audit_log)
-    found = await audit_log.read(limit=MOST_IN_MEMORY + 10)
-    assert [event.cursor for event in found] == list(range(1, MOST_IN_MEMORY + 11))
+    found = await audit_log.read(limit=MAX_IN_MEMORY + 10)
+    assert [event.cursor for event in found] == list(range(1, MAX_IN_MEMORY + 11))
     audit_log.close()
 
 
 async def test_the_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_IN_FILE", 4000)
+    monkeypatch.setattr(module, "MAX_FILE_SIZE", 4000)
     audit_log = AuditLog()
-    audit_log.place(str(tmp_path / "log"))
+    audit_log.open(str(tmp_path / "log"))
     for _ in range(200):
         note(audit_log)
     sizes = [file.stat().st_size for file in tmp_path.iterdir()]
@@ -111,7 +111,7 @@ async def test_a_file_that_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit_log = AuditLog()
-    audit_log.place(str(tmp_path / "nowhere" / "log"))
+    audit_log.open(str(tmp_path / "nowhere" / "log"))
     event = note(audit_log)
     assert await audit_log.read() == [event]
     assert "cannot be written" in caplog.text
@@ -120,12 +120,12 @@ async def test_a_file_that_cannot_be_written_stops_nothing(
 async def test_a_line_that_was_cut_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "log"
     audit_log = AuditLog()
-    audit_log.place(str(path))
+    audit_log.open(str(path))
     event = note(audit_log)
     audit_log.close()
     with open(path, "ab") as file:
         file.write(b'{"cursor": 2, "at"')
     again = AuditLog()
-    again.place(str(path))
+    again.open(str(path))
     assert await again.read() == [event]
     assert os.stat(path).st_mode & 0o077 == 0

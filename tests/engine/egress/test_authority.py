@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smokebox.engine.egress.authority import MOST_CONTEXTS, Authority
+from smokebox.engine.egress.authority import MAX_CONTEXTS, Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ def test_what_was_made_is_used_again_and_not_without_end(authority: Authority) -
     assert made is None
     first = small.context_for("first.example")
     since = small._contexts["first.example"][0]
-    for number in range(MOST_CONTEXTS):
+    for number in range(MAX_CONTEXTS):
         small._contexts[f"h{number}"] = (since, context)
     assert small.context_for("last.example") is small.context_for("last.example")
     assert small.context_for("first.example") is not first

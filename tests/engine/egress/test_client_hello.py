@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from smokebox.engine.egress.client_hello import LONGEST, ClientHello, read_hello
+from smokebox.engine.egress.client_hello import MAX_HELLO, ClientHello, read_hello
 
 
 def hello(name: str | None) -> bytes:
@@ -54,7 +54,7 @@ def test_one_that_never_ends_is_given_up() -> None:
     huge = b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(0x3FFC)
     assert read_hello(huge) == ClientHello()
     record = b"\x16\x03\x01\xff\xff\x01\x00\xff\xfb"
-    assert read_hello(record + bytes(LONGEST)) in (ClientHello(), ClientHello(tls=True))
+    assert read_hello(record + bytes(MAX_HELLO)) in (ClientHello(), ClientHello(tls=True))
 
 
 def test_no_bytes_break_it() -> None:

@@ -43,13 +43,13 @@ def test_addresses_are_used_again_only_after_all_others() -> None:
 def test_another_engine_knows_the_names_of_before(tmp_path: Path) -> None:
     path = str(tmp_path / "names")
     before, after = HostAddresses(), HostAddresses()
-    before.begin(path)
+    before.create(path)
     address = before.address_of("a.example")
-    after.resume(path)
+    after.load(path)
     assert after.name_of(address) == "a.example"
     assert after.address_of("b.example") != address
     again = HostAddresses()
-    again.begin(path)
+    again.create(path)
     assert again.name_of(address) is None
 
 
@@ -57,7 +57,7 @@ def test_what_is_broken_in_the_file_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "names"
     path.write_text("198.18.0.7 seven.example\n10.0.0.1 inside.example\nnothing\n198.18.0.8\n")
     names = HostAddresses()
-    names.resume(str(path))
+    names.load(str(path))
     assert names.name_of("198.18.0.7") == "seven.example"
     assert names.name_of("10.0.0.1") is None
     assert names.address_of("next.example") == "198.18.0.8"
@@ -66,10 +66,10 @@ def test_what_is_broken_in_the_file_is_passed_over(tmp_path: Path) -> None:
 def test_the_file_does_not_grow_with_every_name(tmp_path: Path) -> None:
     path = tmp_path / "names"
     names = HostAddresses(8)
-    names.begin(str(path))
+    names.create(str(path))
     for number in range(100):
         names.address_of(f"name{number}.example")
     assert len(path.read_text().splitlines()) <= 17
     after = HostAddresses(8)
-    after.resume(str(path))
+    after.load(str(path))
     assert after.name_of(names.address_of("name99.example")) == "name99.example"

@@ -192,7 +192,7 @@ async def test_bytes_and_connections_are_bounded_by_the_policy(host: Host, port:
 async def test_no_more_connections_than_a_few_hundred_are_held_at_once(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "HALF_SECONDS", 0.1)
+    monkeypatch.setattr(tunnel, "HALF_CLOSED_SECONDS", 0.1)
     # Nobody takes them from the queue of this one.
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         sandbox = await host.create("box", egress=to(server.getsockname()[1]))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ordinary import passes_for_nobody
 from smokebox.egress.message import Response
 from smokebox.engine.egress.authority import Authority
 from smokebox.engine.egress.trust import BUNDLE, OWN, VARIABLES, install
+from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
-    from smokebox.engine.files.rooted import Rooted
+    from smokebox.engine.files.rooted_files import RootedFiles
     from smokebox.engine.host import Host
 
 PEM = Authority.make("box").pem
@@ -39,7 +39,7 @@ async def greet(request: Request, env: object, context: HandlerContext) -> Respo
     return Response("hello")
 
 
-def test_it_is_added_to_every_bundle_that_there_is_and_once(root: Path, files: Rooted) -> None:
+def test_it_is_added_to_every_bundle_that_there_is_and_once(root: Path, files: RootedFiles) -> None:
     bundles = [root / BUNDLE[1:], root / "etc/pki/tls/certs/ca-bundle.crt"]
     for bundle in bundles:
         bundle.parent.mkdir(parents=True)
@@ -50,20 +50,20 @@ def test_it_is_added_to_every_bundle_that_there_is_and_once(root: Path, files: R
     assert (root / OWN[1:]).read_bytes() == PEM
 
 
-def test_where_there_is_no_bundle_one_is_made(root: Path, files: Rooted) -> None:
+def test_where_there_is_no_bundle_one_is_made(root: Path, files: RootedFiles) -> None:
     (root / "etc/ssl").mkdir(parents=True)
     (root / "etc/ssl/ca-bundle.pem").write_bytes(b"SUSE\n")
     install(files, PEM)
     assert (root / BUNDLE[1:]).read_bytes() == b"SUSE\n" + PEM
 
 
-def test_an_empty_image_gets_what_the_variables_name(root: Path, files: Rooted) -> None:
+def test_an_empty_image_gets_what_the_variables_name(root: Path, files: RootedFiles) -> None:
     install(files, PEM)
     for path in set(VARIABLES.values()):
         assert PEM in (root / path[1:]).read_bytes()
 
 
-def test_a_java_of_its_own_is_found(root: Path, files: Rooted) -> None:
+def test_a_java_of_its_own_is_found(root: Path, files: RootedFiles) -> None:
     (root / "opt/java/openjdk/lib/security").mkdir(parents=True)
     (root / "opt/java/a-file").touch()
     (root / "opt/java/openjdk/lib/security/cacerts").write_bytes(b"any keystore")
@@ -105,4 +105,4 @@ async def test_java_trusts_what_it_is_shown(host: Host) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
 @pytest.mark.timeout(120)
 def test_the_same_by_an_ordinary_user() -> None:
-    passes_for_nobody(__file__, "curl or python")
+    rerun_as_nobody(__file__, "curl or python")

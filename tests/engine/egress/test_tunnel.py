@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smokebox.engine.egress import tunnel as module
-from smokebox.engine.egress.tunnel import Tunnel, abort
+from smokebox.engine.egress.tunnel import TcpTunnel, abort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ class Ends:
     def __init__(self, count: Callable[[int], str] = lambda size: "") -> None:
         self.inside, near = _pair()
         self.outside, far = _pair()
-        self.tunnel = Tunnel(near, far, count)
+        self.tunnel = TcpTunnel(near, far, count)
         self.running = asyncio.create_task(self._run(near, far))
 
     async def _run(self, near: socket.socket, far: socket.socket) -> str:
@@ -101,16 +101,16 @@ async def test_too_many_bytes_end_it_on_both_sides() -> None:
 
 
 async def test_half_a_tunnel_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HALF_SECONDS", 0.05)
+    monkeypatch.setattr(module, "HALF_CLOSED_SECONDS", 0.05)
     ends = Ends()
     ends.inside.shutdown(socket.SHUT_WR)
     async with asyncio.timeout(10):
-        assert await ends.running == "one side has ended, and the other says nothing"
+        assert await ends.running == "one side has ended, and the other is silent"
     await ends.close()
 
 
 async def test_half_a_tunnel_that_talks_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HALF_SECONDS", 1.0)
+    monkeypatch.setattr(module, "HALF_CLOSED_SECONDS", 1.0)
     loop, ends = asyncio.get_running_loop(), Ends()
     ends.inside.shutdown(socket.SHUT_WR)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Certificates, made once, and trusted by the door."""
+"""A certificate authority for the servers of the tests, which the proxy trusts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.egress_web.doors import Authority
+from smokebox.engine.egress.authority import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture(scope="session")
-def authorities(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the certificates of this run are."""
-    return tmp_path_factory.mktemp("authority")
-
-
-@pytest.fixture(scope="session")
-def made_authority(authorities: Path) -> Authority:
-    """An authority, made once."""
-    return Authority(authorities)
+def authority_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of an authority for all tests: loading another takes long."""
+    file = tmp_path_factory.mktemp("authority") / "authority.pem"
+    Authority.open(str(file), "tests")
+    return file
 
 
 @pytest.fixture
-def authority(made_authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """An authority whose servers the door trusts."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(made_authority.file))
-    return made_authority
+def authority(authority_file: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    """Return an authority that the proxy trusts when it connects to servers."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority_file))
+    return Authority.open(str(authority_file), "tests")

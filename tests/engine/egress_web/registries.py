@@ -1,4 +1,4 @@
-"""Servers of a company's own: a Git server, a Python index and an npm registry, with a token."""
+"""Private servers that need a token: a Git server, a Python index and an npm registry."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WHEEL = "tiny-1.0-py3-none-any.whl"
 
 
 class Registries:
-    """Answers for all of them, by the Host that was asked; `seen` are the paths.
+    """Serves all of them, by Host, and responds 401 without the token.
 
-    Whoever comes without the token gets 401.
+    `seen` has the host and path of each request.
     """
 
     def __init__(self, folder: Path, token: str) -> None:
@@ -34,10 +34,10 @@ class Registries:
         self._wheel = _wheel()
         self._package = _package()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """Respond to one request."""
         self.seen.append(f"{request.host}{request.path}")
-        if not self._trusts(request.headers.get("authorization", "")):
+        if not self._is_authorized(request.headers.get("authorization", "")):
             return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
         match request.host:
             case "git.test":
@@ -48,21 +48,21 @@ class Registries:
                 return self._npm(request)
         return web.json_response(dict(request.headers), headers={"X-Seen": str(request.headers)})
 
-    def _trusts(self, authorization: str) -> bool:
+    def _is_authorized(self, authorization: str) -> bool:
         basic = base64.b64encode(f"x:{self._token}".encode()).decode()
         return authorization in (f"Bearer {self._token}", f"Basic {basic}")
 
     async def _git(self, request: web.Request) -> web.Response:
-        asked = request.path.endswith("/info/refs")
-        words = ["git", "upload-pack", "--stateless-rpc"]
-        words += ["--advertise-refs"] if asked else []
+        advertise = request.path.endswith("/info/refs")
+        command = ["git", "upload-pack", "--stateless-rpc"]
+        command += ["--advertise-refs"] if advertise else []
         process = await asyncio.create_subprocess_exec(
-            *words, str(self._repository), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            *command, str(self._repository), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         body = await request.read()
         out, _ = await process.communicate(body)
-        kind = "advertisement" if asked else "result"
-        if asked:
+        kind = "advertisement" if advertise else "result"
+        if advertise:
             out = b"001e# service=git-upload-pack\n0000" + out
         return web.Response(body=out, content_type=f"application/x-git-upload-pack-{kind}")
 
@@ -88,15 +88,15 @@ class Registries:
 
 
 def _repository(folder: Path) -> Path:
-    place = folder / "tiny.git"
+    bare = folder / "tiny.git"
     work = folder / "tiny"
     work.mkdir()
     (work / "README").write_text("a tiny repository\n")
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@x.test", "-C", str(work)]
-    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "Begin"]):
-        subprocess.run([*git, *words], check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(place)], check=True)
-    return place
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "Begin"]):
+        subprocess.run([*git, *command], check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
+    return bare
 
 
 def _wheel() -> bytes:

@@ -1,4 +1,4 @@
-"""What handlers do to requests, and what is seen of their secrets."""
+"""Handlers in the egress proxy: edited requests, their own responses, and scrubbed secrets."""
 
 from __future__ import annotations
 
@@ -11,38 +11,29 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from engine.egress_web.doors import (
+from engine.egress_web.standalone_proxy import (
     HOST,
     TOKEN,
-    EgressProxy,
-    answers,
     echo,
-    open_door,
-    parts,
-    saying,
-    serving,
+    handle,
+    http_server,
+    inject,
+    open_proxy,
+    raw_server,
+    respond_with,
+    split_response,
 )
+from smokebox.egress import outbound
 from smokebox.egress.handler import Refused
 from smokebox.egress.message import MessageBody, Request, Response
-from smokebox.egress.policy import Egress
-from smokebox.engine.egress.http import handler_call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from engine.egress_web.doors import Authority
     from smokebox.egress.handler import Handler, HandlerContext
+    from smokebox.engine.egress.authority import Authority
 
 POST = f"POST /p HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"
-
-
-def by(handler: Handler, address: str, **options: Any) -> Egress:
-    return Egress(outbound_by_host={HOST: handler}, hosts={HOST: address}, **options)
-
-
-async def inject(request: Request, env: Any, context: HandlerContext) -> Request:
-    request.headers["authorization"] = f"Bearer {env['TOKEN']}"
-    return request
 
 
 async def inject_and_forward(request: Request, env: Any, context: HandlerContext) -> Response:
@@ -50,91 +41,97 @@ async def inject_and_forward(request: Request, env: Any, context: HandlerContext
 
 
 @pytest.mark.parametrize("handler", [inject, inject_and_forward])
-async def test_an_injected_header_is_sent_and_its_echo_scrubbed(
+async def test_injected_header_is_sent_and_its_echo_scrubbed(
     authority: Authority, handler: Handler
 ) -> None:
-    got = []
+    requests = []
 
-    async def remember(request: web.Request) -> web.Response:
-        got.append(request.headers.copy())
-        answer = await echo(request)
-        answer.headers["X-Echo"] = request.headers["authorization"]
-        answer.headers["X-Encoded"] = base64.b64encode(TOKEN.encode()).decode()
-        return answer
+    async def record(request: web.Request) -> web.Response:
+        requests.append(request.headers.copy())
+        response = await echo(request)
+        response.headers["X-Echo"] = request.headers["authorization"]
+        response.headers["X-Encoded"] = base64.b64encode(TOKEN.encode()).decode()
+        return response
 
-    async with serving(remember) as address, open_door(authority, by(handler, address)) as door:
-        answer = await door.get("/", Range="bytes=0-5", **{"Accept-Encoding": "br"})
-    status, headers, body = parts(answer)
-    assert got[0]["authorization"] == f"Bearer {TOKEN}"
-    assert got[0]["accept-encoding"] == "identity"
-    assert "range" not in got[0]
+    async with (
+        http_server(record) as address,
+        open_proxy(authority, handle(handler, address)) as proxy,
+    ):
+        response = await proxy.get("/", Range="bytes=0-5", **{"Accept-Encoding": "br"})
+    status, headers, body = split_response(response)
+    assert requests[0]["authorization"] == f"Bearer {TOKEN}"
+    assert requests[0]["accept-encoding"] == "identity"
+    assert "range" not in requests[0]
     assert status == 200
     assert headers["content-length"] == str(len(body))
-    assert TOKEN.encode() not in answer
-    assert base64.b64encode(TOKEN.encode()) not in answer
+    assert TOKEN.encode() not in response
+    assert base64.b64encode(TOKEN.encode()) not in response
     assert "[redacted]" in dict(json.loads(body)["headers"])["authorization"]
-    assert TOKEN not in str(door.audit_log.notes)
-    assert door.audit_log.notes[0]["handler"] == handler.__name__
-    assert door.audit_log.notes[0]["verdict"] == "forwarded"
+    assert TOKEN not in str(proxy.events)
+    assert proxy.events[0].handler == handler.__name__
+    assert proxy.events[0].verdict == "forwarded"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
-async def test_a_secret_that_a_server_cuts_into_chunks_is_scrubbed(
-    authority: Authority, size: int
-) -> None:
+async def test_secret_split_into_chunks_is_scrubbed(authority: Authority, size: int) -> None:
     text = f"<{TOKEN}>".encode()
     chunks = [text[at : at + size] for at in range(0, len(text), size)]
-    said = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    said += b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    raw += b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        for at in range(0, len(said), 11):
-            writer.write(said[at : at + 11])
+        for at in range(0, len(raw), 11):
+            writer.write(raw[at : at + 11])
             await writer.drain()
 
-    async with saying(slowly) as address, open_door(authority, by(inject, address)) as door:
-        _, _, body = parts(await door.get())
+    async with (
+        raw_server(slowly) as address,
+        open_proxy(authority, handle(inject, address)) as proxy,
+    ):
+        _, _, body = split_response(await proxy.get())
     assert body.startswith(b"<[redacted]") and body.endswith(b"*>")
     assert len(body) == len(text)
 
 
-async def test_a_compressed_echo_is_unpacked_and_scrubbed(authority: Authority) -> None:
-    packed = gzip.compress(f"<{TOKEN}>".encode())
-    said = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+async def test_compressed_echo_is_decompressed_and_scrubbed(authority: Authority) -> None:
+    compressed = gzip.compress(f"<{TOKEN}>".encode())
+    raw = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(
+        compressed
+    )
     async with (
-        saying(answers(said + packed)) as address,
-        open_door(authority, by(inject, address)) as door,
+        raw_server(respond_with(raw + compressed)) as address,
+        open_proxy(authority, handle(inject, address)) as proxy,
     ):
-        status, headers, body = parts(await door.get())
+        status, headers, body = split_response(await proxy.get())
     assert status == 200
     assert "content-encoding" not in headers
     assert body.startswith(b"<[redacted]")
 
 
-async def test_what_cannot_be_unpacked_is_refused(authority: Authority) -> None:
-    said = b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\nx"
+async def test_unknown_compression_is_refused_unless_scrubbing_is_off(authority: Authority) -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\nx"
     async with (
-        saying(answers(said)) as address,
-        open_door(authority, by(inject, address)) as door,
+        raw_server(respond_with(raw)) as address,
+        open_proxy(authority, handle(inject, address)) as proxy,
     ):
-        status, _, body = parts(await door.get())
-        door.policy = by(inject, address, scrub=False)
-        passed, _, _ = parts(await door.get())
+        status, _, body = split_response(await proxy.get())
+        proxy.policy = handle(inject, address, scrub=False)
+        passed, _, _ = split_response(await proxy.get())
     assert status == 502
     assert b"scrub=False" in body
     assert passed == 200
 
 
-async def test_without_scrub_an_echo_comes_back(authority: Authority) -> None:
+async def test_echo_is_not_scrubbed_with_scrub_off(authority: Authority) -> None:
     async with (
-        serving(echo) as address,
-        open_door(authority, by(inject, address, scrub=False)) as door,
+        http_server(echo) as address,
+        open_proxy(authority, handle(inject, address, scrub=False)) as proxy,
     ):
-        assert TOKEN.encode() in await door.get()
+        assert TOKEN.encode() in await proxy.get()
 
 
-async def test_a_secret_in_the_url_is_scrubbed_too(authority: Authority) -> None:
+async def test_secret_in_the_url_is_scrubbed(authority: Authority) -> None:
     async def sign(request: Request, env: Any, context: HandlerContext) -> Request:
         request.url += f"?key={env['TOKEN']}"
         return request
@@ -142,11 +139,14 @@ async def test_a_secret_in_the_url_is_scrubbed_too(authority: Authority) -> None
     async def elsewhere(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": f"/next?key={request.query['key']}"})
 
-    async with serving(elsewhere) as address, open_door(authority, by(sign, address)) as door:
-        status, headers, _ = parts(await door.get("/start"))
+    async with (
+        http_server(elsewhere) as address,
+        open_proxy(authority, handle(sign, address)) as proxy,
+    ):
+        status, headers, _ = split_response(await proxy.get("/start"))
     assert status == 302
     assert headers["location"].startswith("/next?key=[redacted]")
-    assert door.audit_log.notes[0]["path"] == "/start"
+    assert proxy.events[0].path == "/start"
 
 
 def refuse(request: Request, env: Any, context: HandlerContext) -> Request:
@@ -157,7 +157,7 @@ async def fail(request: Request, env: Any, context: HandlerContext) -> Request:
     raise RuntimeError(f"could not use {env['TOKEN']}")
 
 
-async def forget(request: Request, env: Any, context: HandlerContext) -> None:
+async def return_nothing(request: Request, env: Any, context: HandlerContext) -> None:
     request.headers["x"] = "y"
 
 
@@ -166,12 +166,12 @@ async def hang(request: Request, env: Any, context: HandlerContext) -> Request:
     raise AssertionError
 
 
-async def split(request: Request, env: Any, context: HandlerContext) -> Request:
+async def inject_line_break(request: Request, env: Any, context: HandlerContext) -> Request:
     request.headers["x"] = f"{env['TOKEN']}\r\nHost: other.test"
     return request
 
 
-async def wander(request: Request, env: Any, context: HandlerContext) -> Request:
+async def go_private(request: Request, env: Any, context: HandlerContext) -> Request:
     request.url = "http://127.0.0.1:1/"
     return request
 
@@ -191,125 +191,134 @@ async def half_read(request: Request, env: Any, context: HandlerContext) -> Requ
     [
         (refuse, 403, "not on a Monday"),
         (fail, 502, "failed with RuntimeError"),
-        (forget, 502, "failed with TypeError"),
+        (return_nothing, 502, "failed with TypeError"),
         (hang, 504, "did not decide"),
-        (split, 502, "the value of the header x cannot be sent"),
-        (wander, 403, "an address inside"),
+        (inject_line_break, 502, "the value of the header x cannot be sent"),
+        (go_private, 403, "a private address"),
         (odd_status, 502, "the status 7 cannot be sent"),
         (half_read, 502, "did not keep it"),
         ("no.such.module:at_all", 502, "failed with InvalidOption"),
     ],
 )
-async def test_a_handler_that_does_not_decide_lets_nothing_through(
+async def test_nothing_is_sent_if_the_handler_fails(
     authority: Authority,
     monkeypatch: pytest.MonkeyPatch,
     handler: Any,
     status: int,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(handler_call, "DECIDE_SECONDS", 0.3 if handler is hang else 30.0)
-    reached = []
+    monkeypatch.setattr(outbound, "HANDLER_SECONDS", 0.3 if handler is hang else 30.0)
+    requests = []
 
-    async def remember(request: web.Request) -> web.Response:
-        reached.append(request)
+    async def record(request: web.Request) -> web.Response:
+        requests.append(request)
         return web.Response()
 
-    async with serving(remember) as address, open_door(authority, by(handler, address)) as door:
-        answer = await door.ask(POST.encode())
-    found, _, body = parts(answer)
-    assert (found, reached) == (status, [])
+    async with (
+        http_server(record) as address,
+        open_proxy(authority, handle(handler, address)) as proxy,
+    ):
+        response = await proxy.send(POST.encode())
+    found, _, body = split_response(response)
+    assert (found, requests) == (status, [])
     assert reason in body.decode()
-    assert TOKEN.encode() not in answer
-    assert TOKEN not in str(door.audit_log.notes)
+    assert TOKEN.encode() not in response
+    assert TOKEN not in str(proxy.events)
 
 
-async def test_a_handler_may_answer_by_itself(authority: Authority) -> None:
-    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_handler_may_respond_itself(authority: Authority) -> None:
+    async def response(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response.of_json({"box": context.sandbox_id, "rule": context.rule, "u": request.url})
 
-    async with open_door(authority, by(answer, "127.0.0.1:1")) as door:
-        status, headers, body = parts(await door.get("/a?b"))
+    async with open_proxy(authority, handle(response, "127.0.0.1:1")) as proxy:
+        status, headers, body = split_response(await proxy.get("/a?b"))
     assert (status, headers["content-type"]) == (200, "application/json")
     assert json.loads(body) == {
         "box": "box",
         "rule": "outbound_by_host['api.test']",
         "u": "http://api.test/a?b",
     }
-    assert door.audit_log.notes[0]["verdict"] == "answered"
+    assert proxy.events[0].verdict == "answered"
 
 
-async def test_a_handler_may_read_and_replace_bodies(authority: Authority) -> None:
-    async def shout(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_handler_may_read_and_replace_bodies(authority: Authority) -> None:
+    async def uppercase(request: Request, env: Any, context: HandlerContext) -> Response:
         request.body = MessageBody((await request.text()).upper())
-        answer = await context.forward(request)
-        seen = await answer.json()
-        answer.body = MessageBody(pieces(seen["body"]))
-        return answer
+        response = await context.forward(request)
+        seen = await response.json()
+        response.body = MessageBody(pieces(seen["body"]))
+        return response
 
     async def pieces(text: str) -> AsyncIterator[bytes]:
         for letter in text:
             yield letter.encode()
 
-    async with serving(echo) as address, open_door(authority, by(shout, address)) as door:
-        _, headers, body = parts(await door.ask(POST.encode()))
+    async with (
+        http_server(echo) as address,
+        open_proxy(authority, handle(uppercase, address)) as proxy,
+    ):
+        _, headers, body = split_response(await proxy.send(POST.encode()))
     assert body == b"HELLO"
     assert headers["transfer-encoding"] == "chunked"
 
 
-async def test_a_handler_may_send_it_elsewhere(authority: Authority) -> None:
-    async with serving(echo) as elsewhere:
+async def test_handler_may_forward_to_another_server(authority: Authority) -> None:
+    async with http_server(echo) as elsewhere:
 
         async def redirect(request: Request, env: Any, context: HandlerContext) -> Response:
             return await context.forward(request, to=f"http://{elsewhere}/base/")
 
-        async with open_door(authority, by(redirect, "127.0.0.1:1")) as door:
-            _, _, body = parts(await door.ask(POST.encode()))
+        async with open_proxy(authority, handle(redirect, "127.0.0.1:1")) as proxy:
+            _, _, body = split_response(await proxy.send(POST.encode()))
     seen = json.loads(body)
     assert (seen["path"], seen["body"]) == ("/base/p", "hello")
     assert dict(seen["headers"])["host"] == elsewhere
 
 
-async def test_a_body_that_is_passed_on_keeps_its_length(authority: Authority) -> None:
-    async with serving(echo) as address, open_door(authority, by(inject, address)) as door:
-        _, _, body = parts(await door.ask(POST.encode()))
+async def test_unread_body_keeps_its_length(authority: Authority) -> None:
+    async with (
+        http_server(echo) as address,
+        open_proxy(authority, handle(inject, address)) as proxy,
+    ):
+        _, _, body = split_response(await proxy.send(POST.encode()))
     seen = json.loads(body)
     assert dict(seen["headers"])["content-length"] == "5"
     assert seen["body"] == "hello"
 
 
-async def test_waiting_for_a_server_does_not_count_against_the_handler(
+async def test_waiting_for_a_server_does_not_count_towards_the_deadline(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_call, "DECIDE_SECONDS", 0.3)
+    monkeypatch.setattr(outbound, "HANDLER_SECONDS", 0.3)
 
     async def slow(request: web.Request) -> web.Response:
         await asyncio.sleep(0.6)
         return web.Response(text="late")
 
     async with (
-        serving(slow) as address,
-        open_door(authority, by(inject_and_forward, address)) as door,
+        http_server(slow) as address,
+        open_proxy(authority, handle(inject_and_forward, address)) as proxy,
     ):
-        assert parts(await door.get())[2] == b"late"
+        assert split_response(await proxy.get())[2] == b"late"
 
 
-async def test_an_answer_that_a_handler_breaks_off_is_cut_off(authority: Authority) -> None:
-    async def half(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_response_body_of_a_handler_that_fails_is_truncated(authority: Authority) -> None:
+    async def respond_partly(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(pieces())
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"some"
         raise RuntimeError(TOKEN)
 
-    async with open_door(authority, by(half, "127.0.0.1:1")) as door:
+    async with open_proxy(authority, handle(respond_partly, "127.0.0.1:1")) as proxy:
         with pytest.raises(ConnectionError):
-            await door.get()
-        await ended(door)
-    assert "failed with RuntimeError" in door.audit_log.notes[0]["reason"]
+            await proxy.get()
+        await proxy.wait()
+    assert "failed with RuntimeError" in proxy.events[0].reason
 
 
-async def test_answers_that_a_handler_does_not_want_are_let_go(authority: Authority) -> None:
-    gone = asyncio.Event()
+async def test_forwarded_response_that_is_not_used_is_closed(authority: Authority) -> None:
+    closed = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -319,17 +328,15 @@ async def test_answers_that_a_handler_does_not_want_are_let_go(authority: Author
                 await response.write(b"x" * 1000)
                 await asyncio.sleep(0.01)
         finally:
-            gone.set()
+            closed.set()
 
-    async def instead(request: Request, env: Any, context: HandlerContext) -> Response:
+    async def ignore_response(request: Request, env: Any, context: HandlerContext) -> Response:
         await context.forward(request)
         return Response("mine")
 
-    async with serving(endless) as address, open_door(authority, by(instead, address)) as door:
-        assert parts(await door.get())[2] == b"mine"
-        await asyncio.wait_for(gone.wait(), 10)
-
-
-async def ended(door: EgressProxy) -> None:
-    """Wait until the door is done with every connection."""
-    await asyncio.wait(door.served, timeout=10)
+    async with (
+        http_server(endless) as address,
+        open_proxy(authority, handle(ignore_response, address)) as proxy,
+    ):
+        assert split_response(await proxy.get())[2] == b"mine"
+        await asyncio.wait_for(closed.wait(), 10)

@@ -1,4 +1,4 @@
-"""What does not pass: by the policy, by its names, or by how it is written."""
+"""Requests that the egress proxy refuses: by policy, host, address, limit or syntax."""
 
 from __future__ import annotations
 
@@ -6,47 +6,55 @@ import asyncio
 import json
 import socket
 import ssl
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.egress_web.doors import HOST, answers, echo, open_door, parts, saying, serving
+from engine.egress_web.standalone_proxy import (
+    HOST,
+    allow,
+    client_tls,
+    echo,
+    http_server,
+    open_proxy,
+    raw_server,
+    respond_with,
+    split_response,
+)
+from smokebox.egress.meter import Meter
 from smokebox.egress.policy import Egress
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from engine.egress_web.doors import Authority
+    from smokebox.engine.egress.authority import Authority
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
 
-def to(address: str) -> Egress:
-    return Egress(allowed_hosts=[HOST], hosts={HOST: address})
-
-
-async def test_a_refusal_names_the_setting_that_would_open_it(authority: Authority) -> None:
-    async with open_door(authority, Egress(outbound_by_host={"x.test": "a:b"})) as door:
-        status, headers, body = parts(await door.get())
-        _, _, as_json = parts(await door.get(Accept="application/json"))
+async def test_refusal_names_the_setting_that_would_open_it(authority: Authority) -> None:
+    async with open_proxy(authority, Egress(outbound_by_host={"x.test": "a:b"})) as proxy:
+        status, headers, body = split_response(await proxy.get())
+        _, _, as_json = split_response(await proxy.get(Accept="application/json"))
     assert (status, headers["x-smokebox-refused"]) == (403, "internet")
     assert b"allowed_hosts=['api.test'] would open it" in body
     assert json.loads(as_json)["error"]["rule"] == "internet"
-    assert [note["verdict"] for note in door.audit_log.notes] == ["refused"] * 2
+    assert [event.verdict for event in proxy.events] == ["refused"] * 2
 
 
-async def test_the_policy_is_asked_for_each_request(authority: Authority) -> None:
+async def test_policy_is_checked_for_each_request(authority: Authority) -> None:
     async with (
-        serving(echo) as address,
-        open_door(authority, to(address)) as door,
-        door.connected() as (reader, writer),
+        http_server(echo) as address,
+        open_proxy(authority, allow(address)) as proxy,
+        proxy.connect() as (reader, writer),
     ):
         for status in (b"200", b"403", b"200"):
-            door.policy = to(address) if status == b"200" else Egress(denied_hosts=[HOST])
+            proxy.policy = allow(address) if status == b"200" else Egress(denied_hosts=[HOST])
             writer.write(f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.split(b" ")[1] == status
-            size = int(parts(head)[1]["content-length"])
+            size = int(split_response(head)[1]["content-length"])
             await reader.readexactly(size)
 
 
@@ -74,14 +82,17 @@ async def test_the_policy_is_asked_for_each_request(authority: Authority) -> Non
         (b"\x16\x03\x01\x00\x05hello\r\n\r\n", 400),
     ],
 )
-async def test_a_request_whose_names_or_form_are_wrong_reaches_no_server(
+async def test_request_with_a_wrong_host_or_syntax_reaches_no_server(
     authority: Authority, request_: bytes, status: int
 ) -> None:
-    async with saying(answers(PAGE)) as address, open_door(authority, to(address)) as door:
-        found, headers, _ = parts(await door.ask(request_))
+    async with (
+        raw_server(respond_with(PAGE)) as address,
+        open_proxy(authority, allow(address)) as proxy,
+    ):
+        found, headers, _ = split_response(await proxy.send(request_))
     assert (found, headers["connection"]) == (status, "close")
-    assert door.audit_log.notes[0]["verdict"] == "refused"
-    assert door.audit_log.notes[0]["reason"]
+    assert proxy.events[0].verdict == "refused"
+    assert proxy.events[0].reason
 
 
 @pytest.mark.parametrize(
@@ -95,23 +106,21 @@ async def test_a_request_whose_names_or_form_are_wrong_reaches_no_server(
         b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-async def test_a_second_request_cannot_hide_in_the_first(
-    authority: Authority, smuggled: bytes
-) -> None:
+async def test_request_smuggling_is_refused(authority: Authority, smuggled: bytes) -> None:
     seen = []
 
     async def count(request: web.Request) -> web.Response:
         seen.append(request.path)
         return await echo(request)
 
-    async with serving(count) as address, open_door(authority, to(address)) as door:
-        answer = await door.ask(
+    async with http_server(count) as address, open_proxy(authority, allow(address)) as proxy:
+        response = await proxy.send(
             b"POST /first HTTP/1.1\r\nHost: api.test\r\n"
             + smuggled
             + b"GET /hidden HTTP/1.1\r\nHost: api.test\r\n\r\n"
         )
-    assert parts(answer)[0] == 400
-    assert answer.count(b"HTTP/1.1 400") == 1
+    assert split_response(response)[0] == 400
+    assert response.count(b"HTTP/1.1 400") == 1
     assert "/hidden" not in seen
 
 
@@ -123,96 +132,101 @@ async def test_a_second_request_cannot_hide_in_the_first(
         (True, "other.test", "goes to api.test"),
     ],
 )
-async def test_what_comes_to_443_is_tls_with_the_name_that_was_asked_for(
+async def test_port_443_requires_tls_with_the_resolved_name(
     authority: Authority, hello: bool, sni: str | None, reason: str
 ) -> None:
     policy = Egress(internet=True)
-    async with open_door(authority, policy, port=443, hello=hello, sni=sni) as door:
-        assert await door.ask(b"") == b""
-    assert reason in door.audit_log.notes[0]["reason"]
+    async with open_proxy(authority, policy, port=443, hello=hello, sni=sni) as proxy:
+        assert await proxy.send(b"") == b""
+    assert reason in proxy.events[0].reason
 
 
-def trust_nobody(port: int) -> None:
+def connect_without_trust(port: int) -> None:
     empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with socket.create_connection(("127.0.0.1", port)) as sock:
         empty.wrap_socket(sock, server_hostname=HOST)
 
 
-async def test_a_program_that_does_not_trust_the_door_is_written_down(
+async def test_program_that_does_not_trust_the_proxy_is_logged(
     authority: Authority,
 ) -> None:
     policy = Egress(internet=True)
-    async with open_door(authority, policy, port=443, hello=True, sni=HOST) as door:
+    async with open_proxy(authority, policy, port=443, hello=True, sni=HOST) as proxy:
         with pytest.raises(ssl.SSLError):
-            await asyncio.to_thread(trust_nobody, door.port)
-        await asyncio.wait(door.served)
-    assert "does not trust" in door.audit_log.notes[0]["reason"]
+            await asyncio.to_thread(connect_without_trust, proxy.port)
+        await asyncio.wait(proxy.tasks)
+    assert "does not trust" in proxy.events[0].reason
 
 
 @pytest.mark.parametrize(
-    "inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fd00::1"]
+    "address", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fd00::1"]
 )
-async def test_a_name_that_leads_inside_is_refused(authority: Authority, inside: str) -> None:
-    asked = []
+async def test_name_that_resolves_to_a_private_address_is_refused(
+    authority: Authority, address: str
+) -> None:
+    lookups = []
 
     async def resolve(host: str, port: int) -> list[str]:
-        asked.append(host)
-        return ["93.184.216.34", inside]
+        lookups.append(host)
+        return ["93.184.216.34", address]
 
     policy = Egress(internet=True)
-    async with open_door(authority, policy, resolver=resolve) as door:
-        status, headers, body = parts(await door.get())
+    async with open_proxy(authority, policy, resolver=resolve) as proxy:
+        status, headers, body = split_response(await proxy.get())
     assert (status, headers["x-smokebox-refused"]) == (403, "private")
     assert b"hosts={'api.test'" in body
-    assert asked == [HOST]
+    assert lookups == [HOST]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1"])
-async def test_an_address_inside_is_refused_though_the_internet_is_open(
+async def test_private_address_is_refused_with_internet_on(
     authority: Authority, address: str
 ) -> None:
     shown = f"[{address}]" if ":" in address else address
-    async with open_door(authority, Egress(internet=True), host=None, address=address) as door:
+    async with open_proxy(authority, Egress(internet=True), host=None, address=address) as proxy:
         request = f"GET / HTTP/1.1\r\nHost: {shown}\r\nConnection: close\r\n\r\n"
-        status, headers, _ = parts(await door.ask(request.encode()))
+        status, headers, _ = split_response(await proxy.send(request.encode()))
     assert (status, headers["x-smokebox-refused"]) == (403, "private")
 
 
-async def test_an_address_is_judged_by_the_name_that_tls_gives(authority: Authority) -> None:
+async def test_connection_by_address_is_checked_by_its_server_name(authority: Authority) -> None:
     async with (
-        serving(echo, authority.context_for(HOST)) as address,
-        open_door(
-            authority, to(address), host=None, address="8.8.8.8", port=443, hello=True, sni=HOST
-        ) as door,
-        door.connected(authority.trusting()) as (reader, writer),
+        http_server(echo, authority.context_for(HOST)) as address,
+        open_proxy(
+            authority, allow(address), host=None, address="8.8.8.8", port=443, hello=True, sni=HOST
+        ) as proxy,
+        proxy.connect(client_tls(authority)) as (reader, writer),
     ):
         writer.write(b"GET / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n")
-        assert parts(await reader.read())[0] == 200
+        assert split_response(await reader.read())[0] == 200
 
 
-async def test_limits_are_answered_with_429_and_cut_what_is_too_long(authority: Authority) -> None:
-    async with serving(echo) as address, open_door(authority, to(address)) as door:
-        door.meter.over = "max_requests=5 is reached"
-        status, headers, body = parts(await door.get())
+async def test_limits_refuse_requests_and_truncate_responses(authority: Authority) -> None:
+    upload = (
+        b"POST / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\nContent-Length: 20\r\n\r\n"
+        + b"x" * 20
+    )
+    async with http_server(echo) as address, open_proxy(authority, allow(address)) as proxy:
+        assert split_response(await proxy.get())[0] == 200
+        proxy.policy = replace(allow(address), max_requests=1)
+        status, headers, body = split_response(await proxy.get())
         assert (status, headers["x-smokebox-refused"]) == (429, "limits")
-        assert b"max_requests=5" in body
-        door.meter.over, door.meter.most = "", 10
-        upload = (
-            b"POST / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\nContent-Length: 20\r\n\r\n"
-            + b"x" * 20
-        )
-        assert parts(await door.ask(upload))[0] == 429
+        assert b"max_requests=1" in body
+        proxy.policy = replace(allow(address), max_bytes=10)
+        proxy.meter = Meter(lambda: proxy.policy)
+        assert split_response(await proxy.send(upload))[0] == 429
+        proxy.meter = Meter(lambda: proxy.policy)
         with pytest.raises(ConnectionError):
-            await door.get()
-    assert [note["rule"] for note in door.audit_log.notes] == ["limits"] * 3
+            await proxy.get()
+    assert [event.rule for event in proxy.events[1:]] == ["limits"] * 3
 
 
-async def test_a_refused_upload_hears_why_though_it_is_large(authority: Authority) -> None:
+async def test_large_upload_gets_the_reason_of_its_refusal(authority: Authority) -> None:
     size = 600_000
     head = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {size}\r\n\r\n".encode()
     async with (
-        open_door(authority, Egress(denied_hosts=[HOST])) as door,
-        door.connected() as (reader, writer),
+        open_proxy(authority, Egress(denied_hosts=[HOST])) as proxy,
+        proxy.connect() as (reader, writer),
     ):
         writer.write(head + b"x" * size)
         await writer.drain()

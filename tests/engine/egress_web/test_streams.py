@@ -1,4 +1,4 @@
-"""Bodies as they come: at constant memory, at the pace of the slower side, either way."""
+"""Bodies relayed by the egress proxy: bounded memory and back-pressure in both directions."""
 
 from __future__ import annotations
 
@@ -12,99 +12,98 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
 
-from engine.egress_web.doors import HOST, TOKEN, EgressProxy, open_door, parts, saying, serving
+from engine.egress_web.standalone_proxy import (
+    HOST,
+    TOKEN,
+    StandaloneProxy,
+    allow,
+    http_server,
+    inject_token,
+    open_proxy,
+    raw_server,
+    split_response,
+)
 from smokebox.egress.policy import Egress
 
 if TYPE_CHECKING:
-    from engine.egress_web.doors import Authority
     from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
+    from smokebox.engine.egress.authority import Authority
 
 GET = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
 LARGE = 48 * 1024 * 1024
 
 
-def to(address: str) -> Egress:
-    return Egress(allowed_hosts=[HOST], hosts={HOST: address})
-
-
-async def inject(request: Request, env: Any, context: HandlerContext) -> Request:
-    request.headers["authorization"] = f"Bearer {env['TOKEN']}"
-    return request
-
-
-def injecting(address: str) -> Egress:
-    return Egress(outbound_by_host={HOST: inject}, hosts={HOST: address})
-
-
-def grown(before: int) -> int:
-    """How many bytes this process has grown at its largest."""
+def memory_growth(before: int) -> int:
+    """Return the growth of this process in bytes, at its peak."""
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
-@pytest.mark.parametrize("policy", [to, injecting])
-async def test_large_answers_pass_whole(authority: Authority, policy: Any) -> None:
+@pytest.mark.parametrize("policy", [allow, inject_token])
+async def test_large_response_is_relayed_in_bounded_memory(
+    authority: Authority, policy: Any
+) -> None:
     piece = os.urandom(1024 * 1024)
-    told = hashlib.sha256()
+    sent_hash = hashlib.sha256()
 
     async def send(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(LARGE // len(piece)):
-            told.update(piece)
+            sent_hash.update(piece)
             await response.write(piece)
         return response
 
     async with (
-        serving(send) as address,
-        open_door(authority, policy(address)) as door,
-        door.connected() as (reader, writer),
+        http_server(send) as address,
+        open_proxy(authority, policy(address)) as proxy,
+        proxy.connect() as (reader, writer),
     ):
         writer.write(GET)
         await reader.readuntil(b"\r\n\r\n")
-        heard, before = hashlib.sha256(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        received_hash, before = hashlib.sha256(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         while size := int(await reader.readuntil(b"\r\n"), 16):
-            heard.update(await reader.readexactly(size))
+            received_hash.update(await reader.readexactly(size))
             await reader.readexactly(2)
-    assert heard.digest() == told.digest()
-    assert grown(before) < LARGE // 2
-    assert door.audit_log.notes[0]["received"] == LARGE
+    assert received_hash.digest() == sent_hash.digest()
+    assert memory_growth(before) < LARGE // 2
+    assert proxy.events[0].received == LARGE
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_large_uploads_pass_whole(authority: Authority, chunked: bool) -> None:
+async def test_large_upload_is_relayed(authority: Authority, chunked: bool) -> None:
     piece = os.urandom(1024 * 1024)
-    heard = hashlib.sha256()
+    received_hash = hashlib.sha256()
 
-    async def take(request: web.Request) -> web.Response:
+    async def receive(request: web.Request) -> web.Response:
         assert ("Content-Length" in request.headers) is not chunked
         async for data in request.content.iter_any():
-            heard.update(data)
+            received_hash.update(data)
         return web.Response(text="done")
 
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {LARGE}"
     async with (
-        serving(take) as address,
-        open_door(authority, to(address)) as door,
-        door.connected() as (reader, writer),
+        http_server(receive) as address,
+        open_proxy(authority, allow(address)) as proxy,
+        proxy.connect() as (reader, writer),
     ):
-        told = hashlib.sha256()
+        sent_hash = hashlib.sha256()
         writer.write(f"PUT / HTTP/1.1\r\nHost: {HOST}\r\n{framing}\r\n\r\n".encode())
         for _ in range(LARGE // len(piece)):
-            told.update(piece)
+            sent_hash.update(piece)
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await writer.drain()
         writer.write(b"0\r\n\r\n" if chunked else b"")
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         assert await reader.readexactly(4) == b"done"
-    assert heard.digest() == told.digest()
-    assert door.audit_log.notes[0]["sent"] == LARGE
+    assert received_hash.digest() == sent_hash.digest()
+    assert proxy.events[0].sent == LARGE
 
 
-async def test_a_program_that_does_not_read_holds_the_server_back(authority: Authority) -> None:
+async def test_slow_program_slows_down_the_server(authority: Authority) -> None:
     sent = 0
 
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -114,10 +113,10 @@ async def test_a_program_that_does_not_read_holds_the_server_back(authority: Aut
             sent += 65536
 
     async with (
-        saying(pour) as address,
-        open_door(authority, to(address)) as door,
+        raw_server(flood) as address,
+        open_proxy(authority, allow(address)) as proxy,
     ):
-        with socket.create_connection(("127.0.0.1", door.port)) as program:
+        with socket.create_connection(("127.0.0.1", proxy.port)) as program:
             program.sendall(GET)
             before = -1
             while not sent or sent != before:
@@ -126,7 +125,7 @@ async def test_a_program_that_does_not_read_holds_the_server_back(authority: Aut
             assert 0 < sent < 64 * 1024 * 1024
 
 
-async def test_events_pass_as_they_come(authority: Authority) -> None:
+async def test_server_sent_events_are_relayed_at_once(authority: Authority) -> None:
     more = asyncio.Event()
 
     async def events(request: web.Request) -> web.StreamResponse:
@@ -140,9 +139,9 @@ async def test_events_pass_as_they_come(authority: Authority) -> None:
         return response
 
     async with (
-        serving(events) as address,
-        open_door(authority, injecting(address)) as door,
-        door.connected() as (reader, writer),
+        http_server(events) as address,
+        open_proxy(authority, inject_token(address)) as proxy,
+        proxy.connect() as (reader, writer),
     ):
         writer.write(GET)
         assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
@@ -155,50 +154,50 @@ async def test_events_pass_as_they_come(authority: Authority) -> None:
     assert TOKEN.encode() not in rest
 
 
-async def test_a_program_that_leaves_ends_the_request(authority: Authority) -> None:
-    begun, gone = asyncio.Event(), asyncio.Event()
+async def test_program_that_disconnects_cancels_the_request(authority: Authority) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def wait(request: web.Request) -> web.Response:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
-            gone.set()
+            cancelled.set()
         return web.Response()
 
-    async with serving(wait) as address, open_door(authority, to(address)) as door:
-        async with door.connected() as (_, writer):
+    async with http_server(wait) as address, open_proxy(authority, allow(address)) as proxy:
+        async with proxy.connect() as (_, writer):
             writer.write(GET)
-            await asyncio.wait_for(begun.wait(), 10)
-        await asyncio.wait_for(gone.wait(), 10)
-        await asyncio.wait(door.served, timeout=10)
-        assert door.served[0].exception() is None
-    assert door.audit_log.notes[0]["reason"] == "the program left"
+            await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(cancelled.wait(), 10)
+        await asyncio.wait(proxy.tasks, timeout=10)
+        assert proxy.tasks[0].exception() is None
+    assert proxy.events[0].reason == "the program left"
 
 
-async def test_a_program_that_leaves_ends_its_handler(authority: Authority) -> None:
-    begun, gone = asyncio.Event(), asyncio.Event()
+async def test_program_that_disconnects_cancels_its_handler(authority: Authority) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def wait(request: Request, env: Any, context: HandlerContext) -> Request:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
-            gone.set()
+            cancelled.set()
         return request
 
     policy = Egress(outbound_by_host={HOST: wait})
-    async with open_door(authority, policy) as door:
-        async with door.connected() as (_, writer):
+    async with open_proxy(authority, policy) as proxy:
+        async with proxy.connect() as (_, writer):
             writer.write(GET)
-            await asyncio.wait_for(begun.wait(), 10)
-        await asyncio.wait_for(gone.wait(), 10)
+            await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(cancelled.wait(), 10)
 
 
-async def expecting(door: EgressProxy, size: int = 5) -> bytes:
-    """Send a body only when told to; all that was said before and after."""
+async def put_with_expect(proxy: StandaloneProxy, size: int = 5) -> bytes:
+    """Send a body after `100 Continue`, and return all responses."""
     head = f"PUT / HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nConnection: close\r\n"
-    async with door.connected() as (reader, writer):
+    async with proxy.connect() as (reader, writer):
         writer.write(f"{head}Content-Length: {size}\r\n\r\n".encode())
         first = await reader.readuntil(b"\r\n\r\n")
         if b" 100 " in first:
@@ -206,44 +205,44 @@ async def expecting(door: EgressProxy, size: int = 5) -> bytes:
         return first + await reader.read()
 
 
-async def test_a_program_that_waits_is_told_to_go_on_by_the_server(authority: Authority) -> None:
-    async def take(request: web.Request) -> web.Response:
+async def test_expect_continue_is_relayed_from_the_server(authority: Authority) -> None:
+    async def receive(request: web.Request) -> web.Response:
         return web.Response(text=str(len(await request.read())))
 
-    async with serving(take) as address, open_door(authority, to(address)) as door:
-        said = await expecting(door)
-        door.policy = injecting(address)
-        again = await expecting(door)
-    assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200") and said.endswith(b"5")
-    assert again.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+    async with http_server(receive) as address, open_proxy(authority, allow(address)) as proxy:
+        first = await put_with_expect(proxy)
+        proxy.policy = inject_token(address)
+        second = await put_with_expect(proxy)
+    assert first.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200") and first.endswith(b"5")
+    assert second.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
-async def test_a_program_that_waits_hears_a_refusal_instead(authority: Authority) -> None:
+async def test_expect_continue_gets_a_refusal_before_the_body(authority: Authority) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert b"100-continue" in await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
         assert await reader.read() == b""
 
-    async with saying(refuse) as address, open_door(authority, to(address)) as door:
-        assert (await expecting(door)).startswith(b"HTTP/1.1 401")
-        door.policy = Egress(denied_hosts=[HOST])
-        assert (await expecting(door)).startswith(b"HTTP/1.1 403")
+    async with raw_server(refuse) as address, open_proxy(authority, allow(address)) as proxy:
+        assert (await put_with_expect(proxy)).startswith(b"HTTP/1.1 401")
+        proxy.policy = Egress(denied_hosts=[HOST])
+        assert (await put_with_expect(proxy)).startswith(b"HTTP/1.1 403")
 
 
-async def test_a_server_that_does_not_know_the_word_gets_the_body(authority: Authority) -> None:
-    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_server_that_ignores_expect_gets_the_body(authority: Authority) -> None:
+    async def ignore_expect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(5)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n" + body)
         await writer.drain()
 
-    async with saying(deaf) as address, open_door(authority, to(address)) as door:
-        assert (await expecting(door)).endswith(b"xxxxx")
+    async with raw_server(ignore_expect) as address, open_proxy(authority, allow(address)) as proxy:
+        assert (await put_with_expect(proxy)).endswith(b"xxxxx")
 
 
-async def test_a_server_may_answer_while_it_is_still_sent_to(authority: Authority) -> None:
-    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_response_may_start_before_the_request_has_ended(authority: Authority) -> None:
+    async def echo_chunks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(3):
@@ -254,9 +253,9 @@ async def test_a_server_may_answer_while_it_is_still_sent_to(authority: Authorit
 
     head = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     async with (
-        saying(both) as address,
-        open_door(authority, to(address)) as door,
-        door.connected() as (reader, writer),
+        raw_server(echo_chunks) as address,
+        open_proxy(authority, allow(address)) as proxy,
+        proxy.connect() as (reader, writer),
     ):
         writer.write(head)
         for letter in (b"a", b"b", b"c"):
@@ -265,27 +264,27 @@ async def test_a_server_may_answer_while_it_is_still_sent_to(authority: Authorit
         await reader.readuntil(b"0\r\n\r\n")
 
 
-async def test_a_websocket_is_passed_and_scrubbed(authority: Authority) -> None:
-    got = []
+async def test_websocket_is_relayed_and_scrubbed(authority: Authority) -> None:
+    requests = []
 
-    async def talk(request: web.Request) -> web.WebSocketResponse:
-        got.append(request.headers.copy())
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        requests.append(request.headers.copy())
         socket = web.WebSocketResponse()
         socket.headers["X-Echo"] = request.headers["authorization"]
         await socket.prepare(request)
-        async for message in socket:
-            if message.type is WSMsgType.BINARY:
-                await socket.send_bytes(message.data)
+        async for incoming in socket:
+            if incoming.type is WSMsgType.BINARY:
+                await socket.send_bytes(incoming.data)
             else:
-                await socket.send_str(f"{message.data} {request.headers['authorization']}")
+                await socket.send_str(f"{incoming.data} {request.headers['authorization']}")
         return socket
 
     async with (
-        serving(talk) as address,
-        open_door(authority, injecting(address)) as door,
+        http_server(serve) as address,
+        open_proxy(authority, inject_token(address)) as proxy,
         ClientSession() as session,
         session.ws_connect(
-            f"http://127.0.0.1:{door.port}/ws", headers={"Host": HOST}, compress=15
+            f"http://127.0.0.1:{proxy.port}/ws", headers={"Host": HOST}, compress=15
         ) as socket,
     ):
         assert "[redacted]" in str(socket._response.headers["x-echo"])
@@ -293,28 +292,28 @@ async def test_a_websocket_is_passed_and_scrubbed(authority: Authority) -> None:
             await socket.send_bytes(b"t" * size)
             assert await socket.receive_bytes(timeout=10) == b"t" * size
         await socket.send_str("hello")
-        said = await socket.receive_str(timeout=10)
-    assert got[0]["authorization"] == f"Bearer {TOKEN}"
-    assert "sec-websocket-extensions" not in got[0]
-    assert said.startswith("hello [redacted]") or "[redacted]" in said
-    assert TOKEN not in said
-    await asyncio.wait(door.served, timeout=10)
-    assert door.audit_log.notes[0]["status"] == 101
-    assert door.audit_log.notes[0]["sent"] > 370_000
+        message = await socket.receive_str(timeout=10)
+    assert requests[0]["authorization"] == f"Bearer {TOKEN}"
+    assert "sec-websocket-extensions" not in requests[0]
+    assert message.startswith("hello [redacted]") or "[redacted]" in message
+    assert TOKEN not in message
+    await asyncio.wait(proxy.tasks, timeout=10)
+    assert proxy.events[0].status == 101
+    assert proxy.events[0].sent > 370_000
 
 
-async def test_a_websocket_that_the_server_refuses_is_an_ordinary_answer(
+async def test_refused_websocket_is_an_ordinary_response(
     authority: Authority,
 ) -> None:
-    async def no(request: web.Request) -> web.Response:
+    async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=403, text="no")
 
-    async with serving(no) as address, open_door(authority, to(address)) as door:
-        answer = await door.ask(
+    async with http_server(refuse) as address, open_proxy(authority, allow(address)) as proxy:
+        response = await proxy.send(
             f"GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             "\r\n"
             f"GET /x HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
         )
-    assert parts(answer)[0] == 403
-    assert answer.count(b"HTTP/1.1 403") == 2
+    assert split_response(response)[0] == 403
+    assert response.count(b"HTTP/1.1 403") == 2

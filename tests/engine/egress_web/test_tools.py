@@ -1,4 +1,4 @@
-"""Real programs in a real sandbox, with a token that they use and nobody in it can find."""
+"""Real programs in a real sandbox use a token that is nowhere in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from engine.egress_web.doors import serving
 from engine.egress_web.registries import ECHO, GIT, NPM, PYTHON, Registries
+from engine.egress_web.standalone_proxy import http_server, server_tls
 from smokebox.egress.policy import Egress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from engine.egress_web.doors import Authority
     from smokebox.egress.handler import HandlerContext
     from smokebox.egress.message import Request
+    from smokebox.engine.egress.authority import Authority
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
 HOSTS = (GIT, PYTHON, NPM, ECHO)
-# Holds what it heard until it is told to stop.
-LISTENER = """
+# Keeps responses in memory until its stdin is closed.
+READER = """
 import ssl, sys, urllib.request
-heard = [urllib.request.urlopen(f"https://{host}/") for host in sys.argv[1:]]
-kept = [(dict(one.headers), one.read()) for one in heard]
-print("heard", flush=True)
+responses = [urllib.request.urlopen(f"https://{host}/") for host in sys.argv[1:]]
+kept = [(dict(one.headers), one.read()) for one in responses]
+print("received", flush=True)
 sys.stdin.read()
 """
 
@@ -44,90 +44,89 @@ async def add_token(request: Request, env: Any, context: HandlerContext) -> Requ
 
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch) -> str:
-    made = f"tok_{secrets.token_hex(16)}"
-    monkeypatch.setenv("COMPANY_TOKEN", made)
-    return made
+    value = f"tok_{secrets.token_hex(16)}"
+    monkeypatch.setenv("COMPANY_TOKEN", value)
+    return value
 
 
 @pytest_asyncio.fixture
 async def registries(
     tmp_path: Path, authority: Authority, token: str
 ) -> AsyncIterator[tuple[Registries, str]]:
-    """The servers, and where they are."""
+    """Run the servers, and yield them with their address."""
     (tmp_path / "company").mkdir()
-    made = Registries(tmp_path / "company", token)
-    context = authority.context_of(*HOSTS)
-    async with serving(made.answer, context) as address:
-        yield made, address
+    registries = Registries(tmp_path / "company", token)
+    async with http_server(registries.respond, server_tls(authority)) as address:
+        yield registries, address
 
 
 @pytest_asyncio.fixture
-async def box(host: Host, registries: tuple[Registries, str]) -> Sandbox:
-    """A sandbox that reaches them by a handler that adds the token."""
-    return await host.create("box", egress=policy_for(registries[1]))
+async def sandbox(host: Host, registries: tuple[Registries, str]) -> Sandbox:
+    """Return a sandbox that reaches the servers through a handler that adds the token."""
+    return await host.create("box", egress=make_policy(registries[1]))
 
 
-def policy_for(address: str) -> Egress:
+def make_policy(address: str) -> Egress:
     return Egress(
         outbound_by_host=dict.fromkeys(HOSTS, add_token), hosts=dict.fromkeys(HOSTS, address)
     )
 
 
-async def run(box: Sandbox, command: str) -> str:
-    result = await box.exec(command)
+async def run(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(command)
     assert result.exit_code == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return result.stdout
 
 
-def needs(program: str) -> None:
+def require(program: str) -> None:
     if shutil.which(program, path="/usr/bin:/bin") is None:
         pytest.skip(f"there is no {program} on this machine: apt-get install -y {program}")
 
 
-async def test_git_clones(box: Sandbox, registries: tuple[Registries, str]) -> None:
-    needs("git")
-    said = await run(box, f"git clone -q https://{GIT}/tiny.git && cat tiny/README")
-    assert said == "a tiny repository\n"
+async def test_git_clones(sandbox: Sandbox, registries: tuple[Registries, str]) -> None:
+    require("git")
+    output = await run(sandbox, f"git clone -q https://{GIT}/tiny.git && cat tiny/README")
+    assert output == "a tiny repository\n"
     assert f"{GIT}/tiny.git/git-upload-pack" in registries[0].seen
 
 
-async def test_pip_installs(box: Sandbox) -> None:
-    needs("pip3")
+async def test_pip_installs(sandbox: Sandbox) -> None:
+    require("pip3")
     pip = "pip3 install -q --disable-pip-version-check --break-system-packages --no-cache-dir"
-    await run(box, f"{pip} --target site --index-url https://{PYTHON}/simple tiny")
-    said = await run(box, "PYTHONPATH=site python3 -c 'import tiny; print(tiny.WORD)'")
-    assert said == "a tiny module\n"
+    await run(sandbox, f"{pip} --target site --index-url https://{PYTHON}/simple tiny")
+    output = await run(sandbox, "PYTHONPATH=site python3 -c 'import tiny; print(tiny.WORD)'")
+    assert output == "a tiny module\n"
 
 
-async def test_npm_installs(box: Sandbox) -> None:
-    needs("npm")
+async def test_npm_installs(sandbox: Sandbox) -> None:
+    require("npm")
     npm = "npm install --silent --no-audit --no-fund --no-update-notifier"
-    await run(box, f"{npm} --registry https://{NPM}/ tiny")
-    assert await run(box, "node -p 'require(\"tiny\")'") == "a tiny package\n"
+    await run(sandbox, f"{npm} --registry https://{NPM}/ tiny")
+    assert await run(sandbox, "node -p 'require(\"tiny\")'") == "a tiny package\n"
 
 
-async def test_curl_and_node_trust_the_door(box: Sandbox) -> None:
-    needs("node")
-    assert "[redacted]" in await run(box, f"curl -sS https://{ECHO}/")
+async def test_curl_and_node_trust_the_proxy(sandbox: Sandbox) -> None:
+    require("node")
+    assert "[redacted]" in await run(sandbox, f"curl -sS https://{ECHO}/")
     fetch = f"fetch('https://{ECHO}/').then(r => console.log(r.status))"
-    assert await run(box, f'node -e "{fetch}"') == "200\n"
+    assert await run(sandbox, f'node -e "{fetch}"') == "200\n"
 
 
-async def listening(box: Sandbox) -> list[int]:
-    """Have a program hold an answer in its memory; all processes of the sandbox, from here."""
-    listener = await box.start_process(["python3", "-c", LISTENER, ECHO], stdin=True)
-    await listener.wait_for_log("heard")
-    pids = list(processes_of(f"-c\0{LISTENER}"))
+async def start_reader(sandbox: Sandbox) -> list[int]:
+    """Start a program that keeps a response in memory; return the host pids of the sandbox."""
+    reader = await sandbox.start_process(["python3", "-c", READER, ECHO], stdin=True)
+    await reader.wait_for_log("received")
+    pids = list(processes_beside(f"-c\0{READER}"))
     assert len(pids) >= 2
     return pids
 
 
-async def test_nothing_in_the_sandbox_shows_the_token(
-    box: Sandbox, token: str, tmp_path: Path
+async def test_token_is_nowhere_in_the_sandbox(
+    sandbox: Sandbox, token: str, tmp_path: Path
 ) -> None:
-    pids = await listening(box)
+    pids = await start_reader(sandbox)
     shown = await run(
-        box,
+        sandbox,
         f"env; cat /proc/*/environ /proc/*/cmdline; curl -sSi https://{ECHO}/; "
         f"curl -sSi -X TRACE https://{ECHO}/; getent hosts {ECHO}; "
         "grep -rh tok_ /etc/ssl /root /tmp /workspace; true",
@@ -135,29 +134,29 @@ async def test_nothing_in_the_sandbox_shows_the_token(
     assert shown.lower().count("x-seen") == 2
     assert "[redacted]" in shown
     assert token not in shown
-    looked = {pid: memory_shows(pid, token.encode()) for pid in pids}
-    assert not any(looked.values()), looked
-    assert os.geteuid() != 0 or None not in looked.values()
+    found = {pid: memory_has(pid, token.encode()) for pid in pids}
+    assert not any(found.values()), found
+    assert os.geteuid() != 0 or None not in found.values()
     assert not any(token in _text(f"/proc/{pid}/environ") for pid in pids)
     assert not files_with(tmp_path / "home", token.encode())
-    events = await (await box.network.audit_log()).read()
+    events = await (await sandbox.network.audit_log()).read()
     assert len(events) >= 3
     assert token not in str(events)
 
 
-async def test_the_search_finds_the_token_without_scrubbing(
-    box: Sandbox, registries: tuple[Registries, str], token: str
+async def test_token_is_found_in_the_sandbox_without_scrubbing(
+    sandbox: Sandbox, registries: tuple[Registries, str], token: str
 ) -> None:
-    await box.network.configure(replace(policy_for(registries[1]), scrub=False))
-    found = [memory_shows(pid, token.encode()) for pid in await listening(box)]
+    await sandbox.network.configure(replace(make_policy(registries[1]), scrub=False))
+    found = [memory_has(pid, token.encode()) for pid in await start_reader(sandbox)]
     assert True in found or None in found
 
 
-def processes_of(marker: str) -> Iterator[int]:
-    """All processes that live with the one whose command line has `marker`, as seen from here."""
+def processes_beside(marker: str) -> Iterator[int]:
+    """Yield the processes in the pid namespace of the one whose command line has `marker`."""
     found = [pid for pid in _pids() if marker in _text(f"/proc/{pid}/cmdline")]
-    spaces = {_space(pid) for pid in found} - {_space(os.getpid()), ""}
-    return (pid for pid in _pids() if _space(pid) in spaces)
+    namespaces = {_namespace(pid) for pid in found} - {_namespace(os.getpid()), ""}
+    return (pid for pid in _pids() if _namespace(pid) in namespaces)
 
 
 def _pids() -> list[int]:
@@ -170,14 +169,14 @@ def _text(path: str) -> str:
     return ""
 
 
-def _space(pid: int) -> str:
+def _namespace(pid: int) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid")
     return ""
 
 
-def memory_shows(pid: int, secret: bytes) -> bool | None:
-    """Whether a process has some bytes in its memory; None where that may not be read."""
+def memory_has(pid: int, secret: bytes) -> bool | None:
+    """Return whether the memory of a process has these bytes; None if it cannot be read."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             for line in _text(f"/proc/{pid}/maps").splitlines():
@@ -197,7 +196,7 @@ def memory_shows(pid: int, secret: bytes) -> bool | None:
 
 
 def files_with(folder: Path, secret: bytes) -> list[Path]:
-    """The files below a folder that hold some bytes."""
+    """Return the files below a folder that contain these bytes."""
     found = []
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A git server for each test, with repositories that are made once."""
+"""A git server for each test, with shared repositories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`project.git`, `empty.git`, and `large.git`, which does not shrink to nothing."""
+    """Directory of `project.git`, `empty.git`, and the incompressible `large.git`."""
     root = tmp_path_factory.mktemp("repositories")
     make_repository(root)
     git("init", "--quiet", "--bare", "--initial-branch=trunk", str(root / "empty.git"), cwd=root)
@@ -37,7 +37,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture
 async def server(repositories: Path) -> AsyncIterator[GitServer]:
-    """Those repositories, served."""
+    """A server of these repositories."""
     server = GitServer(repositories)
     async with server.serving():
         yield server

@@ -1,4 +1,4 @@
-"""A real git server on a loopback port: `git http-backend`, and the ways a host can be bad."""
+"""A git server on a loopback port: `git http-backend`, with paths that misbehave."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BASIC = base64.b64encode(f"{USER}:{TOKEN}".encode()).decode()
 PIECE = 1 << 16
 
 
-def git(*words: str, cwd: Path) -> str:
-    """What the git of this machine says."""
+def git(*args: str, cwd: Path) -> str:
+    """Run git and return its output."""
     settings = ("-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "gc.auto=0")
     env = {
         "PATH": os.environ["PATH"],
@@ -32,13 +32,13 @@ def git(*words: str, cwd: Path) -> str:
         "GIT_AUTHOR_DATE": "@1700000000 +0000",
         "GIT_COMMITTER_DATE": "@1700000000 +0000",
     }
-    command = ["git", *settings, *words]
-    done = subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    command = ["git", *settings, *args]
+    result = subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True, text=True)
+    return result.stdout.strip()
 
 
 def make_repository(root: Path, name: str = "project.git") -> Path:
-    """A bare repository with two commits on main, a branch, and a tag."""
+    """Create a bare repository with two commits on main, a branch, and two tags."""
     work = root / "work"
     work.mkdir(parents=True)
     git("init", "--quiet", "--initial-branch=main", cwd=work)
@@ -53,10 +53,10 @@ def make_repository(root: Path, name: str = "project.git") -> Path:
 
 
 class GitServer:
-    """Serves the repositories below `root` under `/plain/`, and badly under other names.
+    """Serves the repositories below `root` under `/plain/`, and misbehaves under other names.
 
-    `seen` has each request with its headers, `closed` is whether it asks for the token, and
-    `reached` is set once it has answered as far as it will.
+    `seen` has each request with its headers. With `requires_token`, requests need credentials.
+    `reached` is set when a stalled or truncated response has got as far as it will.
     """
 
     def __init__(self, root: Path) -> None:
@@ -64,13 +64,13 @@ class GitServer:
         self.origin = ""
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.reached = asyncio.Event()
-        self.closed = False
-        self._answering: set[asyncio.Task[object]] = set()
+        self.requires_token = False
+        self._tasks: set[asyncio.Task[object]] = set()
 
     @contextlib.asynccontextmanager
     async def serving(self, context: ssl.SSLContext | None = None) -> AsyncIterator[None]:
-        """Answer at `origin` for as long as the block takes."""
-        server = web.Server(self._answer, access_log=None, auto_decompress=False)
+        """Serve at `origin` during the block."""
+        server = web.Server(self._respond, access_log=None, auto_decompress=False)
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(server, "127.0.0.1", 0, ssl=context)
         self.port = listening.sockets[0].getsockname()[1]
@@ -79,34 +79,34 @@ class GitServer:
             yield
         finally:
             listening.close()
-            for task in self._answering:
+            for task in self._tasks:
                 task.cancel()
-            if self._answering:
-                await asyncio.wait(self._answering)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
             await server.shutdown(0.1)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self.seen.append((f"{request.method} {request.raw_path}", dict(request.headers)))
-        _, way, rest = request.raw_path.split("/", 2)
-        if way == "status":
+        _, behaviour, rest = request.raw_path.split("/", 2)
+        if behaviour == "status":
             status, rest = rest.split("/", 1)
             return web.Response(status=int(status), text=f"no {request.headers!r}")
-        if self.closed and request.headers.get("Authorization") != f"Basic {BASIC}":
+        if self.requires_token and request.headers.get("Authorization") != f"Basic {BASIC}":
             return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="git"'})
-        if way in ("moved", "far", "loop", "login", "local", "odd"):
-            return web.Response(status=301, headers={"Location": self._location(way, rest)})
-        if way == "stall":
+        if behaviour in ("moved", "far", "loop", "login", "local", "odd"):
+            return web.Response(status=301, headers={"Location": self._location(behaviour, rest)})
+        if behaviour == "stall":
             self.reached.set()
             await asyncio.Event().wait()
-        if way == "page":
+        if behaviour == "page":
             return web.Response(text="<html>log in</html>", content_type="text/html")
-        return await self._backend(request, rest, cut=way == "cut", slow=way == "slow")
+        return await self._backend(request, rest, cut=behaviour == "cut", slow=behaviour == "slow")
 
-    def _location(self, way: str, rest: str) -> str:
+    def _location(self, behaviour: str, rest: str) -> str:
         return {
             "moved": f"/plain/{rest}",
             "far": f"http://localhost:{self.port}/plain/{rest}",
@@ -114,7 +114,7 @@ class GitServer:
             "login": "/page/login",
             "local": f"http://169.254.169.254/{rest}",
             "odd": "file:///etc/passwd",
-        }[way]
+        }[behaviour]
 
     async def _backend(
         self, request: web.BaseRequest, rest: str, *, cut: bool, slow: bool
@@ -143,7 +143,7 @@ class GitServer:
         try:
             return await self._relay(request, process, cut=cut, slow=slow)
         finally:
-            # What it has started holds the pipe, too.
+            # Its children hold the pipe too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             assert process.stdout is not None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "address",
     [
         "127.0.0.1",
         "localhost",
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
         "[64:ff9b::7f00:1]",
     ],
 )
-async def test_private_addresses_are_refused_by_default(sandbox: Sandbox, place: str) -> None:
+async def test_private_addresses_are_refused_by_default(sandbox: Sandbox, address: str) -> None:
     with pytest.raises(InvalidOption, match="allow_private=True") as caught:
-        await sandbox.git_checkout(f"http://{place}/x.git")
+        await sandbox.git_checkout(f"http://{address}/x.git")
     assert caught.value.option == "allow_private"
     assert not await sandbox.exists("x")
 
 
-async def test_a_refused_server_is_not_contacted(sandbox: Sandbox, server: GitServer) -> None:
+async def test_refused_server_is_not_contacted(sandbox: Sandbox, server: GitServer) -> None:
     for origin in (server.origin, server.origin.replace("127.0.0.1", "localhost")):
         with pytest.raises(InvalidOption):
             await sandbox.git_checkout(f"{origin}/plain/project.git")
     assert not server.seen
 
 
-async def test_a_redirect_to_a_private_address_is_refused(
+async def test_redirect_to_a_private_address_is_refused(
     sandbox: Sandbox, server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Treat the server as public; the target of its redirect is not.
@@ -58,7 +58,7 @@ async def test_a_redirect_to_a_private_address_is_refused(
         await sandbox.git_checkout(f"{server.origin}/local/project.git", "t")
 
 
-async def test_a_name_with_one_private_address_is_refused() -> None:
+async def test_name_with_one_private_address_is_refused() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return ["93.184.216.34", "10.0.0.1"]
 

@@ -20,8 +20,8 @@ def commit_of(repositories: Path, name: str) -> str:
     return git("rev-parse", f"{name}^{{commit}}", cwd=repositories / "project.git")
 
 
-def most_memory(*, reset: bool = False) -> int:
-    """The most that this process had at a time, from the last reset on."""
+def peak_memory(*, reset: bool = False) -> int:
+    """Return the peak memory of this process since the last reset."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     found = re.search(r"VmHWM:\s+([0-9]+) kB", Path("/proc/self/status").read_text())
@@ -29,27 +29,27 @@ def most_memory(*, reset: bool = False) -> int:
     return int(found[1]) << 10
 
 
-async def test_a_clone_is_whole_and_its_origin_is_the_real_one(
+async def test_clone_is_complete_with_the_real_origin(
     sandbox: Sandbox, server: GitServer, repositories: Path
 ) -> None:
     url = f"{server.origin}/plain/project.git"
-    made = await sandbox.git_checkout(url, allow_private=True)
-    assert (made.url, made.target, made.branch) == (url, "/workspace/project", "main")
-    assert made.commit == commit_of(repositories, "main")
+    checkout = await sandbox.git_checkout(url, allow_private=True)
+    assert (checkout.url, checkout.target, checkout.branch) == (url, "/workspace/project", "main")
+    assert checkout.commit == commit_of(repositories, "main")
     assert await sandbox.read_file("/workspace/project/file.txt") == "2\n"
-    told = await sandbox.exec(
+    result = await sandbox.exec(
         "git remote get-url origin; git rev-list --count HEAD; git branch -r --list 'origin/f*';"
         " git config --local --get-regexp '^(url|http|credential|core.hookspath)';"
         " git status --porcelain; git fsck --no-progress",
-        cwd=made.target,
+        cwd=checkout.target,
     )
-    assert told.stdout == f"{url}\n2\n  origin/feature/größe\n"
+    assert result.stdout == f"{url}\n2\n  origin/feature/größe\n"
 
 
-async def test_nothing_of_the_way_it_came_stays(sandbox: Sandbox, server: GitServer) -> None:
-    made = await sandbox.git_checkout(f"{server.origin}/plain/project.git", allow_private=True)
+async def test_url_of_the_proxy_is_not_stored(sandbox: Sandbox, server: GitServer) -> None:
+    checkout = await sandbox.git_checkout(f"{server.origin}/plain/project.git", allow_private=True)
     found = await sandbox.exec(
-        ["grep", "-raohE", "127[.]0[.]0[.]1:[0-9]+", ".git"], cwd=made.target
+        ["grep", "-raohE", "127[.]0[.]0[.]1:[0-9]+", ".git"], cwd=checkout.target
     )
     assert set(found.stdout.split()) == {f"127.0.0.1:{server.port}"}
 
@@ -58,7 +58,7 @@ async def test_nothing_of_the_way_it_came_stays(sandbox: Sandbox, server: GitSer
     ("branch", "head", "revision"),
     [("feature/größe", "feature/größe", "v1"), ("v1", None, "v1"), ("main", "main", "v2")],
 )
-async def test_a_branch_or_a_tag_is_checked_out(
+async def test_branch_or_tag_is_checked_out(
     sandbox: Sandbox,
     server: GitServer,
     repositories: Path,
@@ -66,32 +66,38 @@ async def test_a_branch_or_a_tag_is_checked_out(
     head: str | None,
     revision: str,
 ) -> None:
-    made = await sandbox.git_checkout(
-        f"{server.origin}/plain/project.git", "there", branch=branch, allow_private=True
+    checkout = await sandbox.git_checkout(
+        f"{server.origin}/plain/project.git", "target", branch=branch, allow_private=True
     )
-    assert (made.target, made.branch) == ("/workspace/there", head)
-    assert made.commit == commit_of(repositories, revision)
+    assert (checkout.target, checkout.branch) == ("/workspace/target", head)
+    assert checkout.commit == commit_of(repositories, revision)
 
 
-async def test_depth_leaves_older_commits_out(sandbox: Sandbox, server: GitServer) -> None:
+async def test_depth_excludes_older_commits(sandbox: Sandbox, server: GitServer) -> None:
     url = f"{server.origin}/plain/project.git"
-    made = await sandbox.git_checkout(url, depth=1, allow_private=True)
-    counted = await sandbox.exec("git rev-list --count HEAD", cwd=made.target)
+    checkout = await sandbox.git_checkout(url, depth=1, allow_private=True)
+    counted = await sandbox.exec("git rev-list --count HEAD", cwd=checkout.target)
     assert counted.stdout == "1\n"
 
 
-async def test_an_empty_repository_has_a_branch_and_no_commit(
+async def test_empty_repository_has_a_branch_and_no_commit(
     sandbox: Sandbox, server: GitServer
 ) -> None:
-    made = await sandbox.git_checkout(f"{server.origin}/plain/empty.git/", allow_private=True)
-    assert (made.target, made.branch, made.commit) == ("/workspace/empty", "trunk", None)
+    checkout = await sandbox.git_checkout(f"{server.origin}/plain/empty.git/", allow_private=True)
+    assert (checkout.target, checkout.branch, checkout.commit) == (
+        "/workspace/empty",
+        "trunk",
+        None,
+    )
 
 
-async def test_an_empty_directory_is_filled(sandbox: Sandbox, server: GitServer) -> None:
-    made = await sandbox.git_checkout(
+async def test_existing_empty_directory_is_a_valid_target(
+    sandbox: Sandbox, server: GitServer
+) -> None:
+    checkout = await sandbox.git_checkout(
         f"{server.origin}/plain/project.git", "/workspace", allow_private=True
     )
-    assert made.target == "/workspace"
+    assert checkout.target == "/workspace"
     assert await sandbox.readdir("/workspace") == [".git", "file.txt"]
 
 
@@ -104,7 +110,7 @@ async def test_an_empty_directory_is_filled(sandbox: Sandbox, server: GitServer)
         "mkdir d; touch d/f; ln -s d t",
     ],
 )
-async def test_a_target_that_is_taken_is_refused_before_anything_is_asked(
+async def test_existing_target_is_refused_before_any_request(
     sandbox: Sandbox, server: GitServer, before: str
 ) -> None:
     assert (await sandbox.exec(before)).success
@@ -116,7 +122,9 @@ async def test_a_target_that_is_taken_is_refused_before_anything_is_asked(
     assert (await sandbox.exec("find . | sort")).stdout == listing
 
 
-async def test_two_at_once_to_one_place_are_refused(sandbox: Sandbox, server: GitServer) -> None:
+async def test_concurrent_checkouts_to_one_target_are_refused(
+    sandbox: Sandbox, server: GitServer
+) -> None:
     slow = f"{server.origin}/slow/large.git"
     first = asyncio.create_task(sandbox.git_checkout(slow, "t", allow_private=True))
     await server.reached.wait()
@@ -129,7 +137,7 @@ async def test_two_at_once_to_one_place_are_refused(sandbox: Sandbox, server: Gi
     await sandbox.git_checkout(f"{server.origin}/plain/project.git", "t", allow_private=True)
 
 
-async def test_what_the_sandbox_says_of_git_does_not_lead_the_clone_elsewhere(
+async def test_git_configuration_of_the_sandbox_does_not_redirect_the_clone(
     host: Host, server: GitServer
 ) -> None:
     url = f"{server.origin}/plain/project.git"
@@ -145,7 +153,7 @@ async def test_what_the_sandbox_says_of_git_does_not_lead_the_clone_elsewhere(
     assert not await sandbox.exists("/ran")
 
 
-async def test_a_long_request_passes_compressed(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_compressed_request_is_forwarded(sandbox: Sandbox, tmp_path: Path) -> None:
     work = tmp_path / "many.git"
     work.mkdir()
     git("init", "--quiet", "--bare", cwd=work)
@@ -161,12 +169,12 @@ async def test_a_long_request_passes_compressed(sandbox: Sandbox, tmp_path: Path
     assert any(headers.get("Content-Encoding") == "gzip" for _, headers in server.seen)
 
 
-async def test_a_redirect_is_followed_and_the_first_url_kept(
+async def test_redirect_is_followed_and_the_original_url_kept(
     sandbox: Sandbox, server: GitServer
 ) -> None:
     url = f"{server.origin}/moved/project.git"
-    made = await sandbox.git_checkout(url, allow_private=True)
-    assert made.url == url
+    checkout = await sandbox.git_checkout(url, allow_private=True)
+    assert checkout.url == url
     assert [request for request, _ in server.seen] == [
         "GET /moved/project.git/info/refs?service=git-upload-pack",
         "GET /plain/project.git/info/refs?service=git-upload-pack",
@@ -175,16 +183,14 @@ async def test_a_redirect_is_followed_and_the_first_url_kept(
     ]
 
 
-async def test_an_image_without_git_is_named(host: Host, server: GitServer) -> None:
+async def test_image_without_git(host: Host, server: GitServer) -> None:
     sandbox = host.sandbox("bare", env={"PATH": "/nowhere"})
     with pytest.raises(Unsupported, match="image that has git"):
         await sandbox.git_checkout(f"{server.origin}/plain/project.git", allow_private=True)
 
 
 @pytest.mark.timeout(60)
-async def test_a_large_repository_takes_little_memory_of_the_engine(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+async def test_large_repository_in_bounded_memory(sandbox: Sandbox, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     git("init", "--quiet", "--initial-branch=main", cwd=work)
@@ -194,21 +200,21 @@ async def test_a_large_repository_takes_little_memory_of_the_engine(
     git("-c", "core.compression=0", "add", ".", cwd=work)
     git("commit", "--quiet", "-m", "Large", cwd=work)
     git("clone", "--quiet", "--bare", "--local", str(work), "big.git", cwd=tmp_path)
-    # Noise is like no other noise: the server need not look for what it could leave out.
+    # The server should not search for deltas in random data.
     git("config", "pack.window", "0", cwd=tmp_path / "big.git")
     server = GitServer(tmp_path)
     async with server.serving():
-        before = most_memory(reset=True)
-        made = await sandbox.git_checkout(f"{server.origin}/plain/big.git", allow_private=True)
-        grown = most_memory() - before
-    assert (await sandbox.stat(f"{made.target}/3.bin")).size == 8 << 20
+        before = peak_memory(reset=True)
+        checkout = await sandbox.git_checkout(f"{server.origin}/plain/big.git", allow_private=True)
+        grown = peak_memory() - before
+    assert (await sandbox.stat(f"{checkout.target}/3.bin")).size == 8 << 20
     assert grown < 16 << 20
 
 
 @pytest.mark.gvisor
 @pytest.mark.timeout(60)
-async def test_the_same_in_gvisor(host: Host, server: GitServer, repositories: Path) -> None:
+async def test_checkout_in_gvisor(host: Host, server: GitServer, repositories: Path) -> None:
     sandbox = host.sandbox("walled", tier="gvisor")
-    made = await sandbox.git_checkout(f"{server.origin}/plain/project.git", allow_private=True)
-    assert made.commit == commit_of(repositories, "main")
-    assert await sandbox.read_file(f"{made.target}/file.txt") == "2\n"
+    checkout = await sandbox.git_checkout(f"{server.origin}/plain/project.git", allow_private=True)
+    assert checkout.commit == commit_of(repositories, "main")
+    assert await sandbox.read_file(f"{checkout.target}/file.txt") == "2\n"

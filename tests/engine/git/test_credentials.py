@@ -1,4 +1,4 @@
-"""Credentials of a clone: to the host they are for, and nowhere else."""
+"""Credentials of a clone, which reach only the host that they are for."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def with_userinfo(url: str) -> str:
     return url.replace("http://", f"http://{USER}:{quote(TOKEN)}@")
 
 
-def assert_silent(*texts: str) -> None:
+def assert_no_secret(*texts: str) -> None:
     for text in texts:
         assert not [secret for secret in SECRETS if secret in text]
 
 
-def assert_not_below(folder: Path) -> None:
-    """No file, name or attribute below a directory of the host's has a secret."""
-    patterns = [word for secret in SECRETS for word in ("-e", secret)]
+def assert_no_secret_below(folder: Path) -> None:
+    """Check the names and contents of all files below a directory of the host."""
+    patterns = [arg for secret in SECRETS for arg in ("-e", secret)]
     found = subprocess.run(
         ["grep", "-rlaF", *patterns, str(folder)], capture_output=True, text=True
     )
     assert (found.returncode, found.stdout) == (1, ""), found
-    assert_silent(*(str(path) for path in folder.rglob("*")))
+    assert_no_secret(*(str(path) for path in folder.rglob("*")))
 
 
 def processes_below(pid: int) -> set[int]:
-    """What a process has started, however far down."""
+    """Return a process and all its descendants."""
     found = {pid}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -52,50 +52,50 @@ def processes_below(pid: int) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("way", ["password", "userinfo"])
-async def test_a_private_repository_opens_and_no_secret_gets_in(
-    host: Host, sandbox: Sandbox, server: GitServer, caplog: pytest.LogCaptureFixture, way: str
+@pytest.mark.parametrize("option", ["password", "userinfo"])
+async def test_private_repository_is_cloned_without_a_secret_in_the_sandbox(
+    host: Host, sandbox: Sandbox, server: GitServer, caplog: pytest.LogCaptureFixture, option: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server.closed = True
+    server.requires_token = True
     url = f"{server.origin}/plain/project.git"
-    if way == "password":
-        made = await sandbox.git_checkout(url, username=USER, password=TOKEN, allow_private=True)
+    if option == "password":
+        result = await sandbox.git_checkout(url, username=USER, password=TOKEN, allow_private=True)
     else:
-        made = await sandbox.git_checkout(with_userinfo(url), allow_private=True)
-    assert made.url == url
-    assert made.commit
+        result = await sandbox.git_checkout(with_userinfo(url), allow_private=True)
+    assert result.url == url
+    assert result.commit
     assert all(headers["Authorization"] == f"Basic {BASIC}" for _, headers in server.seen)
-    remote = await sandbox.exec("git remote get-url origin", cwd=made.target)
+    remote = await sandbox.exec("git remote get-url origin", cwd=result.target)
     assert remote.stdout == f"{url}\n"
-    assert_not_below(Path(host.home))
-    assert_silent(repr(made), caplog.text)
+    assert_no_secret_below(Path(host.home))
+    assert_no_secret(repr(result), caplog.text)
 
 
-async def test_no_process_inside_has_the_secret_meanwhile(
+async def test_no_process_in_the_sandbox_has_the_secret(
     host: Host, sandbox: Sandbox, server: GitServer
 ) -> None:
-    server.closed = True
+    server.requires_token = True
     url = with_userinfo(f"{server.origin}/slow/large.git")
     checkout = asyncio.create_task(sandbox.git_checkout(url, allow_private=True))
     await server.reached.wait()
     inside = processes_below(os.getpid()) - {os.getpid()}
-    looked_at = 0
+    checked = 0
     for pid in inside:
         for name in ("environ", "cmdline"):
             text = Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
-            assert_silent(text)
-            looked_at += "git" in text
-    assert looked_at > 1
-    assert_not_below(Path(host.home))
+            assert_no_secret(text)
+            checked += "git" in text
+    assert checked > 1
+    assert_no_secret_below(Path(host.home))
     checkout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await checkout
-    assert_not_below(Path(host.home))
+    assert_no_secret_below(Path(host.home))
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"),
+    ("path", "reason"),
     [
         ("status/401/project.git", "authentication"),
         ("status/403/project.git", "authentication"),
@@ -106,27 +106,29 @@ async def test_no_process_inside_has_the_secret_meanwhile(
         ("plain/project.git", "branch_not_found"),
     ],
 )
-async def test_no_error_has_the_secret(
+async def test_errors_do_not_contain_the_secret(
     host: Host,
     sandbox: Sandbox,
     server: GitServer,
     caplog: pytest.LogCaptureFixture,
-    way: str,
+    path: str,
     reason: str,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    url = with_userinfo(f"{server.origin}/{way}")
+    url = with_userinfo(f"{server.origin}/{path}")
     branch = "gone" if reason == "branch_not_found" else None
     with pytest.raises(GitError) as caught:
         await sandbox.git_checkout(url, branch=branch, allow_private=True)
     assert caught.value.reason == reason
-    told = "".join(traceback.format_exception(caught.value))
-    assert_silent(told, repr(caught.value.fields), caplog.text)
-    assert_not_below(Path(host.home))
+    text = "".join(traceback.format_exception(caught.value))
+    assert_no_secret(text, repr(caught.value.fields), caplog.text)
+    assert_no_secret_below(Path(host.home))
 
 
-async def test_a_wrong_token_is_told_from_none(sandbox: Sandbox, server: GitServer) -> None:
-    server.closed = True
+async def test_missing_and_wrong_credentials_have_different_errors(
+    sandbox: Sandbox, server: GitServer
+) -> None:
+    server.requires_token = True
     url = f"{server.origin}/plain/project.git"
     with pytest.raises(GitError, match="asks for credentials") as none:
         await sandbox.git_checkout(url, allow_private=True)
@@ -136,25 +138,27 @@ async def test_a_wrong_token_is_told_from_none(sandbox: Sandbox, server: GitServ
     assert "wrong" not in str(wrong.value)
 
 
-async def test_another_host_does_not_get_the_secret(sandbox: Sandbox, server: GitServer) -> None:
+async def test_redirect_to_another_host_does_not_get_the_secret(
+    sandbox: Sandbox, server: GitServer
+) -> None:
     url = f"{server.origin}/far/project.git"
     await sandbox.git_checkout(url, password=TOKEN, allow_private=True)
     by_host = {headers["Host"]: "Authorization" in headers for _, headers in server.seen}
     assert by_host == {f"127.0.0.1:{server.port}": True, f"localhost:{server.port}": False}
 
 
-async def test_whoever_is_inside_gets_one_repository_and_only_to_read(
+async def test_proxy_allows_only_reads_of_one_repository(
     sandbox: Sandbox, server: GitServer
 ) -> None:
-    server.closed = True
+    server.requires_token = True
     url = with_userinfo(f"{server.origin}/slow/large.git")
     checkout = asyncio.create_task(sandbox.git_checkout(url, allow_private=True))
     await server.reached.wait()
-    words = (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).stdout
-    found = re.search(r"url\.(http://127\.0\.0\.1:[0-9]+/)([\w-]+)\.insteadOf", words)
+    arguments = (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).stdout
+    found = re.search(r"url\.(http://127\.0\.0\.1:[0-9]+/)([\w-]+)\.insteadOf", arguments)
     assert found is not None
-    door, token = found.groups()
-    asked = len(server.seen)
+    proxy, token = found.groups()
+    before = len(server.seen)
     for path in (
         "",
         "x/info/refs?service=git-upload-pack",
@@ -166,11 +170,11 @@ async def test_whoever_is_inside_gets_one_repository_and_only_to_read(
         f"{token}x/info/refs?service=git-upload-pack",
     ):
         get = ["curl", "--path-as-is", "-s", "-o", "/dev/null", "-w", "%{http_code}"]
-        assert (await sandbox.exec([*get, door + path])).stdout == "404", path
+        assert (await sandbox.exec([*get, proxy + path])).stdout == "404", path
     push = ["curl", "-s", "-d", "x", "-o", "/dev/null", "-w", "%{http_code}"]
-    assert (await sandbox.exec([*push, f"{door}{token}/git-receive-pack"])).stdout == "404"
-    assert len(server.seen) == asked
-    refs = f"{door}{token}/info/refs?service=git-upload-pack"
+    assert (await sandbox.exec([*push, f"{proxy}{token}/git-receive-pack"])).stdout == "404"
+    assert len(server.seen) == before
+    refs = f"{proxy}{token}/info/refs?service=git-upload-pack"
     assert (await sandbox.exec(["curl", "-sf", "-o", "/dev/null", refs])).success
     checkout.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -178,14 +182,12 @@ async def test_whoever_is_inside_gets_one_repository_and_only_to_read(
     assert (await sandbox.exec(["curl", "-s", refs])).exit_code == 7
 
 
-async def test_many_connections_from_inside_are_held_to_a_few(
-    sandbox: Sandbox, server: GitServer
-) -> None:
+async def test_connections_to_the_proxy_are_limited(sandbox: Sandbox, server: GitServer) -> None:
     url = f"{server.origin}/stall/project.git"
     checkout = asyncio.create_task(sandbox.git_checkout(url, allow_private=True))
     await server.reached.wait()
-    words = (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).stdout
-    found = re.search(r"url\.http://127\.0\.0\.1:([0-9]+)/", words)
+    arguments = (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).stdout
+    found = re.search(r"url\.http://127\.0\.0\.1:([0-9]+)/", arguments)
     assert found is not None
     before = len(os.listdir("/proc/self/fd"))
     flood = (

@@ -1,4 +1,4 @@
-"""Clones that fail: each for its own reason, and with nothing left behind."""
+"""Failed clones: their errors, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("way", "reason", "text"),
+    ("path", "reason", "message"),
     [
         ("plain/missing.git", "repository_not_found", "no repository at .*missing"),
         ("status/404/x.git", "repository_not_found", "HTTP 404"),
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
         ("cut/large.git", "network", "broke off"),
     ],
 )
-async def test_a_bad_answer_is_told_by_its_reason(
-    sandbox: Sandbox, server: GitServer, way: str, reason: str, text: str
+async def test_bad_responses_have_a_reason(
+    sandbox: Sandbox, server: GitServer, path: str, reason: str, message: str
 ) -> None:
-    url = f"{server.origin}/{way}"
-    with pytest.raises(GitError, match=text) as caught:
+    url = f"{server.origin}/{path}"
+    with pytest.raises(GitError, match=message) as caught:
         await sandbox.git_checkout(url, "t", allow_private=True)
     assert (caught.value.reason, caught.value.url) == (reason, url)
     assert caught.value.retryable is (reason == "network")
     assert not await sandbox.exists("t")
 
 
-async def test_a_branch_that_is_not_there_is_named(sandbox: Sandbox, server: GitServer) -> None:
+async def test_missing_branch(sandbox: Sandbox, server: GitServer) -> None:
     url = f"{server.origin}/plain/project.git"
     with pytest.raises(GitError, match="no branch or tag 'nope'") as caught:
         await sandbox.git_checkout(url, branch="nope", allow_private=True)
@@ -65,7 +65,7 @@ async def test_a_branch_that_is_not_there_is_named(sandbox: Sandbox, server: Git
     assert not await sandbox.exists("project")
 
 
-async def test_a_port_where_nobody_listens(sandbox: Sandbox) -> None:
+async def test_refused_connection(sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(GitError, match="refuses connections") as caught:
@@ -74,18 +74,18 @@ async def test_a_port_where_nobody_listens(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("allow_private", [True, False])
-async def test_a_name_that_nobody_knows(sandbox: Sandbox, allow_private: bool) -> None:
-    with pytest.raises(GitError, match=r"nobody\.invalid cannot be reached") as caught:
-        await sandbox.git_checkout("https://nobody.invalid/x.git", allow_private=allow_private)
+async def test_unknown_host(sandbox: Sandbox, allow_private: bool) -> None:
+    with pytest.raises(GitError, match=r"unknown\.invalid cannot be reached") as caught:
+        await sandbox.git_checkout("https://unknown.invalid/x.git", allow_private=allow_private)
     assert caught.value.reason == "network"
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> ssl.SSLContext:
-    """A key and a certificate for 127.0.0.1, signed by nobody."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("there is no openssl on this machine to make a certificate with")
+        pytest.skip("openssl is not installed")
     key, signed = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     name = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -96,7 +96,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_a_certificate_that_nobody_signed_is_refused(
+async def test_self_signed_certificate_is_refused(
     sandbox: Sandbox, repositories: Path, certificate: ssl.SSLContext
 ) -> None:
     from engine.git.git_server import GitServer
@@ -109,7 +109,7 @@ async def test_a_certificate_that_nobody_signed_is_refused(
     assert not server.seen
 
 
-async def test_a_disk_that_is_full(sandbox: Sandbox, server: GitServer) -> None:
+async def test_full_disk(sandbox: Sandbox, server: GitServer) -> None:
     fill = "head -c $((62 << 20)) /dev/zero > /dev/shm/fill"
     assert (await sandbox.exec(fill)).success
     with pytest.raises(StorageFull) as caught:
@@ -120,11 +120,9 @@ async def test_a_disk_that_is_full(sandbox: Sandbox, server: GitServer) -> None:
     assert (await sandbox.exec("ls -A /dev/shm")).stdout == "fill\n"
 
 
-@pytest.mark.parametrize("way", ["stall", "slow"])
-async def test_a_host_that_is_slow_meets_the_deadline(
-    sandbox: Sandbox, server: GitServer, way: str
-) -> None:
-    url = f"{server.origin}/{way}/large.git"
+@pytest.mark.parametrize("behaviour", ["stall", "slow"])
+async def test_timeout_of_a_slow_host(sandbox: Sandbox, server: GitServer, behaviour: str) -> None:
+    url = f"{server.origin}/{behaviour}/large.git"
     with pytest.raises(DeadlineExceeded) as caught:
         await sandbox.git_checkout(url, timeout=1.5, allow_private=True)
     assert (caught.value.operation, caught.value.timeout) == ("git_checkout", 1.5)
@@ -132,25 +130,25 @@ async def test_a_host_that_is_slow_meets_the_deadline(
     assert not (await sandbox.exec("pgrep git")).success
 
 
-@pytest.mark.parametrize("way", ["stall", "slow"])
-@pytest.mark.parametrize("there", [True, False])
-async def test_cancelling_leaves_nothing(
-    sandbox: Sandbox, server: GitServer, way: str, there: bool
+@pytest.mark.parametrize("behaviour", ["stall", "slow"])
+@pytest.mark.parametrize("existed", [True, False])
+async def test_cancelled_checkout_leaves_nothing(
+    sandbox: Sandbox, server: GitServer, behaviour: str, existed: bool
 ) -> None:
-    if there:
+    if existed:
         await sandbox.mkdir("t")
-    url = f"{server.origin}/{way}/large.git"
+    url = f"{server.origin}/{behaviour}/large.git"
     checkout = asyncio.create_task(sandbox.git_checkout(url, "t", allow_private=True))
     await server.reached.wait()
     checkout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await checkout
-    assert await sandbox.readdir(".") == (["t"] if there else [])
-    assert not there or await sandbox.readdir("t") == []
+    assert await sandbox.readdir(".") == (["t"] if existed else [])
+    assert not existed or await sandbox.readdir("t") == []
     assert not (await sandbox.exec("pgrep git")).success
 
 
-async def test_half_a_clone_is_removed_where_git_was_killed(
+async def test_incomplete_clone_is_removed_when_git_is_killed(
     sandbox: Sandbox, server: GitServer
 ) -> None:
     url = f"{server.origin}/slow/large.git"
@@ -163,7 +161,9 @@ async def test_half_a_clone_is_removed_where_git_was_killed(
     assert not await sandbox.exists("t")
 
 
-async def test_a_sandbox_that_is_destroyed_stays_so(sandbox: Sandbox, server: GitServer) -> None:
+async def test_failed_checkout_does_not_recreate_a_destroyed_sandbox(
+    sandbox: Sandbox, server: GitServer
+) -> None:
     url = f"{server.origin}/slow/large.git"
     checkout = asyncio.create_task(sandbox.git_checkout(url, allow_private=True))
     await server.reached.wait()
@@ -173,9 +173,7 @@ async def test_a_sandbox_that_is_destroyed_stays_so(sandbox: Sandbox, server: Gi
     assert await sandbox.info() is None
 
 
-async def test_a_sandbox_that_falls_asleep_has_no_half_of_it_later(
-    sandbox: Sandbox, server: GitServer
-) -> None:
+async def test_sleep_during_a_checkout_leaves_nothing(sandbox: Sandbox, server: GitServer) -> None:
     url = f"{server.origin}/slow/large.git"
     checkout = asyncio.create_task(sandbox.git_checkout(url, allow_private=True))
     await server.reached.wait()
@@ -245,7 +243,7 @@ async def test_a_sandbox_that_falls_asleep_has_no_half_of_it_later(
         ("https://u:a%0ab@example.org/x", {}, "password"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused_before_the_sandbox_wakes(
+async def test_invalid_options_are_refused_before_the_sandbox_wakes(
     sandbox: Sandbox, url: str, options: dict[str, object], option: str
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
@@ -254,14 +252,14 @@ async def test_what_cannot_be_meant_is_refused_before_the_sandbox_wakes(
     assert await sandbox.info() is None
 
 
-async def test_a_refused_url_names_what_is_taken_and_no_secret(sandbox: Sandbox) -> None:
+async def test_error_of_an_invalid_url_has_a_hint_and_no_secret(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidOption, match="https:// and http:// URLs, not ssh://") as caught:
         await sandbox.git_checkout("ssh://user:hunter2@example.org/x")
     assert "hunter2" not in f"{caught.value} {caught.value.fields}"
 
 
 @pytest.mark.parametrize("target", ["", "a\0b"])
-async def test_a_target_that_no_sandbox_can_hold(sandbox: Sandbox, target: str) -> None:
+async def test_invalid_targets(sandbox: Sandbox, target: str) -> None:
     with pytest.raises(SmokeboxError) as caught:
         await sandbox.git_checkout("https://example.org/x", target)
     assert caught.value.code == "invalid_path"

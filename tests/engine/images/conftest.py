@@ -1,4 +1,4 @@
-"""Guests of this host, and a host made of a few files."""
+"""Users who enter images, and a fake host of a few files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.images.guest import USERS, Guest, can_unshare
-from places import short_directory
+from short_directory import short_directory
 from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     scope="module", params=USERS, ids=lambda uid: "root" if uid == 0 else "ordinary user"
 )
 def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
-    """Root and an ordinary user in turn, or whoever runs the tests."""
+    """Root and an ordinary user in turn, or the user who runs the tests."""
     uid: int = request.param
     if not can_unshare(uid):
         pytest.skip("this host forbids user namespaces to that user")
@@ -30,7 +30,7 @@ def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
     if uid != os.geteuid():
         os.chown(home, uid, uid)
     yield Guest(uid, home)
-    # An overlay's work directory has no permissions at all.
+    # The work directory of an overlay has mode 000.
     subprocess.run(["chmod", "-R", "u+rwx", str(home)], check=True, capture_output=True)
     shutil.rmtree(home)
 

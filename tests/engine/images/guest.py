@@ -26,7 +26,7 @@ USERS = [0, NOBODY] if os.geteuid() == 0 else [os.geteuid()]
 
 @contextlib.contextmanager
 def acting_as(uid: int) -> Iterator[None]:
-    """Make files as another user for a while, if we are root."""
+    """Act as another user during the block, if we are root."""
     if uid == os.geteuid():
         yield
         return
@@ -44,7 +44,7 @@ def acting_as(uid: int) -> Iterator[None]:
 
 @dataclass
 class Guest:
-    """Somebody who has a store of his own, and enters images by unshare and chroot."""
+    """A user with an image store, who enters images by unshare and chroot."""
 
     uid: int
     home: Path
@@ -54,7 +54,7 @@ class Guest:
             return asyncio.run((store or open_store(str(self.home / "images"))).get(name))
 
     def run(self, image: Image, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run in the image as root of a user namespace, all writes kept apart."""
+        """Run a program in the image as root of a user namespace, with a separate upper layer."""
         with acting_as(self.uid):
             root = Path(tempfile.mkdtemp(dir=self.home))
             targets = sorted({layer.target for layer in image.layers})
@@ -66,8 +66,10 @@ class Guest:
             shlex.join(["exec", "chroot", str(root), "/usr/bin/env", "-i", *env, *argv]),
         )
 
-    def look(self, image: Image, target: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the host in the directory that the image has at `target`."""
+    def run_outside(
+        self, image: Image, target: str, *argv: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of the host in the directory of the image at `target`."""
         with acting_as(self.uid):
             root = tempfile.mkdtemp(dir=self.home)
             mount = self._mount(image, target, root)

@@ -1,4 +1,4 @@
-"""What of the host is in the image `host`, and what never is."""
+"""Files of the host that are in the image `host`, and files that never are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def secrets_of_this_host() -> set[bytes]:
     return {Path(path).read_bytes() for path in paths if os.access(path, os.R_OK)} - {b""}
 
 
-def is_there(path: Path) -> bool:
+def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
@@ -64,7 +64,7 @@ def is_whiteout(path: Path) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
-async def test_no_secret_of_a_host_is_copied(host: Path) -> None:
+async def test_secrets_are_not_copied(host: Path) -> None:
     (root,) = layers_at(await image_of(host), "/")
     for path in files_below(root):
         text = path.read_text()
@@ -72,7 +72,7 @@ async def test_no_secret_of_a_host_is_copied(host: Path) -> None:
             assert word not in text, path
 
 
-async def test_what_is_public_and_needed_is_copied(host: Path) -> None:
+async def test_public_configuration_is_copied(host: Path) -> None:
     (root,) = layers_at(await image_of(host), "/")
     for name in ("ld.so.cache", "services", "ssl/certs/ca-certificates.crt", "maven/m2.conf"):
         assert "public" in (root / "etc" / name).read_text()
@@ -82,13 +82,13 @@ async def test_what_is_public_and_needed_is_copied(host: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["etc/services", "etc/ssl/certs/ca-certificates.crt"])
-async def test_what_others_cannot_read_is_not_copied(host: Path, name: str) -> None:
+async def test_files_that_others_cannot_read_are_not_copied(host: Path, name: str) -> None:
     (host / name).chmod(0o640)
     (root,) = layers_at(await image_of(host), "/")
-    assert not is_there(root / name)
+    assert not exists(root / name)
 
 
-async def test_what_lies_in_a_closed_directory_is_not_copied(host: Path) -> None:
+async def test_files_in_private_directories_are_not_copied(host: Path) -> None:
     (host / "etc/java-17-openjdk/security").chmod(0o700)
     (host / "etc/ssl").chmod(0o750)
     (root,) = layers_at(await image_of(host), "/")
@@ -96,14 +96,14 @@ async def test_what_lies_in_a_closed_directory_is_not_copied(host: Path) -> None
     assert not (root / "etc/ssl/certs").exists()
 
 
-async def test_a_private_key_is_not_copied_wherever_it_lies(host: Path) -> None:
+async def test_private_keys_are_not_copied(host: Path) -> None:
     bundle = host / "etc/ssl/certs/ca-certificates.crt"
     bundle.write_bytes(b"-----BEGIN RSA " + PRIVATE_KEY + b"\n")
     (root,) = layers_at(await image_of(host), "/")
     assert not (root / "etc/ssl/certs/ca-certificates.crt").exists()
 
 
-async def test_what_is_not_a_plain_file_is_passed_over(host: Path) -> None:
+async def test_special_files_and_foreign_symlinks_are_skipped(host: Path) -> None:
     (host / "etc/services").unlink()
     os.mkfifo(host / "etc/services")
     (host / "etc/protocols").symlink_to("/etc/shadow")
@@ -111,7 +111,7 @@ async def test_what_is_not_a_plain_file_is_passed_over(host: Path) -> None:
     (host / "etc/fonts").symlink_to("/root")
     (root,) = layers_at(await image_of(host), "/")
     for name in ("services", "protocols", "rpc", "fonts"):
-        assert not is_there(root / "etc" / name)
+        assert not exists(root / "etc" / name)
 
 
 async def test_private_files_in_usr_are_hidden(host: Path) -> None:
@@ -125,31 +125,31 @@ async def test_private_files_in_usr_are_hidden(host: Path) -> None:
         "src",
     ):
         assert is_whiteout(mask / name), name
-    assert not is_there(mask / "local/bin/tool")
+    assert not exists(mask / "local/bin/tool")
 
 
-async def test_the_mask_keeps_the_modes_of_directories(host: Path) -> None:
+async def test_mask_keeps_the_modes_of_directories(host: Path) -> None:
     (host / "usr/share/agent").chmod(0o1775)
     mask, _ = layers_at(await image_of(host), "/usr")
     assert (mask / "share/agent").stat().st_mode & 0o7777 == 0o1775
 
 
 @pytest.mark.parametrize("usr_local", [True, False])
-async def test_a_private_usr_local_is_hidden_as_a_whole(host: Path, usr_local: bool) -> None:
+async def test_private_usr_local_is_hidden(host: Path, usr_local: bool) -> None:
     (host / "usr/local").chmod(0o750)
     mask = layers_at(await image_of(host, usr_local=usr_local), "/usr")[0]
     assert is_whiteout(mask / "local") if usr_local else (mask / "local").is_dir()
 
 
-async def test_usr_local_that_leads_elsewhere_is_not_followed(host: Path) -> None:
+async def test_symlinked_usr_local_is_not_followed(host: Path) -> None:
     (host / "usr/local").rename(host / "elsewhere")
     (host / "usr/local").symlink_to("../elsewhere")
-    assert not is_there(layers_at(await image_of(host), "/usr")[0] / "local")
+    assert not exists(layers_at(await image_of(host), "/usr")[0] / "local")
     mask = layers_at(await image_of(host, usr_local=False), "/usr")[0]
     assert (mask / "local").is_dir()
 
 
-async def test_usr_local_can_be_left_out(host: Path) -> None:
+async def test_usr_local_can_be_excluded(host: Path) -> None:
     (host / "etc/alternatives").mkdir()
     (host / "etc/alternatives/tool").symlink_to("/usr/local/bin/tool")
     image = await image_of(host, usr_local=False)
@@ -158,11 +158,11 @@ async def test_usr_local_can_be_left_out(host: Path) -> None:
     assert files_below(host / "usr/local")
     assert not [path for path in local.rglob("*") if not path.is_dir()]
     (root,) = layers_at(image, "/")
-    assert not is_there(root / "etc/alternatives/tool")
+    assert not exists(root / "etc/alternatives/tool")
     assert image.digest != (await image_of(host)).digest
 
 
-async def test_directories_beside_usr_are_as_on_the_host(host: Path) -> None:
+async def test_merged_and_separate_directories_beside_usr(host: Path) -> None:
     merged = await image_of(host)
     (root,) = layers_at(merged, "/")
     assert os.readlink(root / "bin") == "usr/bin"
@@ -172,14 +172,14 @@ async def test_directories_beside_usr_are_as_on_the_host(host: Path) -> None:
     split = await image_of(host)
     assert layers_at(split, "/bin") == [host / "bin"]
     assert (layers_at(split, "/")[0] / "bin").is_dir()
-    assert not is_there(layers_at(split, "/")[0] / "lib64")
+    assert not exists(layers_at(split, "/")[0] / "lib64")
 
 
 @pytest.mark.parametrize(
     "name",
     ["etc/ld.so.cache", "usr/lib/os-release", "etc/ssl/certs/ca-certificates.crt"],
 )
-async def test_an_upgrade_of_the_host_makes_a_fresh_skeleton(host: Path, name: str) -> None:
+async def test_upgrade_of_the_host_changes_the_digest(host: Path, name: str) -> None:
     before = await image_of(host)
     assert await image_of(host) == before
     (host / name).write_text("public, and of a later release\n")
@@ -188,7 +188,7 @@ async def test_an_upgrade_of_the_host_makes_a_fresh_skeleton(host: Path, name: s
     assert all(path.is_dir() for path in layers_at(before, "/"))
 
 
-async def test_alternatives_and_arrivals_in_usr_count(host: Path) -> None:
+async def test_new_alternatives_and_packages_change_the_digest(host: Path) -> None:
     digests = {(await image_of(host)).digest}
     (host / "etc/alternatives").mkdir()
     digests.add((await image_of(host)).digest)
@@ -199,7 +199,7 @@ async def test_alternatives_and_arrivals_in_usr_count(host: Path) -> None:
     assert len(digests) == 4
 
 
-async def test_a_host_without_usr_is_told_what_to_do(tmp_path: Path) -> None:
+async def test_host_without_usr_is_refused(tmp_path: Path) -> None:
     (tmp_path / "host/etc").mkdir(parents=True)
     with pytest.raises(Unsupported, match="dir:<path>"):
         await image_of(tmp_path / "host")
@@ -219,7 +219,7 @@ async def test_modes_do_not_depend_on_the_umask(host: Path) -> None:
         assert (root / "home/user").stat().st_uid == 1000
 
 
-async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(
+async def test_copied_files_of_this_host_are_readable_by_all(
     store: ImageStore,
 ) -> None:
     root = Path((await store.get("host")).layers[0].path)
@@ -240,18 +240,18 @@ async def test_every_file_of_this_host_that_was_copied_is_readable_by_all(
         ([], True, False),
     ],
 )
-async def test_python_is_a_name_for_python3_where_there_is_no_other(
+async def test_python_alias_is_added_if_missing(
     host: Path, programs: list[str], usr_local: bool, added: bool
 ) -> None:
     for program in programs:
         (host / "usr" / program).parent.mkdir(parents=True, exist_ok=True)
         (host / "usr" / program).touch()
     mask = layers_at(await image_of(host, usr_local=usr_local), "/usr")[0]
-    assert is_there(mask / "bin/python") == added
+    assert exists(mask / "bin/python") == added
     assert not added or os.readlink(mask / "bin/python") == "python3"
 
 
-async def test_nothing_of_this_host_is_there_by_name_or_content(store: ImageStore) -> None:
+async def test_no_private_name_or_content_of_this_host(store: ImageStore) -> None:
     root = Path((await store.get("host")).layers[0].path)
     names = {path.name for path in (root / "etc").iterdir()}
     assert not names & SECRET_NAMES

@@ -1,4 +1,4 @@
-"""The image `host` as a root: real programs run in it, as root and as an ordinary user."""
+"""Programs running in the image `host`, as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESOLVE = "import socket; socket.getaddrinfo('localhost', 80); socket.getservbyn
         ("file", ["/bin/sh"]),
     ],
 )
-def test_a_program_of_the_host_runs(guest: Guest, program: str, argv: list[str]) -> None:
+def test_programs_of_the_host_run(guest: Guest, program: str, argv: list[str]) -> None:
     if not os.path.lexists(f"/usr/bin/{program}"):
         pytest.skip(f"this host has no {program}")
     result = guest.run(guest.get("host"), program, *argv)
@@ -56,33 +56,33 @@ def test_a_program_of_the_host_runs(guest: Guest, program: str, argv: list[str])
         ("ls /etc/shadow /etc/ssh /etc/machine-id /usr/src 2>/dev/null", ""),
     ],
 )
-def test_inside_is_a_made_up_system(guest: Guest, command: str, output: str) -> None:
+def test_system_files_are_generated(guest: Guest, command: str, output: str) -> None:
     assert guest.run(guest.get("host"), "sh", "-c", command).stdout == output
 
 
 @pytest.mark.skipif(not os.path.lexists("/usr/bin/python3"), reason="this host has no python3")
-def test_python_is_there_by_its_short_name(guest: Guest) -> None:
+def test_python_is_an_alias_of_python3(guest: Guest) -> None:
     result = guest.run(guest.get("host"), "python", "-c", "import json; print(json.dumps(1))")
     assert result.stdout == "1\n", result.stderr
 
 
-def test_root_is_let_through_by_pam(guest: Guest) -> None:
-    """adduser calls chfn, which asks PAM."""
+def test_pam_accepts_root(guest: Guest) -> None:
+    """adduser calls chfn, which uses PAM."""
     result = guest.run(guest.get("host"), "sh", "-c", "chfn -f Admin root && getent passwd root")
     assert ":Admin" in result.stdout, result.stderr
 
 
-def test_programs_can_be_installed_by_hand(guest: Guest) -> None:
+def test_programs_can_be_installed_in_usr_local(guest: Guest) -> None:
     command = "cp /bin/true /usr/local/bin/mine && mkdir /usr/local/share/mine && mine"
     result = guest.run(guest.get("host"), "sh", "-c", command)
     assert result.returncode == 0, result.stderr
     assert not os.path.exists("/usr/local/bin/mine")
 
 
-def test_root_inside_cannot_read_what_is_private_in_usr(guest: Guest) -> None:
-    """Root of a user namespace that maps root reads every file of root: only the mask helps."""
+def test_private_files_in_usr_are_hidden_from_root_inside(guest: Guest) -> None:
+    """Root of a user namespace that maps root can read every file of root, except hidden ones."""
     if guest.uid != os.geteuid():
-        pytest.skip("files of the one who runs the tests are at stake")
+        pytest.skip("needs files of the user who runs the tests")
     host = guest.home / "host"
     for name in ("bin", "share/vault/deep", "src/app", "local/etc"):
         (host / "usr" / name).mkdir(parents=True)
@@ -92,16 +92,16 @@ def test_root_inside_cannot_read_what_is_private_in_usr(guest: Guest) -> None:
     (host / "etc").mkdir()
     source = HostImage(LayerStore(str(guest.home / "images")), host=str(host))
     image = guest.get("host", ImageStore({"host": source}))
-    found = guest.look(image, "/usr", "find", ".", "-type", "f")
+    found = guest.run_outside(image, "/usr", "find", ".", "-type", "f")
     assert found.stdout.split() == ["./share/vault/public"], found.stderr
 
 
-def test_a_directory_gets_its_names_and_mount_points(guest: Guest) -> None:
+def test_directory_image_gets_etc_files_and_mount_points(guest: Guest) -> None:
     root = guest.home / "rootfs"
     (root / "bin").mkdir(parents=True)
     (root / "etc").mkdir()
     (root / "etc/resolv.conf").symlink_to("../run/stub-resolv.conf")
     image = guest.get(f"dir:{root}")
-    result = guest.look(image, "/", "sh", "-c", "cat etc/hosts etc/resolv.conf; ls")
+    result = guest.run_outside(image, "/", "sh", "-c", "cat etc/hosts etc/resolv.conf; ls")
     assert {"localhost", "nameserver"} <= set(result.stdout.split()), result.stderr
     assert {"proc", "dev", "workspace", "tmp"} <= set(result.stdout.split())

@@ -1,4 +1,4 @@
-"""Programs that come along: beneath an image, for everybody, and made once."""
+"""Runtimes of Smokebox as the lowest layer of an image."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def refuse(*_: object) -> None:
 
 
 @pytest.mark.parametrize("link", [os.link, refuse])
-async def test_a_program_lies_beneath_all_else(
+async def test_runtime_is_in_the_lowest_layer(
     tmp_path: Path, program: Path, link: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", link)
     runtimes = Runtimes(LayerStore(str(tmp_path / "layer_store")), str(program))
-    image = await runtimes.beneath(IMAGE)
+    image = await runtimes.add_to(IMAGE)
     assert image.layers[:-1] == IMAGE.layers
     assert (image.layers[-1].target, image.digest != IMAGE.digest) == ("/", True)
-    there = Path(image.layers[-1].path, DENO[1:])
-    assert subprocess.run([there], capture_output=True, check=True).stdout == b"ran\n"
-    assert all(os.stat(one).st_mode & 0o755 == 0o755 for one in (there, there.parent))
-    assert await runtimes.beneath(IMAGE) == image
+    deno = Path(image.layers[-1].path, DENO[1:])
+    assert subprocess.run([deno], capture_output=True, check=True).stdout == b"ran\n"
+    assert all(os.stat(path).st_mode & 0o755 == 0o755 for path in (deno, deno.parent))
+    assert await runtimes.add_to(IMAGE) == image
 
 
-async def test_another_program_is_another_image(tmp_path: Path, program: Path) -> None:
+async def test_changed_program_changes_the_digest(tmp_path: Path, program: Path) -> None:
     runtimes = Runtimes(LayerStore(str(tmp_path / "layer_store")), str(program))
-    before = await runtimes.beneath(IMAGE)
+    before = await runtimes.add_to(IMAGE)
     program.unlink()
     program.write_text("#!/bin/sh\necho other\n")
-    assert (await runtimes.beneath(IMAGE)).digest != before.digest
+    assert (await runtimes.add_to(IMAGE)).digest != before.digest
     assert "ran" in Path(before.layers[-1].path, DENO[1:]).read_text()
 
 
-async def test_without_a_program_an_image_stays_as_it_is(tmp_path: Path) -> None:
-    assert await Runtimes(LayerStore(str(tmp_path)), None).beneath(IMAGE) is IMAGE
+async def test_image_is_unchanged_without_a_runtime(tmp_path: Path) -> None:
+    assert await Runtimes(LayerStore(str(tmp_path)), None).add_to(IMAGE) is IMAGE

@@ -1,4 +1,4 @@
-"""Names of images, and the directories in which their layers lie."""
+"""The image store, directories as images, and the layer store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Registry:
         return Image(name=name, digest="1", layers=())
 
 
-async def test_another_source_needs_no_change_elsewhere() -> None:
+async def test_store_selects_the_source_by_name_and_prefix() -> None:
     store: ImageStore = ImageStore({"host": Registry(), "oci:": Registry(), "": Registry()})
     for name in ("host", "oci:/srv/layout", "python:3.12", "registry/library/python"):
         assert (await store.get(name)).name == name
@@ -38,7 +38,7 @@ async def test_another_source_needs_no_change_elsewhere() -> None:
         ("", "It has"),
     ],
 )
-async def test_an_unknown_name_is_told_the_nearest(store: ImageStore, name: str, hint: str) -> None:
+async def test_unknown_name_suggests_the_nearest(store: ImageStore, name: str, hint: str) -> None:
     with pytest.raises(NotFound) as caught:
         await store.get(name)
     assert hint in str(caught.value)
@@ -52,7 +52,7 @@ def root_file_system(path: Path) -> Path:
     return path
 
 
-async def test_a_directory_is_an_image(store: ImageStore, tmp_path: Path) -> None:
+async def test_directory_is_an_image(store: ImageStore, tmp_path: Path) -> None:
     root = root_file_system(tmp_path / "rootfs")
     image = await store.get(f"dir:{root}")
     assert str(root) in [layer.path for layer in image.layers]
@@ -61,7 +61,7 @@ async def test_a_directory_is_an_image(store: ImageStore, tmp_path: Path) -> Non
     assert "DEBIAN_FRONTEND" not in image.env
 
 
-async def test_a_directory_gets_what_it_lacks(store: ImageStore, tmp_path: Path) -> None:
+async def test_missing_directories_are_in_a_layer_below(store: ImageStore, tmp_path: Path) -> None:
     image = await store.get(f"dir:{root_file_system(tmp_path / 'rootfs')}")
     over, _, under, *_ = (Path(layer.path) for layer in image.layers)
     assert "localhost" in (over / "etc/hosts").read_text()
@@ -69,7 +69,7 @@ async def test_a_directory_gets_what_it_lacks(store: ImageStore, tmp_path: Path)
     assert (under / "tmp").stat().st_mode & 0o7777 == 0o1777
 
 
-async def test_a_changed_directory_has_another_digest(store: ImageStore, tmp_path: Path) -> None:
+async def test_changed_directory_has_another_digest(store: ImageStore, tmp_path: Path) -> None:
     root = root_file_system(tmp_path / "rootfs")
     before = await store.get(f"dir:{root}")
     assert (await store.get(f"dir:{root}")).digest == before.digest
@@ -80,25 +80,27 @@ async def test_a_changed_directory_has_another_digest(store: ImageStore, tmp_pat
 @pytest.mark.parametrize(
     "name", ["dir:", "dir:relative", "dir:~/x", "dir:/a\0b", "dir:/", "dir:/."]
 )
-async def test_a_bad_directory_is_refused(store: ImageStore, name: str) -> None:
+async def test_invalid_directory_is_refused(store: ImageStore, name: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         await store.get(name)
     assert caught.value.fields == {"option": "image", "value": name}
 
 
-async def test_a_link_to_the_host_is_the_host(store: ImageStore, tmp_path: Path) -> None:
-    (tmp_path / "innocent").symlink_to("/")
+async def test_symlink_to_the_host_root_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/")
     with pytest.raises(InvalidOption, match="is the host itself"):
-        await store.get(f"dir:{tmp_path}/innocent")
+        await store.get(f"dir:{tmp_path}/link")
 
 
-async def test_a_directory_around_the_store_is_refused(tmp_path: Path) -> None:
+async def test_directory_that_contains_the_store_is_refused(tmp_path: Path) -> None:
     root = root_file_system(tmp_path / "rootfs")
-    with pytest.raises(InvalidOption, match="own state"):
+    with pytest.raises(InvalidOption, match="state directory"):
         await open_store(str(root / "var/smokebox/images")).get(f"dir:{root}")
 
 
-async def test_a_directory_that_is_no_root_is_refused(store: ImageStore, tmp_path: Path) -> None:
+async def test_directory_without_a_root_file_system_is_refused(
+    store: ImageStore, tmp_path: Path
+) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(InvalidOption, match="none of usr, bin"):
         await store.get(f"dir:{tmp_path}/photos")
@@ -108,18 +110,18 @@ async def test_a_directory_that_is_no_root_is_refused(store: ImageStore, tmp_pat
             await store.get(f"dir:{tmp_path}/{name}")
 
 
-async def test_two_engines_at_once_get_the_same(tmp_path: Path) -> None:
+async def test_concurrent_engines_share_the_layers(tmp_path: Path) -> None:
     stores = [open_store(str(tmp_path / "images")) for _ in range(4)]
     images = await asyncio.gather(*(store.get("host") for store in stores))
     assert len({image.layers for image in images}) == 1
-    kept = tmp_path / "images"
+    directory = tmp_path / "images"
     used = [Path(layer.path) for layer in images[0].layers]
-    assert set(os.listdir(kept)) == {
-        one.relative_to(kept).parts[0] for one in used if one.is_relative_to(kept)
+    assert set(os.listdir(directory)) == {
+        path.relative_to(directory).parts[0] for path in used if path.is_relative_to(directory)
     }
 
 
-def test_the_one_that_was_first_stays(tmp_path: Path) -> None:
+def test_first_of_two_concurrent_layers_stays(tmp_path: Path) -> None:
     layer_store = LayerStore(str(tmp_path))
     both = threading.Barrier(2)
 
@@ -127,7 +129,7 @@ def test_the_one_that_was_first_stays(tmp_path: Path) -> None:
         (Path(into) / "file").write_text(into)
         both.wait(10)
 
-    threads = [threading.Thread(target=layer_store.keep, args=("digest", make)) for _ in range(2)]
+    threads = [threading.Thread(target=layer_store.ensure, args=("digest", make)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,25 +138,25 @@ def test_the_one_that_was_first_stays(tmp_path: Path) -> None:
     assert (tmp_path / "digest/file").read_text() not in ("", str(tmp_path / "digest"))
 
 
-def test_what_failed_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_layer_leaves_nothing(tmp_path: Path) -> None:
     def make(into: str) -> None:
         (Path(into) / "half").touch()
         raise ValueError
 
     with pytest.raises(ValueError):
-        LayerStore(str(tmp_path)).keep("digest", make)
+        LayerStore(str(tmp_path)).ensure("digest", make)
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_engine_left_is_swept(tmp_path: Path) -> None:
+def test_unfinished_layers_of_killed_engines_are_removed(tmp_path: Path) -> None:
     for name in (".making-old", ".making-young"):
         (tmp_path / name / "deep").mkdir(parents=True)
     os.utime(tmp_path / ".making-old", (time.time() - 7200,) * 2)
-    LayerStore(str(tmp_path)).keep("digest", lambda into: None)
+    LayerStore(str(tmp_path)).ensure("digest", lambda into: None)
     assert sorted(os.listdir(tmp_path)) == [".making-young", "digest"]
 
 
-def test_a_store_that_cannot_be_written_says_where(tmp_path: Path) -> None:
+def test_unwritable_store_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathError, match=str(tmp_path / "file")):
-        LayerStore(str(tmp_path / "file/images")).keep("digest", lambda into: None)
+        LayerStore(str(tmp_path / "file/images")).ensure("digest", lambda into: None)

@@ -1,4 +1,4 @@
-"""Who a command runs as, by files that the sandbox itself may have written."""
+"""Lookup of users in untrusted passwd and group files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import random
 import pytest
 
 from smokebox.engine.images.etc_files import GROUP, PASSWD
-from smokebox.engine.images.users import LONGEST_FILE, MOST_GROUPS, User, lookup
+from smokebox.engine.images.users import MAX_FILE, MAX_GROUPS, User, lookup
 from smokebox.errors import InvalidOption, NotFound
 
 FILES = (PASSWD.encode(), GROUP.encode())
 
 
-def test_a_name_gives_ids_home_and_shell() -> None:
+def test_name_gives_ids_home_and_shell() -> None:
     assert lookup("user", *FILES) == User(
         name="user", uid=1000, gid=1000, home="/home/user", shell="/bin/bash"
     )
@@ -22,16 +22,16 @@ def test_a_name_gives_ids_home_and_shell() -> None:
     assert lookup("nobody", *FILES).uid == 65534
 
 
-def test_further_groups_are_those_that_name_the_user() -> None:
+def test_supplementary_groups() -> None:
     group = b"users:x:100:alice,user\nuser:x:1000:user\nsudo:x:27:superuser\nkvm:x:105:user\n"
     assert lookup("user", FILES[0], group).groups == (100, 105)
 
 
-def test_a_number_is_the_user_that_has_it() -> None:
+def test_number_of_a_known_user() -> None:
     assert lookup("1000", *FILES) == lookup("user", *FILES)
 
 
-def test_a_number_without_a_line_is_somebody_with_no_home() -> None:
+def test_number_of_an_unknown_user() -> None:
     assert lookup("4321", *FILES) == User(name="4321", uid=4321, gid=0, home="/", shell="/bin/sh")
 
 
@@ -39,31 +39,31 @@ def test_a_number_without_a_line_is_somebody_with_no_home() -> None:
     ("user", "ids"),
     [("1:2", (1, 2)), ("user:staff", (1000, 50)), ("user:7", (1000, 7)), ("0:0", (0, 0))],
 )
-def test_a_group_may_be_given(user: str, ids: tuple[int, int]) -> None:
+def test_explicit_group(user: str, ids: tuple[int, int]) -> None:
     found = lookup(user, *FILES)
     assert (found.uid, found.gid, found.groups) == (*ids, ())
 
 
-def test_an_unknown_user_is_told_who_there_is() -> None:
+def test_unknown_user_lists_known_ones() -> None:
     with pytest.raises(NotFound, match=r"no user 'usr'.*'user'.*root, daemon") as caught:
         lookup("usr", *FILES)
     assert caught.value.fields == {"kind": "user", "name": "usr"}
 
 
-def test_an_unknown_group_is_told_apart() -> None:
+def test_unknown_group() -> None:
     with pytest.raises(NotFound, match="no group 'stuff'") as caught:
         lookup("user:stuff", *FILES)
     assert caught.value.fields["kind"] == "group"
 
 
 @pytest.mark.parametrize("user", ["", ":", "user:", "-1", "+1", " 1", "1_0", "١", "a\nb"])  # noqa: RUF001
-def test_what_is_no_user_is_not_found(user: str) -> None:
+def test_invalid_user_is_not_found(user: str) -> None:
     with pytest.raises(NotFound):
         lookup(user, *FILES)
 
 
 @pytest.mark.parametrize("number", ["4294967295", "4294967296", "9" * 5000])
-def test_the_number_that_would_leave_a_process_root_is_refused(number: str) -> None:
+def test_ids_above_the_maximum_are_refused(number: str) -> None:
     with pytest.raises(InvalidOption, match="Ids go from 0"):
         lookup(number, *FILES)
     with pytest.raises(InvalidOption):
@@ -84,37 +84,37 @@ def test_the_number_that_would_leave_a_process_root_is_refused(number: str) -> N
         b"#evil:x:1:1::/:/bin/sh",
     ],
 )
-def test_a_line_that_makes_no_sense_is_not_there(line: bytes) -> None:
+def test_invalid_lines_are_ignored(line: bytes) -> None:
     passwd = line + b"\nuser:x:1000:1000::/home/user:/bin/bash\n"
     assert lookup("user", passwd, b"").uid == 1000
     with pytest.raises(NotFound, match="It has: user"):
         lookup("evil", passwd, b"")
 
 
-def test_a_home_or_shell_that_is_no_path_is_replaced() -> None:
+def test_invalid_home_and_shell_get_defaults() -> None:
     found = lookup("evil", b"evil:x:1:1::../..:-c\x1b[2J\n", b"")
     assert (found.home, found.shell) == ("/", "/bin/sh")
 
 
-def test_the_first_line_of_a_name_counts() -> None:
+def test_first_line_of_a_name_wins() -> None:
     assert lookup("a", b"a:x:1:1::/:/a\na:x:0:0::/:/b\n", b"").uid == 1
 
 
-def test_only_so_much_of_a_file_is_read() -> None:
-    passwd = b"\n" * LONGEST_FILE + b"late:x:1:1::/:/bin/sh\n"
+def test_long_file_is_read_partly() -> None:
+    passwd = b"\n" * MAX_FILE + b"late:x:1:1::/:/bin/sh\n"
     with pytest.raises(NotFound, match="It has: none"):
         lookup("late", passwd, b"")
 
 
-def test_only_so_many_groups_are_taken() -> None:
+def test_number_of_groups_is_limited() -> None:
     group = b"".join(b"g%d:x:%d:user\n" % (n, n) for n in range(2000, 9000))
-    assert len(lookup("user", FILES[0], group).groups) == MOST_GROUPS
+    assert len(lookup("user", FILES[0], group).groups) == MAX_GROUPS
 
 
-def test_no_garbage_raises_anything_else() -> None:
-    dice = random.Random(3)
+def test_random_files_raise_only_not_found() -> None:
+    chance = random.Random(3)
     for _ in range(200):
-        noise = bytes(dice.choices(b":\n0123456789ax,\xff\0/-", k=200)) + os.urandom(50)
+        noise = bytes(chance.choices(b":\n0123456789ax,\xff\0/-", k=200)) + os.urandom(50)
         for user in ("a", "1", "a:1", "1:x"):
             try:
                 found = lookup(user, noise, noise)

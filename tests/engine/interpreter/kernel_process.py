@@ -19,7 +19,6 @@ from smokebox.engine.interpreter.frames import (
     KernelReady,
     KernelResult,
     parse,
-    result_of,
 )
 
 SOURCES = Path(kernel.__file__).parent
@@ -39,7 +38,7 @@ class CodeOutput:
 
     def __init__(self, frames: list[KernelFrame]) -> None:
         self.frames = frames
-        self.results = [result_of(one) for one in frames if isinstance(one, KernelResult)]
+        self.results = [one.to_result() for one in frames if isinstance(one, KernelResult)]
         self.stdout = self._output("stdout")
         self.stderr = self._output("stderr")
         self.error = next((one for one in frames if isinstance(one, KernelError)), None)

@@ -1,4 +1,4 @@
-"""Lines from inside a sandbox, most of which no kernel of ours would write."""
+"""Parsing of frames from inside a sandbox, most of them invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from smokebox.engine.interpreter.frames import (
     KernelOutput,
     KernelResult,
     parse,
-    result_of,
 )
 from smokebox.engine.jail.log_pump import KEEP
 from smokebox.types import CodeExecution, CodeResult
@@ -34,8 +33,8 @@ END = b'{"type":"end","id":"a","count":1}\n'
 
 async def read_all(reader: FrameReader) -> list[frames.KernelFrame]:
     found = []
-    with reader.watched() as ear:
-        while more := await reader.read(ear):
+    with reader.listen() as listener:
+        while more := await reader.read(listener):
             found += more
     return found
 
@@ -64,31 +63,31 @@ async def read_all(reader: FrameReader) -> list[frames.KernelFrame]:
         b"\0" * 100,
     ],
 )
-def test_what_is_no_frame_is_counted_and_no_more(line: bytes) -> None:
+def test_invalid_lines_are_dropped_and_counted(line: bytes) -> None:
     assert parse(line) == KernelDropped(count=len(line))
 
 
-def test_what_is_a_frame_can_be_sent_on() -> None:
+def test_valid_frames_can_be_encoded_again() -> None:
     huge = [b"[" * depth + b"]" * depth for depth in (10, 500, 850, 900, 950, 985, 990)]
     for value in (*huge, b"1" * 40, b"-" + b"9" * 25, b"1e999", b'{"a":[1' + b"0" * 30 + b"]}"):
         line = b'{"type":"result","id":"a","data":{"text/plain":"t","application/json":%s}}' % value
         frame = parse(line)
         if isinstance(frame, KernelResult):
-            told = CodeExecution(context="c", language="python", results=(result_of(frame),))
-            assert msgspec.json.encode([told])
-            assert told.text is None
-            assert told.results[0].text == "t"
+            execution = CodeExecution(context="c", language="python", results=(frame.to_result(),))
+            assert msgspec.json.encode([execution])
+            assert execution.text is None
+            assert execution.results[0].text == "t"
     for count in (10**30, -(10**30)):
         assert msgspec.json.encode(parse(b'{"type":"end","id":"a","count":%d}' % count))
 
 
-def test_what_a_frame_says_of_its_size_is_not_believed() -> None:
+def test_size_field_of_a_frame_is_ignored() -> None:
     line = b'{"type":"result","id":"a","data":{},"size":-1000000}'
     assert parse(line).size == len(line)
 
 
-def test_a_bundle_becomes_a_result_by_its_fields() -> None:
-    picture = base64.b64encode(b"\x89PNG").decode()
+def test_bundle_is_converted_to_a_result() -> None:
+    image = base64.b64encode(b"\x89PNG").decode()
     frame = KernelResult(
         data={
             "text/plain": "t",
@@ -97,16 +96,16 @@ def test_a_bundle_becomes_a_result_by_its_fields() -> None:
             "image/svg+xml": "<svg/>",
             "text/latex": "$x$",
             "application/javascript": "1",
-            "image/png": picture,
-            "image/jpeg": picture,
-            "application/pdf": picture,
+            "image/png": image,
+            "image/jpeg": image,
+            "application/pdf": image,
             "application/json": {"a": 1},
             CHART: {"type": "line"},
             "application/vnd.plotly.v1+json": {"data": []},
         },
         main=True,
     )
-    result = result_of(frame)
+    result = frame.to_result()
     assert result == CodeResult(
         text="t",
         html="<b>",
@@ -127,13 +126,13 @@ def test_a_bundle_becomes_a_result_by_its_fields() -> None:
     assert CodeResult(text="").formats() == ("text",)
 
 
-def test_fields_of_the_wrong_kind_are_left_out() -> None:
+def test_fields_of_the_wrong_type_are_left_out() -> None:
     frame = KernelResult(data={"text/plain": 5, "image/png": "!", "image/jpeg": [], CHART: "x"})
-    result = result_of(frame)
+    result = frame.to_result()
     assert (result.text, result.jpeg, result.chart) == (None, None, None)
 
 
-async def test_frames_are_read_on_from_where_the_last_ended(tmp_path: Path) -> None:
+async def test_reading_continues_after_the_last_frame(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(END + END[:10])
     reader = FrameReader(str(log))
@@ -144,9 +143,7 @@ async def test_frames_are_read_on_from_where_the_last_ended(tmp_path: Path) -> N
     assert await read_all(reader) == [end, KernelDropped(count=4), end]
 
 
-async def test_a_line_without_end_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_line_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "LONGEST_LINE", 1000)
     log = tmp_path / "log"
     log.write_bytes(b"x" * 1_000_000 + b"\n" + END)
@@ -154,7 +151,7 @@ async def test_a_line_without_end_takes_no_memory(
     assert await read_all(reader) == [KernelDropped(count=1_000_000), END_FRAME]
 
 
-async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
+async def test_dropped_part_of_a_long_log_is_a_gap(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with open(log, "wb") as file:
         file.truncate(KEEP + (8 << 20))
@@ -165,18 +162,18 @@ async def test_what_was_not_read_in_time_is_a_gap(tmp_path: Path) -> None:
     assert found[-1] == END_FRAME
 
 
-async def test_the_bell_rings_for_what_is_written(tmp_path: Path) -> None:
+async def test_listener_is_notified_of_new_frames(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     reader = FrameReader(str(log))
-    with reader.watched() as ear:
-        heard = ear.bell.listen()
-        assert await reader.read(ear) == []
+    with reader.listen() as listener:
+        changed = listener.changed.event
+        assert await reader.read(listener) == []
         log.write_bytes(json.dumps({"type": "output", "stream": "stdout", "data": "x"}).encode())
         async with asyncio.timeout(10):
-            await heard.wait()
+            await changed.wait()
         with open(log, "ab") as file:
             file.write(b"\n")
-        assert await reader.read(ear) == [KernelOutput(stream="stdout", data="x", size=51)]
+        assert await reader.read(listener) == [KernelOutput(stream="stdout", data="x", size=51)]
         log.unlink()
-        assert await reader.read(ear) == []
+        assert await reader.read(listener) == []

@@ -26,116 +26,118 @@ NOWHERE = {"PATH": "/nowhere"}
 
 
 @pytest_asyncio.fixture
-async def box(host: Host) -> Sandbox:
+async def sandbox(host: Host) -> Sandbox:
     return await host.create("box")
 
 
-async def test_each_language_has_a_separate_default_context(box: Sandbox) -> None:
-    assert (await box.contexts.run("const x = 1; x", language="javascript")).text == "1"
-    assert (await box.contexts.run("const x: string = 'a'; x", language="ts")).text == "'a'"
-    assert (await box.contexts.run("x = 2; x")).text == "2"
-    result = await box.contexts.run("x", language="node")
+async def test_each_language_has_a_separate_default_context(sandbox: Sandbox) -> None:
+    assert (await sandbox.contexts.run("const x = 1; x", language="javascript")).text == "1"
+    assert (await sandbox.contexts.run("const x: string = 'a'; x", language="ts")).text == "'a'"
+    assert (await sandbox.contexts.run("x = 2; x")).text == "2"
+    result = await sandbox.contexts.run("x", language="node")
     assert (result.text, result.count, result.language) == ("1", 2, "javascript")
-    assert len(await box.contexts.list()) == 3
+    assert len(await sandbox.contexts.list()) == 3
 
 
-async def test_a_context_starts_with_its_cwd_and_env(box: Sandbox) -> None:
-    context = await box.contexts.create(language="js", cwd="/tmp", env={"A": "x"})
+async def test_a_context_starts_with_its_cwd_and_env(sandbox: Sandbox) -> None:
+    context = await sandbox.contexts.create(language="js", cwd="/tmp", env={"A": "x"})
     code = "[process.cwd(), process.env.A, process.env.B]"
-    result = await box.contexts.run(code, context=context, env={"B": "y"})
+    result = await sandbox.contexts.run(code, context=context, env={"B": "y"})
     assert result.results[0].json == ["/tmp", "x", "y"]
 
 
-async def test_events_are_streamed_as_they_happen(box: Sandbox) -> None:
+async def test_events_are_streamed_as_they_happen(sandbox: Sandbox) -> None:
     code = (
         "import fs from 'node:fs'; console.log('first');"
         "while (!fs.existsSync('go')) await new Promise(done => setTimeout(done, 10)); 'end'"
     )
     events: list[object] = []
-    async with box.contexts.stream(code, language="javascript") as stream:
+    async with sandbox.contexts.stream(code, language="javascript") as stream:
         async for event in stream:
             if not events:
-                await box.write_file("go", "")
+                await sandbox.write_file("go", "")
             events.append(event)
     assert events == [OutputChunk("stdout", "first\n"), CodeResult(text="'end'", main=True)]
 
 
-async def test_a_timeout_interrupts_awaits_and_loops(box: Sandbox) -> None:
-    await box.contexts.run("const kept = 1", language="js")
+async def test_a_timeout_interrupts_awaits_and_loops(sandbox: Sandbox) -> None:
+    await sandbox.contexts.run("const kept = 1", language="js")
     for code in ("await new Promise(() => {})", "console.log('on'); while (true);"):
-        late = await box.contexts.run(code, language="js", timeout=0.3)
+        late = await sandbox.contexts.run(code, language="js", timeout=0.3)
         assert (late.timed_out, late.context_ended) == (True, False)
         assert late.error is not None
         assert late.error.name == "TimeoutError"
-        assert (await box.contexts.run("kept", language="js")).text == "1"
+        assert (await sandbox.contexts.run("kept", language="js")).text == "1"
     assert late.stdout == "on\n"
 
 
 async def test_an_uninterruptible_loop_ends_its_context(
-    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_module, "INTERRUPT_SECONDS", 1.0)
-    await box.contexts.run("const kept = 1", language="js")
-    stuck = await box.contexts.run("await 1; while (true);", language="js", timeout=0.3)
+    await sandbox.contexts.run("const kept = 1", language="js")
+    stuck = await sandbox.contexts.run("await 1; while (true);", language="js", timeout=0.3)
     assert (stuck.timed_out, stuck.context_ended) == (True, True)
-    async with box.contexts.stream("console.log(1); while (true);", language="js") as stream:
+    async with sandbox.contexts.stream("console.log(1); while (true);", language="js") as stream:
         async for _ in stream:
             break
-    assert (await box.contexts.run("typeof kept", language="js")).text == "'undefined'"
+    assert (await sandbox.contexts.run("typeof kept", language="js")).text == "'undefined'"
 
 
-async def test_running_code_in_a_killed_context_raises(box: Sandbox) -> None:
-    context = await box.contexts.create(language="js")
+async def test_running_code_in_a_killed_context_raises(sandbox: Sandbox) -> None:
+    context = await sandbox.contexts.create(language="js")
     for code in ("process.kill(process.pid, 'SIGKILL'); await new Promise(() => {})", "1"):
         with pytest.raises(ProcessEnded, match="killed"):
-            await box.contexts.run(code, context=context)
+            await sandbox.contexts.run(code, context=context)
 
 
-async def test_output_of_child_processes_does_not_corrupt_frames(box: Sandbox) -> None:
+async def test_output_of_child_processes_does_not_corrupt_frames(sandbox: Sandbox) -> None:
     code = (
         "import child from 'node:child_process';"
         "child.spawnSync('echo', ['loud'], {stdio: 'inherit'});"
         "child.execFileSync('echo', ['heard']).toString()"
     )
-    result = await box.contexts.run(code, language="js")
+    result = await sandbox.contexts.run(code, language="js")
     assert (result.text, result.truncated) == ("'heard\\n'", False)
 
 
 async def test_a_missing_runtime_raises_with_a_hint(host: Host) -> None:
-    box = await host.create("box", env=NOWHERE)
-    await box.exec("/bin/rm -r /opt/smokebox")
+    sandbox = await host.create("box", env=NOWHERE)
+    await sandbox.exec("/bin/rm -r /opt/smokebox")
     for language in ("javascript", "typescript"):
-        with pytest.raises(Unsupported, match="no deno and no node") as caught:
-            await box.contexts.run("1", language=language)
+        with pytest.raises(Unsupported, match="no deno or node") as caught:
+            await sandbox.contexts.run("1", language=language)
         assert "smokebox[javascript]" in caught.value.hint
-    assert await box.contexts.list() == []
+    assert await sandbox.contexts.list() == []
 
 
 @pytest.mark.skipif(not os.path.exists("/usr/bin/node"), reason="Node is not installed")
-async def test_node_of_the_image_is_used_without_deno(box: Sandbox) -> None:
-    await box.exec("rm -r /opt/smokebox; rm -f $(command -v deno)")
-    result = await box.contexts.run("[typeof Deno, process.argv0]", language="javascript")
+async def test_node_of_the_image_is_used_without_deno(sandbox: Sandbox) -> None:
+    await sandbox.exec("rm -r /opt/smokebox; rm -f $(command -v deno)")
+    result = await sandbox.contexts.run("[typeof Deno, process.argv0]", language="javascript")
     assert result.results[0].json == ["undefined", "node"]
 
 
 async def test_deno_of_the_image_takes_precedence(host: Host) -> None:
-    box = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
-    await box.write_file("bin/deno", f'#!/bin/sh\nexport OWN=1\nexec {DENO} "$@"\n')
-    await box.exec("chmod +x bin/deno")
-    assert (await box.contexts.run("process.env.OWN", language="ts")).text == "'1'"
+    sandbox = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
+    await sandbox.write_file("bin/deno", f'#!/bin/sh\nexport OWN=1\nexec {DENO} "$@"\n')
+    await sandbox.exec("chmod +x bin/deno")
+    assert (await sandbox.contexts.run("process.env.OWN", language="ts")).text == "'1'"
 
 
 async def test_a_runtime_without_typescript_raises_its_message(host: Host) -> None:
-    box = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
-    await box.write_file("bin/deno", '#!/bin/sh\necho "cannot run TypeScript" >&2; exit 1\n')
-    await box.exec("chmod +x bin/deno")
+    sandbox = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
+    await sandbox.write_file("bin/deno", '#!/bin/sh\necho "cannot run TypeScript" >&2; exit 1\n')
+    await sandbox.exec("chmod +x bin/deno")
     with pytest.raises(Unsupported, match="cannot run TypeScript"):
-        await box.contexts.create(language="typescript")
+        await sandbox.contexts.create(language="typescript")
 
 
 async def test_a_sandbox_cannot_modify_the_deno_of_others(host: Host) -> None:
-    box, other = await host.create("box"), await host.create("other")
-    result = await box.exec(f"{DENO} --version; echo harm > {DENO}; rm -r /opt/smokebox; ls /opt")
+    sandbox, other = await host.create("box"), await host.create("other")
+    result = await sandbox.exec(
+        f"{DENO} --version; echo harm > {DENO}; rm -r /opt/smokebox; ls /opt"
+    )
     assert result.stdout.startswith("deno ")
     assert "smokebox" not in result.stdout
     assert (await other.exec(f"{DENO} --version")).stdout.startswith("deno ")

@@ -1,4 +1,4 @@
-"""A process that is confined to a directory, and what leads out of it."""
+"""Confinement of a process to a directory by Landlock."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from smokebox.engine.jail import landlock
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(landlock.version() < 2, reason="this kernel has no such rules")
+pytestmark = pytest.mark.skipif(landlock.version() < 2, reason="this kernel lacks Landlock")
 
 PRELUDE = """
 import errno, json, os, sys
 from smokebox.engine.jail import landlock, linux
 root, other = sys.argv[1:]
-below = os.open(other, os.O_RDONLY)
+other_fd = os.open(other, os.O_RDONLY)
 
 def attempt(call, *args):
     try:
@@ -45,18 +45,17 @@ def folders(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "root"), str(tmp_path / "other")]
 
 
-def confined(folders: list[str], code: str) -> list[str]:
-    """What a confined process tells."""
-    script = PRELUDE + textwrap.dedent(code)
-    words = [sys.executable, "-c", script, *folders]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=15, check=True)
-    told: list[str] = json.loads(answer.stdout)
-    return told
+def run_confined(folders: list[str], code: str) -> list[str]:
+    """Run code in a confined process, and return its output."""
+    argv = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *folders]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=15, check=True)
+    results: list[str] = json.loads(done.stdout)
+    return results
 
 
-def test_what_is_not_below_the_root_cannot_be_opened(folders: list[str]) -> None:
+def test_files_outside_root_cannot_be_opened(folders: list[str]) -> None:
     assert set(
-        confined(
+        run_confined(
             folders,
             """
             os.symlink(f"{other}/file", f"{root}/link")
@@ -64,7 +63,7 @@ def test_what_is_not_below_the_root_cannot_be_opened(folders: list[str]) -> None
                 attempt(os.open, f"{other}/file", os.O_RDONLY),
                 attempt(os.open, f"{other}/file", os.O_WRONLY),
                 attempt(os.open, f"{root}/link", os.O_RDONLY),
-                attempt(os.open, f"/proc/self/fd/{below}/file", os.O_RDONLY),
+                attempt(os.open, f"/proc/self/fd/{other_fd}/file", os.O_RDONLY),
                 attempt(os.listdir, other),
                 attempt(os.execv, "/proc/self/exe", ["python", "-c", ""]),
             ]))
@@ -73,9 +72,9 @@ def test_what_is_not_below_the_root_cannot_be_opened(folders: list[str]) -> None
     ) == {"EACCES"}
 
 
-def test_what_is_below_is_as_before(folders: list[str]) -> None:
+def test_files_below_root_are_not_affected(folders: list[str]) -> None:
     assert set(
-        confined(
+        run_confined(
             folders,
             """
             print(json.dumps([

@@ -1,4 +1,4 @@
-"""Each system call, made for real, in a process of its own that it can do no harm in."""
+"""Each system call, in a child process where it can do no harm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from smokebox.engine.jail import linux
 
 SOURCE = str(Path(linux.__file__).parents[3])
-# Everything that needs privileges has them in namespaces of its own.
+# Gives a process its privileges in new namespaces.
 PRIVILEGED = """
 uid, gid = os.geteuid(), os.getegid()
 linux.unshare(linux.NEWUSER | linux.NEWNS | linux.NEWNET | linux.NEWUTS)
@@ -28,13 +28,13 @@ linux.mount(None, '/', None, linux.MS_REC | linux.MS_PRIVATE)
 """
 
 
-def told(code: str, *words: str, privileged: bool = True) -> object:
-    """What a fresh process tells that runs `code` with `linux` at hand."""
+def run(code: str, *args: str, privileged: bool = True) -> object:
+    """Run `code` in a child process, and return what it passes to `output`."""
     script = "import json, os, signal, socket, sys\nfrom smokebox.engine.jail import linux\n"
-    script += "def tell(what): print(json.dumps(what))\n"
+    script += "def output(value): print(json.dumps(value))\n"
     script += (PRIVILEGED if privileged else "") + textwrap.dedent(code)
     done = subprocess.run(
-        [sys.executable, "-c", script, *words],
+        [sys.executable, "-c", script, *args],
         capture_output=True,
         env={"PYTHONPATH": SOURCE},
         timeout=15,
@@ -43,20 +43,20 @@ def told(code: str, *words: str, privileged: bool = True) -> object:
     return json.loads(done.stdout)
 
 
-def test_clone3_forks_into_fresh_namespaces_and_holds_the_child() -> None:
+def test_clone3_forks_into_new_namespaces_with_pidfd() -> None:
     code = """
         child = linux.clone3(linux.NEWUSER | linux.NEWPID)
         if not child.pid:
             os._exit(7 if os.getpid() == 1 else 8)
         status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
-        tell([status.si_pid == child.pid, status.si_status])
+        output([status.si_pid == child.pid, status.si_status])
     """
-    assert told(code, privileged=False) == [True, 7]
+    assert run(code, privileged=False) == [True, 7]
 
 
-def test_unshare_leaves_the_namespaces_of_before() -> None:
+def test_unshare_enters_new_namespaces() -> None:
     before = os.readlink("/proc/self/ns/uts")
-    assert told("tell(os.readlink('/proc/self/ns/uts'))") != before
+    assert run("output(os.readlink('/proc/self/ns/uts'))") != before
 
 
 def test_mount_and_umount(tmp_path: Path) -> None:
@@ -65,29 +65,29 @@ def test_mount_and_umount(tmp_path: Path) -> None:
         open(sys.argv[1] + '/inside', 'w').close()
         seen = os.listdir(sys.argv[1])
         linux.umount(sys.argv[1])
-        tell([seen, os.listdir(sys.argv[1])])
+        output([seen, os.listdir(sys.argv[1])])
     """
-    assert told(code, str(tmp_path)) == [["inside"], []]
+    assert run(code, str(tmp_path)) == [["inside"], []]
 
 
-def test_mount_says_what_it_could_not_mount(tmp_path: Path) -> None:
+def test_mount_error_names_kind_and_target(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"mount nonesuch on {tmp_path}"):
         linux.mount("x", str(tmp_path), "nonesuch")
 
 
-def test_pivot_root_changes_the_root(tmp_path: Path) -> None:
+def test_pivot_root_changes_root(tmp_path: Path) -> None:
     code = """
         linux.mount('tmpfs', sys.argv[1], 'tmpfs')
         os.chdir(sys.argv[1])
         linux.pivot_root('.', '.')
         linux.umount('.', linux.MNT_DETACH)
         os.chdir('/')
-        tell(os.listdir('/'))
+        output(os.listdir('/'))
     """
-    assert told(code, str(tmp_path)) == []
+    assert run(code, str(tmp_path)) == []
 
 
-def test_a_detached_tree_is_moved_to_another_place_read_only(tmp_path: Path) -> None:
+def test_detached_tree_is_attached_read_only(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()
     (tmp_path / "from" / "file").write_text("whole")
@@ -98,13 +98,13 @@ def test_a_detached_tree_is_moved_to_another_place_read_only(tmp_path: Path) -> 
         try:
             open(sys.argv[1] + '/to/file', 'w')
         except OSError as error:
-            tell([open(sys.argv[1] + '/to/file').read(), error.errno])
+            output([open(sys.argv[1] + '/to/file').read(), error.errno])
     """
-    assert told(code, str(tmp_path)) == ["whole", 30]
+    assert run(code, str(tmp_path)) == ["whole", 30]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mapping ids of a mount needs root")
-def test_ids_of_a_mount_are_mapped_by_a_user_namespace(tmp_path: Path) -> None:
+def test_mount_setattr_maps_ids_by_user_namespace(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "file").touch()
     code = """
@@ -122,13 +122,13 @@ def test_ids_of_a_mount_are_mapped_by_a_user_namespace(tmp_path: Path) -> None:
         tree = linux.open_tree(sys.argv[1])
         linux.mount_setattr(tree, 0, userns=userns)
         linux.move_mount(tree, sys.argv[1] + '/to')
-        tell(os.stat(sys.argv[1] + '/to/file').st_uid)
+        output(os.stat(sys.argv[1] + '/to/file').st_uid)
         os.close(go)
     """
-    assert told(code, str(tmp_path), privileged=False) == 500000
+    assert run(code, str(tmp_path), privileged=False) == 500000
 
 
-def test_openat2_stays_in_the_root(tmp_path: Path) -> None:
+def test_openat2_stays_in_root(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text("inside")
     (tmp_path / "link").symlink_to("/../../passwd")
     root = os.open(tmp_path, os.O_PATH)
@@ -143,7 +143,7 @@ def test_openat2_stays_in_the_root(tmp_path: Path) -> None:
         os.close(root)
 
 
-def test_openat2_does_not_wait_for_a_leased_file(tmp_path: Path) -> None:
+def test_openat2_does_not_wait_for_leased_file(tmp_path: Path) -> None:
     leased = tmp_path / "leased"
     leased.touch()
     holder, root = os.open(leased, os.O_RDWR), os.open(tmp_path, os.O_PATH)
@@ -161,37 +161,37 @@ def test_openat2_does_not_wait_for_a_leased_file(tmp_path: Path) -> None:
 
 
 def test_sethostname() -> None:
-    assert told("linux.sethostname('box-7'); tell(socket.gethostname())") == "box-7"
+    assert run("linux.sethostname('box-7'); output(socket.gethostname())") == "box-7"
 
 
-def test_the_process_has_the_name_and_the_line_it_sets() -> None:
+def test_process_name_and_command_line_are_set() -> None:
     code = """
         linux.set_process_name('smokebox-test-name')
         linux.set_command_line('smokebox')
         line = open('/proc/self/cmdline').read().strip(chr(0))
-        tell([open('/proc/self/comm').read(), line])
+        output([open('/proc/self/comm').read(), line])
     """
-    assert told(code, "a-secret-path") == ["smokebox-test-n\n", "smokebox"]
+    assert run(code, "a-secret-path") == ["smokebox-test-n\n", "smokebox"]
 
 
-def test_a_process_that_is_not_dumpable_is_closed_to_its_like() -> None:
+def test_process_that_is_not_dumpable_cannot_be_inspected() -> None:
     code = """
         linux.set_dumpable(False)
-        tell(os.stat('/proc/self/environ').st_uid == os.geteuid())
+        output(os.stat('/proc/self/environ').st_uid == os.geteuid())
     """
     expected = os.geteuid() == 0
-    assert told(code, privileged=False) == expected
+    assert run(code, privileged=False) == expected
 
 
-def test_no_new_privileges_is_on_for_good() -> None:
+def test_no_new_privileges_is_set() -> None:
     code = """
         linux.set_no_new_privileges()
-        tell([line.split()[1] for line in open('/proc/self/status') if 'NoNewPrivs' in line])
+        output([line.split()[1] for line in open('/proc/self/status') if 'NoNewPrivs' in line])
     """
-    assert told(code, privileged=False) == ["1"]
+    assert run(code, privileged=False) == ["1"]
 
 
-def test_orphans_come_to_a_subreaper() -> None:
+def test_subreaper_becomes_parent_of_orphans() -> None:
     code = """
         linux.become_subreaper()
         parent = os.fork()
@@ -203,35 +203,35 @@ def test_orphans_come_to_a_subreaper() -> None:
         with open(f'/proc/self/task/{os.getpid()}/children') as file:
             [orphan] = map(int, file.read().split())
         os.kill(orphan, signal.SIGKILL)
-        tell(os.waitpid(orphan, 0)[1])
+        output(os.waitpid(orphan, 0)[1])
     """
-    assert told(code, privileged=False) == signal.SIGKILL
+    assert run(code, privileged=False) == signal.SIGKILL
 
 
-def test_capabilities_are_just_those_kept() -> None:
+def test_capabilities_are_those_kept() -> None:
     code = """
         keep = (linux.CAP_CHOWN, linux.CAP_KILL, linux.CAP_SYS_CHROOT)
         linux.limit_capabilities(keep)
         linux.set_capabilities(keep)
         lines = dict(line.split(':', 1) for line in open('/proc/self/status'))
-        tell([int(lines[name], 16) for name in ('CapEff', 'CapPrm', 'CapBnd', 'CapInh')])
+        output([int(lines[name], 16) for name in ('CapEff', 'CapPrm', 'CapBnd', 'CapInh')])
     """
     mask = 1 << linux.CAP_CHOWN | 1 << linux.CAP_KILL | 1 << linux.CAP_SYS_CHROOT
-    assert told(code) == [mask, mask, mask, 0]
+    assert run(code) == [mask, mask, mask, 0]
 
 
-def test_loopback_is_raised() -> None:
+def test_raise_loopback_brings_interface_up() -> None:
     code = """
         server = socket.socket()
         linux.raise_loopback()
         server.bind(('127.0.0.1', 0))
         server.listen()
         socket.create_connection(server.getsockname(), 5).close()
-        tell(True)
+        output(True)
     """
-    assert told(code) is True
+    assert run(code) is True
 
 
-def test_a_call_that_was_refused_is_named() -> None:
+def test_error_names_system_call() -> None:
     with pytest.raises(OSError, match="move_mount /absent"), socket.socket() as sock:
         linux.move_mount(sock.fileno(), "/absent")

@@ -1,4 +1,4 @@
-"""A jail of namespaces: made, entered, frozen, adopted, killed; and nothing left of it."""
+"""Jails of namespaces: created, entered, frozen, adopted, killed, without leftovers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ import smokebox
 from smokebox.engine.images.image import Layer
 from smokebox.engine.images.store import open_store
 from smokebox.engine.jail import guest_init, guest_requests
-from smokebox.engine.jail.api import JailSpec, JailState
+from smokebox.engine.jail.cgroup_hierarchy import detect
+from smokebox.engine.jail.jail import Jail, start_time
 from smokebox.engine.jail.namespaces import NamespaceJailer
-from smokebox.engine.jail.zygote_jail import ZygoteJail, start_time
+from smokebox.engine.jail.spec import JailSpec, JailState
 from smokebox.errors import IsolationUnavailable, SandboxGone, SmokeboxError, StorageFull
 from smokebox.limits import Limits
-from smokebox.runtime.process import Process
+from smokebox.runtime.process import SupervisedProcess
 
 MakeSpec: TypeAlias = Callable[[str], JailSpec]
 
@@ -56,32 +57,32 @@ async def spec(tmp_path: Path, layers: Path) -> MakeSpec:
 
 
 @pytest_asyncio.fixture
-async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[ZygoteJail]:
+async def jail(jailer: NamespaceJailer, spec: MakeSpec) -> AsyncIterator[Jail]:
     jail = await jailer.make(spec("a"))
     await jail.enter("box-a", Limits())
     yield jail
     await jail.kill()
 
 
-async def run(jail: ZygoteJail, *words: str) -> str:
-    """What a program in the jail writes."""
+async def run(jail: Jail, *argv: str) -> str:
+    """Run a program in the jail, and return its output."""
     body = guest_init.pack_program(
         verb=guest_init.RUN,
-        argv=[word.encode() for word in words],
+        argv=[word.encode() for word in argv],
         env=[b"PATH=/usr/bin:/bin"],
         cwd=b"/",
         timeout=10,
     )
-    told = b""
-    async with await Process.begin(
+    output = b""
+    async with await SupervisedProcess.start_through(
         await jail.connect(), body, explain=lambda stage, number: OSError(number, str(stage))
     ) as process:
         while chunk := await process.read():
-            told += chunk.data
-    return told.decode()
+            output += chunk.data
+    return output.decode()
 
 
-async def test_what_is_inside(jail: ZygoteJail) -> None:
+async def test_hostname_user_and_hosts_file(jail: Jail) -> None:
     assert await run(jail, "hostname") == "box-a\n"
     assert await run(jail, "id", "-u") == "0\n"
     assert await run(jail, "cat", "/etc/hostname") == "box-a\n"
@@ -89,12 +90,12 @@ async def test_what_is_inside(jail: ZygoteJail) -> None:
     assert await run(jail, "sh", "-c", "ls /sys; ls /proc/sys/kernel/hostname") != ""
 
 
-async def test_what_only_building_needed_is_given_up(jail: ZygoteJail) -> None:
+async def test_privileges_of_setup_are_dropped(jail: Jail) -> None:
     status = await run(jail, "grep", "-E", "NoNewPrivs|^Seccomp:|CapEff", "/proc/self/status")
     assert status.split() == ["CapEff:", "00000000000404fb", "NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: ZygoteJail) -> None:
+async def test_executable_of_first_process_cannot_be_written(jail: Jail) -> None:
     exe = f"/proc/{jail.state.pid}/exe"
     if os.geteuid() == 0:
         assert os.readlink(exe).startswith("/memfd:smokebox")
@@ -103,7 +104,7 @@ async def test_its_first_process_is_of_no_file_that_could_be_changed(jail: Zygot
     assert await run(jail, "sh", "-c", "readlink /proc/1/exe; true") == ""
 
 
-async def test_files_are_reached_from_outside(jail: ZygoteJail) -> None:
+async def test_files_are_accessible_from_outside(jail: Jail) -> None:
     await run(jail, "sh", "-c", "echo written inside > /workspace/file")
     fd = os.open("workspace/file", os.O_RDONLY, dir_fd=jail.root)
     with open(fd) as file:
@@ -111,23 +112,23 @@ async def test_files_are_reached_from_outside(jail: ZygoteJail) -> None:
         assert os.fstat(fd).st_uid == jail.owner.uid
 
 
-async def test_on_disk_files_have_the_ids_they_have_inside(
+async def test_files_on_disk_have_the_ids_they_have_inside(
     jailer: NamespaceJailer, spec: MakeSpec
 ) -> None:
-    """So that another run may have other ids outside."""
+    """Another run may have other ids outside."""
     for hostname in ("first", "second"):
         jail = await jailer.make(spec("b"))
         await jail.enter(hostname, Limits())
         await run(jail, "sh", "-c", f"echo {hostname} >> /workspace/file")
-        kept = Path(spec("b").directory, "data/upper/0/workspace/file")
-        assert kept.stat().st_uid == os.geteuid()
-        seen = await run(jail, "stat", "-c", "%u %g", "/workspace/file")
-        assert seen == "0 0\n"
+        path = Path(spec("b").directory, "data/upper/0/workspace/file")
+        assert path.stat().st_uid == os.geteuid()
+        ids = await run(jail, "stat", "-c", "%u %g", "/workspace/file")
+        assert ids == "0 0\n"
         await jail.kill()
-    assert kept.read_text() == "first\nsecond\n"
+    assert path.read_text() == "first\nsecond\n"
 
 
-async def test_a_socket_of_its_network(jail: ZygoteJail) -> None:
+async def test_open_socket_connects_to_server_inside(jail: Jail) -> None:
     async with asyncio.timeout(10):
         server = asyncio.create_task(
             run(
@@ -150,21 +151,21 @@ async def test_a_socket_of_its_network(jail: ZygoteJail) -> None:
         await server
 
 
-async def test_freezing_stops_all_and_thawing_goes_on(jail: ZygoteJail) -> None:
+async def test_freeze_stops_processes_and_thaw_continues_them(jail: Jail) -> None:
     counting = asyncio.create_task(
         run(jail, "sh", "-c", "for i in 1 2 3 4 5 6; do echo $i >> /workspace/n; sleep 0.2; done")
     )
     await asyncio.sleep(0.5)
     await jail.freeze()
-    seen = os.stat("workspace/n", dir_fd=jail.root).st_size
+    size = os.stat("workspace/n", dir_fd=jail.root).st_size
     await asyncio.sleep(0.6)
-    assert os.stat("workspace/n", dir_fd=jail.root).st_size == seen
+    assert os.stat("workspace/n", dir_fd=jail.root).st_size == size
     await jail.thaw()
     await counting
     assert os.stat("workspace/n", dir_fd=jail.root).st_size == 12
 
 
-async def test_a_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+async def test_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     jail = await jailer.make(spec("frozen"))
     await jail.enter("frozen", Limits())
     await jail.freeze()
@@ -172,14 +173,14 @@ async def test_a_frozen_jail_can_be_killed(jailer: NamespaceJailer, spec: MakeSp
     assert start_time(jail.state.pid) != jail.state.started
 
 
-async def test_stats_count_what_it_uses(jail: ZygoteJail) -> None:
+async def test_stats_report_usage(jail: Jail) -> None:
     stats = await jail.stats()
     assert stats.pids is not None
     assert stats.pids >= 1
     assert stats.memory
 
 
-async def test_killing_it_leaves_no_process_and_is_safe_to_repeat(
+async def test_kill_leaves_no_process_and_is_safe_to_repeat(
     jailer: NamespaceJailer, spec: MakeSpec
 ) -> None:
     jail = await jailer.make(spec("k"))
@@ -194,7 +195,7 @@ async def test_killing_it_leaves_no_process_and_is_safe_to_repeat(
         await jail.connect()
 
 
-async def test_its_end_is_noticed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+async def test_exit_of_first_process_is_noticed(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     jail = await jailer.make(spec("end"))
     await jail.enter("end", Limits())
     os.kill(jail.state.pid, signal.SIGKILL)
@@ -204,7 +205,7 @@ async def test_its_end_is_noticed(jailer: NamespaceJailer, spec: MakeSpec) -> No
     await jail.kill()
 
 
-async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+async def test_another_engine_adopts_jail(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     jail = await jailer.make(spec("c"))
     await jail.enter("c", Limits())
     await run(jail, "sh", "-c", "echo kept > /workspace/file")
@@ -220,25 +221,67 @@ async def test_another_engine_adopts_it(jailer: NamespaceJailer, spec: MakeSpec)
     await other.aclose()
 
 
-async def test_a_pid_that_is_somebody_elses_is_not_adopted(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
+async def test_orphaned_jail_ends_after_its_timeout(
+    jailer: NamespaceJailer, spec: MakeSpec
 ) -> None:
-    # One that started at the same hundredth of a second has the same time of start.
+    jail = await jailer.make(spec("orphan"))
+    await jail.enter("orphan", Limits(), orphan_timeout=0.5)
+    await run(jail, "sh", "-c", "echo kept > /workspace/file; setsid sleep 1000 >/dev/null 2>&1 &")
+    jail.close()
+    await gone(jail)
+    assert await jailer.adopt(spec("orphan"), jail.state) is None
+    path = Path(spec("orphan").directory, "data/upper/0/workspace/file")
+    assert path.read_text() == "kept\n"
+    detect().adopt(jail.state.key, jail.state.pid).remove()
+
+
+async def test_attached_engine_keeps_jail_running(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    jail = await jailer.make(spec("attached"))
+    await jail.enter("attached", Limits(), orphan_timeout=0.3)
+    await asyncio.sleep(0.6)
+    adopted = await jailer.adopt(spec("attached"), jail.state)
+    assert adopted is not None
+    jail.close()
+    await asyncio.sleep(0.6)
+    assert await run(adopted, "hostname") == "attached\n"
+    adopted.set_orphan_timeout(0.1)
+    adopted.close()
+    await gone(jail)
+    detect().adopt(jail.state.key, jail.state.pid).remove()
+
+
+async def test_orphaned_jail_without_timeout_keeps_running(
+    jailer: NamespaceJailer, spec: MakeSpec
+) -> None:
+    jail = await jailer.make(spec("lasting"))
+    await jail.enter("lasting", Limits(), orphan_timeout=0.1)
+    jail.set_orphan_timeout(None)
+    jail.close()
+    await asyncio.sleep(0.5)
+    adopted = await jailer.adopt(spec("lasting"), jail.state)
+    assert adopted is not None
+    await adopted.kill()
+
+
+async def test_reused_pid_is_not_adopted(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: Jail
+) -> None:
+    # Start times have a resolution of 10 ms.
     time.sleep(0.03)
     with subprocess.Popen(["sleep", "100"]) as other:
-        stolen = replace(jail.state, pid=other.pid)
-        assert await jailer.adopt(spec("a"), stolen) is None
+        reused = replace(jail.state, pid=other.pid)
+        assert await jailer.adopt(spec("a"), reused) is None
         assert other.poll() is None
         other.kill()
 
 
-async def test_a_jail_that_was_not_entered_dies_with_its_engine(
+async def test_jail_that_was_not_entered_ends_with_its_engine(
     tmp_path: Path, layers: Path, spec: MakeSpec
 ) -> None:
     script = f"""
         import asyncio, os, sys
         from smokebox.engine.images.store import open_store
-        from smokebox.engine.jail.api import JailSpec, JailState
+        from smokebox.engine.jail.spec import JailSpec, JailState
         from smokebox.engine.jail.namespaces import NamespaceJailer
         from smokebox.limits import Limits
         async def main():
@@ -263,7 +306,7 @@ async def test_a_jail_that_was_not_entered_dies_with_its_engine(
             await asyncio.sleep(0.01)
 
 
-async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
+async def test_failed_setup_is_explained_and_leaves_nothing(
     jailer: NamespaceJailer, spec: MakeSpec, tmp_path: Path
 ) -> None:
     before = descriptors()
@@ -274,62 +317,58 @@ async def test_what_cannot_be_built_is_explained_and_leaves_nothing(
     assert len(descriptors()) <= len(before) + 1
 
 
-async def test_a_jail_that_cannot_be_written_down_leaves_nothing(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
+async def test_failed_on_fork_callback_leaves_nothing(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: Jail
 ) -> None:
     before = descriptors()
-    told: list[JailState] = []
+    states: list[JailState] = []
 
     async def refuse(state: JailState) -> None:
-        told.append(state)
+        states.append(state)
         await asyncio.sleep(0)
         raise StorageFull("record")
 
     with pytest.raises(StorageFull):
-        await jailer.make(spec("unwritten"), known=refuse)
+        await jailer.make(spec("unwritten"), on_fork=refuse)
     async with asyncio.timeout(10):
-        while start_time(told[0].pid) == told[0].started:
+        while start_time(states[0].pid) == states[0].started:
             await asyncio.sleep(0.01)
     assert len(descriptors()) == len(before)
 
 
-async def test_a_jail_is_known_by_what_finds_it_again(
-    jailer: NamespaceJailer, spec: MakeSpec
-) -> None:
-    told: list[JailState] = []
+async def test_on_fork_receives_state_of_jail(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    states: list[JailState] = []
 
     async def note(state: JailState) -> None:
-        told.append(state)
+        states.append(state)
 
-    jail = await jailer.make(spec("known"), known=note)
-    assert told == [jail.state]
+    jail = await jailer.make(spec("known"), on_fork=note)
+    assert states == [jail.state]
     await jail.kill()
 
 
-async def test_a_jail_that_dies_while_it_is_built_is_noticed_at_once(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
+async def test_exit_during_setup_is_noticed_at_once(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: Jail
 ) -> None:
     process = jailer._zygote._process
     assert process is not None
     before = children(process.pid)
     making = asyncio.create_task(jailer.make(spec("dies")))
     async with asyncio.timeout(10):
-        while not (born := children(process.pid) - before):
+        while not (forked := children(process.pid) - before):
             await asyncio.sleep(0)
-        os.kill(born.pop(), signal.SIGKILL)
+        os.kill(forked.pop(), signal.SIGKILL)
         try:
-            made = await making
+            created = await making
         except SmokeboxError:
             return
-        # It was quicker.
-        await made.wait()
-        await made.kill()
+        # Its set-up was faster.
+        await created.wait()
+        await created.kill()
 
 
-async def test_a_jail_that_is_being_killed_is_not_alive(
-    jailer: NamespaceJailer, spec: MakeSpec
-) -> None:
-    """Its processes end first, and whoever asks why must not hear that they were lost."""
+async def test_jail_is_not_alive_during_kill(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+    """Its processes exit first, and a caller must not report them as lost."""
     jail = await jailer.make(spec("killed"))
     killing = asyncio.create_task(jail.kill())
     await asyncio.sleep(0)
@@ -338,7 +377,7 @@ async def test_a_jail_that_is_being_killed_is_not_alive(
     await killing
 
 
-async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
+async def test_twenty_jails_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
     async def one(number: int) -> str:
         jail = await jailer.make(spec(f"n{number}"))
         await jail.enter(f"n{number}", Limits())
@@ -352,14 +391,12 @@ async def test_twenty_at_once(jailer: NamespaceJailer, spec: MakeSpec) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="ranges of ids need root")
-async def test_two_jails_have_no_id_in_common(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
-) -> None:
+async def test_jails_have_disjoint_ids(jailer: NamespaceJailer, spec: MakeSpec, jail: Jail) -> None:
     other = await jailer.make(spec("other"))
     try:
         first, second = jail.owner.uid, other.owner.uid
         assert abs(first - second) >= 0x10000
-        # Held against engines that know nothing of each other, for as long as it lives.
+        # The lock works between engines that do not know of each other, while the jail runs.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock, pytest.raises(OSError):
             lock.bind(f"\0smokebox-ids-{second:x}")
     finally:
@@ -368,8 +405,8 @@ async def test_two_jails_have_no_id_in_common(
         lock.bind(f"\0smokebox-ids-{second:x}")
 
 
-async def test_a_zygote_that_was_killed_is_replaced(
-    jailer: NamespaceJailer, spec: MakeSpec, jail: ZygoteJail
+async def test_killed_zygote_is_replaced(
+    jailer: NamespaceJailer, spec: MakeSpec, jail: Jail
 ) -> None:
     process = jailer._zygote._process
     assert process is not None
@@ -380,6 +417,13 @@ async def test_a_zygote_that_was_killed_is_replaced(
     assert await run(other, "hostname") == "after\n"
     assert await run(jail, "hostname") == "box-a\n"
     await other.kill()
+
+
+async def gone(jail: Jail) -> None:
+    """Wait until the first process of a jail is gone."""
+    async with asyncio.timeout(10):
+        while start_time(jail.state.pid) == jail.state.started:
+            await asyncio.sleep(0.01)
 
 
 def children(pid: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""A sandbox with a bucket mounted at /data, and the bucket as others see it."""
+"""A sandbox with a bucket mounted at /data, and another client of the bucket."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket, and how it is opened."""
+    """A bucket with its endpoint and credentials."""
 
     name: str
     access: Access
 
     def at(self, path: str = "/data", *, prefix: str = "", read_only: bool = False) -> MountRequest:
-        """The request to mount it."""
+        """Return the request to mount it."""
         return parse_request(
             self.name,
             path,
@@ -54,13 +54,13 @@ def bucket(seaweed: SeaweedServer, bucket_name: str) -> Bucket:
 
 @pytest.fixture
 def store(bucket: Bucket) -> Store:
-    """What is in it, seen by another client."""
+    """Its objects, read by another client."""
     return Store.of(bucket.name, bucket.access)
 
 
 @pytest_asyncio.fixture
 async def sandbox(host: Host, bucket: Bucket) -> Sandbox:
-    """A sandbox that has it at /data."""
+    """A sandbox with the bucket mounted at /data."""
     sandbox = await host.create("mounted")
     await sandbox.mounts.mount(bucket.at())
     return sandbox

@@ -1,4 +1,4 @@
-"""A bucket as any other client sees it."""
+"""A bucket as another client sees it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Objects by key."""
+    """The objects of a bucket by key."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     @classmethod
     def of(cls, name: str, access: Access) -> Store:
-        """The objects of a bucket."""
+        """Open a bucket."""
         return cls(open_target(name, "", access).store)
 
     def __contains__(self, key: str) -> bool:
@@ -38,5 +38,5 @@ class Store:
         obstore.delete(self._store, key)
 
     def keys(self) -> list[str]:
-        """All of them, sorted."""
+        """Return all keys, sorted."""
         return sorted(meta["path"] for page in obstore.list(self._store) for meta in page)

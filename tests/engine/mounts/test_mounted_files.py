@@ -1,4 +1,4 @@
-"""What programs do with the files of a mounted bucket, and what the bucket holds then."""
+"""File operations of programs on a mounted bucket, and the resulting objects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ordinary import passes_for_nobody
 from smokebox.errors import AccessDenied, PathNotFound
+from unprivileged import rerun_as_nobody
 
 if TYPE_CHECKING:
     from engine.mounts.conftest import Bucket
@@ -21,37 +21,33 @@ if TYPE_CHECKING:
 
 
 async def output(sandbox: Sandbox, command: str, **options: str) -> str:
-    """What a command writes, which must not fail."""
+    """Return the output of a command that must succeed."""
     result = await sandbox.exec(command, timeout=15, user=options.get("user"))
     assert result.exit_code == 0, result
     return result.stdout
 
 
 async def python(sandbox: Sandbox, code: str) -> str:
-    """What a Python program inside prints."""
+    """Return the output of a Python program in the sandbox."""
     result = await sandbox.exec(["python3", "-c", code], cwd="/data", timeout=15)
     assert result.exit_code == 0, result
     return result.stdout
 
 
-async def test_what_is_written_is_an_object_when_its_file_is_closed(
-    sandbox: Sandbox, store: Store
-) -> None:
+async def test_file_is_uploaded_when_it_is_closed(sandbox: Sandbox, store: Store) -> None:
     await output(sandbox, "mkdir -p /data/a/b && printf 'hello' > /data/a/b/c.txt")
     assert store["a/b/c.txt"] == b"hello"
     assert await output(sandbox, "cat /data/a/b/c.txt; ls /data; ls /data/a/b") == "helloa\nc.txt\n"
 
 
-async def test_what_others_put_is_there_to_be_read(sandbox: Sandbox, store: Store) -> None:
+async def test_objects_of_other_clients_can_be_read(sandbox: Sandbox, store: Store) -> None:
     store["from/outside.bin"] = bytes(range(256)) * 5000
     found = await output(sandbox, "cd /data/from && stat -c %s outside.bin && md5sum outside.bin")
     digest = hashlib.md5(bytes(range(256)) * 5000).hexdigest()
     assert found == f"1280000\n{digest}  outside.bin\n"
 
 
-async def test_what_others_replace_is_read_whole_in_either_version(
-    sandbox: Sandbox, store: Store
-) -> None:
+async def test_replaced_object_is_read_in_one_version(sandbox: Sandbox, store: Store) -> None:
     store["x"] = b"short"
     assert await output(sandbox, "cat /data/x") == "short"
     store["x"] = b"longer than it was before"
@@ -61,7 +57,7 @@ async def test_what_others_replace_is_read_whole_in_either_version(
     assert found == "longer than it was before"
 
 
-async def test_what_others_remove_is_gone(sandbox: Sandbox, store: Store) -> None:
+async def test_objects_removed_by_other_clients_disappear(sandbox: Sandbox, store: Store) -> None:
     store["x"] = b"here"
     assert await output(sandbox, "ls /data") == "x\n"
     del store["x"]
@@ -70,7 +66,7 @@ async def test_what_others_remove_is_gone(sandbox: Sandbox, store: Store) -> Non
             await asyncio.sleep(0.1)
 
 
-async def test_a_large_file_comes_and_goes_whole(sandbox: Sandbox, store: Store) -> None:
+async def test_large_file_is_read_and_written(sandbox: Sandbox, store: Store) -> None:
     data = os.urandom(1 << 20) * 90
     store["large"] = data
     digest = hashlib.sha256(data).hexdigest()
@@ -79,7 +75,7 @@ async def test_a_large_file_comes_and_goes_whole(sandbox: Sandbox, store: Store)
     assert hashlib.sha256(store["copy"]).hexdigest() == digest
 
 
-async def test_reads_anywhere_in_a_large_file(sandbox: Sandbox, store: Store) -> None:
+async def test_random_reads_of_a_large_file(sandbox: Sandbox, store: Store) -> None:
     data = os.urandom(1 << 20) * 20
     store["large"] = data
     code = """
@@ -94,11 +90,11 @@ with open("large", "rb", buffering=0) as file:
     for line in (await python(sandbox, code)).splitlines():
         place, digest = line.split()
         part = data[int(place) : int(place) + 5000]
-        # A raw read may be short, at the end of a page that the kernel had.
+        # A raw read may be short, at the end of a cached page.
         assert digest in {hashlib.sha256(part[:n]).hexdigest() for n in range(len(part), 0, -1)}
 
 
-async def test_files_are_changed_in_place(sandbox: Sandbox, store: Store) -> None:
+async def test_files_are_modified_in_place(sandbox: Sandbox, store: Store) -> None:
     store["f"] = b"0123456789"
     code = """
 import os
@@ -113,7 +109,7 @@ print(open("f", "rb").read())
     assert store["f"] == b"012abc67end\0"
 
 
-async def test_two_who_append_to_one_file_lose_nothing(sandbox: Sandbox, store: Store) -> None:
+async def test_concurrent_appends_lose_nothing(sandbox: Sandbox, store: Store) -> None:
     code = """
 import os
 first, second = (os.open("log", os.O_CREAT | os.O_WRONLY | os.O_APPEND) for _ in range(2))
@@ -125,20 +121,18 @@ os.close(first); os.close(second)
     assert store["log"] == b"a\nb\n" * 50
 
 
-async def test_a_synced_file_is_in_the_bucket_while_it_is_open(
-    sandbox: Sandbox, store: Store
-) -> None:
+async def test_fsync_uploads_an_open_file(sandbox: Sandbox, store: Store) -> None:
     code = """
 import os, sys
 file = open("f", "wb")
-file.write(b"accepted"); file.flush(); os.fsync(file.fileno())
+file.write(b"synced"); file.flush(); os.fsync(file.fileno())
 os.kill(os.getpid(), 9)
 """
     await sandbox.exec(["python3", "-c", code], cwd="/data")
-    assert store["f"] == b"accepted"
+    assert store["f"] == b"synced"
 
 
-async def test_a_mapped_file_is_written_back(sandbox: Sandbox, store: Store) -> None:
+async def test_memory_mapped_writes_are_uploaded(sandbox: Sandbox, store: Store) -> None:
     code = """
 import mmap
 open("f", "wb").write(bytes(8192))
@@ -149,13 +143,13 @@ with open("f", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
     assert store["f"][100:105] == b"hello"
 
 
-async def test_a_file_takes_the_place_of_another(sandbox: Sandbox, store: Store) -> None:
+async def test_rename_replaces_a_file(sandbox: Sandbox, store: Store) -> None:
     store["old"] = b"old"
     await output(sandbox, "cd /data && echo new > tmp && mv tmp old && cat old")
     assert (store["old"], store.keys()) == (b"new\n", ["old"])
 
 
-async def test_a_file_moves_before_it_was_closed(sandbox: Sandbox, store: Store) -> None:
+async def test_rename_of_an_open_file(sandbox: Sandbox, store: Store) -> None:
     code = """
 import os
 file = open("tmp", "wb"); file.write(b"first "); file.flush()
@@ -165,7 +159,7 @@ os.rename("tmp", "final"); file.write(b"second"); file.close()
     assert (store["final"], store.keys()) == (b"first second", ["final"])
 
 
-async def test_a_directory_moves_with_all_that_is_in_it(sandbox: Sandbox, store: Store) -> None:
+async def test_rename_of_a_directory(sandbox: Sandbox, store: Store) -> None:
     await output(sandbox, "cd /data && mkdir -p a/b && echo 1 > a/b/x && echo 2 > a/y && mv a c")
     assert (store["c/b/x"], store["c/y"]) == (b"1\n", b"2\n")
     assert await output(sandbox, "cd /data && find . -type f | sort; cat c/b/x") == (
@@ -173,7 +167,7 @@ async def test_a_directory_moves_with_all_that_is_in_it(sandbox: Sandbox, store:
     )
 
 
-async def test_removed_trees_are_gone(sandbox: Sandbox, store: Store) -> None:
+async def test_removed_trees_are_deleted(sandbox: Sandbox, store: Store) -> None:
     await output(sandbox, "cd /data && mkdir -p a/b/c && echo 1 > a/b/c/x")
     result = await sandbox.exec("rmdir /data/a")
     assert (result.exit_code, "not empty" in result.stderr) == (1, True)
@@ -182,9 +176,7 @@ async def test_removed_trees_are_gone(sandbox: Sandbox, store: Store) -> None:
     assert store.keys() == []
 
 
-async def test_who_writes_a_removed_file_goes_on_and_leaves_nothing(
-    sandbox: Sandbox, store: Store
-) -> None:
+async def test_writes_to_a_removed_file_are_not_uploaded(sandbox: Sandbox, store: Store) -> None:
     code = """
 import os
 file = open("f", "w+b"); os.unlink("f")
@@ -194,7 +186,7 @@ file.write(b"scratch"); file.seek(0); print(file.read()); file.close()
     assert store.keys() == []
 
 
-async def test_a_file_is_listed_before_it_is_closed(sandbox: Sandbox) -> None:
+async def test_open_file_is_listed(sandbox: Sandbox) -> None:
     code = """
 import os
 file = open("f", "wb"); file.write(b"12345"); file.flush()
@@ -203,14 +195,14 @@ print(os.listdir("."), os.stat("f").st_size)
     assert await python(sandbox, code) == "['f'] 5\n"
 
 
-async def test_no_link_and_no_device_is_made(sandbox: Sandbox) -> None:
+async def test_links_and_devices_are_refused(sandbox: Sandbox) -> None:
     for command in ("ln -s x l", "ln f g", "mkfifo p", "mknod n c 1 3"):
         result = await sandbox.exec(f"cd /data && touch f && {command}")
         assert result.exit_code != 0, command
         assert "ermitted" in result.stderr
 
 
-async def test_a_mode_and_a_time_hold_for_whoever_works_there(sandbox: Sandbox) -> None:
+async def test_modes_and_times_last_during_the_mount(sandbox: Sandbox) -> None:
     found = await output(
         sandbox,
         "cd /data && printf '#!/bin/sh\\necho ran' > s && chmod +x s && ./s"
@@ -219,14 +211,14 @@ async def test_a_mode_and_a_time_hold_for_whoever_works_there(sandbox: Sandbox) 
     assert found == "ran\n1000000000\n1000000000\n"
 
 
-async def test_an_owner_cannot_be_had(sandbox: Sandbox) -> None:
+async def test_owner_cannot_be_changed(sandbox: Sandbox) -> None:
     await output(sandbox, "cd /data && touch f && chown root:root f")
     assert (await sandbox.exec("chown 1:1 /data/f")).exit_code == 1
     assert await output(sandbox, "stat -c %u:%g /data/f") == "0:0\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         (r"$'\xff\xfe'", "Invalid or incomplete multibyte"),
         (r"$'a\nb'", "Invalid argument"),
@@ -234,14 +226,14 @@ async def test_an_owner_cannot_be_had(sandbox: Sandbox) -> None:
         ("$(printf 'x%.0s' {1..300})", "File name too long"),
     ],
 )
-async def test_a_name_that_no_object_can_have(sandbox: Sandbox, name: str, says: str) -> None:
+async def test_invalid_names(sandbox: Sandbox, name: str, message: str) -> None:
     result = await sandbox.exec(f"cd /data && touch {name}")
     assert result.exit_code == 1
-    assert says in result.stderr
+    assert message in result.stderr
     assert await output(sandbox, "ls /data") == ""
 
 
-async def test_names_that_a_url_would_twist(sandbox: Sandbox, store: Store) -> None:
+async def test_names_with_special_characters_of_urls(sandbox: Sandbox, store: Store) -> None:
     names = ["a b", "50%", "q?x=1", "#1", "ä€", "+", "a=b&c", "'"]
     for name in names:
         await sandbox.exec(["sh", "-c", 'printf %s "$1" > "/data/$1"', "sh", name])
@@ -256,7 +248,7 @@ async def test_many_files_are_listed_once_each(sandbox: Sandbox, store: Store) -
     assert names.split() == [*(f"{number:04}" for number in range(1500)), "1500"]
 
 
-async def test_git_works_there(sandbox: Sandbox) -> None:
+async def test_git_repository_in_a_bucket(sandbox: Sandbox) -> None:
     log = await output(
         sandbox,
         "cd /data && git init -q r && cd r && echo hi > f && git add f && "
@@ -266,15 +258,13 @@ async def test_git_works_there(sandbox: Sandbox) -> None:
     assert log == "one\n"
 
 
-async def test_every_user_inside_may_work_there(sandbox: Sandbox) -> None:
-    if os.geteuid():
-        pytest.skip("an engine of an ordinary user has one user inside")
+async def test_other_users_in_the_sandbox_have_access(sandbox: Sandbox) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes of an unprivileged engine have one user")
     assert await output(sandbox, "echo mine > /data/f && cat /data/f", user="nobody") == "mine\n"
 
 
-async def test_the_engine_reads_and_writes_there_from_outside(
-    sandbox: Sandbox, store: Store
-) -> None:
+async def test_file_methods_of_the_engine(sandbox: Sandbox, store: Store) -> None:
     await sandbox.write_file("/data/sub/f.txt", "from outside")
     assert store["sub/f.txt"] == b"from outside"
     assert await sandbox.read_file("/data/sub/f.txt") == "from outside"
@@ -285,14 +275,14 @@ async def test_the_engine_reads_and_writes_there_from_outside(
         await sandbox.read_file("/data/sub/f.txt")
 
 
-async def test_what_a_killed_engine_had_in_the_making_is_not_put(
+async def test_temporary_files_of_the_engine_are_not_uploaded(
     sandbox: Sandbox, store: Store
 ) -> None:
     await output(sandbox, "echo half > /data/.smokebox-c0123456789abcdef")
     assert (await output(sandbox, "ls -A /data"), store.keys()) == ("", [])
 
 
-async def test_a_folder_of_a_bucket_has_no_way_up(host: Host, bucket: Bucket, store: Store) -> None:
+async def test_prefix_confines_the_mount(host: Host, bucket: Bucket, store: Store) -> None:
     store["inside/x"], store["outside"] = b"x", b"secret"
     sandbox = await host.create("folder")
     await sandbox.mounts.mount(bucket.at(prefix="inside"))
@@ -301,7 +291,7 @@ async def test_a_folder_of_a_bucket_has_no_way_up(host: Host, bucket: Bucket, st
     assert store.keys() == ["inside/x", "inside/y", "outside"]
 
 
-async def test_a_read_only_mount_changes_nothing(host: Host, bucket: Bucket, store: Store) -> None:
+async def test_read_only_mount(host: Host, bucket: Bucket, store: Store) -> None:
     store["x"] = b"x"
     sandbox = await host.create("reader")
     await sandbox.mounts.mount(bucket.at(read_only=True))
@@ -314,9 +304,7 @@ async def test_a_read_only_mount_changes_nothing(host: Host, bucket: Bucket, sto
     assert (await output(sandbox, "cat /data/x"), store.keys()) == ("x", ["x"])
 
 
-async def test_more_than_the_sandbox_may_have_is_refused(
-    host: Host, bucket: Bucket, store: Store
-) -> None:
+async def test_disk_limit_bounds_pending_writes(host: Host, bucket: Bucket, store: Store) -> None:
     sandbox = await host.create("small", limits={"disk": 200_000_000})
     await sandbox.mounts.mount(bucket.at())
     code = """
@@ -335,6 +323,6 @@ os.unlink("a"); os.unlink("b")
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
-def test_all_of_it_without_root() -> None:
-    passes_for_nobody(Path(__file__), "not without_root and not large and not many")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests run as an ordinary user")
+def test_everything_without_root() -> None:
+    rerun_as_nobody(Path(__file__), "not without_root and not large and not many")

@@ -1,4 +1,4 @@
-"""A sandbox to have terminals in, of every tier."""
+"""A sandbox of every isolation tier."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
 
 TIERS = ["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)]
-ALL_OF_GVISOR = "SMOKEBOX_SOAK" in os.environ
+SOAK = "SMOKEBOX_SOAK" in os.environ
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try everything with the host's kernel, and what is marked for it, or all, with gVisor's."""
+    """Run all tests in namespaces, and those for every tier, or in a soak all, in gVisor."""
     if "sandbox" in metafunc.fixturenames:
-        both = ALL_OF_GVISOR and "kernel_of_the_host" not in metafunc.fixturenames
-        both = both or "gvisor_too" in metafunc.fixturenames
+        both = SOAK and "host_kernel_only" not in metafunc.fixturenames
+        both = both or "every_tier" in metafunc.fixturenames
         metafunc.parametrize("sandbox", TIERS[: 1 + both], indirect=True)
 
 
 @pytest.fixture
-def gvisor_too() -> None:
-    """For what is tried in both tiers each time, and not in a soak only."""
+def every_tier() -> None:
+    """Marks tests that run in every tier each time, and not only in a soak."""
 
 
 @pytest.fixture
-def kernel_of_the_host() -> None:
-    """For what gVisor 20221219 lacks: /dev/tty, IUTF8, and editing of lines by keys."""
+def host_kernel_only() -> None:
+    """Marks tests of features that gVisor 20221219 lacks: /dev/tty, IUTF8 and line editing."""
 
 
 @pytest_asyncio.fixture

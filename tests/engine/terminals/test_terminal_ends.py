@@ -1,4 +1,4 @@
-"""How terminals end: by themselves, by force, with the sandbox, and with the engine."""
+"""Ends of terminals: by their program, by kill, with the sandbox, and with the engine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.terminals.screen import looking, output_of
-from engine.traces import processes, settled
-from ordinary import LIBRARIES, NOBODY, as_nobody, passes_for_nobody
-from places import short_directory
+from engine.leftovers import sandbox_pids, wait_until_empty
+from engine.terminals.viewer import open_viewer, output_of
+from short_directory import short_directory
 from smokebox.engine.host import Host
 from smokebox.errors import NotFound, ProcessEnded, SandboxGone
+from unprivileged import LIBRARIES, NOBODY, as_nobody, rerun_as_nobody
 
 if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
 
-BOTH = pytest.mark.usefixtures("gvisor_too")
-# Whatever it is told, it stays, and so do those that it has started.
+EVERY_TIER = pytest.mark.usefixtures("every_tier")
+# It and its children ignore signals.
 STUBBORN = """
 trap '' HUP TERM INT
 setsid sleep 9991 &
@@ -35,99 +35,99 @@ while true; do sleep 9994; done
 """
 
 
-async def sleepers(sandbox: Sandbox) -> str:
+async def sleep_processes(sandbox: Sandbox) -> str:
     result = await sandbox.exec(["sh", "-c", "ps -eo args | grep '[s]leep 999'"])
     return result.stdout
 
 
-@BOTH
-async def test_kill_ends_all_that_was_started(sandbox: Sandbox) -> None:
+@EVERY_TIER
+async def test_kill_ends_all_processes_of_a_terminal(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminals.create(command=["bash", "-c", STUBBORN])
-    async with looking(terminal) as screen:
-        await screen.shows("ready")
+    async with open_viewer(terminal) as viewer:
+        await viewer.expect("ready")
         await terminal.kill()
-        await screen.over()
+        await viewer.read_all()
     assert (terminal.running, terminal.exit_code) == (False, 137)
-    assert await sleepers(sandbox) == ""
+    assert await sleep_processes(sandbox) == ""
 
 
-@BOTH
-async def test_what_a_shell_leaves_behind_ends_with_it(sandbox: Sandbox) -> None:
+@EVERY_TIER
+async def test_background_processes_end_with_the_shell(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminals.create("t", command=["bash", "--norc"])
-    async with looking(terminal) as screen:
-        await screen.type("setsid sleep 9991 & nohup sleep 9992 & disown -a; exit 5\n")
+    async with open_viewer(terminal) as viewer:
+        await viewer.send("setsid sleep 9991 & nohup sleep 9992 & disown -a; exit 5\n")
         assert await terminal.wait(10) == 5
-        await screen.over()
+        await viewer.read_all()
     await sandbox.terminals.close("t")
-    assert await sleepers(sandbox) == ""
+    assert await sleep_processes(sandbox) == ""
 
 
-async def test_a_hung_up_program_may_say_farewell(sandbox: Sandbox) -> None:
+async def test_program_can_handle_the_hangup(sandbox: Sandbox) -> None:
     script = "trap 'echo bye; exit 4' HUP; echo ready; while true; do sleep 0.1; done"
-    # On a machine that is very busy two seconds may be too few, but not every time.
+    # On a busy machine the grace period of two seconds may be too short.
     for _ in range(3):
         terminal = await sandbox.terminals.create(command=["bash", "-c", script])
-        async with looking(terminal) as screen:
-            await screen.shows("ready")
+        async with open_viewer(terminal) as viewer:
+            await viewer.expect("ready")
             await terminal.kill()
-            said = await screen.over()
+            output = await viewer.read_all()
         if terminal.exit_code == 4:
             break
-    assert (terminal.exit_code, b"bye" in said) == (4, True)
+    assert (terminal.exit_code, b"bye" in output) == (4, True)
 
 
-async def test_terminals_end_alone(sandbox: Sandbox) -> None:
+async def test_killing_a_terminal_does_not_affect_others(sandbox: Sandbox) -> None:
     first = await sandbox.terminals.create(command=["sleep", "9991"])
     second = await sandbox.terminals.create(command=["cat"])
     await first.kill()
-    async with looking(second) as screen:
-        await screen.type("here\n")
-        await screen.shows("here\r\nhere\r\n")
+    async with open_viewer(second) as viewer:
+        await viewer.send("here\n")
+        await viewer.expect("here\r\nhere\r\n")
 
 
-async def test_a_program_that_kills_its_minder_has_ended(sandbox: Sandbox) -> None:
+async def test_program_that_kills_its_supervisor_ends(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminals.create(
         command=["sh", "-c", "read x; kill -9 $PPID; sleep 9991"]
     )
     await terminal.write("\n")
     assert await terminal.wait(10) == 137
-    assert await sleepers(sandbox) == ""
+    assert await sleep_processes(sandbox) == ""
 
 
-async def test_who_else_writes_to_a_terminal_does_not_keep_it(sandbox: Sandbox) -> None:
+async def test_other_writers_do_not_keep_a_terminal_open(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminals.create(command=["sh", "-c", "echo ready; read x"])
-    async with looking(terminal) as screen:
-        await screen.shows("ready")
+    async with open_viewer(terminal) as viewer:
+        await viewer.expect("ready")
         await sandbox.start_process("exec yes >/dev/pts/0 2>/dev/null", process_id="other")
-        await screen.shows("y\r\ny\r\n")
-        await screen.type("\n")
+        await viewer.expect("y\r\ny\r\n")
+        await viewer.send("\n")
         assert await terminal.wait(10) == 0
-        await screen.over()
+        await viewer.read_all()
     await sandbox.processes.kill("other")
 
 
-@BOTH
+@EVERY_TIER
 @pytest.mark.parametrize("end", ["sleep", "destroy"])
-async def test_the_end_of_the_sandbox_is_told_to_viewers(sandbox: Sandbox, end: str) -> None:
+async def test_end_of_the_sandbox_is_reported_to_viewers(sandbox: Sandbox, end: str) -> None:
     terminal = await sandbox.terminals.create("t", command=["bash", "-c", STUBBORN])
 
-    async def look() -> bytes:
-        seen = b""
+    async def follow() -> bytes:
+        output = b""
         with pytest.raises(SandboxGone) as caught:
             async with terminal.view() as view:
                 async for data in view:
-                    seen += data
+                    output += data
                     ready.set()
         assert caught.value.fields["sandbox_id"] == "box"
-        return seen
+        return output
 
     ready = asyncio.Event()
     async with asyncio.timeout(15), asyncio.TaskGroup() as group:
-        lookers = [group.create_task(look()) for _ in range(2)]
-        waiter = group.create_task(wait_for_gone(terminal.wait(10)))
+        followers = [group.create_task(follow()) for _ in range(2)]
+        waiter = group.create_task(expect_gone(terminal.wait(10)))
         await ready.wait()
         await getattr(sandbox, end)()
-    assert [looker.result() for looker in lookers] == [b"ready\r\n"] * 2
+    assert [follower.result() for follower in followers] == [b"ready\r\n"] * 2
     assert waiter.done()
     assert (terminal.running, terminal.exit_code) == (False, 137)
     with pytest.raises(SandboxGone):
@@ -139,27 +139,27 @@ async def test_the_end_of_the_sandbox_is_told_to_viewers(sandbox: Sandbox, end: 
             await sandbox.terminals.get("t")
 
 
-async def wait_for_gone(waiting: asyncio.Future[int] | object) -> None:
+async def expect_gone(waiting: asyncio.Future[int] | object) -> None:
     with pytest.raises(SandboxGone):
         await waiting  # type: ignore[misc]
 
 
-async def test_programs_are_hung_up_before_the_sandbox_sleeps(sandbox: Sandbox) -> None:
+async def test_sleep_hangs_up_terminals_first(sandbox: Sandbox) -> None:
     script = (
         "trap 'echo bye >/workspace/note; exit' HUP; echo ready; while true; do sleep 0.1; done"
     )
     terminal = await sandbox.terminals.create(command=["bash", "-c", script])
-    async with looking(terminal) as screen:
-        await screen.shows("ready")
+    async with open_viewer(terminal) as viewer:
+        await viewer.expect("ready")
     await sandbox.sleep()
     assert await sandbox.read_file("note") == "bye\n"
 
 
-async def test_a_view_keeps_the_sandbox_awake_and_a_terminal_does_not(host: Host) -> None:
+async def test_view_keeps_the_sandbox_awake_but_a_terminal_does_not(host: Host) -> None:
     sandbox = await host.create("brief", sleep_after=0.3)
     terminal = await sandbox.terminals.create(command=["sh", "-c", "sleep 1; echo done; cat"])
-    async with looking(terminal) as screen:
-        await screen.shows("done")
+    async with open_viewer(terminal) as viewer:
+        await viewer.expect("done")
     assert terminal.running
     async with asyncio.timeout(10):
         while terminal.running:
@@ -171,17 +171,17 @@ async def test_a_view_keeps_the_sandbox_awake_and_a_terminal_does_not(host: Host
 
 
 @pytest.mark.parametrize("detach", [True, False])
-async def test_they_end_with_the_engine(tmp_path: Path, layers: Path, detach: bool) -> None:
+async def test_terminals_end_with_the_engine(tmp_path: Path, layers: Path, detach: bool) -> None:
     home = tmp_path / "home"
     host = await Host.open(home, pool=0, images=layers)
     terminal = await (await host.create("box")).terminals.create("t", command=["sh", "-c", "cat"])
 
-    async def look() -> None:
+    async def follow() -> None:
         with pytest.raises(SandboxGone):
             await output_of(terminal)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(look())
+        group.create_task(follow())
         await asyncio.sleep(0)
         await host.aclose(detach=detach)
     async with await Host.open(home, pool=0, images=layers) as host:
@@ -192,7 +192,7 @@ async def test_they_end_with_the_engine(tmp_path: Path, layers: Path, detach: bo
         assert "cat" not in listed.stdout.split()
 
 
-async def test_a_start_that_nobody_waits_for_leaves_nothing(sandbox: Sandbox) -> None:
+async def test_cancelled_start_leaves_nothing(sandbox: Sandbox) -> None:
     await sandbox.wake()
     for wait in (0.0, 0.001, 0.003, 0.006, 0.01):
         start = sandbox.terminals.create("t", command=["sleep", "9991"])
@@ -204,18 +204,18 @@ async def test_a_start_that_nobody_waits_for_leaves_nothing(sandbox: Sandbox) ->
         else:
             await sandbox.terminals.close("t")
     async with asyncio.timeout(10):
-        while await sleepers(sandbox):
+        while await sleep_processes(sandbox):
             await asyncio.sleep(0.05)
 
 
-async def test_who_types_into_what_does_not_read_is_let_go(sandbox: Sandbox) -> None:
+async def test_kill_interrupts_a_blocked_write(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminals.create(command=["sh", "-c", "stty raw; sleep 9991"])
-    typing = asyncio.create_task(terminal.write(b"x" * 1_000_000))
-    await asyncio.wait([typing], timeout=0.3)
-    assert not typing.done()
+    writing = asyncio.create_task(terminal.write(b"x" * 1_000_000))
+    await asyncio.wait([writing], timeout=0.3)
+    assert not writing.done()
     await terminal.kill()
     with pytest.raises(ProcessEnded):
-        await typing
+        await writing
 
 
 CRASH = """
@@ -227,9 +227,9 @@ async def main(home):
     sandbox = await host.create("box")
     terminal = await sandbox.terminals.create("t", command=["bash", "-c", sys.argv[2]])
     async with terminal.view() as view:
-        seen = b""
-        while b"ready" not in seen:
-            seen += await anext(view)
+        output = b""
+        while b"ready" not in output:
+            output += await anext(view)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(sys.argv[1]))
@@ -255,10 +255,10 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("ordinary", [False, True], ids=["ourselves", "nobody"])
-def test_nothing_of_them_outlives_an_engine_that_is_killed(ordinary: bool) -> None:
+@pytest.mark.parametrize("ordinary", [False, True], ids=["current-user", "nobody"])
+def test_no_process_outlives_a_killed_engine(ordinary: bool) -> None:
     if ordinary and os.geteuid() != 0:
-        pytest.skip("only root can be another")
+        pytest.skip("another user needs root")
     python = [*as_nobody(), "/usr/bin/python3", "-c"] if ordinary else [sys.executable, "-c"]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": LIBRARIES, "PYTHONDONTWRITEBYTECODE": "1"}
     home = short_directory("tty")
@@ -267,20 +267,20 @@ def test_nothing_of_them_outlives_an_engine_that_is_killed(ordinary: bool) -> No
             os.chown(home, NOBODY, NOBODY)
         crashed = subprocess.run([*python, CRASH, home, STUBBORN], env=env, capture_output=True)
         assert crashed.returncode == -signal.SIGKILL, crashed.stderr.decode()
-        assert settled(lambda: sleeping(home)) == []
+        assert wait_until_empty(lambda: sleep_command_lines(home)) == []
         check = subprocess.run([*python, CHECK, home], env=env, capture_output=True, text=True)
         assert (check.stdout, check.returncode) == ("/dev/pts/0\n", 0), check.stderr
-        assert settled(lambda: [str(pid) for pid in processes(f"{home}/home")]) == []
+        assert wait_until_empty(lambda: [str(pid) for pid in sandbox_pids(f"{home}/home")]) == []
     finally:
-        for pid in processes(f"{home}/home"):
+        for pid in sandbox_pids(f"{home}/home"):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def sleeping(home: str) -> list[str]:
-    """What the stubborn program has started, as the host sees it."""
+def sleep_command_lines(home: str) -> list[str]:
+    """Return the command lines of the program's children, as seen on the host."""
     found = []
-    for pid in processes(f"{home}/home"):
+    for pid in sandbox_pids(f"{home}/home"):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_text()
         except OSError:
@@ -290,7 +290,7 @@ def sleeping(home: str) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user")
 @pytest.mark.timeout(300)
-def test_all_of_this_holds_for_an_ordinary_user() -> None:
-    passes_for_nobody(Path(__file__).parent, "not gvisor")
+def test_terminals_as_an_ordinary_user() -> None:
+    rerun_as_nobody(Path(__file__).parent, "not gvisor")

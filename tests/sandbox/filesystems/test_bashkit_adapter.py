@@ -20,7 +20,7 @@ from smokebox.sandbox.filesystems import (
     OverlayFilesystem,
     ReadOnlyFilesystem,
 )
-from smokebox.sandbox.filesystems.bashkit_adapter import as_bashkit, bridged
+from smokebox.sandbox.filesystems.bashkit_adapter import as_bashkit, registered_count
 from smokebox.sandbox.filesystems.memory import DeviceFilesystem
 from smokebox.sandbox.filesystems.native import NativeFilesystem
 from smokebox.sandbox.virtual import threads
@@ -60,13 +60,13 @@ class Shell:
 @pytest.fixture(params=["memory", "host", "overlay", "native"])
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
     """Return a shell in /mnt, an empty filesystem of each kind."""
-    makers: dict[str, Callable[[], Filesystem]] = {
+    factories: dict[str, Callable[[], Filesystem]] = {
         "memory": MemoryFilesystem,
         "host": lambda: HostFilesystem(tmp_path, read_only=False),
         "overlay": lambda: OverlayFilesystem(HostFilesystem(tmp_path)),
         "native": NativeFilesystem,
     }
-    shell = Shell(mnt=makers[request.param]())
+    shell = Shell(mnt=factories[request.param]())
     shell.run("cd /mnt; rm -rf dev tmp home")
     return shell
 
@@ -150,8 +150,8 @@ class TestSymlinks:
         assert "root:" not in shell.run("cat /mnt/etc/passwd /mnt/etc/shadow").stdout
 
 
-class TestPlaces:
-    def test_a_filesystem_can_be_the_root(self) -> None:
+class TestMounts:
+    def test_filesystem_can_be_the_root(self) -> None:
         files = MemoryFilesystem()
         files.mkdir("/tmp")
         shell = Shell(**{"": files, "dev": DeviceFilesystem()})
@@ -162,7 +162,7 @@ class TestPlaces:
         assert shell.output("echo e 2>/dev/null | cat; echo x | tee /dev/null") == "e\nx\n"
         assert files.read("/a") == b"x\n"
 
-    def test_a_read_only_filesystem_reports_it(self) -> None:
+    def test_read_only_filesystem_reports_it(self) -> None:
         inner = MemoryFilesystem()
         inner.write("/a", b"x\n")
         shell = Shell(mnt=ReadOnlyFilesystem(inner))
@@ -171,7 +171,7 @@ class TestPlaces:
         assert shell.error("rm /mnt/a") and shell.error("mkdir /mnt/d")
         assert inner.read("/a") == b"x\n"
 
-    def test_a_full_filesystem_reports_it(self) -> None:
+    def test_full_filesystem_reports_it(self) -> None:
         shell = Shell(mnt=MemoryFilesystem(quota=10, max_file_size=5))
         assert "File too large" in shell.error("echo 123456 > /mnt/a")
         assert "No space left" in shell.error("for i in 1 2 3; do echo 123 > /mnt/$i; done; false")
@@ -184,7 +184,7 @@ class TestPlaces:
         assert shell.output("ls /mnt | wc -l; ls /mnt | tail -1") == "20000\n19999.txt\n"
 
 
-class Broken(MemoryFilesystem):
+class FailingFilesystem(MemoryFilesystem):
     """Filesystem whose every call raises `failure`."""
 
     failure: BaseException = RuntimeError("a bug")
@@ -217,7 +217,7 @@ class TestFailures:
     def test_errors_become_shell_errors(
         self, failure: BaseException, message: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        files = Broken()
+        files = FailingFilesystem()
         files.failure = failure
         files.write("/a", b"")
         error = Shell(mnt=files).error("cat /mnt/a")
@@ -226,53 +226,53 @@ class TestFailures:
         assert capfd.readouterr() == ("", "")
 
     def test_unexpected_errors_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        files = Broken()
+        files = FailingFilesystem()
         files.write("/a", b"")
         caplog.set_level("ERROR", "smokebox.filesystems")
         Shell(mnt=files).error("cat /mnt/a")
         assert "a filesystem failed" in caplog.text and "a bug" in caplog.text
 
-    def test_an_interrupt_is_not_lost(self) -> None:
-        files = Broken()
+    def test_interrupt_is_raised(self) -> None:
+        files = FailingFilesystem()
         files.failure = KeyboardInterrupt()
         files.write("/a", b"")
         with pytest.raises(KeyboardInterrupt):
             Shell(mnt=files).run("cat /mnt/a")
 
     def test_byte_like_results_are_converted(self) -> None:
-        class Lending(MemoryFilesystem):
+        class ByteArrayFilesystem(MemoryFilesystem):
             def read(self, path: str) -> bytes:
                 return bytearray(super().read(path))  # type: ignore[return-value]
 
-        files = Lending()
+        files = ByteArrayFilesystem()
         files.write("/a", b"x\n")
         assert Shell(mnt=files).output("cat /mnt/a") == "x\n"
 
 
-def bridged_by_others() -> int:
+def count_of_other_tests() -> int:
     """Return the adapters that earlier tests left, after garbage collection."""
     gc.collect()
-    return bridged()
+    return registered_count()
 
 
 class TestLifetime:
-    def test_the_shell_holds_the_filesystem_until_closed(self) -> None:
-        before = bridged_by_others()
+    def test_shell_holds_the_filesystem_until_closed(self) -> None:
+        before = count_of_other_tests()
         files = MemoryFilesystem()
         files.write("/a", b"x\n")
-        gone = weakref.ref(files)
+        reference = weakref.ref(files)
         shell = Shell(mnt=files, other=files)
         del files
         gc.collect()
-        assert (shell.output("cat /mnt/a /other/a"), bridged()) == ("x\nx\n", before + 2)
+        assert (shell.output("cat /mnt/a /other/a"), registered_count()) == ("x\nx\n", before + 2)
         del shell
         gc.collect()
-        assert (gone(), bridged()) == (None, before)
+        assert (reference(), registered_count()) == (None, before)
 
-    def test_a_thousand_shells_leave_no_memory(self) -> None:
-        before = bridged_by_others()
+    def test_thousand_shells_leak_no_memory(self) -> None:
+        before = count_of_other_tests()
 
-        def churn() -> None:
+        def create_and_drop() -> None:
             for _ in range(1000):
                 files = MemoryFilesystem()
                 files.write("/a", bytes(10_000))
@@ -282,10 +282,10 @@ class TestLifetime:
                 with pytest.raises(RuntimeError):
                     native.read_file("/no")
 
-        churn()
+        create_and_drop()
         resident = resident_bytes()
-        churn()
-        assert bridged() == before
+        create_and_drop()
+        assert registered_count() == before
         # A leak would be ten megabytes for the files alone.
         assert resident_bytes() - resident < 5_000_000
 
@@ -301,12 +301,12 @@ class TestLifetime:
         assert sys.getrefcount(data) == references
 
     def test_replacing_a_mount_releases_the_old_filesystem(self) -> None:
-        before = bridged_by_others()
+        before = count_of_other_tests()
         shell = Shell(mnt=MemoryFilesystem())
         shell.bash.mount("/mnt", as_bashkit(MemoryFilesystem()))
-        assert bridged() == before + 1
+        assert registered_count() == before + 1
         shell.bash.unmount("/mnt")
-        assert bridged() == before
+        assert registered_count() == before
 
     def test_many_shells_at_once_on_one_filesystem(self) -> None:
         files = MemoryFilesystem()
@@ -322,7 +322,7 @@ class TestLifetime:
             thread.join()
         assert len(files.listdir("/")) == 200
 
-    def test_a_shell_alive_at_interpreter_exit_is_silent(self) -> None:
+    def test_shell_alive_at_interpreter_exit_is_silent(self) -> None:
         program = """
 import sys, builtins, bashkit
 from smokebox.sandbox.filesystems import MemoryFilesystem
@@ -332,13 +332,13 @@ bash.mount("/mnt", as_bashkit(MemoryFilesystem()))
 print(bash.execute_sync("echo x > /mnt/a; cat /mnt/a").stdout, end="")
 sys.forever = builtins.forever = bash
 """
-        ended = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=15
         )
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "x\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "x\n", "")
 
 
-def test_paths_need_not_be_normal() -> None:
+def test_paths_need_not_be_normalized() -> None:
     files = MemoryFilesystem()
     native = as_bashkit(files)
     native.write_file("//d/../a", b"x")

@@ -68,21 +68,19 @@ def keys(store: ObjectStore) -> set[str]:
     return {meta["path"] for meta in obstore.list(store).collect()}
 
 
-def test_reads_what_another_client_put(fs: BucketFilesystem, store: ObjectStore) -> None:
+def test_object_of_another_client_is_read(fs: BucketFilesystem, store: ObjectStore) -> None:
     obstore.put(store, "docs/a.txt", b"hello")
     assert fs.read("/docs/a.txt") == b"hello"
     assert (fs.lstat("/docs").kind, fs.lstat("/docs/a.txt").size) == ("directory", 5)
     assert names(fs) == ["docs"]
 
 
-def test_a_written_file_is_an_object_at_once(fs: BucketFilesystem, store: ObjectStore) -> None:
+def test_written_file_is_an_object_at_once(fs: BucketFilesystem, store: ObjectStore) -> None:
     fs.write("/ü x.txt", b"data")
     assert obstore.get(store, "ü x.txt").bytes() == b"data"
 
 
-def test_an_object_put_by_others_shows_after_refresh(
-    fs: BucketFilesystem, store: ObjectStore
-) -> None:
+def test_object_put_by_others_shows_after_refresh(fs: BucketFilesystem, store: ObjectStore) -> None:
     assert names(fs) == []
     obstore.put(store, "late", b"x")
     assert names(fs) == ["late"]
@@ -90,7 +88,7 @@ def test_an_object_put_by_others_shows_after_refresh(
     assert names(fs) == []
 
 
-def test_a_changed_object_is_read_fresh(fs: BucketFilesystem, store: ObjectStore) -> None:
+def test_changed_object_is_read_fresh(fs: BucketFilesystem, store: ObjectStore) -> None:
     for text in (b"one", b"two", b"six"):
         obstore.put(store, "f", text)
         fs.refresh()
@@ -100,7 +98,7 @@ def test_a_changed_object_is_read_fresh(fs: BucketFilesystem, store: ObjectStore
         assert fs.read("/f") == text
 
 
-def test_a_prefix_is_the_root(store: ObjectStore) -> None:
+def test_prefix_is_the_root(store: ObjectStore) -> None:
     obstore.put(store, "team/docs/a", b"x")
     obstore.put(store, "team/docs-old", b"y")
     fs = BucketFilesystem(store, "/team/docs/")
@@ -109,7 +107,7 @@ def test_a_prefix_is_the_root(store: ObjectStore) -> None:
     assert "team/docs/b" in keys(store)
 
 
-def test_an_empty_prefix_is_an_empty_directory(store: ObjectStore) -> None:
+def test_empty_prefix_is_an_empty_directory(store: ObjectStore) -> None:
     fs = BucketFilesystem(store, "nothing/here")
     assert (names(fs), fs.lstat("/").kind) == ([], "directory")
 
@@ -122,7 +120,7 @@ def test_mkdir_persists_and_its_marker_is_hidden(fs: BucketFilesystem, store: Ob
     assert other.lstat("/d/e").kind == "directory"
 
 
-def test_a_directory_survives_its_last_file(fs: BucketFilesystem) -> None:
+def test_directory_remains_after_its_last_file(fs: BucketFilesystem) -> None:
     fs.mkdir("/d")
     fs.write("/d/f", b"x")
     fs.remove("/d/f")
@@ -164,13 +162,13 @@ def test_read_distinguishes_a_directory_from_a_missing_file(
         fs.listdir("/nope")
 
 
-def test_append_adds_and_makes(fs: BucketFilesystem) -> None:
+def test_append_creates_and_extends(fs: BucketFilesystem) -> None:
     fs.append("/log", b"one\n")
     fs.append("/log", b"two\n")
     assert fs.read("/log") == b"one\ntwo\n"
 
 
-def test_an_empty_file_is_a_file(fs: BucketFilesystem) -> None:
+def test_empty_file(fs: BucketFilesystem) -> None:
     fs.mkdir("/d")
     fs.write("/d/empty", b"")
     fs.write("/d/full", b"x")
@@ -201,7 +199,7 @@ def test_remove_recursive_leaves_nothing(fs: BucketFilesystem, store: ObjectStor
     assert (names(fs), keys(store)) == (["d-kept"], {"d-kept"})
 
 
-def test_the_root_is_never_removed(fs: BucketFilesystem, store: ObjectStore) -> None:
+def test_root_is_never_removed(fs: BucketFilesystem, store: ObjectStore) -> None:
     obstore.put(store, "kept", b"x")
     with pytest.raises(AccessDenied):
         fs.remove("/", recursive=True)
@@ -216,7 +214,7 @@ def test_rename_moves_a_file_over_another(fs: BucketFilesystem) -> None:
     assert (names(fs), fs.read("/d/b")) == (["d"], b"new")
 
 
-def test_rename_moves_a_directory_with_all_in_it(fs: BucketFilesystem) -> None:
+def test_rename_moves_a_directory_with_its_contents(fs: BucketFilesystem) -> None:
     for path in ("/d", "/d/empty"):
         fs.mkdir(path)
     for path in ("/d/a", "/d/none"):
@@ -266,7 +264,7 @@ def test_symlinks_are_unsupported(fs: BucketFilesystem) -> None:
 
 
 @pytest.mark.parametrize("name", ["new\nline", "tab\tx", "x" * 1025])
-def test_a_name_that_no_object_can_have_is_refused(fs: BucketFilesystem, name: str) -> None:
+def test_invalid_name_is_refused(fs: BucketFilesystem, name: str) -> None:
     with pytest.raises(InvalidPath):
         fs.write(f"/{name}", b"x")
     with pytest.raises(PathNotFound):
@@ -279,7 +277,7 @@ def test_a_name_that_no_object_can_have_is_refused(fs: BucketFilesystem, name: s
 @pytest.mark.parametrize(
     "name", ["ü ñ日本😀", "a#b?c%20+&=", "q'\"`$(x)", "w*[1]{2}", "%2e%2e", "a:b", " s ", "-rf"]
 )
-def test_an_unusual_name_round_trips(fs: BucketFilesystem, name: str) -> None:
+def test_unusual_name_round_trips(fs: BucketFilesystem, name: str) -> None:
     fs.mkdir(f"/{name}")
     fs.write(f"/{name}/{name}", b"x")
     assert (names(fs), names(fs, f"/{name}")) == ([name], [name])
@@ -300,7 +298,7 @@ def test_threads_work_concurrently(fs: BucketFilesystem) -> None:
     assert len(names(fs, "/d")) == 40
 
 
-def test_the_cache_stays_within_its_bound(store: ObjectStore) -> None:
+def test_cache_stays_within_its_limit(store: ObjectStore) -> None:
     fs = BucketFilesystem(store, cache_bytes=10_000)
     for number in range(30):
         fs.write(f"/{number}", b"x" * 1000)
@@ -310,18 +308,18 @@ def test_the_cache_stays_within_its_bound(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a//b", "../a", "a/./b"])
-def test_a_prefix_that_is_no_folder_is_refused(prefix: str) -> None:
+def test_invalid_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidOption, match="prefix"):
         BucketFilesystem(MemoryStore(), prefix)
 
 
 @pytest.mark.parametrize("option", ["cache_bytes", "prefetch"])
-def test_a_negative_amount_is_refused(option: str) -> None:
+def test_negative_amount_is_refused(option: str) -> None:
     with pytest.raises(InvalidOption, match=option):
         BucketFilesystem(MemoryStore(), **{option: -1})  # type: ignore[arg-type]
 
 
-def test_a_folder_hides_its_symlinks(tmp_path: Path) -> None:
+def test_folder_hides_its_symlinks(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "secret").write_text("s")
     (tmp_path / "in").mkdir()
@@ -336,7 +334,7 @@ def test_a_folder_hides_its_symlinks(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_deleted_folder_is_reported(tmp_path: Path) -> None:
+def test_deleted_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     fs = BucketFilesystem(LocalStore(tmp_path / "b"))
     (tmp_path / "b").rmdir()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class LeastFilesystem(Filesystem):
+class MinimalFilesystem(Filesystem):
     """Filesystem with only the required methods, and those for symlinks and permissions."""
 
     def __init__(self) -> None:
@@ -67,19 +67,19 @@ class LeastFilesystem(Filesystem):
         self._inner.chmod(path, mode)
 
 
-MAKERS: dict[str, Callable[[Path], Filesystem]] = {
+FACTORIES: dict[str, Callable[[Path], Filesystem]] = {
     "memory": lambda _: MemoryFilesystem(),
     "host": lambda folder: HostFilesystem(folder, read_only=False),
     "overlay": lambda folder: OverlayFilesystem(HostFilesystem(folder)),
     "native": lambda _: NativeFilesystem(),
-    "least": lambda _: LeastFilesystem(),
+    "minimal": lambda _: MinimalFilesystem(),
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=FACTORIES)
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filesystem]:
     """Return an empty filesystem of each kind."""
-    filesystem = MAKERS[request.param](tmp_path)
+    filesystem = FACTORIES[request.param](tmp_path)
     yield filesystem
     filesystem.close()
 
@@ -89,7 +89,7 @@ class TestFiles:
         files.write("/a", b"\x00\xff\n")
         assert files.read("/a") == b"\x00\xff\n"
 
-    def test_an_empty_file_is_a_file(self, files: Filesystem) -> None:
+    def test_empty_file(self, files: Filesystem) -> None:
         files.write("/a", b"")
         assert files.read("/a") == b""
         assert files.lstat("/a").kind == "file"
@@ -105,18 +105,18 @@ class TestFiles:
         files.write("/a", b"2")
         assert files.lstat("/a").mode == 0o750
 
-    def test_append_adds_and_makes(self, files: Filesystem) -> None:
+    def test_append_creates_and_extends(self, files: Filesystem) -> None:
         files.append("/a", b"1")
         files.append("/a", b"23")
         assert files.read("/a") == b"123"
 
-    def test_several_megabytes_come_back(self, files: Filesystem) -> None:
+    def test_large_file_round_trips(self, files: Filesystem) -> None:
         data = bytes(range(256)) * 20_000
         files.write("/a", data)
         assert files.read("/a") == data
 
     @pytest.mark.parametrize("name", ["a b", "quo'te\"", "é", "日本語", "-rf", "a\\b", "*"])
-    def test_any_name_is_held(self, files: Filesystem, name: str) -> None:
+    def test_special_names_round_trip(self, files: Filesystem, name: str) -> None:
         files.write(f"/{name}", b"x")
         assert files.read(f"/{name}") == b"x"
         assert name in files.listdir("/")
@@ -133,7 +133,7 @@ class TestFiles:
             assert caught.value.path == "/nothing"
         assert files.peek("/nothing") is None
 
-    def test_a_missing_parent_is_not_created(self, files: Filesystem) -> None:
+    def test_missing_parent_is_not_created(self, files: Filesystem) -> None:
         with pytest.raises(PathNotFound):
             files.write("/no/a", b"")
         with pytest.raises(PathNotFound):
@@ -144,7 +144,7 @@ class TestFiles:
             files.symlink("x", "/no/a")
         assert "no" not in files.listdir("/")
 
-    def test_a_file_is_not_a_directory(self, files: Filesystem) -> None:
+    def test_file_is_not_a_directory(self, files: Filesystem) -> None:
         files.write("/a", b"x")
         for call in (
             files.listdir,
@@ -156,7 +156,7 @@ class TestFiles:
         with pytest.raises(PathNotDirectory):
             files.lstat("/a/b")
 
-    def test_a_directory_is_not_a_file(self, files: Filesystem) -> None:
+    def test_directory_is_not_a_file(self, files: Filesystem) -> None:
         files.mkdir("/d")
         for path in ("/d", "/"):
             with pytest.raises(PathIsDirectory):
@@ -166,7 +166,7 @@ class TestFiles:
             with pytest.raises(PathIsDirectory):
                 files.append(path, b"")
 
-    def test_a_surrogate_in_a_path_is_refused(self, files: Filesystem) -> None:
+    def test_surrogate_in_a_path_is_refused(self, files: Filesystem) -> None:
         with pytest.raises(InvalidPath):
             files.write("/\ud800", b"")
         assert "\ud800" not in files.listdir("/")
@@ -191,7 +191,7 @@ class TestDirectories:
         assert kinds == {"inner": "directory", ".hidden": "file", "link": "symlink"}
         assert files.listdir("/d")[".hidden"].size == 3
 
-    def test_the_root_is_a_directory(self, files: Filesystem) -> None:
+    def test_root_is_a_directory(self, files: Filesystem) -> None:
         assert files.lstat("/").kind == "directory"
         with pytest.raises(PathExists):
             files.mkdir("/")
@@ -221,14 +221,14 @@ class TestDirectories:
         with pytest.raises(PathNotDirectory):
             files.makedirs("/x/f/g")
 
-    def test_remove_takes_files_and_empty_directories(self, files: Filesystem) -> None:
+    def test_remove_accepts_files_and_empty_directories(self, files: Filesystem) -> None:
         files.write("/a", b"")
         files.mkdir("/d")
         files.remove("/a")
         files.remove("/d")
         assert files.peek("/a") is files.peek("/d") is None
 
-    def test_remove_takes_a_full_directory_only_when_recursive(self, files: Filesystem) -> None:
+    def test_remove_of_a_full_directory_needs_recursive(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/e/f", b"")
         with pytest.raises(DirectoryNotEmpty):
@@ -236,7 +236,7 @@ class TestDirectories:
         files.remove("/d", recursive=True)
         assert files.peek("/d") is None
 
-    def test_a_removed_directory_made_again_is_empty(self, files: Filesystem) -> None:
+    def test_directory_created_again_is_empty(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.remove("/d", recursive=True)
         files.mkdir("/d")
@@ -260,7 +260,7 @@ class TestSymlinks:
         with pytest.raises(PathError, match="not a symlink"):
             files.readlink("/a")
 
-    def test_the_last_name_is_not_followed(self, files: Filesystem) -> None:
+    def test_last_name_is_not_followed(self, files: Filesystem) -> None:
         files.write("/a", b"kept")
         files.symlink("a", "/link")
         for call in (files.read, lambda p: files.write(p, b""), lambda p: files.append(p, b"")):
@@ -287,13 +287,13 @@ class TestSymlinks:
 
 
 class TestRenameAndCopy:
-    def test_a_file_moves_and_replaces(self, files: Filesystem) -> None:
+    def test_file_moves_and_replaces(self, files: Filesystem) -> None:
         files.write("/a", b"new")
         files.write("/b", b"old")
         files.rename("/a", "/b")
         assert (files.read("/b"), files.peek("/a")) == (b"new", None)
 
-    def test_a_directory_moves_with_its_content(self, files: Filesystem) -> None:
+    def test_directory_moves_with_its_content(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/e/f", b"1")
         files.chmod("/d/e/f", 0o755)
@@ -302,25 +302,25 @@ class TestRenameAndCopy:
         assert (files.read("/x/e/f"), files.readlink("/x/e/l")) == (b"1", "f")
         assert (files.lstat("/x/e/f").mode, files.peek("/d")) == (0o755, None)
 
-    def test_a_directory_replaces_an_empty_one(self, files: Filesystem) -> None:
+    def test_directory_replaces_an_empty_one(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.mkdir("/x")
         files.rename("/d", "/x")
         assert list(files.listdir("/x")) == ["e"]
 
-    def test_a_symlink_moves_unchanged(self, files: Filesystem) -> None:
+    def test_symlink_moves_unchanged(self, files: Filesystem) -> None:
         files.symlink("there", "/a")
         files.write("/b", b"")
         files.rename("/a", "/b")
         assert files.readlink("/b") == "there"
 
-    def test_a_file_replaces_a_symlink(self, files: Filesystem) -> None:
+    def test_file_replaces_a_symlink(self, files: Filesystem) -> None:
         files.write("/a", b"1")
         files.symlink("elsewhere", "/b")
         files.rename("/a", "/b")
         assert files.read("/b") == b"1"
 
-    def test_a_refused_move_changes_nothing(self, files: Filesystem) -> None:
+    def test_refused_move_changes_nothing(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/f", b"")
         files.write("/a", b"x")
@@ -338,12 +338,12 @@ class TestRenameAndCopy:
         assert files.read("/a") == b"x"
         assert sorted(files.listdir("/d")) == ["e", "f"]
 
-    def test_a_move_onto_itself_changes_nothing(self, files: Filesystem) -> None:
+    def test_move_onto_itself_changes_nothing(self, files: Filesystem) -> None:
         files.write("/a", b"x")
         files.rename("/a", "/a")
         assert files.read("/a") == b"x"
 
-    def test_a_directory_is_copied_with_its_content(self, files: Filesystem) -> None:
+    def test_directory_is_copied_with_its_content(self, files: Filesystem) -> None:
         files.makedirs("/d/e")
         files.write("/d/e/f", b"1")
         files.chmod("/d/e/f", 0o755)

@@ -58,7 +58,7 @@ def every_call(path: str) -> list[Callable[[HostFilesystem], object]]:
     ]
 
 
-def test_a_symlink_to_a_directory_outside_is_never_entered(
+def test_symlink_to_a_directory_outside_is_never_entered(
     files: HostFilesystem, folder: Path
 ) -> None:
     (folder / "out").symlink_to(folder.parent)
@@ -68,7 +68,7 @@ def test_a_symlink_to_a_directory_outside_is_never_entered(
     assert (folder.parent / "secret").read_text() == "secret"
 
 
-def test_a_symlink_to_a_file_outside_is_never_opened(files: HostFilesystem, folder: Path) -> None:
+def test_symlink_to_a_file_outside_is_never_opened(files: HostFilesystem, folder: Path) -> None:
     (folder / "out").symlink_to("/etc/passwd")
     for call in (files.read, lambda p: files.write(p, b""), lambda p: files.append(p, b"")):
         with pytest.raises(SymlinkLoop):
@@ -94,17 +94,17 @@ def test_removing_a_folder_keeps_symlink_targets(files: HostFilesystem, folder: 
     assert (folder.parent / "secret").exists()
 
 
-def test_a_directory_swapped_for_a_symlink_does_not_escape(
+def test_directory_swapped_for_a_symlink_does_not_escape(
     files: HostFilesystem, folder: Path
 ) -> None:
     """A thread keeps replacing the directory in use with a link to the outside."""
     (folder / "inside").mkdir()
     (folder / "inside" / "secret").write_text("public")
     (folder / "outside").symlink_to(folder.parent)
-    over = threading.Event()
+    done = threading.Event()
 
     def swap() -> None:
-        while not over.is_set():
+        while not done.is_set():
             for name in ("inside", "outside"):
                 os.rename(folder / name, folder / "used")
                 os.rename(folder / "used", folder / name)
@@ -117,7 +117,7 @@ def test_a_directory_swapped_for_a_symlink_does_not_escape(
             seen.add(files.read("/used/secret"))
         with suppress(PathError):
             files.write("/used/written", b"x")
-    over.set()
+    done.set()
     swapper.join()
     assert seen <= {b"public"}
     assert not (folder.parent / "written").exists()
@@ -143,7 +143,7 @@ def test_errors_do_not_reveal_the_host_path(files: HostFilesystem, folder: Path)
         assert caught.value.__suppress_context__
 
 
-def test_a_missing_folder_fails_at_creation(tmp_path: Path) -> None:
+def test_missing_folder_fails_at_creation(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         HostFilesystem(tmp_path / "missing")
     (tmp_path / "file").touch()
@@ -151,7 +151,7 @@ def test_a_missing_folder_fails_at_creation(tmp_path: Path) -> None:
         HostFilesystem(tmp_path / "file")
 
 
-def test_a_write_that_fails_leaves_the_file_and_nothing_else(
+def test_failed_write_keeps_the_file_and_leaves_no_other(
     files: HostFilesystem, folder: Path
 ) -> None:
     """RLIMIT_FSIZE stands in for a full disk: the kernel stops the write half-way."""
@@ -169,7 +169,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(
     assert (folder / "a").read_bytes() == b"kept"
 
 
-def test_a_hard_link_elsewhere_keeps_its_content(files: HostFilesystem, folder: Path) -> None:
+def test_hard_link_elsewhere_keeps_its_content(files: HostFilesystem, folder: Path) -> None:
     os.link(folder.parent / "secret", folder / "shared")
     files.append("/shared", b"+")
     files.write("/shared", files.read("/shared") + b"+")
@@ -193,7 +193,7 @@ def test_names_that_are_not_utf8_are_left_out(files: HostFilesystem, folder: Pat
     assert files.peek("/d") is None
 
 
-def test_a_file_over_the_limit_is_not_read(folder: Path) -> None:
+def test_file_over_the_limit_is_not_read(folder: Path) -> None:
     (folder / "a").write_bytes(b"12345")
     with pytest.raises(FileTooLarge, match="5 bytes"):
         HostFilesystem(folder, max_file_size=4).read("/a")
@@ -205,13 +205,13 @@ def test_set_id_bits_are_not_set(files: HostFilesystem, folder: Path) -> None:
     assert (folder / "a").stat().st_mode & 0o7777 == 0o755
 
 
-def test_times_are_set(files: HostFilesystem) -> None:
+def test_touch_sets_the_time(files: HostFilesystem) -> None:
     files.write("/a", b"")
     files.touch("/a", 12345.5)
     assert files.lstat("/a").mtime == 12345.5
 
 
-def test_a_moved_folder_stays_mounted(files: HostFilesystem, folder: Path) -> None:
+def test_moved_folder_stays_mounted(files: HostFilesystem, folder: Path) -> None:
     (folder / "a").write_text("x")
     folder.rename(folder.parent / "elsewhere")
     assert files.read("/a") == b"x"
@@ -227,7 +227,7 @@ def test_no_file_stays_open(files: HostFilesystem, folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_closed_filesystem_refuses(folder: Path) -> None:
+def test_closed_filesystem_refuses_calls(folder: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     files = HostFilesystem(folder)
     files.close()

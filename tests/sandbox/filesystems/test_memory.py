@@ -8,7 +8,7 @@ from smokebox.errors import FileTooLarge, InvalidOption, PathError, StorageFull
 from smokebox.sandbox.filesystems import MemoryFilesystem
 
 
-def test_a_full_quota_refuses_and_keeps_what_is_there() -> None:
+def test_write_over_the_quota_is_refused_and_changes_nothing() -> None:
     files = MemoryFilesystem(quota=10)
     files.write("/a", b"123456")
     with pytest.raises(StorageFull, match="4 of 10 are free"):
@@ -20,14 +20,14 @@ def test_a_full_quota_refuses_and_keeps_what_is_there() -> None:
     assert (files.read("/a"), list(files.listdir("/"))) == (b"123456", ["a"])
 
 
-def test_replacing_needs_room_for_the_difference_only() -> None:
+def test_replacing_a_file_counts_only_the_difference() -> None:
     files = MemoryFilesystem(quota=10)
     files.write("/a", b"12345678")
     files.write("/a", b"1234567890")
     assert files.used == 10
 
 
-def test_removing_gives_room_back() -> None:
+def test_removing_frees_the_quota() -> None:
     files = MemoryFilesystem(quota=10, max_files=3)
     files.makedirs("/d/e")
     files.write("/d/e/f", b"1234567890")
@@ -36,7 +36,7 @@ def test_removing_gives_room_back() -> None:
     files.write("/a", b"1234567890")
 
 
-def test_replacing_by_rename_gives_room_back() -> None:
+def test_replacing_by_rename_frees_the_quota() -> None:
     files = MemoryFilesystem(quota=10)
     files.write("/a", b"12345")
     files.write("/b", b"12345")
@@ -44,7 +44,7 @@ def test_replacing_by_rename_gives_room_back() -> None:
     assert (files.used, files.files) == (5, 1)
 
 
-def test_too_large_a_file_is_refused_however_it_grows() -> None:
+def test_file_over_the_limit_is_refused() -> None:
     files = MemoryFilesystem(max_file_size=4)
     files.write("/a", b"1234")
     with pytest.raises(FileTooLarge, match="max_file_size="):
@@ -65,7 +65,7 @@ def test_directories_and_symlinks_count_as_files() -> None:
     assert sorted(files.listdir("/")) == ["d", "l"]
 
 
-def test_a_name_has_at_most_255_bytes() -> None:
+def test_name_has_at_most_255_bytes() -> None:
     files = MemoryFilesystem()
     files.write("/" + "n" * 255, b"")
     with pytest.raises(PathError, match="255 bytes"):
@@ -86,7 +86,7 @@ def test_limit_must_be_a_number(value: object) -> None:
         MemoryFilesystem(quota=value)  # type: ignore[arg-type]
 
 
-def test_what_was_read_does_not_change_with_the_file() -> None:
+def test_read_data_does_not_change_with_the_file() -> None:
     files = MemoryFilesystem()
     files.append("/a", b"1")
     files.append("/a", b"2")
@@ -103,7 +103,7 @@ def test_written_content_is_independent_of_the_buffer() -> None:
     assert files.read("/a") == b"abc"
 
 
-def test_a_directory_records_its_modification_time() -> None:
+def test_directory_records_its_modification_time() -> None:
     files = MemoryFilesystem()
     files.mkdir("/d")
     files.touch("/d", 1.0)

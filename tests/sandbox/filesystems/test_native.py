@@ -9,7 +9,7 @@ from smokebox.errors import FileTooLarge, InvalidPath, PathExists, StorageFull
 from smokebox.sandbox.filesystems.native import MAX_FILE_SIZE, MAX_FILES, NativeFilesystem
 
 
-def test_the_shell_sees_the_same_files() -> None:
+def test_shell_sees_the_same_files() -> None:
     files = NativeFilesystem()
     shell = bashkit.Bash()
     shell.mount("/mnt", files.native)
@@ -18,7 +18,7 @@ def test_the_shell_sees_the_same_files() -> None:
     assert files.read("/b") == b"inside\n"
 
 
-def test_too_large_a_file_is_refused() -> None:
+def test_file_over_the_limit_is_refused() -> None:
     files = NativeFilesystem()
     files.write("/a", b"kept")
     with pytest.raises(FileTooLarge, match=str(MAX_FILE_SIZE)):
@@ -26,7 +26,7 @@ def test_too_large_a_file_is_refused() -> None:
     assert files.read("/a") == b"kept"
 
 
-def test_a_full_filesystem_refuses() -> None:
+def test_full_filesystem_refuses_writes() -> None:
     files = NativeFilesystem()
     data = bytes(MAX_FILE_SIZE)
     with pytest.raises(StorageFull, match=str(MAX_FILES)):
@@ -35,14 +35,14 @@ def test_a_full_filesystem_refuses() -> None:
 
 
 @pytest.mark.parametrize("name", ["new\nline", "\x01", "n" * 256])
-def test_names_the_shell_cannot_hold_are_invalid(name: str) -> None:
+def test_names_that_the_shell_refuses_are_invalid(name: str) -> None:
     files = NativeFilesystem()
     for call in (files.mkdir, files.lstat, lambda p: files.write(p, b"")):
         with pytest.raises(InvalidPath):
             call(f"/{name}")
 
 
-def test_a_symlink_does_not_replace_an_existing_entry() -> None:
+def test_symlink_does_not_replace_an_existing_entry() -> None:
     files = NativeFilesystem()
     files.write("/a", b"kept")
     with pytest.raises(PathExists):

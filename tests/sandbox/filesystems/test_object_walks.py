@@ -15,14 +15,14 @@ def walked(*keys: str, ended: bool = True, empty: tuple[str, ...] = ()) -> Objec
 
 
 def kinds(found: ObjectWalk, top: str = "/", after: str = "") -> dict[str, dict[str, str]]:
-    made = directories(found, top, ".marker", after)
+    listings = directories(found, top, ".marker", after)
     return {
         path: {name: item.entry.kind for name, item in listing.items()}
-        for path, listing in made.items()
+        for path, listing in listings.items()
     }
 
 
-def test_every_directory_of_a_whole_listing() -> None:
+def test_complete_walk_lists_every_directory() -> None:
     assert kinds(walked("a", "d/b", "d/e/f")) == {
         "/": {"a": "file", "d": "directory"},
         "/d": {"b": "file", "e": "directory"},
@@ -30,7 +30,7 @@ def test_every_directory_of_a_whole_listing() -> None:
     }
 
 
-def test_only_what_is_below_the_top() -> None:
+def test_walk_lists_only_directories_below_the_top() -> None:
     assert kinds(walked("d/b", "d/e/f"), "/d").keys() == {"/d", "/d/e"}
 
 
@@ -46,23 +46,23 @@ def test_directory_with_an_empty_object_is_excluded_as_ambiguous() -> None:
     assert kinds(walked("d/a", "e/none", empty=("e/none",))).keys() == {"/", "/d"}
 
 
-def test_an_empty_object_with_others_below_is_a_directory() -> None:
+def test_empty_object_with_others_below_is_a_directory() -> None:
     found = walked("d", "d/a", empty=("d",))
     assert kinds(found) == {"/": {"d": "directory"}, "/d": {"a": "file"}}
 
 
-def test_a_file_hides_a_directory_of_its_name() -> None:
+def test_file_hides_a_directory_of_its_name() -> None:
     assert kinds(walked("x", "x/y"))["/"] == {"x": "file"}
 
 
-def test_a_marker_is_a_directory_and_no_name() -> None:
+def test_marker_creates_a_directory_and_is_hidden() -> None:
     assert kinds(walked("d/.marker", empty=("d/.marker",))) == {"/": {"d": "directory"}, "/d": {}}
 
 
-def test_a_walk_resumes_before_the_directory_it_cut() -> None:
+def test_walk_resumes_before_the_directory_it_cut() -> None:
     assert resume_after(walked("d/a/x", "d/b/x", ended=False), "/d", "") == "d/b"
     assert resume_after(walked("a/x", "b", ended=False), "/", "") == "b"
 
 
-def test_a_walk_skips_a_directory_longer_than_its_page() -> None:
+def test_walk_skips_a_directory_longer_than_its_page() -> None:
     assert resume_after(walked("d/b/x", "d/b/y", ended=False), "/d", "d/b") == "d/b/y"

@@ -56,20 +56,20 @@ def test_both_layers_are_visible(files: OverlayFilesystem) -> None:
     assert files.readlink("/link") == "d"
 
 
-def test_a_changed_file_hides_the_lower_one_and_keeps_its_permissions(
+def test_changed_file_hides_the_lower_one_and_keeps_its_permissions(
     files: OverlayFilesystem,
 ) -> None:
     files.write("/d/a", b"changed")
     assert (files.read("/d/a"), files.lstat("/d/a").mode) == (b"changed", 0o750)
 
 
-def test_append_begins_with_the_lower_content(files: OverlayFilesystem) -> None:
+def test_append_starts_with_the_lower_content(files: OverlayFilesystem) -> None:
     files.append("/d/a", b"+")
     files.append("/d/a", b"+")
     assert files.read("/d/a") == b"lower++"
 
 
-def test_permissions_and_times_change_above(files: OverlayFilesystem) -> None:
+def test_permissions_and_times_change_in_the_upper_layer(files: OverlayFilesystem) -> None:
     files.chmod("/d/a", 0o600)
     files.touch("/d/a", 5.0)
     files.chmod("/d/e", 0o700)
@@ -77,7 +77,7 @@ def test_permissions_and_times_change_above(files: OverlayFilesystem) -> None:
     assert (files.lstat("/d/e").mode, files.read("/d/e/deep")) == (0o700, b"deep")
 
 
-def test_a_removed_file_is_gone_until_written_again(files: OverlayFilesystem) -> None:
+def test_removed_file_is_gone_until_written_again(files: OverlayFilesystem) -> None:
     files.remove("/d/a")
     with pytest.raises(PathNotFound):
         files.read("/d/a")
@@ -88,7 +88,7 @@ def test_a_removed_file_is_gone_until_written_again(files: OverlayFilesystem) ->
     assert files.peek("/d/a") is None
 
 
-def test_a_removed_directory_comes_back_empty(files: OverlayFilesystem) -> None:
+def test_directory_created_again_is_empty(files: OverlayFilesystem) -> None:
     files.remove("/d", recursive=True)
     assert files.peek("/d/e/deep") is None
     files.mkdir("/d")
@@ -97,7 +97,7 @@ def test_a_removed_directory_comes_back_empty(files: OverlayFilesystem) -> None:
     assert files.read("/d/e") == b"a file where a directory was"
 
 
-def test_a_directory_with_lower_files_is_not_empty(files: OverlayFilesystem) -> None:
+def test_directory_with_lower_files_is_not_empty(files: OverlayFilesystem) -> None:
     with pytest.raises(DirectoryNotEmpty):
         files.remove("/d/e")
     files.remove("/d/e/deep")
@@ -105,14 +105,14 @@ def test_a_directory_with_lower_files_is_not_empty(files: OverlayFilesystem) -> 
     assert sorted(files.listdir("/d")) == ["a"]
 
 
-def test_a_lower_directory_can_be_renamed(files: OverlayFilesystem) -> None:
+def test_lower_directory_can_be_renamed(files: OverlayFilesystem) -> None:
     files.rename("/d", "/moved")
     assert (files.peek("/d"), files.read("/moved/e/deep")) == (None, b"deep")
     files.rename("/moved", "/d")
     assert (files.read("/d/a"), files.lstat("/d/a").mode) == (b"lower", 0o750)
 
 
-def test_a_rename_that_does_not_fit_leaves_everything(lower: Path) -> None:
+def test_rename_over_the_quota_changes_nothing(lower: Path) -> None:
     files = OverlayFilesystem(HostFilesystem(lower), MemoryFilesystem(quota=6))
     with pytest.raises(StorageFull):
         files.rename("/d", "/moved")

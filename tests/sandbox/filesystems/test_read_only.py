@@ -1,4 +1,4 @@
-"""A read-only filesystem shows everything and refuses changes."""
+"""`ReadOnlyFilesystem`: all entries are visible, and changes are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inner() -> MemoryFilesystem:
     return files
 
 
-def test_everything_is_seen(inner: MemoryFilesystem) -> None:
+def test_all_entries_are_visible(inner: MemoryFilesystem) -> None:
     files = ReadOnlyFilesystem(inner)
     assert (files.read("/d/a"), files.readlink("/link")) == (b"x", "d")
     assert files.listdir("/") == inner.listdir("/")

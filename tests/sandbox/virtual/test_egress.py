@@ -1,6 +1,4 @@
-"""The virtual sandbox under an `Egress` policy: same order, handlers and refusals as in Linux
-sandboxes.
-"""
+"""Egress policies of the virtual sandbox: rules, handlers and refusals as in Linux sandboxes."""
 
 from __future__ import annotations
 
@@ -28,17 +26,17 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/away":
-            self._answer(302, b"", ("Location", "http://169.254.169.254/latest"))
+            self._respond(302, b"", ("Location", "http://169.254.169.254/latest"))
             return
         token = self.headers.get("authorization", "no token")
         size = int(self.headers.get("content-length") or 0)
         body = self.rfile.read(size)
         text = f"{self.command} {self.path} {token} {body.decode()} range={self.headers['range']}"
-        self._answer(200, text.encode(), ("X-Echo", token))
+        self._respond(200, text.encode(), ("X-Echo", token))
 
     do_POST = do_GET
 
-    def _answer(self, status: int, body: bytes, header: tuple[str, str]) -> None:
+    def _respond(self, status: int, body: bytes, header: tuple[str, str]) -> None:
         self.send_response(status)
         self.send_header(*header)
         self.send_header("Content-Length", str(len(body)))
@@ -50,7 +48,7 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def place() -> Iterator[str]:
+def address() -> Iterator[str]:
     """Return the address of a server that echoes requests."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -65,107 +63,107 @@ async def run(policy: Egress, command: str) -> Any:
         return await sandbox.exec(command)
 
 
-async def test_an_allowed_host_is_reached_at_its_mapped_address(place: str) -> None:
-    policy = Egress(allowed_hosts=[HOST], hosts={HOST: place})
+async def test_allowed_host_is_reached_at_its_mapped_address(address: str) -> None:
+    policy = Egress(allowed_hosts=[HOST], hosts={HOST: address})
     assert (await run(policy, f"curl -s http://{HOST}/x")).stdout.startswith("GET /x no token")
-    told = await run(policy, f"wget -q -O - http://{HOST}/y")
-    assert told.stdout.startswith("GET /y no token")
+    result = await run(policy, f"wget -q -O - http://{HOST}/y")
+    assert result.stdout.startswith("GET /y no token")
 
 
 @pytest.mark.parametrize(
-    ("policy", "words"),
+    ("policy", "message"),
     [
         (Egress(), "allowed_hosts=['api.test'] would open it"),
         (Egress(allowed_hosts=["b.test"]), "api.test is not in allowed_hosts"),
         (Egress(internet=True, denied_hosts=["*.test"]), "api.test is denied"),
     ],
 )
-async def test_a_refusal_names_the_setting_that_would_allow_it(policy: Egress, words: str) -> None:
-    told = await run(policy, f"curl -sS http://{HOST}/")
-    assert told.exit_code == 7
-    assert words in told.stderr
+async def test_refusal_names_the_setting_that_would_allow_it(policy: Egress, message: str) -> None:
+    result = await run(policy, f"curl -sS http://{HOST}/")
+    assert result.exit_code == 7
+    assert message in result.stderr
 
 
-async def test_another_port_is_refused_unless_it_is_named(place: str) -> None:
-    told = await run(Egress(internet=True), f"curl -sS http://{HOST}:8080/")
-    assert "tcp=['api.test:8080'] would open it" in told.stderr
-    policy = Egress(tcp=[f"{HOST}:8080"], hosts={HOST: place})
+async def test_other_port_is_refused_unless_listed(address: str) -> None:
+    result = await run(Egress(internet=True), f"curl -sS http://{HOST}:8080/")
+    assert "tcp=['api.test:8080'] would open it" in result.stderr
+    policy = Egress(tcp=[f"{HOST}:8080"], hosts={HOST: address})
     assert (await run(policy, f"curl -s http://{HOST}:8080/")).stdout.startswith("GET / ")
 
 
-async def test_private_addresses_need_the_policy(place: str) -> None:
-    told = await run(Egress(internet=True, tcp=[place]), f"curl -sS http://{place}/")
-    assert told.exit_code == 7
-    assert "private address" in told.stderr
+async def test_private_address_is_refused(address: str) -> None:
+    result = await run(Egress(internet=True, tcp=[address]), f"curl -sS http://{address}/")
+    assert result.exit_code == 7
+    assert "private address" in result.stderr
 
 
-async def test_a_redirect_is_checked_again(place: str) -> None:
-    policy = Egress(internet=True, hosts={HOST: place})
-    told = await run(policy, f"curl -sSL http://{HOST}/away")
-    assert told.exit_code == 7
-    assert "private address" in told.stderr
+async def test_redirect_is_checked_again(address: str) -> None:
+    policy = Egress(internet=True, hosts={HOST: address})
+    result = await run(policy, f"curl -sSL http://{HOST}/away")
+    assert result.exit_code == 7
+    assert "private address" in result.stderr
 
 
-async def test_a_handler_adds_what_the_script_never_sees(place: str) -> None:
-    policy = Egress(outbound_by_host={HOST: bearer(SECRET)}, hosts={HOST: place})
-    told = await run(policy, f"curl -sv -H 'Range: bytes=0-5' http://{HOST}/x")
-    assert SECRET not in told.stdout + told.stderr
-    assert "redacted" in told.stdout
-    assert "range=None" in told.stdout
-    shown = Egress(outbound=bearer(SECRET), hosts={HOST: place}, scrub=False)
+async def test_handler_adds_a_secret_that_scripts_never_see(address: str) -> None:
+    policy = Egress(outbound_by_host={HOST: bearer(SECRET)}, hosts={HOST: address})
+    result = await run(policy, f"curl -sv -H 'Range: bytes=0-5' http://{HOST}/x")
+    assert SECRET not in result.stdout + result.stderr
+    assert "redacted" in result.stdout
+    assert "range=None" in result.stdout
+    shown = Egress(outbound=bearer(SECRET), hosts={HOST: address}, scrub=False)
     assert SECRET in (await run(shown, f"curl -s http://{HOST}/x")).stdout
 
 
-async def test_a_secret_in_the_url_is_scrubbed_too(place: str) -> None:
+async def test_secret_in_the_url_is_scrubbed(address: str) -> None:
     async def add(request: Request, env: Any, context: HandlerContext) -> Request:
         request.url += f"?key={SECRET}"
         return request
 
-    policy = Egress(outbound_by_host={HOST: add}, hosts={HOST: place})
-    told = (await run(policy, f"curl -sv http://{HOST}/x")).stdout
-    assert told.startswith("GET /x?key=[redacted]")
-    assert SECRET not in told
+    policy = Egress(outbound_by_host={HOST: add}, hosts={HOST: address})
+    output = (await run(policy, f"curl -sv http://{HOST}/x")).stdout
+    assert output.startswith("GET /x?key=[redacted]")
+    assert SECRET not in output
 
 
-async def test_a_handler_may_answer_refuse_fail_or_forward(
-    place: str, caplog: pytest.LogCaptureFixture
+async def test_handler_may_respond_refuse_fail_or_forward(
+    address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def choose(request: Request, env: Any, context: HandlerContext) -> Request | Response:
         match request.url.rpartition("/")[2]:
-            case "answer":
+            case "respond":
                 return Response(f"{context.rule} {await request.text()}", 201)
             case "refuse":
                 raise Refused("not on a monday")
             case "fail":
                 raise KeyError(SECRET)
             case _:
-                response = await context.forward(request, to=f"http://{place}/base")
+                response = await context.forward(request, to=f"http://{address}/base")
                 return Response((await response.text()).upper())
 
     policy = Egress(outbound=choose)
-    ask = "curl -s -w '\\n%{http_code}' http://any.test"
-    assert (await run(policy, f"{ask}/answer -d hi")).stdout == "outbound hi\n201"
-    refused = (await run(policy, f"{ask}/refuse")).stdout
+    curl = "curl -s -w '\\n%{http_code}' http://any.test"
+    assert (await run(policy, f"{curl}/respond -d hi")).stdout == "outbound hi\n201"
+    refused = (await run(policy, f"{curl}/refuse")).stdout
     assert ("not on a monday" in refused, refused[-3:]) == (True, "403")
-    failed = (await run(policy, f"{ask}/fail")).stdout
+    failed = (await run(policy, f"{curl}/fail")).stdout
     assert (SECRET in failed, failed[-3:]) == (False, "502")
-    assert (await run(policy, f"{ask}/other")).stdout.startswith("GET /BASE/OTHER")
+    assert (await run(policy, f"{curl}/other")).stdout.startswith("GET /BASE/OTHER")
 
 
-async def test_limits_hold_for_one_sandbox(place: str) -> None:
-    policy = Egress(allowed_hosts=[HOST], hosts={HOST: place}, max_requests=2)
+async def test_limits_apply_to_one_sandbox(address: str) -> None:
+    policy = Egress(allowed_hosts=[HOST], hosts={HOST: address}, max_requests=2)
     async with virtual(egress=policy) as sandbox:
         for _ in range(2):
             assert (await sandbox.exec(f"curl -s http://{HOST}/")).exit_code == 0
-        told = await sandbox.exec(f"curl -sS http://{HOST}/")
-        assert "max_requests=2 is reached" in told.stderr
+        result = await sandbox.exec(f"curl -sS http://{HOST}/")
+        assert "max_requests=2 is reached" in result.stderr
     assert (await run(policy, f"curl -s http://{HOST}/")).exit_code == 0
 
 
 async def test_capabilities_report_guarded_egress() -> None:
-    for policy, reach in ((Egress(), "off"), (Egress(internet=True), "guarded")):
+    for policy, network in ((Egress(), "off"), (Egress(internet=True), "guarded")):
         async with virtual(egress=policy) as sandbox:
-            assert (await sandbox.capabilities()).network == reach
+            assert (await sandbox.capabilities()).network == network
 
 
 async def test_process_isolation_takes_a_handler_by_its_import_path() -> None:

@@ -10,7 +10,7 @@ def test_growth_counts_from_the_start() -> None:
     assert not growth.is_too_much
     small = Growth(20 << 20)
     # Much more than the kernel may reclaim from this process at the same moment.
-    held = bytearray(b"x") * (400 << 20)
+    data = bytearray(b"x") * (400 << 20)
     assert small.is_too_much
     assert not growth.is_too_much
-    assert len(held) < resident_bytes()
+    assert len(data) < resident_bytes()

@@ -76,14 +76,14 @@ REFUSED_OR_HARMLESS = {
     "a name that is too long": "touch $(printf 'a%.0s' {1..5000})",
     "symlinks in a circle": "ln -s a b; ln -s b a; cat a; cd a",
     "a trap in a trap": "trap 'kill $$' TERM; kill -TERM $$",
-    "a pipe nobody writes to": "mkfifo p; cat p",
+    "a pipe without a writer": "mkfifo p; cat p",
     "a gzip bomb": "head -c 1000000 /dev/zero | gzip > z; cat z z z z | gunzip | wc -c",
     "make that makes itself": "printf 'a:\\n\\tmake a\\n' > Makefile; make a",
     "kill for everyone": "kill -9 -1; kill -9 1",
 }
 
 
-async def _goes_on(script: str) -> int:
+async def _run(script: str) -> int:
     """Run the script and check that the sandbox still works."""
     async with virtual(limits=LIMITS, python=True) as sandbox:
         result = await sandbox.exec(script)
@@ -93,12 +93,12 @@ async def _goes_on(script: str) -> int:
 
 @pytest.mark.parametrize("name", STOPPED)
 async def test_hostile_scripts_hit_a_limit(name: str) -> None:
-    assert await _goes_on(STOPPED[name]) in (2, 124, 126)
+    assert await _run(STOPPED[name]) in (2, 124, 126)
 
 
 @pytest.mark.parametrize("name", REFUSED_OR_HARMLESS)
 async def test_hostile_scripts_terminate(name: str) -> None:
-    await _goes_on(REFUSED_OR_HARMLESS[name])
+    await _run(REFUSED_OR_HARMLESS[name])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_files_of_the_host_are_out_of_reach(tmp_path: Path, script: str) -
         "awk 'BEGIN { for (k in ENVIRON) print ENVIRON[k] }'; jq -n env",
     ],
 )
-async def test_the_environment_of_the_host_is_out_of_reach(
+async def test_environment_of_the_host_is_out_of_reach(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMOKEBOX_TEST_SECRET", "host-secret")
@@ -155,7 +155,7 @@ async def test_the_environment_of_the_host_is_out_of_reach(
         "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {port}))'",
     ],
 )
-async def test_the_network_is_out_of_reach(script: str) -> None:
+async def test_network_is_out_of_reach(script: str) -> None:
     connected = asyncio.Event()
     server = await asyncio.start_server(lambda r, w: connected.set(), "127.0.0.1", 0)
     async with server:
@@ -172,7 +172,7 @@ async def test_programs_of_the_host_do_not_run(script: str) -> None:
     assert str(pid) not in result.stdout
 
 
-HOARDERS = [
+MEMORY_EATERS = [
     "while :; do cat big; done",
     "while :; do cat big; done > /dev/null",
     "x=$(while :; do cat big; done)",
@@ -180,7 +180,7 @@ HOARDERS = [
 ]
 
 
-@pytest.mark.parametrize("script", HOARDERS)
+@pytest.mark.parametrize("script", MEMORY_EATERS)
 async def test_discarded_output_counts_against_the_limit(script: str) -> None:
     limits = VirtualLimits(process_growth=100 << 20)
     async with virtual(files={"big": "x" * 1_000_000}, limits=limits) as sandbox:

@@ -11,7 +11,7 @@ from smokebox.errors import FileTooLarge, InvalidOption, StorageFull
 from smokebox.sandbox.virtual import VirtualLimits
 
 
-def test_an_unknown_limit_names_the_nearest() -> None:
+def test_unknown_limit_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption) as caught:
         VirtualLimits(comands=5)  # type: ignore[call-arg]
     assert caught.value.nearest == "commands"
@@ -20,13 +20,13 @@ def test_an_unknown_limit_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "5", None, float("nan")])
-def test_a_limit_is_a_positive_whole_number(value: object) -> None:
+def test_limit_must_be_a_positive_integer(value: object) -> None:
     with pytest.raises(InvalidOption):
         VirtualLimits(commands=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True])
-def test_wall_time_is_a_positive_number_of_seconds(value: float) -> None:
+def test_wall_time_must_be_positive(value: float) -> None:
     with pytest.raises(InvalidOption):
         VirtualLimits(wall_time=value)
 
@@ -42,7 +42,7 @@ def test_limits_can_be_pickled_and_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "script", "word"),
+    ("limits", "script", "message"),
     [
         (VirtualLimits(commands=100), "while :; do :; done", "VirtualLimits.commands"),
         (VirtualLimits(loop_iterations=50), "while :; do :; done", "VirtualLimits.loop_iterations"),
@@ -51,17 +51,17 @@ def test_limits_can_be_pickled_and_compared() -> None:
         (VirtualLimits(), "echo '. ./s' > s; . ./s", "fixed limit"),
     ],
 )
-async def test_a_limit_is_126_and_names_what_to_raise(
-    limits: VirtualLimits, script: str, word: str
+async def test_limit_exits_with_126_and_names_the_option(
+    limits: VirtualLimits, script: str, message: str
 ) -> None:
     sandbox = virtual(limits=limits)
     result = await sandbox.exec(f"echo before; {script}")
     assert (result.exit_code, result.stdout) == (126, "before\n")
-    assert word in result.stderr
+    assert message in result.stderr
     assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
-async def test_wall_time_is_124_and_keeps_the_output() -> None:
+async def test_wall_time_exits_with_124_and_keeps_the_output() -> None:
     sandbox = virtual(limits=VirtualLimits(wall_time=0.3))
     for script in ("echo hi; sleep 30", "echo hi; while :; do :; done"):
         result = await sandbox.exec(script)
@@ -69,7 +69,7 @@ async def test_wall_time_is_124_and_keeps_the_output() -> None:
         assert "timed out after 0.3 s (raise VirtualLimits.wall_time" in result.stderr
 
 
-async def test_a_timeout_longer_than_wall_time_does_not_lengthen_it() -> None:
+async def test_timeout_longer_than_wall_time_does_not_lengthen_it() -> None:
     result = await virtual(limits={"wall_time": 0.2}).exec("sleep 30", timeout=25)
     assert (result.exit_code, "0.2 s" in result.stderr) == (124, True)
 
@@ -80,7 +80,7 @@ async def test_counts_start_again_with_each_script() -> None:
         assert (await sandbox.exec("for i in {1..40}; do :; done; echo $i")).stdout == "40\n"
 
 
-async def test_a_shell_lasts_for_thousands_of_scripts() -> None:
+async def test_shell_runs_thousands_of_scripts() -> None:
     sandbox = virtual()
     for _ in range(2_000):
         result = await sandbox.exec(": $((n += 1)); : ; : ; : ; :")
@@ -88,7 +88,7 @@ async def test_a_shell_lasts_for_thousands_of_scripts() -> None:
     assert (await sandbox.exec("echo $n")).stdout == "2000\n"
 
 
-async def test_files_have_limits_in_the_shell_and_outside() -> None:
+async def test_file_limits_apply_inside_and_outside_of_the_shell() -> None:
     sandbox = virtual(limits=VirtualLimits(file_size=1_000, storage=5_000, files=100))
     with pytest.raises(FileTooLarge):
         await sandbox.write_file("f", b"x" * 1_001)
@@ -107,7 +107,7 @@ async def test_files_may_be_larger_than_the_shells_own() -> None:
     assert (await sandbox.capabilities()).max_file_size == 20_000_000
 
 
-async def test_the_number_of_files_is_limited() -> None:
+async def test_number_of_files_is_limited() -> None:
     sandbox = virtual(limits=VirtualLimits(files=60))
     result = await sandbox.exec("for i in {1..100}; do echo x > f$i; done")
     assert "f100" in result.stderr

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def worker_pid(sandbox: VirtualSandbox) -> int:
     """Return the process id of a sandbox's worker."""
     assert isinstance(sandbox, ProcessSandbox)
-    assert sandbox._held.worker is not None
-    return sandbox._held.worker.pid
+    assert sandbox._worker_ref.worker is not None
+    return sandbox._worker_ref.worker.pid
 
 
 def is_alive(pid: int) -> bool:
@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def gone(pid: int) -> bool:
+async def has_exited(pid: int) -> bool:
     """Return whether a process exits within a few seconds."""
     for _ in range(500):
         if not is_alive(pid):
@@ -62,10 +62,10 @@ def crash(call):
 def freeze(call):
     os.kill(os.getpid(), signal.SIGSTOP)
 
-def dawdle(call):
+def ignore_timeout(call):
     time.sleep(15)
 
-def bomb():
+def crash_on_load():
     crash(None)
 
 def late():
@@ -84,7 +84,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest_asyncio.fixture
 async def sandbox(functions: ModuleType) -> AsyncIterator[VirtualSandbox]:
-    names = ("shout", "crash", "freeze", "dawdle")
+    names = ("shout", "crash", "freeze", "ignore_timeout")
     commands = {name: getattr(functions, name) for name in names}
     async with virtual(isolation="process", commands=commands) as sandbox:
         yield sandbox
@@ -96,7 +96,7 @@ async def test_scripts_and_commands_run_in_another_process(sandbox: VirtualSandb
     assert (await sandbox.capabilities()).isolation == "process"
 
 
-async def test_errors_arrive_as_the_same_class(sandbox: VirtualSandbox) -> None:
+async def test_errors_are_raised_as_the_same_class(sandbox: VirtualSandbox) -> None:
     with pytest.raises(PathNotFound) as caught:
         await sandbox.read_file("nope")
     assert (caught.value.path, caught.value.code) == ("/workspace/nope", "path_not_found")
@@ -121,12 +121,12 @@ def test_options_that_cannot_be_pickled_are_refused_at_once(options: dict[str, o
         virtual(isolation="process", **options)  # type: ignore[arg-type]
 
 
-def test_a_filesystem_that_cannot_be_pickled_is_refused_at_once() -> None:
+def test_filesystem_that_cannot_be_pickled_is_refused_at_once() -> None:
     with pytest.raises(InvalidOption):
         virtual(isolation="process", mounts={"/m": MemoryFilesystem()})
 
 
-async def test_an_option_that_the_worker_cannot_load_is_refused(
+async def test_option_that_the_worker_cannot_load_is_refused(
     functions: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = virtual(isolation="process", commands={"shout": functions.shout})
@@ -136,13 +136,13 @@ async def test_an_option_that_the_worker_cannot_load_is_refused(
     await sandbox.aclose()
 
 
-async def test_a_folder_of_the_host_is_mounted_in_the_worker(tmp_path: Path) -> None:
+async def test_folder_of_the_host_is_mounted_in_the_worker(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("host\n")
     async with virtual(isolation="process", mounts={"/m": tmp_path}) as sandbox:
         assert (await sandbox.exec("cat /m/f")).stdout == "host\n"
 
 
-async def test_a_crash_gives_an_exit_code_and_keeps_files(sandbox: VirtualSandbox) -> None:
+async def test_crash_gives_an_exit_code_and_keeps_files(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("echo kept > kept; chmod 751 kept; ln -s kept link; cd /tmp; export A=1")
     result = await sandbox.exec("echo lost > /workspace/lost; crash")
     assert result.exit_code == 128 + signal.SIGSEGV
@@ -151,7 +151,7 @@ async def test_a_crash_gives_an_exit_code_and_keeps_files(sandbox: VirtualSandbo
     assert after.stdout == "/tmp\n1\nkept\nlink\nkept\n751\n"
 
 
-async def test_kill_9_while_a_script_runs(sandbox: VirtualSandbox) -> None:
+async def test_script_of_a_killed_worker_exits_with_137(sandbox: VirtualSandbox) -> None:
     await sandbox.write_file("kept", "x")
     running = asyncio.create_task(sandbox.exec("echo hi; sleep 30"))
     await asyncio.sleep(0.3)
@@ -160,7 +160,7 @@ async def test_kill_9_while_a_script_runs(sandbox: VirtualSandbox) -> None:
     assert await sandbox.read_file("kept") == "x"
 
 
-async def test_kill_9_while_a_stream_is_read(sandbox: VirtualSandbox) -> None:
+async def test_stream_of_a_killed_worker_ends_with_137(sandbox: VirtualSandbox) -> None:
     stream = sandbox.exec_stream("echo hi; sleep 30")
     assert (await anext(stream)).data == "hi\n"
     os.kill(worker_pid(sandbox), signal.SIGKILL)
@@ -168,16 +168,16 @@ async def test_kill_9_while_a_stream_is_read(sandbox: VirtualSandbox) -> None:
     assert (stream.exit_code, rest[-1].stream) == (137, "stderr")
 
 
-async def test_kill_9_between_calls_goes_unnoticed(sandbox: VirtualSandbox) -> None:
+async def test_worker_killed_between_calls_is_replaced(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("echo a > a; mkdir d; echo b > d/b; rm a; echo c > c")
     await sandbox.rm("c")
     pid = worker_pid(sandbox)
     os.kill(pid, signal.SIGKILL)
-    assert await gone(pid)
+    assert await has_exited(pid)
     assert await sandbox.glob("**/*", files_only=True) == ["/workspace/d/b"]
 
 
-async def test_a_worker_that_dies_at_startup_is_replaced(sandbox: VirtualSandbox) -> None:
+async def test_worker_that_dies_at_startup_is_replaced(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("echo kept > kept")
     os.kill(worker_pid(sandbox), signal.SIGSTOP)
     reading = asyncio.create_task(sandbox.readdir("."))
@@ -186,26 +186,26 @@ async def test_a_worker_that_dies_at_startup_is_replaced(sandbox: VirtualSandbox
     assert await reading == ["kept"]
 
 
-async def test_a_file_call_whose_worker_dies_raises(functions: ModuleType) -> None:
-    async with virtual(isolation="process", files={"bomb": functions.bomb}) as sandbox:
+async def test_file_call_raises_if_its_worker_dies(functions: ModuleType) -> None:
+    async with virtual(isolation="process", files={"file": functions.crash_on_load}) as sandbox:
         with pytest.raises(SandboxGone) as caught:
-            await sandbox.read_file("bomb")
+            await sandbox.read_file("file")
         assert (caught.value.retryable, "SIGSEGV" in str(caught.value)) == (True, True)
-        assert await sandbox.readdir(".") == ["bomb"]
+        assert await sandbox.readdir(".") == ["file"]
 
 
-async def test_a_command_that_ignores_its_timeout_gets_its_worker_killed(
+async def test_worker_is_killed_if_a_command_ignores_its_timeout(
     sandbox: VirtualSandbox,
 ) -> None:
     await sandbox.exec("echo kept > kept")
     pid = worker_pid(sandbox)
-    result = await sandbox.exec("echo partial; dawdle", timeout=0.3)
+    result = await sandbox.exec("echo partial; ignore_timeout", timeout=0.3)
     assert (result.exit_code, result.stdout) == (124, "partial\n")
-    assert await gone(pid)
+    assert await has_exited(pid)
     assert (await sandbox.exec("cat kept")).stdout == "kept\n"
 
 
-async def test_a_stopped_worker_is_killed(sandbox: VirtualSandbox) -> None:
+async def test_stopped_worker_is_killed(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("echo kept > kept")
     result = await sandbox.exec("freeze", timeout=0.2)
     assert result.exit_code == 124
@@ -234,15 +234,15 @@ async def test_files_can_be_used_while_a_script_runs(sandbox: VirtualSandbox) ->
 
 async def test_snapshots_and_forks(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("n=1; f() { echo f$n; }; echo one > f")
-    taken = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot()
     async with await sandbox.fork() as fork:
         await sandbox.exec("n=2; echo two > f")
         assert (await fork.exec("f; cat f")).stdout == "f1\none\n"
-        await sandbox.restore(taken)
+        await sandbox.restore(snapshot)
         assert (await sandbox.exec("f; cat f")).stdout == "f1\none\n"
 
 
-async def test_a_snapshot_moves_between_isolations(functions: ModuleType) -> None:
+async def test_snapshot_is_restored_under_another_isolation(functions: ModuleType) -> None:
     commands = {"shout": functions.shout}
     async with virtual(isolation="process", commands=commands) as sandbox:
         await sandbox.exec("f() { echo hi | shout; }; echo one > f")
@@ -251,15 +251,15 @@ async def test_a_snapshot_moves_between_isolations(functions: ModuleType) -> Non
         assert (await plain.exec("f; cat f")).stdout == "HI\none\n"
 
 
-async def test_a_lazy_file_stays_lazy_in_the_next_worker(functions: ModuleType) -> None:
+async def test_lazy_file_stays_lazy_in_the_next_worker(functions: ModuleType) -> None:
     async with virtual(isolation="process", files={"lazy": functions.late}) as sandbox:
         assert (await sandbox.exec("mv lazy moved; ls")).stdout == "moved\n"
         os.kill(worker_pid(sandbox), signal.SIGKILL)
-        assert await gone(worker_pid(sandbox))
+        assert await has_exited(worker_pid(sandbox))
         assert (await sandbox.exec("cat moved")).stdout == "late\n"
 
 
-async def test_the_workers_environment_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_environment_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOKEBOX_TEST_SECRET", "host-secret")
     async with virtual(isolation="process") as sandbox:
         await sandbox.exec("true")
@@ -277,21 +277,21 @@ async def test_closing_ends_the_worker() -> None:
         await sandbox.exec("true")
 
 
-async def test_a_sandbox_that_is_dropped_ends_its_worker() -> None:
+async def test_dropped_sandbox_ends_its_worker() -> None:
     sandbox = virtual(isolation="process")
     await sandbox.exec("true")
     pid = worker_pid(sandbox)
     del sandbox
-    assert await gone(pid)
+    assert await has_exited(pid)
 
 
-async def test_no_worker_outlives_its_parent() -> None:
+async def test_worker_exits_with_its_parent() -> None:
     program = (
         "import asyncio, os, signal, smokebox\n"
         "async def main():\n"
         "    s = smokebox.virtual(isolation='process')\n"
         "    await s.exec('true')\n"
-        "    print(s._held.worker.pid, flush=True)\n"
+        "    print(s._worker_ref.worker.pid, flush=True)\n"
         "    asyncio.get_running_loop().call_later(0.3, os.kill, os.getpid(), signal.SIGKILL)\n"
         "    await s.exec('while :; do :; done')\n"
         "asyncio.run(main())\n"
@@ -300,10 +300,10 @@ async def test_no_worker_outlives_its_parent() -> None:
         subprocess.run, [sys.executable, "-c", program], capture_output=True, timeout=15
     )
     assert done.returncode == -signal.SIGKILL
-    assert await gone(int(done.stdout))
+    assert await has_exited(int(done.stdout))
 
 
-def test_a_sandbox_outlives_event_loops() -> None:
+def test_sandbox_works_on_several_event_loops() -> None:
     sandbox = virtual(isolation="process")
     assert asyncio.run(sandbox.exec("echo $((n += 1))")).stdout == "1\n"
     assert asyncio.run(sandbox.exec("echo $((n += 1))")).stdout == "2\n"

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandCall
 
 
-async def test_virtual_sandbox_passes_the_conformance_suite() -> None:
+async def test_virtual_sandbox_satisfies_the_contract() -> None:
     assert isinstance(virtual(), SandboxApi)
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(InvalidOption) as caught:
         virtual(file={})  # type: ignore[call-arg]
     assert caught.value.nearest == "files"
@@ -56,7 +56,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
         ("network", 5),
     ],
 )
-def test_a_bad_value_is_refused_at_once(option: str, value: object) -> None:
+def test_invalid_option_is_refused_at_once(option: str, value: object) -> None:
     with pytest.raises(InvalidOption) as caught:
         virtual(**{option: value})  # type: ignore[arg-type]
     assert caught.value.hint
@@ -68,17 +68,17 @@ async def test_files_are_text_or_bytes_at_relative_or_absolute_paths() -> None:
     assert await sandbox.read_bytes("/data/b.bin") == b"\xff\x00"
 
 
-async def test_a_file_that_is_too_large_is_refused() -> None:
+async def test_file_that_is_too_large_is_refused() -> None:
     with pytest.raises(FileTooLarge):
         await virtual(files={"big": b"x" * 10_000_001}).exec("true")
 
 
-async def test_files_that_contradict_each_other_are_refused() -> None:
+async def test_conflicting_files_are_refused() -> None:
     with pytest.raises(PathError):
         await virtual(files={"/a": "file", "/a/b": "below it"}).readdir("/")
 
 
-async def test_a_lazy_file_is_listed_at_once_and_loaded_once() -> None:
+async def test_lazy_file_is_listed_at_once_and_loaded_once() -> None:
     loads: list[str] = []
 
     def load() -> str:
@@ -95,21 +95,21 @@ async def test_a_lazy_file_is_listed_at_once_and_loaded_once() -> None:
     assert (await sandbox.stat("lazy.txt")).size == 8
 
 
-async def test_a_lazy_file_may_be_async_and_runs_in_the_callers_loop() -> None:
+async def test_async_loader_runs_on_the_loop_of_the_caller() -> None:
     seen: list[asyncio.AbstractEventLoop] = []
 
     async def load() -> bytes:
         await asyncio.sleep(0.01)
         seen.append(asyncio.get_running_loop())
-        return b"from afar\n"
+        return b"loaded\n"
 
     sandbox = virtual(files={"a": load, "b": load})
-    assert (await sandbox.exec("cat a")).stdout == "from afar\n"
-    assert await sandbox.read_file("b") == "from afar\n"
+    assert (await sandbox.exec("cat a")).stdout == "loaded\n"
+    assert await sandbox.read_file("b") == "loaded\n"
     assert seen == [asyncio.get_running_loop()] * 2
 
 
-async def test_a_lazy_file_that_fails_says_so_where_it_is_read() -> None:
+async def test_failed_loader_is_reported_on_read() -> None:
     def load() -> str:
         raise RuntimeError("no such record")
 
@@ -121,7 +121,7 @@ async def test_a_lazy_file_that_fails_says_so_where_it_is_read() -> None:
         await sandbox.read_file("lazy")
 
 
-async def test_a_lazy_file_follows_its_name() -> None:
+async def test_lazy_file_can_be_moved_and_removed() -> None:
     sandbox = virtual(files={"d/lazy": lambda: "late", "gone": lambda: "never"})
     result = await sandbox.exec("mv d e; rm gone; echo mine > gone; cat e/lazy gone; ls")
     assert result.stdout == "latemine\ne\ngone\n"
@@ -133,7 +133,7 @@ async def test_writing_to_a_lazy_file_replaces_it_and_appending_loads_it() -> No
     assert (await sandbox.exec("printf +more >> b; cat a b")).stdout == "mineold+more"
 
 
-async def test_a_folder_of_the_host_is_mounted_read_only(tmp_path: Path) -> None:
+async def test_folder_of_the_host_is_mounted_read_only(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("from the host\n")
     async with virtual(mounts={"/host": tmp_path}) as sandbox:
         assert (await sandbox.exec("cat /host/f; ls /")).stdout.startswith("from the host\n")
@@ -149,7 +149,7 @@ async def test_any_filesystem_can_be_mounted_and_shared() -> None:
     assert (await two.exec("cat /shared/note")).stdout == "hello\n"
 
 
-def test_a_missing_folder_is_refused_at_creation(tmp_path: Path) -> None:
+def test_missing_folder_is_refused_at_creation(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         virtual(mounts={"/data": tmp_path / "nope"})
     (tmp_path / "file").write_text("")
@@ -157,12 +157,12 @@ def test_a_missing_folder_is_refused_at_creation(tmp_path: Path) -> None:
         virtual(mounts={"/data": tmp_path / "file"})
 
 
-def test_a_file_hidden_by_a_mount_is_refused(tmp_path: Path) -> None:
+def test_file_hidden_by_a_mount_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="hidden"):
         virtual(files={"/data/a": "x"}, mounts={"/data": tmp_path})
 
 
-async def test_a_cwd_missing_from_its_mount_is_refused(tmp_path: Path) -> None:
+async def test_cwd_missing_from_its_mount_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound):
         await virtual(cwd="/data/nope", mounts={"/data": tmp_path}).exec("true")
 
@@ -174,7 +174,7 @@ async def test_cwd_env_and_user() -> None:
     assert "BASHKIT" not in result.stdout
 
 
-async def test_the_host_is_invisible() -> None:
+async def test_host_files_and_variables_are_invisible() -> None:
     sandbox = virtual()
     result = await sandbox.exec("cat /etc/passwd; cat /proc/self/environ; echo $PYTHONPATH $SHLVL")
     assert result.stdout.startswith("root:x:0:0")
@@ -192,7 +192,7 @@ async def test_sqlite_is_available() -> None:
     assert (await virtual().exec("sqlite3 :memory: 'select 6 * 7'")).stdout == "42\n"
 
 
-async def test_commands_in_python_are_found_and_run() -> None:
+async def test_python_commands_run() -> None:
     def greet(call: CommandCall) -> str:
         return f"hello {' '.join(call.args)}\n"
 
@@ -212,14 +212,14 @@ async def test_shells_can_be_called_by_path() -> None:
     assert result.stdout == "./tool a\nb\nc\n"
 
 
-async def test_a_persistent_shell_keeps_variables_functions_and_its_directory() -> None:
+async def test_persistent_shell_keeps_variables_functions_and_its_directory() -> None:
     sandbox = virtual()
     await sandbox.exec("x=1; export Y=2; f() { echo f$x$Y; }; mkdir d; cd d; set -e")
     assert (await sandbox.exec("f; pwd; false; echo on")).stdout == "f12\n/workspace/d\non\n"
     assert sandbox.cwd == "/workspace"
 
 
-async def test_a_fresh_shell_keeps_only_files() -> None:
+async def test_fresh_shell_keeps_only_files() -> None:
     sandbox = virtual(shell="fresh")
     await sandbox.exec("x=1; cd /tmp; f() { :; }; echo kept > /workspace/kept")
     result = await sandbox.exec('echo "[$x] $PWD $(type -t f)"; cat kept')
@@ -235,7 +235,7 @@ async def test_files_can_be_used_while_a_script_runs() -> None:
     assert (await running).stdout == "went\n"
 
 
-async def test_the_event_loop_runs_while_a_script_runs() -> None:
+async def test_event_loop_runs_while_a_script_runs() -> None:
     sandbox = virtual()
     running = asyncio.create_task(sandbox.exec("for i in $(seq 50000); do :; done; echo done"))
     ticks = 0
@@ -262,7 +262,7 @@ async def test_scripts_of_one_sandbox_run_in_order() -> None:
     assert (await sandbox.read_file("order")).split() == [str(n) for n in range(20)]
 
 
-async def test_a_cancelled_call_does_not_block_the_queue() -> None:
+async def test_cancelled_call_does_not_block_the_queue() -> None:
     sandbox = virtual()
     first = asyncio.create_task(sandbox.exec("sleep 0.3; echo first"))
     await asyncio.sleep(0.05)
@@ -274,18 +274,21 @@ async def test_a_cancelled_call_does_not_block_the_queue() -> None:
     assert (await third).stdout == "third\n"
 
 
-def test_a_sandbox_outlives_event_loops() -> None:
+def test_sandbox_works_on_several_event_loops_in_turn() -> None:
     sandbox = virtual()
 
-    async def crowd() -> list[str]:
+    async def run_three() -> list[str]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(sandbox.exec("sleep 0.01; echo $((++n))")) for _ in range(3)]
         return [task.result().stdout.strip() for task in tasks]
 
-    assert [asyncio.run(crowd()), asyncio.run(crowd())] == [["1", "2", "3"], ["4", "5", "6"]]
+    assert [asyncio.run(run_three()), asyncio.run(run_three())] == [
+        ["1", "2", "3"],
+        ["4", "5", "6"],
+    ]
 
 
-def test_a_sandbox_can_be_used_from_two_loops_at_once() -> None:
+def test_sandbox_works_on_two_event_loops_at_once() -> None:
     sandbox = virtual()
 
     async def count() -> None:
@@ -301,7 +304,7 @@ def test_a_sandbox_can_be_used_from_two_loops_at_once() -> None:
     assert [int(line) for line in seen.split()] == list(range(1, 41))
 
 
-async def test_a_closed_sandbox_raises() -> None:
+async def test_closed_sandbox_raises() -> None:
     sandbox = virtual()
     await sandbox.exec("true")
     await sandbox.aclose()
@@ -320,21 +323,21 @@ async def test_closing_stops_the_running_script() -> None:
     assert "closed" in result.stderr
 
 
-async def test_closing_does_not_wait_for_a_command_that_does_not_stop() -> None:
-    let_go = threading.Event()
-    sandbox = virtual(commands={"stuck": lambda call: str(let_go.wait(15))})
+async def test_closing_does_not_wait_for_a_stuck_command() -> None:
+    release = threading.Event()
+    sandbox = virtual(commands={"stuck": lambda call: str(release.wait(15))})
     running = asyncio.create_task(sandbox.exec("stuck"))
     await asyncio.sleep(0.1)
     await asyncio.wait_for(sandbox.aclose(), 10)
-    let_go.set()
+    release.set()
     await running
 
 
-async def test_a_command_that_cannot_be_interrupted_is_abandoned() -> None:
-    let_go = threading.Event()
+async def test_stuck_command_is_abandoned_after_its_timeout() -> None:
+    release = threading.Event()
 
     def stuck(call: CommandCall) -> str:
-        let_go.wait(15)
+        release.wait(15)
         return ""
 
     sandbox = virtual(commands={"stuck": stuck}, env={"KEPT": "yes"})
@@ -343,10 +346,10 @@ async def test_a_command_that_cannot_be_interrupted_is_abandoned() -> None:
     assert (result.exit_code, result.stdout) == (124, "before\n")
     assert "left behind" in result.stderr
     assert (await sandbox.exec('echo "$PWD $KEPT [$x]"')).stdout == "/tmp yes []\n"
-    let_go.set()
+    release.set()
 
 
-def test_the_interpreter_exits_cleanly_while_a_script_runs() -> None:
+def test_interpreter_exits_cleanly_while_a_script_runs() -> None:
     program = (
         "import asyncio, threading, time, smokebox\n"
         "s = smokebox.virtual()\n"

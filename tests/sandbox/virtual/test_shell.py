@@ -1,4 +1,4 @@
-"""Settings of a single script, and the ways in which a script can end."""
+"""Options of a single script, and how scripts end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sandbox() -> VirtualSandbox:
         ("echo 'open", "looking for matching `''"),
     ],
 )
-async def test_a_syntax_error_is_worded_as_bash_does(
+async def test_syntax_error_has_the_message_of_bash(
     sandbox: VirtualSandbox, script: str, line: str
 ) -> None:
     result = await sandbox.exec(script)
@@ -36,7 +36,7 @@ async def test_a_syntax_error_is_worded_as_bash_does(
     assert f"{line}\n" in result.stderr
 
 
-async def test_a_syntax_error_with_stdin_is_2_too(sandbox: VirtualSandbox) -> None:
+async def test_syntax_error_with_stdin_exits_with_2(sandbox: VirtualSandbox) -> None:
     result = await sandbox.exec("if", stdin="x")
     assert result.exit_code == 2
     assert "syntax error" in result.stderr
@@ -44,8 +44,8 @@ async def test_a_syntax_error_with_stdin_is_2_too(sandbox: VirtualSandbox) -> No
 
 async def test_env_is_restored(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("export A=exported; B=private")
-    given = {"A": "1", "B": "2", "C": "3"}
-    assert (await sandbox.exec('echo "$A$B$C"; B=changed', env=given)).stdout == "123\n"
+    env = {"A": "1", "B": "2", "C": "3"}
+    assert (await sandbox.exec('echo "$A$B$C"; B=changed', env=env)).stdout == "123\n"
     after = await sandbox.exec('echo "$A $B [$C]"; env | grep -c "^[ABC]="')
     assert after.stdout == "exported private []\n1\n"
 
@@ -56,7 +56,7 @@ async def test_cwd_is_restored(sandbox: VirtualSandbox) -> None:
     assert (await sandbox.exec("pwd; cd -")).stdout == "/workspace/b\n/workspace/a\n"
 
 
-async def test_a_cwd_with_hostile_characters_is_only_a_name(sandbox: VirtualSandbox) -> None:
+async def test_cwd_with_shell_metacharacters_is_a_name(sandbox: VirtualSandbox) -> None:
     name = "-$(touch pwned) `x` 'q' \"w\" ;&|"
     await sandbox.mkdir(name)
     assert (await sandbox.exec("pwd", cwd=name)).stdout == f"/workspace/{name}\n"
@@ -74,7 +74,7 @@ async def test_state_changes_survive_a_script_with_stdin(sandbox: VirtualSandbox
     assert (await sandbox.exec('echo "$x $PWD"; f')).stdout == "kept /tmp\nf\n"
 
 
-async def test_stdin_leaves_no_trace(sandbox: VirtualSandbox) -> None:
+async def test_stdin_is_invisible_to_later_scripts(sandbox: VirtualSandbox) -> None:
     await sandbox.exec("cat", stdin="secret")
     result = await sandbox.exec("cat /dev/smokebox/stdin; ls /dev; env")
     assert "secret" not in result.stdout
@@ -94,7 +94,7 @@ async def test_invalid_commands_are_refused(sandbox: VirtualSandbox, command: ob
         sandbox.exec_stream(command)  # type: ignore[arg-type]
 
 
-async def test_an_env_value_that_utf8_cannot_hold_is_refused(sandbox: VirtualSandbox) -> None:
+async def test_env_value_that_utf8_cannot_hold_is_refused(sandbox: VirtualSandbox) -> None:
     with pytest.raises(InvalidOption):
         await sandbox.exec("true", env={"A": "\ud800"})
 
@@ -106,7 +106,7 @@ async def test_output_over_the_cap_is_truncated_with_a_notice(sandbox: VirtualSa
     assert (result.exit_code, result.truncated) == (0, True)
 
 
-async def test_a_smaller_output_limit_holds_for_both_ways_of_reading() -> None:
+async def test_output_limit_applies_to_exec_and_exec_stream() -> None:
     sandbox = virtual(limits={"output": 5})
     result = await sandbox.exec("echo ééé; echo abc >&2")
     assert (result.stdout, result.stderr, result.truncated) == ("éé", "abc\n", True)
@@ -115,20 +115,20 @@ async def test_a_smaller_output_limit_holds_for_both_ways_of_reading() -> None:
     assert stream.result.truncated
 
 
-async def test_a_stream_continues_after_an_undecodable_byte(sandbox: VirtualSandbox) -> None:
+async def test_stream_continues_after_an_undecodable_byte(sandbox: VirtualSandbox) -> None:
     script = r"echo a; printf '\xe2\x82'; printf '\xac'; echo b; printf '\xff'; echo err >&2"
     chunks = [chunk async for chunk in sandbox.exec_stream(script)]
     assert "".join(c.data for c in chunks if c.stream == "stdout") == "a\n€b\n\ufffd"
     assert chunks[0].data == "a\n"
 
 
-async def test_a_timeout_does_not_lose_delayed_bytes(sandbox: VirtualSandbox) -> None:
+async def test_timeout_does_not_lose_delayed_bytes(sandbox: VirtualSandbox) -> None:
     stream = sandbox.exec_stream(r"echo a; printf '\xff'; sleep 20", timeout=0.3)
     text = "".join([chunk.data async for chunk in stream if chunk.stream == "stdout"])
     assert (text, stream.exit_code) == ("a\n\ufffd", 124)
 
 
-async def test_a_background_job_runs_to_its_end(sandbox: VirtualSandbox) -> None:
+async def test_background_job_runs_to_its_end(sandbox: VirtualSandbox) -> None:
     assert (await sandbox.exec("(sleep 0.05; echo late) & echo early")).stdout in (
         "early\nlate\n",
         "late\nearly\n",

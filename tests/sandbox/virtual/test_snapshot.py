@@ -17,12 +17,12 @@ x='a b'; export Y=2; f() { echo "f $x $Y"; }; arr=(1 2 3); alias q=echo; cd d
 """
 
 
-async def test_a_snapshot_restores_files_and_shell_state() -> None:
+async def test_snapshot_restores_files_and_shell_state() -> None:
     sandbox = virtual()
     await sandbox.exec(SCRIPT)
-    taken = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot()
     await sandbox.exec("cd ..; rm -rf d 'a b' link; x=; unset -f f; echo new > new")
-    await sandbox.restore(taken)
+    await sandbox.restore(snapshot)
     result = await sandbox.exec('f; echo "${arr[@]} $PWD"; ls ..; stat -c %a bin e')
     assert result.stdout == (
         "f a b 2\n1 2 3 /workspace/d\na b\nd\ndangling\nempty\nlink\n751\n700\n"
@@ -31,25 +31,25 @@ async def test_a_snapshot_restores_files_and_shell_state() -> None:
     assert await sandbox.read_file("link") == "text\n"
 
 
-async def test_a_snapshot_is_independent_of_its_sandbox() -> None:
+async def test_snapshot_is_independent_of_its_sandbox() -> None:
     first = virtual(files={"a": "x"})
     await first.exec("n=5")
-    taken = await first.snapshot()
+    snapshot = await first.snapshot()
     await first.aclose()
     other = virtual()
-    await other.restore(taken)
+    await other.restore(snapshot)
     assert (await other.exec("cat a; echo $n")).stdout == "x5\n"
 
 
-async def test_a_sandbox_that_never_ran_can_be_snapshotted() -> None:
+async def test_sandbox_that_never_ran_can_be_snapshotted() -> None:
     sandbox = virtual(files={"a": "x"})
-    taken = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot()
     await sandbox.rm("a")
-    await sandbox.restore(taken)
+    await sandbox.restore(snapshot)
     assert await sandbox.readdir(".") == ["a"]
 
 
-async def test_a_fork_is_independent() -> None:
+async def test_fork_is_independent() -> None:
     sandbox = virtual()
     await sandbox.exec("n=1; echo one > f; g() { cat f; }")
     fork = await sandbox.fork()
@@ -59,14 +59,14 @@ async def test_a_fork_is_independent() -> None:
     assert (await fork.exec("g; echo $n")).stdout == "two\n2\n"
 
 
-async def test_a_fork_outlives_its_origin() -> None:
+async def test_fork_works_after_its_origin_is_closed() -> None:
     sandbox = virtual(files={"a": "x"})
     fork = await sandbox.fork()
     await sandbox.aclose()
     assert await fork.read_file("a") == "x"
 
 
-async def test_a_fork_keeps_lazy_files_lazy_and_a_snapshot_loads_them() -> None:
+async def test_fork_keeps_lazy_files_lazy_and_a_snapshot_loads_them() -> None:
     loads: list[int] = []
 
     def load() -> str:
@@ -88,15 +88,15 @@ async def test_snapshots_exclude_mounts() -> None:
     shared = MemoryFilesystem()
     shared.write("/secret", b"not for snapshots")
     sandbox = virtual(mounts={"/m": shared})
-    taken = await sandbox.snapshot()
-    assert b"not for snapshots" not in taken
+    snapshot = await sandbox.snapshot()
+    assert b"not for snapshots" not in snapshot
     fork = await sandbox.fork()
     assert await fork.read_file("/m/secret") == "not for snapshots"
-    await sandbox.restore(taken)
+    await sandbox.restore(snapshot)
     assert await sandbox.read_file("/m/secret") == "not for snapshots"
 
 
-async def test_a_fresh_shell_snapshots_files_only() -> None:
+async def test_fresh_shell_snapshots_files_only() -> None:
     sandbox = virtual(shell="fresh")
     await sandbox.exec("x=1; echo f > f")
     fork = await sandbox.fork()
@@ -109,7 +109,7 @@ async def test_restoring_keeps_the_options() -> None:
     assert (await sandbox.exec("hi; while :; do :; done")).exit_code == 126
 
 
-async def test_a_snapshot_waits_for_the_running_script() -> None:
+async def test_snapshot_waits_for_the_running_script() -> None:
     sandbox = virtual()
     stream = sandbox.exec_stream("echo on; sleep 0.2; echo done > f")
     assert (await anext(stream)).data == "on\n"
@@ -154,32 +154,32 @@ async def test_invalid_snapshot_bytes_are_refused_and_change_nothing() -> None:
         {"/a": FileNode("device", 0o644, 0.0)},  # type: ignore[arg-type]
     ],
 )
-async def test_a_snapshot_with_invalid_values_is_refused(image: dict[str, FileNode]) -> None:
+async def test_snapshot_with_invalid_values_is_refused(image: dict[str, FileNode]) -> None:
     sandbox = virtual(files={"a": "x"})
     with pytest.raises(BadSnapshot):
         await sandbox.restore(Snapshot(image=image).encode())
     assert await sandbox.read_file("a") == "x"
 
 
-async def test_an_invalid_shell_state_is_refused() -> None:
+async def test_invalid_shell_state_is_refused() -> None:
     sandbox = virtual(files={"a": "x"})
     with pytest.raises(BadSnapshot):
         await sandbox.restore(Snapshot(image={}, shell=b"garbage").encode())
     assert await sandbox.read_file("a") == "x"
 
 
-async def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    taken = await virtual(files={"big": b"x" * 5_000}).snapshot()
+async def test_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    snapshot = await virtual(files={"big": b"x" * 5_000}).snapshot()
     small = virtual(limits=VirtualLimits(file_size=1_000), files={"a": "x"})
     with pytest.raises(FileTooLarge):
-        await small.restore(taken)
+        await small.restore(snapshot)
     assert await small.read_file("a") == "x"
 
 
-async def test_every_error_of_restore_is_typed() -> None:
-    taken = bytearray(await virtual().snapshot())
-    for at in range(0, len(taken), 97):
-        broken = bytearray(taken)
-        broken[at] ^= 0xFF
+async def test_every_error_of_decode_is_a_smokebox_error() -> None:
+    snapshot = bytearray(await virtual().snapshot())
+    for position in range(0, len(snapshot), 97):
+        broken = bytearray(snapshot)
+        broken[position] ^= 0xFF
         with pytest.raises(SmokeboxError):
             Snapshot.decode(bytes(broken))

@@ -38,12 +38,12 @@ async def test_slow_work_does_not_block_the_loop() -> None:
 
 
 async def test_wait_times_out_and_can_be_repeated() -> None:
-    let_go = threading.Event()
-    job = threads.ThreadJob(lambda: let_go.wait(15))
+    release = threading.Event()
+    job = threads.ThreadJob(lambda: release.wait(15))
     threads.start(job)
     assert not job.join(0.01)
     assert not await job.wait(0.01)
-    let_go.set()
+    release.set()
     assert await job.wait(15)
     assert job.result() is True
 
@@ -60,7 +60,7 @@ async def test_work_does_not_wait_for_other_work() -> None:
             group.create_task(threads.run(lambda: barrier.wait(15)))
 
 
-async def test_the_stack_is_deep() -> None:
+async def test_stack_is_deep() -> None:
     bash = bashkit.Bash(profile=bashkit.ExecutionProfile.Interactive)
     script = "jq -n '" + "(" * 5000 + "1" + ")" * 5000 + "'"
     assert (await threads.run(lambda: bash.execute_sync(script))).stdout == "1\n"
@@ -72,19 +72,19 @@ def test_other_threads_keep_their_stack() -> None:
     assert threading.stack_size() == before
 
 
-async def test_the_loop_may_close_before_the_work_is_done() -> None:
-    let_go = threading.Event()
-    job = threads.ThreadJob(lambda: let_go.wait(15))
+async def test_loop_may_close_before_the_work_is_done() -> None:
+    release = threading.Event()
+    job = threads.ThreadJob(lambda: release.wait(15))
 
-    def lose_patience() -> None:
+    def wait_briefly() -> None:
         async def wait() -> None:
             threads.start(job)
             await job.wait(0.01)
 
         asyncio.run(wait())
 
-    await asyncio.to_thread(lose_patience)
-    let_go.set()
+    await asyncio.to_thread(wait_briefly)
+    release.set()
     assert await asyncio.to_thread(job.join, 15)
 
 
@@ -104,7 +104,7 @@ def test_idle_threads_exit() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_small_address_space_gets_a_smaller_stack() -> None:
+def test_small_address_space_gets_a_smaller_stack() -> None:
     program = (
         "import asyncio, resource\n"
         "from smokebox import virtual\n"
@@ -115,7 +115,7 @@ def test_a_small_address_space_gets_a_smaller_stack() -> None:
     assert (done.stdout.strip(), done.stderr) == (b"fine", b"")
 
 
-def test_a_forked_child_starts_its_own_threads() -> None:
+def test_forked_child_starts_its_own_threads() -> None:
     program = (
         "import asyncio, os\n"
         "from smokebox import virtual\n"

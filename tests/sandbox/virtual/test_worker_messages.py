@@ -1,8 +1,10 @@
-"""Messages between a sandbox and its worker are complete, typed, and plain data."""
+"""Messages between a sandbox and its worker process."""
 
 from __future__ import annotations
 
-import io
+import socket
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,42 +17,65 @@ from smokebox.errors import (
 )
 from smokebox.sandbox.virtual.snapshot import FileNode
 from smokebox.sandbox.virtual.worker_messages import (
-    WorkerMessage,
+    CALLS,
+    REPLIES,
+    CallFiles,
+    CallResponse,
+    RunScript,
+    StateChanges,
+    encode,
     pack_error,
-    pack_nodes,
-    pack_value,
     receive,
-    unpack_error,
-    unpack_nodes,
-    unpack_value,
 )
 from smokebox.types import FileInfo
+from smokebox.wire.failure import Failure, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
-def _sent(message: WorkerMessage) -> WorkerMessage:
-    return receive(io.BytesIO(message.encode()).read)
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
 
 
-def test_messages_round_trip() -> None:
-    message = WorkerMessage({"a": [1, "é"], "b": None}, [b"", b"\x00\xff", b"x" * 100_000])
-    assert _sent(message) == message
+def test_calls_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    run = RunScript(
+        id=1,
+        command="é",
+        cwd=None,
+        env={"A": "b"},
+        stdin=b"\x00\xff" * 500_000,
+        timeout=1.5,
+        streamed=True,
+    )
+    write = CallFiles(id=2, operation="write", arguments=["/é", b"\xff"], options={"force": True})
+    sender = threading.Thread(target=ours.sendall, args=(encode(run) + encode(write),))
+    sender.start()
+    assert [receive(theirs, CALLS), receive(theirs, CALLS)] == [run, write]
+    sender.join()
 
 
-@pytest.mark.parametrize(
-    "value", [b"\xff", b"", ["a", "é"], True, None, FileInfo(path="/a", type="file", size=3)]
-)
-def test_values_round_trip_with_their_type(value: object) -> None:
-    assert unpack_value(_sent(pack_value(value))) == value
+@pytest.mark.parametrize("value", [b"\xff", b"", ["a", "é"], True, None])
+def test_results_round_trip_with_their_type(value: object) -> None:
+    response = REPLIES.decode(encode(CallResponse(id=1, result=value))[8:])
+    assert isinstance(response, CallResponse)
+    assert response.result == value
 
 
-def test_file_entries_round_trip() -> None:
+def test_changes_round_trip() -> None:
     nodes = {
         "/d": FileNode("directory", 0o755, 1.5),
         "/d/f": FileNode("file", 0o600, 2.25, b"\x00\xff"),
         "/l": FileNode("symlink", 0o777, 3.0, b"d/f"),
     }
-    message = _sent(pack_nodes(nodes))
-    assert unpack_nodes(message.header["nodes"], message.blobs) == nodes
+    changes = StateChanges(nodes=nodes, removed=["/x"], unloaded={}, cwd="/", env={})
+    assert REPLIES.decode(encode(CallResponse(id=1, changes=changes))[8:]) == CallResponse(
+        id=1, changes=changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,22 +87,43 @@ def test_file_entries_round_trip() -> None:
         InvalidOption("bad.", option="x", value=3),
     ],
 )
-def test_errors_arrive_as_the_same_class(error: SmokeboxError) -> None:
-    there = unpack_error(_sent(WorkerMessage({"error": pack_error(error)})).header["error"])
-    assert type(there) is type(error)
-    assert (str(there), there.fields) == (str(error), error.fields)
+def test_errors_round_trip_with_their_class(error: SmokeboxError) -> None:
+    response = REPLIES.decode(encode(CallResponse(id=1, error=pack_error(error)))[8:])
+    assert isinstance(response, CallResponse)
+    assert response.error is not None
+    received = error_of(response.error)
+    assert type(received) is type(error)
+    assert (str(received), received.fields) == (str(error), error.fields)
 
 
 def test_foreign_exceptions_become_smokebox_errors() -> None:
-    there = unpack_error(pack_error(ZeroDivisionError("division by zero")))
-    assert type(there) is SmokeboxError
-    assert "ZeroDivisionError" in str(there)
+    received = error_of(pack_error(ZeroDivisionError("division by zero")))
+    assert type(received) is SmokeboxError
+    assert "ZeroDivisionError" in str(received)
 
 
-def test_an_unknown_error_code_becomes_the_base_class() -> None:
-    assert type(unpack_error({"code": "martian", "message": "m"})) is SmokeboxError
+def test_unknown_error_code_becomes_the_base_class() -> None:
+    assert type(error_of(Failure(code="unknown", message="m"))) is SmokeboxError
 
 
-def test_an_impossible_message_length_is_refused() -> None:
+def test_file_info_is_sent_as_a_map() -> None:
+    info = FileInfo(path="/a", type="file", size=3)
+    response = REPLIES.decode(encode(CallResponse(id=1, result=info))[8:])
+    assert isinstance(response, CallResponse)
+    assert FileInfo(**response.result) == info
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8, b"\0" * 7 + b"\3abc", b"\0" * 7 + b"\1\x80"])
+def test_invalid_message_is_refused(pair: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    ours, theirs = pair
+    ours.sendall(data)
+    with pytest.raises(ValueError, match=r"too long|Expected|missing"):
+        receive(theirs, REPLIES)
+
+
+def test_closed_connection_is_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    ours.sendall(b"\0" * 7)
+    ours.close()
     with pytest.raises(EOFError):
-        receive(io.BytesIO(b"\xff" * 12).read)
+        receive(theirs, REPLIES)

@@ -1,4 +1,4 @@
-"""A sandbox behind the bridge protocol, asked by plain HTTP."""
+"""An HTTP client of one sandbox over the bridge protocol."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Done:
-    """What the events of a command said."""
+class CommandEvents:
+    """The output and the last event of a command."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -25,7 +25,7 @@ class Done:
     data: Any = None
 
     def add(self, event: sse.Event) -> None:
-        """Take one event."""
+        """Add an event."""
         if event.name in ("stdout", "stderr"):
             piece = base64.b64decode(event.data, validate=True)
             self.pieces.append(piece)
@@ -34,59 +34,59 @@ class Done:
             self.last, self.data = event.name, json.loads(event.data)
 
 
-class Bridge:
-    """One sandbox behind the protocol, by plain HTTP."""
+class BridgeClient:
+    """A client of one sandbox."""
 
     def __init__(self, http: aiohttp.ClientSession, id: str) -> None:
         self.http = http
         self.id = id
 
-    def ask(self, method: str, path: str, **options: Any) -> Any:
-        """A request about the sandbox."""
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """Return a request to a path below the sandbox, as of aiohttp."""
         return self.http.request(method, f"/v1/sandbox/{self.id}{path}", **options)
 
-    async def refused(self, method: str, path: str, **options: Any) -> tuple[int, str, str]:
-        """The status, the code and the text of a request that is refused."""
-        async with self.ask(method, path, **options) as answer:
-            body = await answer.json()
+    async def request_error(self, method: str, path: str, **options: Any) -> tuple[int, str, str]:
+        """Send a request that fails, and return its status, code and message."""
+        async with self.request(method, path, **options) as response:
+            body = await response.json()
             assert set(body) == {"error", "code"}
-            assert answer.content_type == "application/json"
-            return answer.status, body["code"], body["error"]
+            assert response.content_type == "application/json"
+            return response.status, body["code"], body["error"]
 
-    async def run(self, *argv: str, session: str | None = None, **body: Any) -> Done:
+    async def run(self, *argv: str, session: str | None = None, **body: Any) -> CommandEvents:
         """Run a command to its end."""
         headers = {} if session is None else {"Session-Id": session}
-        done, reader = Done(), sse.EventReader()
+        done, reader = CommandEvents(), sse.EventReader()
         body = {"argv": argv, **body}
-        async with self.ask("POST", "/exec", json=body, headers=headers) as answer:
-            assert answer.status == 200, await answer.text()
-            assert answer.headers["content-type"] == "text/event-stream"
-            async for data in answer.content.iter_any():
+        async with self.request("POST", "/exec", json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["content-type"] == "text/event-stream"
+            async for data in response.content.iter_any():
                 assert data.isascii()
                 for event in reader.feed(data):
-                    assert not done.last, "nothing comes after the last event"
+                    assert not done.last, "an event after the last one"
                     done.add(event)
         return done
 
-    async def out(self, *argv: str, **options: Any) -> str:
-        """What a command that succeeds writes."""
+    async def output(self, *argv: str, **options: Any) -> str:
+        """Run a command that succeeds, and return its output."""
         done = await self.run(*argv, **options)
         assert (done.last, done.data, done.stderr) == ("exit", {"exit_code": 0}, b"")
         return done.stdout.decode()
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write a file, by a path that is encoded already."""
-        async with self.ask("PUT", f"/file/{path}", data=io.BytesIO(data)) as answer:
-            assert (answer.status, await answer.json()) == (200, {"ok": True})
+        """Write a file; `path` is percent-encoded."""
+        async with self.request("PUT", f"/file/{path}", data=io.BytesIO(data)) as response:
+            assert (response.status, await response.json()) == (200, {"ok": True})
 
     async def get(self, path: str) -> bytes:
-        """Read a file, by a path that is encoded already."""
-        async with self.ask("GET", f"/file/{path}") as answer:
-            assert (answer.status, answer.content_type) == (200, "application/octet-stream")
-            return bytes(await answer.read())
+        """Read a file; `path` is percent-encoded."""
+        async with self.request("GET", f"/file/{path}") as response:
+            assert (response.status, response.content_type) == (200, "application/octet-stream")
+            return bytes(await response.read())
 
     async def running(self) -> bool:
-        """What /running says."""
-        async with self.ask("GET", "/running") as answer:
-            assert answer.status == 200
-            return bool((await answer.json())["running"])
+        """Return the result of /running."""
+        async with self.request("GET", "/running") as response:
+            assert response.status == 200
+            return bool((await response.json())["running"])

@@ -1,4 +1,4 @@
-"""What the tests of the bridge protocol have: a sandbox that is asked by plain HTTP."""
+"""Fixtures of the tests of the bridge protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest_asyncio
 
-from server.compat.bridge_client import Bridge
+from server.compat.bridge_client import BridgeClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture
-async def bridge(server: RunningServer) -> AsyncIterator[Bridge]:
-    """A sandbox that nobody has used yet, asked for by TCP."""
+async def bridge(server: RunningServer) -> AsyncIterator[BridgeClient]:
+    """A client over TCP of a sandbox that does not exist yet."""
     assert server.url is not None
     async with aiohttp.ClientSession(server.url) as http:
-        yield Bridge(http, "box")
+        yield BridgeClient(http, "box")

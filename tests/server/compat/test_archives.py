@@ -1,4 +1,4 @@
-"""The workspace as an archive over the bridge protocol, by plain HTTP."""
+"""The workspace as an archive over the bridge protocol."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from smokebox.server.compat.bridge.files import MAX_UPLOAD
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.compat.bridge_client import Bridge
+    from server.compat.bridge_client import BridgeClient
 
 LONG = "/".join("n" * 100 for _ in range(4))
-FILL = f"""
+CREATE_FILES = f"""
     mkdir -p a/b 'sp ace' {LONG}; printf one > a/one; printf two > a/b/two; printf x > 'sp ace/ä'
     ln -s ../a/one a/link; ln a/one a/hard; printf deep > {LONG}/deep; chmod 750 a/b
     chmod 600 a/one; printf '*' > 'a/st*r'; printf 2 > a/star; head -c 3000000 /dev/urandom > large
 """
 
 
-async def persist(bridge: Bridge, excludes: str = "") -> bytes:
+async def persist(bridge: BridgeClient, excludes: str = "") -> bytes:
     params = {"excludes": excludes} if excludes else {}
-    async with bridge.ask("POST", "/persist", params=params) as answer:
-        assert (answer.status, answer.content_type) == (200, "application/octet-stream")
-        return bytes(await answer.read())
+    async with bridge.request("POST", "/persist", params=params) as response:
+        assert (response.status, response.content_type) == (200, "application/octet-stream")
+        return bytes(await response.read())
 
 
 def names(archive: bytes) -> list[str]:
@@ -33,20 +33,20 @@ def names(archive: bytes) -> list[str]:
         return sorted(tar.getnames())
 
 
-async def hydrate(bridge: Bridge, archive: bytes) -> None:
-    async with bridge.ask("POST", "/hydrate", data=io.BytesIO(archive)) as answer:
-        assert (answer.status, await answer.json()) == (200, {"ok": True})
+async def hydrate(bridge: BridgeClient, archive: bytes) -> None:
+    async with bridge.request("POST", "/hydrate", data=io.BytesIO(archive)) as response:
+        assert (response.status, await response.json()) == (200, {"ok": True})
 
 
-async def test_members_are_named_from_a_dot(bridge: Bridge) -> None:
-    await bridge.out("sh", "-c", FILL)
+async def test_member_names_start_with_a_dot(bridge: BridgeClient) -> None:
+    await bridge.output("sh", "-c", CREATE_FILES)
     archive = await persist(bridge)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         members = {member.name: member for member in tar}
         assert set(members) >= {".", "./a", "./a/b/two", "./sp ace/ä", f"./{LONG}/deep"}
         assert all(name == "." or name.startswith("./") for name in members)
         assert members["./a/link"].linkname == "../a/one"
-        hard = next(one for one in members.values() if one.islnk())
+        hard = next(member for member in members.values() if member.islnk())
         assert {hard.name, hard.linkname} == {"./a/one", "./a/hard"}
         assert members["./a/b"].mode == 0o750
         deep = tar.extractfile(f"./{LONG}/deep")
@@ -54,59 +54,59 @@ async def test_members_are_named_from_a_dot(bridge: Bridge) -> None:
         assert deep.read() == b"deep"
 
 
-async def test_gnu_tar_reads_it(bridge: Bridge) -> None:
-    await bridge.out("sh", "-c", FILL)
+async def test_gnu_tar_reads_the_archive(bridge: BridgeClient) -> None:
+    await bridge.output("sh", "-c", CREATE_FILES)
     await bridge.put("workspace/copy.tar", await persist(bridge))
     check = "mkdir /tmp/x; tar xf copy.tar -C /tmp/x && rm copy.tar && diff -r . /tmp/x"
-    assert await bridge.out("sh", "-c", check) == ""
+    assert await bridge.output("sh", "-c", check) == ""
 
 
-async def test_what_comes_out_goes_in_again_any_number_of_times(bridge: Bridge) -> None:
-    await bridge.out("sh", "-c", FILL)
+async def test_hydrate_restores_what_persist_returned(bridge: BridgeClient) -> None:
+    await bridge.output("sh", "-c", CREATE_FILES)
     archive = await persist(bridge)
     sums = "find . -type f -exec md5sum {} + | sort; find . -printf '%p %m %y %l\\n' | sort"
-    before = await bridge.out("sh", "-c", sums)
+    before = await bridge.output("sh", "-c", sums)
     bridge.id = "other"
     for _ in range(3):
         await hydrate(bridge, archive)
-        assert await bridge.out("sh", "-c", sums) == before
+        assert await bridge.output("sh", "-c", sums) == before
 
 
-async def test_excludes_are_paths_and_nothing_else(bridge: Bridge) -> None:
-    await bridge.out("sh", "-c", "mkdir -p a/b c/a x; touch a/b/f c/a/f 'x/*' x/y {z} 'i[j]' ij")
+async def test_excludes_are_literal_paths(bridge: BridgeClient) -> None:
+    await bridge.output("sh", "-c", "mkdir -p a/b c/a x; touch a/b/f c/a/f 'x/*' x/y {z} 'i[j]' ij")
     assert names(await persist(bridge, "a,./x/*,{z},i[j]")) == sorted(
         [".", "./c", "./c/a", "./c/a/f", "./x", "./x/y", "./ij"]
     )
     assert "./a/b" not in names(await persist(bridge, "a/b/,,"))
 
 
-async def test_excludes_that_climb_are_refused(bridge: Bridge) -> None:
+async def test_excludes_with_parent_directories_are_refused(bridge: BridgeClient) -> None:
     for excludes in ("../secret", "a,b/../c"):
-        answer = await bridge.refused("POST", "/persist", params={"excludes": excludes})
-        assert answer[:2] == (400, "invalid_request")
-        assert ".." in answer[2]
+        response = await bridge.request_error("POST", "/persist", params={"excludes": excludes})
+        assert response[:2] == (400, "invalid_request")
+        assert ".." in response[2]
 
 
-async def test_an_empty_workspace_is_an_archive_too(bridge: Bridge) -> None:
+async def test_empty_workspace_is_persisted(bridge: BridgeClient) -> None:
     archive = await persist(bridge)
     assert names(archive) == ["."]
     await hydrate(bridge, archive)
 
 
-async def test_nothing_and_too_much_are_refused(bridge: Bridge) -> None:
-    answer = await bridge.refused("POST", "/hydrate")
-    assert answer == (400, "invalid_request", "Empty tar payload")
-    for body in (io.BytesIO(bytes(MAX_UPLOAD + 1)), _blanks()):
-        answer = await bridge.refused("POST", "/hydrate", data=body)
-        assert answer[:2] == (400, "invalid_request")
-        assert "too large" in answer[2]
+async def test_empty_and_too_large_archives_are_refused(bridge: BridgeClient) -> None:
+    response = await bridge.request_error("POST", "/hydrate")
+    assert response == (400, "invalid_request", "Empty tar payload")
+    for body in (io.BytesIO(bytes(MAX_UPLOAD + 1)), _large_archive()):
+        response = await bridge.request_error("POST", "/hydrate", data=body)
+        assert response[:2] == (400, "invalid_request")
+        assert "too large" in response[2]
 
 
-async def test_what_is_no_archive_is_a_failure(bridge: Bridge) -> None:
+async def test_invalid_archives_are_refused(bridge: BridgeClient) -> None:
     for body in (b"not a tar", bytes(100), _tar("../../etc/evil"), _tar("/etc/evil")):
-        answer = await bridge.refused("POST", "/hydrate", data=body)
-        assert answer[:2] == (502, "workspace_archive_write_error")
-    assert await bridge.out("ls", "-A", "/workspace") == ""
+        response = await bridge.request_error("POST", "/hydrate", data=body)
+        assert response[:2] == (502, "workspace_archive_write_error")
+    assert await bridge.output("ls", "-A", "/workspace") == ""
 
 
 def _tar(name: str) -> bytes:
@@ -116,8 +116,8 @@ def _tar(name: str) -> bytes:
     return out.getvalue()
 
 
-async def _blanks() -> AsyncIterator[bytes]:
-    """The head of a file of 40 MiB, and a body that does not say how long it is."""
+async def _large_archive() -> AsyncIterator[bytes]:
+    """Yield an archive of 40 MiB, for a body without a length."""
     member = tarfile.TarInfo("large")
     member.size = 40 << 20
     yield member.tobuf()

@@ -1,4 +1,4 @@
-"""Clients of the bridge protocol that are not ours, as they stand, with nothing but an address."""
+"""Unmodified third-party clients of the bridge protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE_MODULES = Path(sys.prefix) / "js" / "node_modules"
 
 
 async def run(key: str, bucket: dict[str, str], *command: str | Path) -> None:
-    """Run a program that has a key and a bucket, to its success."""
+    """Run a program with a key and a bucket in its environment, and check that it succeeds."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -49,7 +49,7 @@ async def run(key: str, bucket: dict[str, str], *command: str | Path) -> None:
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    """A server that wants a key."""
+    """A server that requires keys."""
     settings = ServerSettings(
         home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0, bucket_private=True
     )
@@ -60,13 +60,13 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 @pytest_asyncio.fixture
 async def key(server: RunningServer) -> str:
-    """A key that opens it."""
+    """A key of the server."""
     return (await server.state.keys.create(CreateKey(name="agents", prefix="team-"))).key
 
 
 @pytest.fixture
 def bucket(seaweed: SeaweedServer, bucket_name: str) -> dict[str, str]:
-    """What opens a bucket."""
+    """The location and credentials of a bucket."""
     return {
         "bucket": bucket_name,
         "endpoint": seaweed.endpoint,
@@ -76,7 +76,7 @@ def bucket(seaweed: SeaweedServer, bucket_name: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(90)
-async def test_openais_python_client_does_all_that_it_can(
+async def test_openai_agents_sdk_for_python(
     server_url: str, key: str, bucket: dict[str, str]
 ) -> None:
     await run(
@@ -86,7 +86,7 @@ async def test_openais_python_client_does_all_that_it_can(
 
 @pytest.fixture
 def scenarios(tmp_path: Path) -> Path:
-    """The script for Node, beside the packages that it uses."""
+    """The script for Node, in a directory with its packages."""
     if NODE is None or not NODE_MODULES.is_dir():
         pytest.skip("needs Node 20 or newer with npm, and what `make test` installs with it")
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
@@ -94,7 +94,7 @@ def scenarios(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(90)
-async def test_openais_javascript_client_does_all_that_it_can(
+async def test_openai_agents_sdk_for_javascript(
     server_url: str, key: str, scenarios: Path, bucket: dict[str, str]
 ) -> None:
     assert NODE is not None

@@ -1,4 +1,4 @@
-"""Buckets over the bridge protocol: given by who asks, or offered by the server."""
+"""Buckets over the bridge protocol: with credentials of the client, or offered by the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from engine.mounts.store import Store
-from server.compat.bridge_client import Bridge
+from server.compat.bridge_client import BridgeClient
 from smokebox.sandbox.access import Access
 from smokebox.server.server import run_server
 from smokebox.server.settings import OfferedBucket, ServerSettings
@@ -42,7 +42,7 @@ def store(bucket_name: str, access: Access) -> Store:
 
 @pytest.fixture
 def body(seaweed: SeaweedServer, bucket_name: str) -> Body:
-    """As the clients send it."""
+    """A mount as clients send it."""
     return {
         "bucket": bucket_name,
         "mountPath": "/workspace/data",
@@ -58,18 +58,20 @@ def body(seaweed: SeaweedServer, bucket_name: str) -> Body:
     }
 
 
-async def test_a_bucket_is_mounted_used_and_unmounted(
-    bridge: Bridge, body: Body, store: Store
+async def test_bucket_is_mounted_used_and_unmounted(
+    bridge: BridgeClient, body: Body, store: Store
 ) -> None:
     for _ in range(2):
-        async with bridge.ask("POST", "/mount", json=body) as answer:
-            assert (answer.status, await answer.json()) == (200, {"ok": True})
+        async with bridge.request("POST", "/mount", json=body) as response:
+            assert (response.status, await response.json()) == (200, {"ok": True})
     done = await bridge.run("sh", "-c", "echo hi > /workspace/data/f; ls /workspace/data")
     assert (done.stdout, store["mine/f"]) == (b"f\n", b"hi\n")
-    async with bridge.ask("POST", "/unmount", json={"mountPath": "/workspace/data/"}) as answer:
-        assert (answer.status, await answer.json()) == (200, {"ok": True})
+    async with bridge.request(
+        "POST", "/unmount", json={"mountPath": "/workspace/data/"}
+    ) as response:
+        assert (response.status, await response.json()) == (200, {"ok": True})
     assert (await bridge.run("ls", "/workspace/data")).stdout == b""
-    assert (await bridge.refused("POST", "/unmount", json={"mountPath": "/workspace/data"}))[
+    assert (await bridge.request_error("POST", "/unmount", json={"mountPath": "/workspace/data"}))[
         :2
     ] == (
         400,
@@ -77,24 +79,24 @@ async def test_a_bucket_is_mounted_used_and_unmounted(
     )
 
 
-async def test_a_new_sandbox_has_its_mounts_or_is_not_made(
-    bridge: Bridge, body: Body, server: RunningServer
+async def test_sandbox_is_created_with_its_mounts_or_not_at_all(
+    bridge: BridgeClient, body: Body, server: RunningServer
 ) -> None:
-    async with bridge.http.post("/v1/sandbox", json={"mounts": [body]}) as answer:
-        assert answer.status == 200
-        bridge.id = (await answer.json())["id"]
+    async with bridge.http.post("/v1/sandbox", json={"mounts": [body]}) as response:
+        assert response.status == 200
+        bridge.id = (await response.json())["id"]
     assert b"/workspace/data" in (await bridge.run("cat", "/proc/mounts")).stdout
-    wrong = {**body, "bucket": "not-there"}
-    async with bridge.http.post("/v1/sandbox", json={"mounts": [wrong]}) as answer:
-        assert (answer.status, (await answer.json())["code"]) == (502, "mount_error")
+    invalid = {**body, "bucket": "not-there"}
+    async with bridge.http.post("/v1/sandbox", json={"mounts": [invalid]}) as response:
+        assert (response.status, (await response.json())["code"]) == (502, "mount_error")
     assert len(await server.state.host.list()) == 1
 
 
-async def test_what_is_in_use_is_not_unmounted(bridge: Bridge, body: Body) -> None:
-    async with bridge.ask("POST", "/mount", json=body) as answer:
-        assert answer.status == 200
+async def test_mount_in_use_is_not_unmounted(bridge: BridgeClient, body: Body) -> None:
+    async with bridge.request("POST", "/mount", json=body) as response:
+        assert response.status == 200
     await bridge.run("sh", "-c", "cd /workspace/data && sleep 100 > /dev/null 2>&1 &")
-    status, code, text = await bridge.refused(
+    status, code, text = await bridge.request_error(
         "POST", "/unmount", json={"mountPath": "/workspace/data"}
     )
     assert (status, code) == (502, "unmount_error")
@@ -102,10 +104,10 @@ async def test_what_is_in_use_is_not_unmounted(bridge: Bridge, body: Body) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        ({"mountPath": "/"}, "the system's"),
-        ({"bucket": "No OfferedBucket"}, "not a bucket"),
+        ({"mountPath": "/"}, "a system directory"),
+        ({"bucket": "No Bucket"}, "not an S3 bucket"),
         ({"bucket": None}, "either bucket or binding"),
         ({"binding": "OTHER"}, "either bucket or binding"),
         ({"options": {}}, "no credentials"),
@@ -114,17 +116,19 @@ async def test_what_is_in_use_is_not_unmounted(bridge: Bridge, body: Body) -> No
         ({"mountPath": 7}, "mountPath"),
     ],
 )
-async def test_what_makes_no_sense_is_said_before_anything_is_done(
-    bridge: Bridge, body: Body, change: Body, says: str
+async def test_invalid_mounts_are_refused(
+    bridge: BridgeClient, body: Body, change: Body, message: str
 ) -> None:
-    status, _, text = await bridge.refused("POST", "/mount", json={**body, **change})
+    status, _, text = await bridge.request_error("POST", "/mount", json={**body, **change})
     assert status == 400
-    assert says in text
+    assert message in text
 
 
-async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: SeaweedServer) -> None:
+async def test_wrong_credentials_are_reported(
+    bridge: BridgeClient, body: Body, seaweed: SeaweedServer
+) -> None:
     body["options"]["credentials"]["secretAccessKey"] = "wrong"
-    status, code, text = await bridge.refused("POST", "/mount", json=body)
+    status, code, text = await bridge.request_error("POST", "/mount", json=body)
     assert (status, code) == (502, "mount_error")
     assert "refused these credentials" in text
     assert seaweed.secret_key not in text
@@ -133,8 +137,8 @@ async def test_a_wrong_key_is_told(bridge: Bridge, body: Body, seaweed: SeaweedS
 @pytest_asyncio.fixture
 async def offering(
     tmp_path: Path, bucket_name: str, access: Access
-) -> AsyncIterator[tuple[Bridge, RunningServer]]:
-    """A server of many that offers a folder of a bucket, asked with a key."""
+) -> AsyncIterator[tuple[BridgeClient, RunningServer]]:
+    """A server with keys that offers a prefix of a bucket, and a client with a key."""
     offered = OfferedBucket(bucket=bucket_name, prefix="shared", read_only=True, access=access)
     settings = ServerSettings(
         home=str(tmp_path / "home"),
@@ -148,34 +152,34 @@ async def offering(
         headers = {"authorization": f"Bearer {key}"}
         assert server.url is not None
         async with aiohttp.ClientSession(server.url, headers=headers) as http:
-            yield Bridge(http, "box"), server
+            yield BridgeClient(http, "box"), server
 
 
-async def test_what_a_server_offers_is_mounted_by_name(
-    offering: tuple[Bridge, RunningServer], store: Store
+async def test_offered_bucket_is_mounted_by_name(
+    offering: tuple[BridgeClient, RunningServer], store: Store
 ) -> None:
     bridge, server = offering
     store["shared/f"], store["secret"] = b"shared", b"secret"
     for number, named in enumerate(({"binding": "SHARED"}, {"bucket": "SHARED"})):
         body = {**named, "mountPath": f"/workspace/{number}", "options": {"endpoint": "http://x"}}
-        async with bridge.ask("POST", "/mount", json=body) as answer:
-            assert answer.status == 200, await answer.text()
+        async with bridge.request("POST", "/mount", json=body) as response:
+            assert response.status == 200, await response.text()
         done = await bridge.run("sh", "-c", f"cd /workspace/{number}; ls; cat f; echo > f")
         assert done.stdout == b"f\nshared"
         assert b"Read-only" in done.stderr
     [sandbox] = await server.state.host.list()
     listed = await server.state.host.sandbox(sandbox.id).mounts.list()
-    assert [(one.bucket, one.endpoint) for one in listed] == [("SHARED", None)] * 2
+    assert [(mount.bucket, mount.endpoint) for mount in listed] == [("SHARED", None)] * 2
 
 
-async def test_a_server_of_many_asks_public_addresses_only(
-    offering: tuple[Bridge, RunningServer], body: Body
+async def test_server_with_keys_connects_to_public_addresses_only(
+    offering: tuple[BridgeClient, RunningServer], body: Body
 ) -> None:
     bridge, _ = offering
-    status, code, text = await bridge.refused("POST", "/mount", json=body)
+    status, code, text = await bridge.request_error("POST", "/mount", json=body)
     assert (status, code) == (502, "mount_error")
     assert "public address" in text
-    status, _, _ = await bridge.refused(
+    status, _, _ = await bridge.request_error(
         "POST", "/mount", json={"binding": "OTHER", "mountPath": "/workspace/x"}
     )
     assert status == 400

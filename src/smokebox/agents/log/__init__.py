@@ -1,1 +1,1 @@
-"""The durable record of conversations: append-only, one fenced writer per session."""
+"""Event logs of sessions: append-only, with one fenced writer per session."""

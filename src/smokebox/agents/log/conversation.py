@@ -1,14 +1,14 @@
-"""What the records of a session come to: what a model sees, and what is still to be done.
+"""The state of a session, built from its records: the messages a model sees, and pending work.
 
-Any beginning of a record, cut off by whatever killed its writer, folds into messages that a
-provider takes: tool calls are followed by what all of them came to, and nothing is empty.
+Any prefix of a log, wherever a crash cut it off, yields messages that a provider accepts: the
+results of all tool calls follow the calls, and no message is empty.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from smokebox.agents.log.records import (
     AbortRequested,
@@ -31,7 +31,6 @@ from smokebox.agents.log.records import (
     WorkStarted,
 )
 from smokebox.agents.log.store import SessionKey
-from smokebox.agents.log.work_state import UNKNOWN, CallBatch, OpenReply, Task, WorkState
 from smokebox.agents.messages import (
     AssistantMessage,
     NativePart,
@@ -45,94 +44,194 @@ from smokebox.agents.messages import (
 )
 
 if TYPE_CHECKING:
-    from smokebox.agents.log.records import Record, StoredRecord
+    from smokebox.agents.events import Outcome
+    from smokebox.agents.log.records import Record, StoredRecord, WorkKind
     from smokebox.agents.log.store import SessionStore
-    from smokebox.agents.log.work_state import PendingCall
     from smokebox.agents.messages import AssistantPart, Message, UserPart
 
 
-LETTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 IMAGE_TOKENS = 1200
-# What a message costs besides its words.
+# Overhead of a message.
 _MESSAGE_TOKENS = 4
+_PAGE = 1000
+
+SUMMARY = "summary"
+"""Signal of the message that replaces compacted messages."""
+PREFACE = "This is a summary of the conversation up to here, made to save room."
+UNKNOWN = (
+    "It is not known what this call did: the process that ran it was killed before it ended. "
+    "It may have had its effect, in part or in whole, and was not run again. Check before you "
+    "repeat it."
+)
+NOT_RUN = "This call was not run: the work ended before."
 
 
 def estimate(message: Message) -> int:
-    """About how many tokens a message is."""
+    """Estimate the tokens of a message."""
     match message:
         case UserMessage() | AssistantMessage():
-            size = sum(_part(part) for part in message.parts)
+            size = sum(_part_tokens(part) for part in message.parts)
         case ToolReturns():
-            size = sum(_words(one.text) + IMAGE_TOKENS * len(one.images) for one in message.returns)
+            size = sum(
+                _text_tokens(result.text) + IMAGE_TOKENS * len(result.images)
+                for result in message.returns
+            )
     return size + _MESSAGE_TOKENS
 
 
-def estimate_prefix(created: SessionCreated) -> int:
-    """About how many tokens precede each conversation: the system prompt and the tools."""
-    return _words(created.system) + sum(_words(json.dumps(tool)) for tool in created.tools)
+def _estimate_prefix(created: SessionCreated) -> int:
+    """Estimate the tokens of the system prompt and the tools."""
+    tools = sum(_text_tokens(json.dumps(tool)) for tool in created.tools)
+    return _text_tokens(created.system) + tools
 
 
-def _part(part: UserPart | AssistantPart) -> int:
+def _part_tokens(part: UserPart | AssistantPart) -> int:
     match part:
         case Text() | Thinking():
-            return _words(part.text)
+            return _text_tokens(part.text)
         case ToolCall():
-            return _words(part.name) + _words(part.arguments)
+            return _text_tokens(part.name) + _text_tokens(part.arguments)
         case NativePart():
-            return _words(json.dumps(part.data))
+            return _text_tokens(json.dumps(part.data))
         case _:
             return IMAGE_TOKENS
 
 
-def _words(text: str) -> int:
-    return len(text) // LETTERS_PER_TOKEN + 1
+def _text_tokens(text: str) -> int:
+    return len(text) // CHARACTERS_PER_TOKEN + 1
 
 
-def without_blank_text(message: Message) -> Message | None:
-    """The message as it may be shown, the same object where it may; None if nothing is left.
+def _without_blank_text(message: Message) -> Message | None:
+    """Return the message without blank text, or None if nothing is left to send.
 
-    An answer of thoughts alone is nothing: most providers cannot be sent one.
+    A reply of thinking alone counts as nothing: most providers reject it. The same object is
+    returned if there is nothing to remove.
     """
     match message:
         case UserMessage():
-            parts = tuple(part for part in message.parts if not _blank(part))
+            parts = tuple(part for part in message.parts if not _is_blank(part))
             if len(parts) == len(message.parts) and parts:
                 return message
             return UserMessage(parts, signal=message.signal) if parts else None
         case AssistantMessage():
-            said = tuple(part for part in message.parts if not _blank(part))
-            if all(isinstance(part, Thinking) for part in said):
+            kept = tuple(part for part in message.parts if not _is_blank(part))
+            if all(isinstance(part, Thinking) for part in kept):
                 return None
-            if len(said) == len(message.parts):
+            if len(kept) == len(message.parts):
                 return message
             return AssistantMessage(
-                parts=said, model=message.model, stop=message.stop, usage=message.usage
+                parts=kept, model=message.model, stop=message.stop, usage=message.usage
             )
         case _:
             return message
 
 
-def _blank(part: UserPart | AssistantPart) -> bool:
+def _is_blank(part: UserPart | AssistantPart) -> bool:
     return isinstance(part, Text) and not part.text.strip()
 
 
-SUMMARY = "summary"
-"""The signal of the message that stands for what was compacted."""
-PREFACE = "This is a summary of the conversation up to here, made to save room."
+@dataclass(slots=True, kw_only=True)
+class WorkState:
+    """An accepted work item.
 
-_PAGE = 1000
+    `applied` is set once the model has its message. `turns` and `usage` count all attempts.
+    `reply` is the last complete reply. `message` and `options` are dropped at the end.
+    """
+
+    id: str
+    kind: WorkKind
+    accepted_at: float
+    message: UserMessage | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    key: str | None = None
+    attempts: int = 0
+    applied: bool = False
+    aborting: bool = False
+    turns: int = 0
+    usage: Usage = field(default_factory=Usage)
+    reply: AssistantMessage | None = None
+    end: WorkEnded | None = None
+
+
+ApprovalState: TypeAlias = Literal["none", "requested", "allowed", "denied"]
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingCall:
+    """A tool call that has not ended. Once `started`, the tool may have had an effect.
+
+    `task` is the child session that does it; `reason` is why approval was denied.
+    """
+
+    call: ToolCall
+    work_id: str
+    started: bool = False
+    durable: bool = False
+    task: str | None = None
+    approval: ApprovalState = "none"
+    reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChildTask:
+    """A task in a child session; `outcome` is None while it runs."""
+
+    session: str
+    work_id: str
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PartialReply:
+    """A reply that has not ended."""
+
+    id: str
+    work_id: str
+    text: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _CallBatch:
+    """The tool calls of one reply, and the results so far."""
+
+    message: AssistantMessage
+    work_id: str
+    calls: dict[str, PendingCall]
+    ended: dict[str, ToolReturn] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> list[PendingCall]:
+        return [pending for id, pending in self.calls.items() if id not in self.ended]
+
+    def returns(self) -> ToolReturns:
+        """Return a result for every call, in the order of the calls."""
+        return ToolReturns(tuple(map(self._return, self.calls.values())))
+
+    def _return(self, pending: PendingCall) -> ToolReturn:
+        call = pending.call
+        if call.id in self.ended:
+            return self.ended[call.id]
+        return ToolReturn(
+            call.id, call.name, UNKNOWN if pending.started else NOT_RUN, is_error=True
+        )
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The state of a session after the records that it was given, in their order.
+    """The state of a session after the records that were applied.
 
-    `messages` is what the model sees: it grows at its end, and begins anew when the
-    conversation is compacted. `positions` says of each where a `Compacted` may cut before it;
-    messages that must stay together have the same. `base` is the position before the first
-    record, other than 0 in a fork. `resources` is the record that has the tools of now.
-    `tokens` is about how much a model would have to read. `call_ids` are those of all tool
-    calls since it began.
+    Attributes:
+        messages: Messages that the model sees. The list grows at its end, and is replaced by
+            another when the conversation is compacted.
+        positions: For each message the position at which a `Compacted` may cut before it;
+            messages that must stay together have the same one.
+        base: Position before the first record; not 0 in a fork.
+        head: Offset of the last record.
+        resources: The record with the current tools.
+        keys: Ids of work items by idempotency key.
+        tokens: Estimate of the tokens that a model has to read.
+        call_ids: Ids of all tool calls.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -143,19 +242,19 @@ class Conversation:
     resources: SessionCreated | ResourcesChanged | None = None
     work: dict[str, WorkState] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    tasks: dict[str, Task] = field(default_factory=dict)
-    replies: dict[str, OpenReply] = field(default_factory=dict)
+    tasks: dict[str, ChildTask] = field(default_factory=dict)
+    replies: dict[str, PartialReply] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     summary: str | None = None
     tokens: int = 0
     call_ids: set[str] = field(default_factory=set)
-    _batch: CallBatch | None = None
-    # What was said while tools ran: it comes after what they came to.
+    _batch: _CallBatch | None = None
+    # Messages that arrived while tools ran: they come after the results of the tools.
     _held: list[UserMessage] = field(default_factory=list)
 
     @classmethod
     async def load(cls, store: SessionStore, key: SessionKey, *, until: int | None = None) -> Self:
-        """Fold what a store has of a session, all of it or up to an offset."""
+        """Apply the records of a session in a store, all or up to an offset."""
         conversation = cls()
         while page := await store.read(key, after=conversation.head, limit=_PAGE):
             for stored in page:
@@ -170,34 +269,42 @@ class Conversation:
 
     @property
     def unfinished(self) -> list[WorkState]:
-        """Work whose outcome is still to come, in the order in which it was accepted."""
-        return [work for work in self.work.values() if work.unfinished]
+        """Work items that have not ended, in the order of acceptance."""
+        return [work for work in self.work.values() if work.end is None]
 
     @property
     def pending_calls(self) -> list[PendingCall]:
-        """Tool calls of the last answer that have no end yet, in the order of the model."""
+        """Tool calls of the last reply that have not ended, in the order of the calls."""
         return [] if self._batch is None else self._batch.pending
 
     @property
     def position(self) -> int:
-        """That of the last record."""
+        """Position of the last record."""
         return self.base + self.head
 
     def apply(self, stored: StoredRecord) -> None:
-        """Take the next record."""
+        """Apply the next record."""
         self.head = stored.offset
         self._apply(stored.record, stored.at)
+
+    def extend(self, records: list[Record], at: float) -> None:
+        """Apply records that were appended at this time."""
+        for record in records:
+            self.head += 1
+            self._apply(record, at)
 
     def _apply(self, record: Record, at: float) -> None:
         match record:
             case SessionCreated():
                 self.created = self.resources = record
-                self.tokens += estimate_prefix(record)
+                self.tokens += _estimate_prefix(record)
             case ResourcesChanged():
                 self.resources = record
-                self._tell(record.message)
+                self._add_or_hold(record.message)
             case MessageAdded():
-                self._say(record)
+                if work := self.work.get(record.work_id):
+                    work.applied = True
+                self._add_or_hold(record.message)
             case Compacted():
                 self._compact(record)
             case ReplyStarted() | ReplyDelta() | ReplyEnded() | ReplyFailed():
@@ -246,9 +353,7 @@ class Conversation:
         reply_id = record.reply_id
         match record:
             case ReplyStarted():
-                self.replies[reply_id] = OpenReply(
-                    id=reply_id, work_id=record.work_id, model=record.model
-                )
+                self.replies[reply_id] = PartialReply(id=reply_id, work_id=record.work_id)
             case ReplyDelta():
                 if reply_id in self.replies and not record.thinking:
                     self.replies[reply_id].text += record.text
@@ -256,7 +361,7 @@ class Conversation:
                 self.replies.pop(reply_id, None)
             case ReplyEnded():
                 reply = self.replies.pop(reply_id, None)
-                self._answer(record.message, "" if reply is None else reply.work_id)
+                self._add_reply(record.message, "" if reply is None else reply.work_id)
 
     def _apply_tool(
         self, record: ToolStarted | ToolEnded | ApprovalRequested | ApprovalDecided
@@ -269,55 +374,48 @@ class Conversation:
             case ToolStarted():
                 call.started, call.durable = True, record.durable
             case ApprovalRequested():
-                call.consent = "asked"
+                call.approval = "requested"
             case ApprovalDecided():
-                call.consent = "allowed" if record.allowed else "denied"
+                call.approval = "allowed" if record.allowed else "denied"
                 call.reason = record.reason
             case ToolEnded():
-                batch.end(record.call_id, record.result)
+                # The first result counts.
+                batch.ended.setdefault(record.call_id, record.result)
                 if not batch.pending:
                     self._close_batch()
 
     def _apply_task(self, record: TaskStarted | TaskEnded) -> None:
         if isinstance(record, TaskStarted):
-            self.tasks[record.session] = Task(
-                session=record.session,
-                work_id=record.work_id,
-                call_id=record.call_id,
-                agent=record.agent,
-            )
+            self.tasks[record.session] = ChildTask(session=record.session, work_id=record.work_id)
             if self._batch is not None and record.call_id in self._batch.calls:
                 self._batch.calls[record.call_id].task = record.session
             return
-        self._spend(record.usage, "")
+        self._add_usage(record.usage, "")
         if task := self.tasks.get(record.session):
             task.outcome = record.outcome
 
-    def _say(self, record: MessageAdded) -> None:
-        if work := self.work.get(record.work_id):
-            work.applied = True
-        self._tell(record.message)
-
-    def _tell(self, message: UserMessage) -> None:
+    def _add_or_hold(self, message: UserMessage) -> None:
         if self._batch is not None:
             self._held.append(message)
         else:
             self._add(message)
 
-    def _answer(self, message: AssistantMessage, work_id: str) -> None:
-        # One that was not closed: no loop goes on before all tools have ended.
+    def _add_reply(self, message: AssistantMessage, work_id: str) -> None:
+        # Open only after a crash: the loop continues when all tools have ended.
         self._close_batch()
-        self._spend(message.usage, work_id)
+        self._add_usage(message.usage, work_id)
+        calls, total = message.calls, message.usage.total_tokens
         if work := self.work.get(work_id):
             work.turns += 1
             work.reply = message
-        if calls := message.calls:
-            self.call_ids.update(call.id for call in calls)
-            self._batch = CallBatch.of(message, work_id)
+        if calls:
+            pending = {call.id: PendingCall(call=call, work_id=work_id) for call in calls}
+            self.call_ids.update(pending)
+            self._batch = _CallBatch(message=message, work_id=work_id, calls=pending)
         else:
             self._add(message)
-        if message.usage.total_tokens:
-            self.tokens = message.usage.total_tokens
+        if total:
+            self.tokens = total
 
     def _close_batch(self) -> None:
         batch, self._batch = self._batch, None
@@ -327,20 +425,20 @@ class Conversation:
         tokens = self.tokens
         self._add(batch.message)
         if batch.message.usage.total_tokens:
-            # It is in that number already.
+            # The number of the provider includes the reply.
             self.tokens = tokens
         self._add(batch.returns())
         for message in held:
             self._add(message)
 
     def _add(self, message: Message) -> None:
-        if (shown := without_blank_text(message)) is not None:
-            self.messages.append(shown)
+        if (kept := _without_blank_text(message)) is not None:
+            self.messages.append(kept)
             self.positions.append(self.position)
-            self.tokens += estimate(shown)
+            self.tokens += estimate(kept)
 
     def _compact(self, record: Compacted) -> None:
-        self._spend(record.usage, record.work_id)
+        self._add_usage(record.usage, record.work_id)
         kept = [
             (position, message)
             for position, message in zip(self.positions, self.messages, strict=True)
@@ -349,19 +447,19 @@ class Conversation:
         ]
         self.summary = record.summary
         first = UserMessage((Text(f"{PREFACE}\n\n{record.summary}"),), signal=SUMMARY)
-        # New lists: whoever still has the old ones sees what was.
+        # New lists: a request that is being sent keeps the old ones.
         self.messages = [first, *(message for _, message in kept)]
         self.positions = [min(record.keep_from, self.position), *(place for place, _ in kept)]
-        prefix = 0 if self.created is None else estimate_prefix(self.created)
+        prefix = 0 if self.created is None else _estimate_prefix(self.created)
         self.tokens = prefix + sum(map(estimate, self.messages))
 
-    def _spend(self, usage: Usage, work_id: str) -> None:
+    def _add_usage(self, usage: Usage, work_id: str) -> None:
         self.usage += usage
         if work := self.work.get(work_id):
             work.usage += usage
 
     def _inherit(self, origin: Conversation) -> None:
-        """Begin with what was said in another session, and with nothing of its work."""
+        """Start with the messages of another session, without its work."""
         self.base = origin.position
         self.messages, self.positions = origin.messages, origin.positions
         self.summary, self.call_ids = origin.summary, origin.call_ids
@@ -369,26 +467,19 @@ class Conversation:
 
 
 def interrupted_records(conversation: Conversation) -> list[Record]:
-    """The ends of what was under way and cannot go on.
+    """Return the records that end what a killed process left running and cannot be resumed.
 
-    Answers that were cut off failed, and are asked for again. Tools that may have run have an
-    unknown end, which the model is told, and are never run again. What is left pending after
-    that is safe to run: calls that had not started, durable ones, and those whose child
-    session can be gone on with.
+    Replies that were cut off have failed, and are requested again. Tools that may have run end
+    with an unknown result, and are not run again. The calls that remain pending are safe to
+    run: those that had not started, durable ones, and those whose child session can resume.
     """
-    failed: list[Record] = [
+    records: list[Record] = [
         ReplyFailed(reply.id, "the process that read it was killed", code="interrupted")
         for reply in conversation.replies.values()
     ]
-    return failed + [
-        unknown(pending)
-        for pending in conversation.pending_calls
-        if pending.started and not pending.durable and pending.task is None
-    ]
-
-
-def unknown(pending: PendingCall) -> ToolEnded:
-    """The end of a call that may have had its effect."""
-    call = pending.call
-    result = ToolReturn(call.id, call.name, UNKNOWN, is_error=True)
-    return ToolEnded(call.id, result, status="unknown")
+    for pending in conversation.pending_calls:
+        if pending.started and not pending.durable and pending.task is None:
+            call = pending.call
+            result = ToolReturn(call.id, call.name, UNKNOWN, is_error=True)
+            records.append(ToolEnded(call.id, result, status="unknown"))
+    return records

@@ -1,4 +1,4 @@
-"""The record of one session as this process knows it, and the right to add to it."""
+"""The event log of one open session: its conversation, and the writer of its records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from smokebox.agents.log.conversation import Conversation
-from smokebox.agents.log.records import StoredRecord
 from smokebox.errors import SmokeboxError
 from smokebox.foundation.tasks import run_to_completion
 
@@ -20,11 +19,11 @@ _PAGE = 1000
 
 
 class EventLog:
-    """Adds records to a session, and keeps the conversation that they make up.
+    """Appends records to a session, and keeps its conversation up to date.
 
-    Records given to `add` go out with the next `flush`, in one commit with all others that
-    wait. What was flushed is durable, and part of `conversation`. `live` is whether others read
-    the record while it grows, and want an answer as it comes.
+    `add` queues records; the next `flush` writes all queued records in one commit. After that
+    they are durable and part of `conversation`. With `live`, replies are recorded while the
+    model writes them, for readers that follow the log.
     """
 
     def __init__(self, store: SessionStore, key: SessionKey) -> None:
@@ -33,51 +32,47 @@ class EventLog:
         self.conversation = Conversation()
         self.live = False
         self._writer: SessionWriter | None = None
-        self._waiting: list[Record] = []
+        self._queued: list[Record] = []
         self._added = 0
         self._written = 0
         self._failure: Exception | None = None
-        self._lock = asyncio.Lock()
-        self._door = asyncio.Lock()
+        self._flush_lock = asyncio.Lock()
+        self._writer_lock = asyncio.Lock()
 
     @property
-    def head(self) -> int:
-        """The offset of the last record that is known here."""
-        return self.conversation.head
-
-    @property
-    def held(self) -> bool:
-        """Whether this process may add to the session."""
+    def acquired(self) -> bool:
+        """True if this process is the writer of the session."""
         return self._writer is not None
 
     async def reload(self) -> None:
-        """Take in the whole record, and what comes before it in a fork."""
+        """Read the whole log, and the logs that it was forked from."""
         self.conversation = await Conversation.load(self.store, self.key)
 
     async def refresh(self) -> None:
-        """Take in what was recorded since."""
-        if self.head == 0:
+        """Read the records that were added since."""
+        if self.conversation.head == 0:
             await self.reload()
             return
-        while page := await self.store.read(self.key, after=self.head, limit=_PAGE):
+        while page := await self.store.read(self.key, after=self.conversation.head, limit=_PAGE):
             for stored in page:
                 self.conversation.apply(stored)
 
     async def acquire(self, *, wait: float = 0.0) -> None:
-        """Become the writer of the session, and know all of its record.
+        """Become the writer of the session, and read its new records.
 
-        Raises `SessionBusy` where another process is.
+        Raises:
+            SessionBusy: Another process is the writer, and still was after `wait` seconds.
         """
-        async with self._door:
+        async with self._writer_lock:
             if self._writer is None:
                 await run_to_completion(self._open(wait))
 
     async def _open(self, wait: float) -> None:
         writer = await self.store.open(self.key, wait=wait)
-        self._waiting.clear()
+        self._queued.clear()
         self._written, self._failure = self._added, None
         try:
-            if writer.head != self.head:
+            if writer.head != self.conversation.head:
                 await self.refresh()
         except BaseException:
             await writer.release()
@@ -85,35 +80,35 @@ class EventLog:
         self._writer = writer
 
     async def release(self) -> None:
-        """Let others become the writer."""
-        async with self._door:
+        """Allow another process to become the writer."""
+        async with self._writer_lock:
             writer, self._writer = self._writer, None
             if writer is not None:
                 await run_to_completion(writer.release())
 
     def add(self, *records: Record) -> None:
-        """Have records go out with the next flush."""
-        self._waiting += records
+        """Queue records for the next flush."""
+        self._queued += records
         self._added += len(records)
 
     async def append(self, *records: Record) -> None:
-        """Add records, and return when they are durable."""
+        """Add records, and wait until they are durable."""
         self.add(*records)
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits; returns when it is durable.
+        """Write the queued records, and wait until they are durable.
 
-        Cancelling waits for a commit that is under way: half a commit is not known to have
-        happened or not, and what comes next depends on it.
+        A cancelled flush still waits for its commit, because the next step depends on whether
+        the commit took effect.
         """
-        mine = self._added
-        async with self._lock:
+        added = self._added
+        async with self._flush_lock:
             if self._failure is not None:
                 raise self._failure
-            if self._written >= mine:
+            if self._written >= added:
                 return
-            batch, self._waiting = self._waiting, []
+            batch, self._queued = self._queued, []
             self._written += len(batch)
             await run_to_completion(self._commit(batch))
 
@@ -123,9 +118,7 @@ class EventLog:
                 raise SmokeboxError(f"the session {self.key} is not open for writing.")
             await self._writer.append(batch)
         except Exception as error:
-            # Others may wait for records of this batch: they fail as this one does.
+            # Other flushes may wait for records of this batch: they fail with the same error.
             self._failure = error
             raise
-        now = time.time()
-        for record in batch:
-            self.conversation.apply(StoredRecord(self.head + 1, now, record))
+        self.conversation.extend(batch, time.time())

@@ -1,4 +1,4 @@
-"""Sessions that are kept in memory, and end with the process."""
+"""Session store in memory, which ends with the process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.agents.log.records import StoredRecord
+from smokebox.agents.log.records import StoredRecord, change_of
 from smokebox.agents.log.store import (
     SessionKey,
     SessionSummary,
     Wakeups,
     busy,
-    change_of,
     closed,
     fenced,
+    follow_records,
     has_forks,
     no_blob,
 )
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from smokebox.agents.log.records import Record
 
 _RETRY = 0.02
-_PAGE = 500
 
 
-@dataclass(slots=True)
-class _Session:
+@dataclass(slots=True, eq=False)
+class _StoredSession:
     created_at: float
     records: list[StoredRecord] = field(default_factory=list)
     unfinished: int = 0
@@ -42,41 +41,36 @@ class _Session:
 
 
 class MemoryWriter:
-    """The right to add to a session in memory."""
+    """Writer of a session in memory."""
 
-    def __init__(self, store: MemoryStore, key: SessionKey, session: _Session) -> None:
+    def __init__(self, store: MemoryStore, key: SessionKey, session: _StoredSession) -> None:
         self._store = store
         self._key = key
         self._session = session
 
     @property
-    def key(self) -> SessionKey:
-        """Which session."""
-        return self._key
-
-    @property
     def head(self) -> int:
-        """The offset of the last record, 0 before the first."""
+        """Offset of the last record, 0 before the first."""
         return len(self._session.records)
 
     async def append(self, records: Sequence[Record]) -> int:
-        """Add records, all or none."""
+        """Append records, and return the new head."""
         session, now = self._session, time.time()
         if session.writer is not self:
             raise fenced(self._key)
         change = change_of(records)
         session.records += [
-            StoredRecord(self.head + n, now, one) for n, one in enumerate(records, 1)
+            StoredRecord(self.head + n, now, record) for n, record in enumerate(records, 1)
         ]
         session.unfinished += change.unfinished
         session.parent = change.parent or session.parent
         session.forked_from = change.forked_from or session.forked_from
         session.blobs |= change.blobs
-        self._store._wakes.wake(self._key)
+        self._store._wakeups.wake(self._key)
         return self.head
 
     async def release(self) -> None:
-        """Give the right back. Safe to repeat."""
+        """Allow another writer. Safe to repeat."""
         if self._session.writer is self:
             self._session.writer = None
             if not self._session.records:
@@ -84,20 +78,19 @@ class MemoryWriter:
 
 
 class MemoryStore:
-    """A store that ends with the process."""
+    """Session store that ends with the process."""
 
     def __init__(self) -> None:
-        self._sessions: dict[SessionKey, _Session] = {}
+        self._sessions: dict[SessionKey, _StoredSession] = {}
         self._blobs: dict[str, bytes] = {}
-        self._wakes = Wakeups()
-        self._closed = False
+        self._wakeups = Wakeups()
 
     async def open(self, key: SessionKey, *, wait: float = 0.0) -> MemoryWriter:
-        """Become the writer of a session, which need not be there yet."""
+        """Become the writer of a session, which need not exist."""
         deadline = time.monotonic() + wait
         while True:
             self._check_open()
-            session = self._sessions.setdefault(key, _Session(created_at=time.time()))
+            session = self._sessions.setdefault(key, _StoredSession(created_at=time.time()))
             if session.writer is None:
                 session.writer = MemoryWriter(self, key, session)
                 return session.writer
@@ -108,35 +101,27 @@ class MemoryStore:
     async def read(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000
     ) -> list[StoredRecord]:
-        """Records behind an offset, in order; none for a session that is not there."""
+        """Return the records after an offset."""
         self._check_open()
         session = self._sessions.get(key)
         return [] if session is None else session.records[after : after + limit]
 
-    async def follow(
-        self, key: SessionKey, *, after: int = 0
-    ) -> AsyncGenerator[StoredRecord, None]:
-        """Records behind an offset, then those that are added."""
-        followed: _Session | None = None
-        with self._wakes.listen(key) as more:
-            while not self._closed:
-                more.clear()
-                session = self._sessions.get(key)
-                if followed is not None and session is not followed:
-                    return
-                # One without records may vanish before it has any.
-                followed = session if session is not None and session.records else None
-                page = [] if followed is None else followed.records[after : after + _PAGE]
-                for stored in page:
-                    yield stored
-                after += len(page)
-                if not page:
-                    await more.wait()
+    def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[StoredRecord, None]:
+        """Yield the records after an offset, then new ones."""
+
+        async def find() -> tuple[_StoredSession | None, int]:
+            session = self._sessions.get(key)
+            return session, 0 if session is None else len(session.records)
+
+        async def read(after: int, limit: int) -> list[StoredRecord]:
+            return await self.read(key, after=after, limit=limit)
+
+        return follow_records(self._wakeups, key, find=find, read=read, after=after, poll=None)
 
     async def sessions(
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
     ) -> list[SessionSummary]:
-        """Sessions that have records, those that changed last first."""
+        """List the sessions that have records, the one that changed last first."""
         self._check_open()
         found = [
             SessionSummary(
@@ -150,41 +135,52 @@ class MemoryStore:
             for key, session in self._sessions.items()
             if session.records and agent in (None, key.agent) and id in (None, key.id)
         ]
-        return sorted(found, key=lambda one: one.updated_at, reverse=True)[:limit]
+        return sorted(found, key=lambda summary: summary.updated_at, reverse=True)[:limit]
 
     async def delete(self, key: SessionKey) -> bool:
-        """Remove a session with its records and children; False where there is none."""
+        """Delete a session with its records and child sessions; False if it does not exist."""
         self._check_open()
         if key not in self._sessions:
             return False
-        going = self._family(key)
-        beside = {one: of for one, of in self._sessions.items() if _near(one, key)}
-        needed = {one.session for one in going}
+        siblings = {
+            other.session: session
+            for other, session in self._sessions.items()
+            if (other.agent, other.id) == (key.agent, key.id)
+        }
+        names = [key.session]
+        for name in names:
+            names += [
+                other
+                for other, session in siblings.items()
+                if session.parent == name and other not in names
+            ]
         if forks := [
-            str(one) for one, of in beside.items() if of.forked_from in needed and one not in going
+            str(SessionKey(key.agent, key.id, other))
+            for other, session in siblings.items()
+            if session.forked_from in names and other not in names
         ]:
             raise has_forks(key, forks)
         unused: set[str] = set()
-        for one in going:
-            session = self._sessions.pop(one)
+        for name in names:
+            deleted = SessionKey(key.agent, key.id, name)
+            session = self._sessions.pop(deleted)
             session.writer = None
             unused |= session.blobs
+            self._wakeups.wake(deleted)
         unused.difference_update(*(session.blobs for session in self._sessions.values()))
-        for name in unused:
-            self._blobs.pop(name, None)
-        for one in going:
-            self._wakes.wake(one)
+        for blob in unused:
+            self._blobs.pop(blob, None)
         return True
 
     async def put_blob(self, data: bytes) -> str:
-        """Keep bytes beside the records; gives their name, the same for the same bytes."""
+        """Store bytes, and return their name."""
         self._check_open()
         name = hashlib.sha256(data).hexdigest()
         self._blobs[name] = bytes(data)
         return name
 
     async def get_blob(self, name: str) -> bytes:
-        """The bytes of that name. Raises `NotFound`."""
+        """Return the bytes that `put_blob` stored. Raises `NotFound`."""
         self._check_open()
         try:
             return self._blobs[name]
@@ -192,24 +188,9 @@ class MemoryStore:
             raise no_blob(name) from None
 
     async def aclose(self) -> None:
-        """Let go of it; with the last reference what was added goes too."""
-        self._closed = True
-        self._wakes.wake_all()
-
-    def _family(self, key: SessionKey) -> list[SessionKey]:
-        found = [key]
-        for one in found:
-            found += [
-                other
-                for other, of in self._sessions.items()
-                if of.parent == one.session and _near(other, key) and other not in found
-            ]
-        return found
+        """Close the store."""
+        self._wakeups.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._wakeups.closed:
             raise closed("in memory")
-
-
-def _near(one: SessionKey, other: SessionKey) -> bool:
-    return (one.agent, one.id) == (other.agent, other.id)

@@ -1,4 +1,4 @@
-"""Which store the option `persist` means."""
+"""Stores by the option `persist`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 
 Persist: TypeAlias = "bool | str | os.PathLike[str] | SessionStore"
 
-# The stores of this process by path: its agents write to a file together.
+# Stores of this process by path: all its agents write to a file through one store.
 _open: weakref.WeakValueDictionary[str, SqliteStore] = weakref.WeakValueDictionary()
 
 
 def open_store(persist: Persist = True) -> SessionStore:
-    """The store that is meant. Nothing is opened before it is used; each has its own `aclose`.
+    """Return the store for the option `persist`. Nothing is opened before its first use.
 
-    True is a file in the state directory, False is memory, a string is the path of a file or
-    the URL of a Postgres database. A store is given back as it is, and stays whoever's it was.
+    Each call needs its own `aclose`, also for a store that is shared.
+
+    Args:
+        persist: True for a file in the state directory, False for memory, otherwise the path
+            of a file, the URL of a Postgres database, or a store, which is returned as it is.
+
+    Raises:
+        InvalidOption: The value is none of these.
     """
     if persist is True:
         return _open_file(os.path.join(default_home(), "agents.db"))
@@ -61,7 +67,7 @@ def _open_url(url: str) -> SessionStore:
 def _invalid(value: object) -> InvalidOption:
     return InvalidOption(
         f"persist= cannot be {value!r:.80}.",
-        hint="Give True, False, the path of a file, a postgres:// URL, or a store.",
+        hint="Pass True, False, the path of a file, a postgres:// URL, or a store.",
         option="persist",
         value=value,
     )

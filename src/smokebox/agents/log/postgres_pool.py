@@ -1,4 +1,4 @@
-"""Connections to a Postgres server: several for questions, one that holds locks and listens."""
+"""Connections to a Postgres server: a pool for queries, and one that holds locks and listens."""
 
 from __future__ import annotations
 
@@ -24,149 +24,151 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _COMMAND_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
-_LARGEST = 8
-# The server takes back the locks of a host that does not answer for so long.
-_LEASE = {"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+_MAX_CONNECTIONS = 8
+# After this time the server drops an unreachable host's connection, and with it the locks.
+_KEEPALIVE = {
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 
 
 class PostgresPool:
-    """A database by its URL, connected to when it is first used."""
+    """Connections to a database, opened on first use."""
 
     def __init__(self, url: str) -> None:
-        self.wakes = Wakeups()
-        self.closed = False
+        self.wakeups = Wakeups()
         self._url = url
         self._place = _without_password(url)
         self._pool: Any = None
-        self._keeper: Any = None
+        self._lock_connection: Any = None
         self._held: set[int] = set()
-        self._mending: asyncio.Future[None] | None = None
+        self._reconnecting: asyncio.Future[None] | None = None
         self._opening = asyncio.Lock()
-        # A connection answers one question at a time.
-        self._keeping = asyncio.Lock()
+        # asyncpg runs one statement at a time on a connection.
+        self._lock_mutex = asyncio.Lock()
 
     async def fetch(self, sql: str, *values: object) -> list[Any]:
-        """The rows that a statement gives, one that may be run twice.
+        """Run a statement that may safely run twice, and return its rows.
 
-        A connection that the server has closed meanwhile is noticed only when it is used.
+        A connection that the server has closed fails only when it is used.
         """
         try:
             return await self._fetch(sql, values)
         except ServiceUnavailable:
             if self._pool is not None:
-                # What has ended one has likely ended all of them.
+                # The other connections are probably closed too.
                 await self._pool.expire_connections()
             return await self._fetch(sql, values)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """A connection whose statements take effect together."""
-        async with self._borrow() as connection, connection.transaction():
+        """Return a connection in a transaction."""
+        async with self._acquire() as connection, connection.transaction():
             yield connection
 
     async def lock(self, number: int) -> bool:
-        """Become the owner of a session; False while another is, also one of this process."""
-        async with self._keeping, self._translated():
+        """Lock a session; False if another process, or this one, holds the lock."""
+        async with self._lock_mutex, self._translate_errors():
             if number in self._held:
                 return False
-            owned = bool(await self._ask_keeper(LOCK, number))
-            if owned:
+            locked = bool(await self._fetch_lock(LOCK, number))
+            if locked:
                 self._held.add(number)
-            return owned
+            return locked
 
     async def unlock(self, number: int) -> None:
-        """Be it no longer. Safe to repeat."""
-        async with self._keeping, self._translated():
+        """Unlock a session. Safe to repeat."""
+        async with self._lock_mutex, self._translate_errors():
             if number in self._held:
                 self._held.discard(number)
-                await self._ask_keeper(UNLOCK, number)
+                await self._fetch_lock(UNLOCK, number)
 
-    async def hold(self) -> None:
-        """See that locks are held, and notifications heard: connect anew if that is needed."""
-        try:
-            await self._hold()
-        except ServiceUnavailable:
-            # It may have ended while it began, of which a server that restarts is capable.
-            await self._hold()
+    async def ensure_locks(self) -> None:
+        """Reconnect the connection that holds locks and listens, if it was lost."""
+        for last in (False, True):
+            if self._lock_connection is not None and not self._lock_connection.is_closed():
+                return
+            try:
+                async with self._lock_mutex, self._translate_errors():
+                    await self._connect()
+            except ServiceUnavailable:
+                # A server that restarts may close a connection right after accepting it.
+                if last:
+                    raise
 
     async def aclose(self) -> None:
-        """Close all connections, which gives locks back. Safe to repeat."""
-        if self.closed:
+        """Close all connections, which releases the locks. Safe to repeat."""
+        if self.wakeups.closed:
             return
-        self.closed = True
-        if self._mending is not None:
-            self._mending.cancel()
-            await asyncio.wait([self._mending])
-        self.wakes.wake_all()
-        async with self._keeping, self._opening:
-            await _close(self._keeper)
+        self.wakeups.close()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait([self._reconnecting])
+        async with self._lock_mutex, self._opening:
+            await _close(self._lock_connection)
             await _close(self._pool)
 
     async def _fetch(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        async with self._borrow() as connection:
+        async with self._acquire() as connection:
             rows: list[Any] = await connection.fetch(sql, *values)
             return rows
 
-    async def _hold(self) -> None:
-        if self._keeper is None or self._keeper.is_closed():
-            async with self._keeping, self._translated():
-                await self._connect_keeper()
-
-    async def _ask_keeper(self, sql: str, number: int) -> object:
-        await self._connect_keeper()
+    async def _fetch_lock(self, sql: str, number: int) -> object:
+        await self._connect()
         try:
-            return await self._keeper.fetchval(sql, number)
+            return await self._lock_connection.fetchval(sql, number)
         except BaseException:
-            # Whether it has the lock is not known: with the connection all of them go, and
-            # those that we know of are taken again with the next.
-            self._keeper.terminate()
+            # The state of the lock is unknown. Closing the connection releases all locks, and
+            # the next connection takes those in `_held` again.
+            self._lock_connection.terminate()
             raise
 
-    async def _connect_keeper(self) -> None:
-        if self._keeper is not None and not self._keeper.is_closed():
+    async def _connect(self) -> None:
+        if self._lock_connection is not None and not self._lock_connection.is_closed():
             return
         await self._open()
-        self._keeper = await _asyncpg().connect(
+        self._lock_connection = await _asyncpg().connect(
             self._url,
             timeout=_CONNECT_SECONDS,
             command_timeout=_COMMAND_SECONDS,
-            server_settings=_LEASE,
+            server_settings=_KEEPALIVE,
         )
-        self._keeper.add_termination_listener(self._terminated)
+        self._lock_connection.add_termination_listener(self._terminated)
         try:
-            await self._keeper.add_listener(CHANNEL, self._notified)
+            await self._lock_connection.add_listener(CHANNEL, self._notified)
             for number in self._held:
-                # Whoever took one meanwhile has fenced us off: the next append says so.
-                await self._keeper.fetchval(LOCK, number)
+                # If another process took the lock meanwhile, the next append is fenced.
+                await self._lock_connection.fetchval(LOCK, number)
         except BaseException:
-            # One that neither hears nor holds would be taken for one that does.
-            self._keeper.terminate()
+            # An open connection counts as one that listens and holds the locks.
+            self._lock_connection.terminate()
             raise
-        self.wakes.wake_all()
+        self.wakeups.wake_all()
 
     def _terminated(self, connection: Any) -> None:
-        """Take the locks again at once: until then, others might."""
-        self.wakes.wake_all()
-        if self._held and not self.closed:
-            self._mending = asyncio.ensure_future(self._mend())
+        """Take the locks again at once, before another process does."""
+        self.wakeups.wake_all()
+        if self._held and not self.wakeups.closed:
+            self._reconnecting = asyncio.ensure_future(self._reconnect())
 
-    async def _mend(self) -> None:
-        # Where that fails, the next append tries again, and says what is wrong.
+    async def _reconnect(self) -> None:
+        # If this fails, the next append tries again and raises the error.
         with contextlib.suppress(SmokeboxError):
-            await self.hold()
+            await self.ensure_locks()
 
     def _notified(self, connection: Any, pid: int, channel: str, payload: str) -> None:
-        self.wakes.wake(payload)
+        self.wakeups.wake(payload)
 
     @contextlib.asynccontextmanager
-    async def _borrow(self) -> AsyncIterator[Any]:
-        async with self._translated():
+    async def _acquire(self) -> AsyncIterator[Any]:
+        async with self._translate_errors():
             await self._open()
             async with self._pool.acquire(timeout=_CONNECT_SECONDS) as connection:
                 yield connection
 
     async def _open(self) -> None:
-        if self.closed:
+        if self.wakeups.closed:
             raise closed(self._place)
         async with self._opening:
             if self._pool is not None:
@@ -174,7 +176,7 @@ class PostgresPool:
             pool = _asyncpg().create_pool(
                 self._url,
                 min_size=0,
-                max_size=_LARGEST,
+                max_size=_MAX_CONNECTIONS,
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_COMMAND_SECONDS,
             )
@@ -188,54 +190,61 @@ class PostgresPool:
             self._pool = pool
 
     @contextlib.asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
+    async def _translate_errors(self) -> AsyncIterator[None]:
         try:
             yield
         except SmokeboxError:
             raise
         except Exception as error:
-            raise self._fault(error) from error
+            raise self._translated(error) from error
 
-    def _fault(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception) -> Exception:
         pg = _asyncpg()
         if isinstance(error, pg.InvalidPasswordError | pg.InvalidAuthorizationSpecificationError):
             return Unauthorized(
-                f"{self._place} does not let us in: {error}",
-                hint="Check the user and the password of persist=.",
+                f"{self._place} refused the login: {error}",
+                hint="Check the user and the password in persist=.",
             )
         if isinstance(error, pg.InvalidCatalogNameError):
             return NotFound(
                 f"{self._place}: {error}.",
-                hint="Make it with createdb.",
+                hint="Create it with createdb.",
                 kind="database",
                 name=self._place,
             )
         if isinstance(error, ValueError):
             return InvalidOption(
-                f"persist={self._place!r} is no URL of a database: {error}.",
+                f"persist={self._place!r} is not the URL of a database: {error}.",
                 hint="Write postgres://user:password@host/database.",
                 option="persist",
                 value=self._place,
             )
-        lost = (OSError, TimeoutError, pg.PostgresConnectionError, pg.InterfaceError)
-        # The last is what asyncpg says of a connection that ends while it is given back.
-        if isinstance(error, (*lost, pg.OperatorInterventionError, pg.InternalClientError)):
+        unreachable = (
+            OSError,
+            TimeoutError,
+            pg.PostgresConnectionError,
+            pg.InterfaceError,
+            pg.OperatorInterventionError,
+            # Raised for a connection that ends while it is returned to the pool.
+            pg.InternalClientError,
+        )
+        if isinstance(error, unreachable):
             return ServiceUnavailable(
                 f"{self._place} cannot be reached: {error or type(error).__name__}.",
-                hint="Check the URL of persist=, and that the server runs.",
+                hint="Check the URL in persist=, and that the server runs.",
                 service="postgres",
             )
         return error
 
 
-async def _close(connections: Any) -> None:
-    """Close them in order, or, if the server does not play its part, at once."""
-    if connections is None:
+async def _close(connection: Any) -> None:
+    """Close a connection or pool; drop it if the server does not respond."""
+    if connection is None:
         return
     try:
-        await asyncio.wait_for(connections.close(), _CLOSE_SECONDS)
+        await asyncio.wait_for(connection.close(), _CLOSE_SECONDS)
     except Exception:
-        connections.terminate()
+        connection.terminate()
 
 
 def _without_password(url: str) -> str:
@@ -252,7 +261,7 @@ def _asyncpg() -> Any:
     except ImportError as error:
         raise MissingDependency(
             "Postgres needs asyncpg, which is not installed.",
-            hint="pip install 'smokebox[postgres]'",
+            hint="Run: pip install 'smokebox[postgres]'",
             package="asyncpg",
             extra="postgres",
         ) from error

@@ -1,4 +1,4 @@
-"""The tables that a Postgres store keeps sessions in, and what it asks of them."""
+"""Tables and statements of the Postgres store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from smokebox.agents.log.records import too_new
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Any number will do: who brings the tables up to date holds it, so that others wait.
-_LOCK = 0x534D4B41
+# Advisory lock that is held during a migration.
+_MIGRATION_LOCK = 0x534D4B41
 
-# One tuple of statements for each version. Those that were released never change.
+# One tuple of statements for each version. Released ones never change.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
@@ -54,22 +54,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 CHANNEL = "smokebox_records"
 
 _KEY = "agent = $1 AND id = $2 AND session = $3"
-_OURS = "'smokebox_sessions'::regclass::oid::integer"
+_LOCK_SPACE = "'smokebox_sessions'::regclass::oid::integer"
 
-MAKE = (
+CREATE = (
     "INSERT INTO smokebox_sessions (agent, id, session, created_at, updated_at) "
     "VALUES ($1, $2, $3, $4, $4) ON CONFLICT DO NOTHING"
 )
 OWNER = f"SELECT number, owner FROM smokebox_sessions WHERE {_KEY}"
-LOCK = f"SELECT pg_try_advisory_lock({_OURS}, $1)"
-UNLOCK = f"SELECT pg_advisory_unlock({_OURS}, $1)"
-TAKE = (
+LOCK = f"SELECT pg_try_advisory_lock({_LOCK_SPACE}, $1)"
+UNLOCK = f"SELECT pg_advisory_unlock({_LOCK_SPACE}, $1)"
+TAKE_OVER = (
     "UPDATE smokebox_sessions SET epoch = epoch + 1, owner = $2 WHERE number = $1 "
     "RETURNING epoch, head"
 )
-FORGET_EMPTY = "DELETE FROM smokebox_sessions WHERE number = $1 AND epoch = $2 AND head = 0"
+DELETE_EMPTY = "DELETE FROM smokebox_sessions WHERE number = $1 AND epoch = $2 AND head = 0"
 
-# All of it in one trip: the row is ours and where we left it, else nothing happens.
+# One round trip. Does nothing unless epoch and head are the writer's.
 APPEND = """
     WITH owned AS (
         UPDATE smokebox_sessions
@@ -81,10 +81,10 @@ APPEND = """
     ), added AS (
         INSERT INTO smokebox_records (session, place, at, version, data)
         SELECT number, $3 + place, $5, $9, data
-        FROM owned, unnest($4::text[]) WITH ORDINALITY AS one (data, place)
+        FROM owned, unnest($4::text[]) WITH ORDINALITY AS appended (data, place)
     ), used AS (
         INSERT INTO smokebox_uses (session, blob)
-        SELECT number, blob FROM owned, unnest($10::text[]) AS one (blob)
+        SELECT number, blob FROM owned, unnest($10::text[]) AS named (blob)
         ON CONFLICT DO NOTHING
     )
     SELECT head, pg_notify($11, $12) FROM owned
@@ -120,23 +120,23 @@ FORKS = (
     "AND forked_from = ANY($3::text[]) AND NOT number = ANY($4::integer[])"
 )
 DELETE = "DELETE FROM smokebox_sessions WHERE number = ANY($1::integer[])"
-NOTIFY = "SELECT pg_notify($1, one) FROM unnest($2::text[]) AS one"
+NOTIFY = "SELECT pg_notify($1, token) FROM unnest($2::text[]) AS token"
 
 PUT_BLOB = (
     "INSERT INTO smokebox_blobs (name, at, data) VALUES ($1, $2, $3) "
     "ON CONFLICT (name) DO UPDATE SET at = excluded.at"
 )
 GET_BLOB = "SELECT data FROM smokebox_blobs WHERE name = $1"
-SWEEP = (
+DELETE_UNUSED_BLOBS = (
     "DELETE FROM smokebox_blobs WHERE at < $1 "
     "AND NOT EXISTS (SELECT 1 FROM smokebox_uses WHERE blob = name)"
 )
 
 
 async def migrate(connection: Any, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
-    """Bring the tables to the latest version, all or nothing. Raises `StoreTooNew`."""
+    """Migrate the tables to the latest version in one transaction. Raises `StoreTooNew`."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
         await connection.execute("CREATE TABLE IF NOT EXISTS smokebox_version (version integer)")
         version = await connection.fetchval("SELECT max(version) FROM smokebox_version") or 0
         if version > len(migrations):

@@ -1,23 +1,24 @@
-"""What the record of a session consists of. Records are only ever added.
+"""Records of a session's event log, which only grows.
 
-A field is never renamed or given another meaning: what changes gets a new name with a
-default, or a new record, and `VERSION` goes up with a migration in `migrations.py`.
+A field is never renamed or reused: a change gets a new field with a default, or a new record,
+and `VERSION` goes up with an entry in `UPGRADES`.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from smokebox.agents.events import Outcome, ToolStatus
-from smokebox.agents.messages import AssistantMessage, ToolReturn, Usage, UserMessage
+from smokebox.agents.messages import AssistantMessage, ImagePart, ToolReturn, Usage, UserMessage
 from smokebox.errors import SmokeboxError, StoreTooNew
 from smokebox.wire.failure import Failure, error_of, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 VERSION = 1
@@ -26,11 +27,10 @@ WorkKind: TypeAlias = Literal["prompt", "skill", "task", "shell", "compact"]
 
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_defaults=True):
-    """The first record. System prompt and tools are those of the whole session, until
-    `ResourcesChanged` has others.
+    """The first record. Its system prompt and tools apply until a `ResourcesChanged`.
 
-    `parent` is the session whose task this one does, `forked_from` one whose records up to
-    `forked_at` precede these; both are names of sessions of the same agent and id.
+    `parent` is the session whose task this one does. `forked_from` is a session whose records
+    up to `forked_at` precede these. Both are names of sessions of the same agent and id.
     """
 
     system: str
@@ -44,8 +44,10 @@ class SessionCreated(msgspec.Struct, frozen=True, tag="session_created", omit_de
 
 
 class ResourcesChanged(msgspec.Struct, frozen=True, tag="resources_changed", omit_defaults=True):
-    """The agent has other tools or instructions than when the session began, as `message`
-    tells the model. `instructions` is a digest of them, as it is in `SessionCreated`."""
+    """The agent's tools or instructions have changed, which `message` announces to the model.
+
+    `instructions` is a digest, as in `SessionCreated`.
+    """
 
     tools: tuple[dict[str, Any], ...]
     instructions: str
@@ -53,9 +55,9 @@ class ResourcesChanged(msgspec.Struct, frozen=True, tag="resources_changed", omi
 
 
 class WorkAccepted(msgspec.Struct, frozen=True, tag="work_accepted", omit_defaults=True):
-    """Work that will have exactly one `WorkEnded`, whatever happens.
+    """A work item was accepted: exactly one `WorkEnded` follows, even after a crash.
 
-    `options` are those that fit in JSON; `key` makes the same work asked for twice one.
+    `options` has the options that can be stored as JSON. `key` is the idempotency key.
     """
 
     work_id: str
@@ -66,21 +68,21 @@ class WorkAccepted(msgspec.Struct, frozen=True, tag="work_accepted", omit_defaul
 
 
 class WorkStarted(msgspec.Struct, frozen=True, tag="work_started", omit_defaults=True):
-    """Work begins, or begins again after the process that did it was killed."""
+    """A work item starts, or restarts after its process was killed."""
 
     work_id: str
     attempt: int = 1
 
 
 class MessageAdded(msgspec.Struct, frozen=True, tag="message_added"):
-    """The model will be shown this from its next turn on."""
+    """A message for the model, which sees it from its next turn on."""
 
     work_id: str
     message: UserMessage
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag="reply_started"):
-    """A model begins to answer."""
+    """A model starts to reply."""
 
     work_id: str
     reply_id: str
@@ -88,7 +90,7 @@ class ReplyStarted(msgspec.Struct, frozen=True, tag="reply_started"):
 
 
 class ReplyDelta(msgspec.Struct, frozen=True, tag="reply_delta", omit_defaults=True):
-    """A good deal more of an answer that is being given; many small pieces in one record."""
+    """More text of a reply; combines many deltas of the provider."""
 
     reply_id: str
     text: str
@@ -96,14 +98,14 @@ class ReplyDelta(msgspec.Struct, frozen=True, tag="reply_delta", omit_defaults=T
 
 
 class ReplyEnded(msgspec.Struct, frozen=True, tag="reply_ended"):
-    """The whole answer."""
+    """The complete reply."""
 
     reply_id: str
     message: AssistantMessage
 
 
 class ReplyFailed(msgspec.Struct, frozen=True, tag="reply_failed", omit_defaults=True):
-    """An answer that did not come to its end: what there is of it plays no part."""
+    """A reply was cut off; its deltas are discarded."""
 
     reply_id: str
     error: str
@@ -111,7 +113,7 @@ class ReplyFailed(msgspec.Struct, frozen=True, tag="reply_failed", omit_defaults
 
 
 class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults=True):
-    """From here on the tool may have had its effect."""
+    """A tool starts: from here on it may have had an effect."""
 
     work_id: str
     call_id: str
@@ -120,7 +122,7 @@ class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults
 
 
 class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=True):
-    """What a tool call came to."""
+    """Result of a tool call."""
 
     call_id: str
     result: ToolReturn
@@ -129,7 +131,7 @@ class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=Tru
 
 
 class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
-    """A tool call waits for somebody to allow it."""
+    """A tool call waits for approval."""
 
     work_id: str
     call_id: str
@@ -138,7 +140,7 @@ class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
 
 
 class ApprovalDecided(msgspec.Struct, frozen=True, tag="approval_decided", omit_defaults=True):
-    """Somebody did, or did not."""
+    """A tool call was approved or denied."""
 
     call_id: str
     allowed: bool
@@ -146,10 +148,10 @@ class ApprovalDecided(msgspec.Struct, frozen=True, tag="approval_decided", omit_
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
-    """From here on the model sees `summary` in place of what came before `keep_from`.
+    """From here on `summary` replaces the messages before `keep_from`.
 
-    That is a position as `Conversation` counts them: an offset, and in a fork one that goes on
-    from those of what it was forked from.
+    `keep_from` is a position of `Conversation`: an offset, which in a fork continues from the
+    offsets of the original session.
     """
 
     summary: str
@@ -160,7 +162,7 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True
 
 
 class TaskStarted(msgspec.Struct, frozen=True, tag="task_started", omit_defaults=True):
-    """A child session works for this one; `call_id` is the tool call that asked for it."""
+    """A child session starts a task; `call_id` is the tool call that requested it, if any."""
 
     work_id: str
     session: str
@@ -169,7 +171,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag="task_started", omit_defaults
 
 
 class TaskEnded(msgspec.Struct, frozen=True, tag="task_ended", omit_defaults=True):
-    """It has done so."""
+    """A child session has ended its task."""
 
     session: str
     outcome: Outcome
@@ -177,13 +179,13 @@ class TaskEnded(msgspec.Struct, frozen=True, tag="task_ended", omit_defaults=Tru
 
 
 class AbortRequested(msgspec.Struct, frozen=True, tag="abort_requested"):
-    """Work is to end as soon as it can."""
+    """A work item is to stop as soon as it can."""
 
     work_id: str
 
 
 class WorkEnded(msgspec.Struct, frozen=True, tag="work_ended", omit_defaults=True):
-    """The one outcome of accepted work."""
+    """The outcome of a work item."""
 
     work_id: str
     outcome: Outcome
@@ -216,15 +218,15 @@ Record: TypeAlias = (
 
 
 class StoredRecord(msgspec.Struct, frozen=True):
-    """A record where it lies: offsets of a session begin at 1, and have no gaps."""
+    """A record with its offset. Offsets of a session start at 1 and have no gaps."""
 
     offset: int
     at: float
     record: Record
 
 
-# Version -> what makes a record of the next version from the JSON of one of this. Those that
-# were released never change.
+# Version -> function that turns the JSON of a record into that of the next version. Released
+# ones never change.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 _encoder = msgspec.json.Encoder()
@@ -232,9 +234,9 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """A record as JSON, of the version that this code writes.
+    """Encode a record as JSON, in the latest version.
 
-    What no encoding has, such as half of a surrogate pair that a model wrote, becomes `?`.
+    Characters that have no encoding, such as half a surrogate pair from a model, become `?`.
     """
     try:
         return _encoder.encode(record)
@@ -251,7 +253,7 @@ def decode(
     latest: int = VERSION,
     upgrades: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = UPGRADES,
 ) -> Record:
-    """The record that was written so by some version up to this. Raises `StoreTooNew`."""
+    """Decode a record of any version up to this one. Raises `StoreTooNew` for a later one."""
     if version > latest:
         raise too_new(f"a record of {where}", version, latest)
     if version == latest:
@@ -263,24 +265,56 @@ def decode(
 
 
 def too_new(what: str, version: int, latest: int) -> StoreTooNew:
-    """What to say of something that a later version wrote."""
+    """Return the error for data that a later version wrote."""
     return StoreTooNew(
         f"{what} is of version {version}, from a later Smokebox: this one knows versions up to "
         f"{latest}.",
-        hint="Upgrade Smokebox, or give persist= another place.",
+        hint="Upgrade Smokebox, or set persist= to another place.",
         version=version,
         latest=latest,
     )
 
 
 def dump_error(error: BaseException) -> dict[str, Any]:
-    """What the record has of an error."""
+    """Convert an error to JSON values for `WorkEnded`."""
     if not isinstance(error, SmokeboxError):
         error = SmokeboxError(f"{type(error).__name__}: {error}")
-    made: dict[str, Any] = msgspec.to_builtins(failure_of(error))
-    return {name: value for name, value in made.items() if value not in ("", None, {}, False)}
+    fields: dict[str, Any] = msgspec.to_builtins(failure_of(error))
+    return {name: value for name, value in fields.items() if value not in ("", None, {}, False)}
 
 
-def load_error(kept: dict[str, Any] | None) -> SmokeboxError:
-    """The error that the record has, as the class that it was."""
-    return error_of(msgspec.convert(kept or {"code": "error", "message": ""}, Failure))
+def load_error(stored: dict[str, Any] | None) -> SmokeboxError:
+    """Return the error that `dump_error` stored, as an instance of its class."""
+    return error_of(msgspec.convert(stored or {"code": "error", "message": ""}, Failure))
+
+
+@dataclass(frozen=True, slots=True)
+class LogChange:
+    """Change that records make to the store's entry of a session."""
+
+    unfinished: int
+    parent: str | None
+    forked_from: str | None
+    blobs: frozenset[str]
+
+
+def change_of(records: Sequence[Record]) -> LogChange:
+    """Return the change in unfinished work, and the parent, origin and blobs that records add."""
+    unfinished = 0
+    parent = forked_from = None
+    images: list[object] = []
+    for record in records:
+        match record:
+            case WorkAccepted():
+                unfinished += 1
+                images += record.message.parts if record.message is not None else ()
+            case WorkEnded():
+                unfinished -= 1
+            case SessionCreated():
+                parent, forked_from = record.parent, record.forked_from
+            case ToolEnded():
+                images += record.result.images
+            case MessageAdded():
+                images += record.message.parts
+    blobs = frozenset(part.blob for part in images if isinstance(part, ImagePart))
+    return LogChange(unfinished, parent, forked_from, blobs)

@@ -1,4 +1,4 @@
-"""The tables of the SQLite store: opening and migrating the file, and its statements."""
+"""Tables and statements of the SQLite store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from smokebox.errors import StoreTooNew
 
 
-# One tuple of statements for each version. Those that were released never change.
+# One tuple of statements for each version. Released ones never change.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
-        # AUTOINCREMENT: the number of a deleted session is never another's.
+        # AUTOINCREMENT: the number of a deleted session is never reused.
         """
         CREATE TABLE sessions (
             number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -54,7 +54,7 @@ def _too_new(path: str, version: int, latest: int) -> StoreTooNew:
 
 
 def _repair_hint(path: str) -> str:
-    return "Give persist= another path, or move the file aside: an empty one is created."
+    return "Set persist= to another path, or move the file away: an empty one is created."
 
 
 SESSION_STORE = DatabaseFormat(
@@ -62,7 +62,8 @@ SESSION_STORE = DatabaseFormat(
     # "SMKA"
     application_id=0x534D4B41,
     migrations=MIGRATIONS,
-    # A tool runs only after its start is on disk: not even a power failure makes it run twice.
+    # A tool starts only after the record of its start is on disk, so that it does not run twice
+    # even after a power failure.
     synchronous="FULL",
     busy_seconds=30.0,
     repair_hint=_repair_hint,
@@ -73,13 +74,15 @@ SESSION_STORE = DatabaseFormat(
 
 _KEY = "agent = ? AND id = ? AND session = ?"
 
-MAKE = (
+CREATE = (
     "INSERT INTO sessions (agent, id, session, created_at, updated_at) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT DO NOTHING"
 )
 OWNER = f"SELECT number, owner FROM sessions WHERE {_KEY}"
-TAKE = "UPDATE sessions SET epoch = epoch + 1, owner = ? WHERE number = ? RETURNING epoch, head"
-FORGET_EMPTY = "DELETE FROM sessions WHERE number = ? AND epoch = ? AND head = 0"
+TAKE_OVER = (
+    "UPDATE sessions SET epoch = epoch + 1, owner = ? WHERE number = ? RETURNING epoch, head"
+)
+DELETE_EMPTY = "DELETE FROM sessions WHERE number = ? AND epoch = ? AND head = 0"
 
 HEAD = "SELECT head FROM sessions WHERE number = ? AND epoch = ?"
 ADD = "INSERT INTO records (session, place, at, version, data) VALUES (?, ?, ?, ?, ?)"
@@ -100,7 +103,7 @@ LIST = (
     "WHERE head > 0 AND (? IS NULL OR agent = ?) AND (? IS NULL OR id = ?) "
     "ORDER BY updated_at DESC, number DESC LIMIT ?"
 )
-LIST_OF = (
+LIST_INSTANCE = (
     "SELECT agent, id, session, created_at, updated_at, head, unfinished, parent FROM sessions "
     "WHERE head > 0 AND agent = ? AND id = ? ORDER BY updated_at DESC, number DESC LIMIT ?"
 )
@@ -111,9 +114,9 @@ FAMILY = f"""
         UNION
         SELECT child.number, child.session
         FROM family
-        JOIN sessions AS elder ON elder.number = family.number
+        JOIN sessions AS parent ON parent.number = family.number
         JOIN sessions AS child
-            ON child.agent = elder.agent AND child.id = elder.id AND child.parent = elder.session
+            ON child.agent = parent.agent AND child.id = parent.id AND child.parent = parent.session
     )
     SELECT number, name FROM family
 """
@@ -128,11 +131,11 @@ PUT_BLOB = (
     "ON CONFLICT (name) DO UPDATE SET at = excluded.at"
 )
 GET_BLOB = "SELECT data FROM blobs WHERE name = ?"
-SWEEP = "DELETE FROM blobs WHERE at < ? AND name NOT IN (SELECT blob FROM uses)"
+DELETE_UNUSED_BLOBS = "DELETE FROM blobs WHERE at < ? AND name NOT IN (SELECT blob FROM uses)"
 
 
 def summary(row: tuple[Any, ...]) -> SessionSummary:
-    """One line of what `LIST` finds."""
+    """Return the summary of a row of `LIST`."""
     agent, id, session, created_at, updated_at, head, unfinished, parent = row
     return SessionSummary(
         key=SessionKey(agent, id, session),

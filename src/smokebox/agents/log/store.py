@@ -1,4 +1,4 @@
-"""The contract of a store of event logs, and what every store shares."""
+"""Contract of a store of event logs, and code that the stores share."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from smokebox.agents.log.records import (
-    MessageAdded,
-    SessionCreated,
-    ToolEnded,
-    WorkAccepted,
-    WorkEnded,
-)
-from smokebox.agents.messages import Image
 from smokebox.errors import Conflict, Fenced, NotFound, SessionBusy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Sequence
 
     from smokebox.agents.log.records import Record, StoredRecord
+
+_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SessionKey:
-    """Which session: of which agent, of which instance of it, by which name."""
+    """Key of a session: the agent's name, the id of the instance, and the session's name."""
 
     agent: str
     id: str
@@ -37,7 +31,7 @@ class SessionKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """What a list of sessions shows. `unfinished` is how much accepted work has no end.
+    """Entry of a list of sessions. `unfinished` counts work items that have not ended.
 
     `parent` is the name of the session whose task this one does.
     """
@@ -51,128 +45,96 @@ class SessionSummary:
 
 
 class SessionWriter(Protocol):
-    """The right to add to one session, until another takes it."""
-
-    @property
-    def key(self) -> SessionKey:
-        """Which session."""
-        ...
+    """Exclusive right to append to one session."""
 
     @property
     def head(self) -> int:
-        """The offset of the last record, 0 before the first."""
+        """Offset of the last record, 0 before the first."""
         ...
 
     async def append(self, records: Sequence[Record]) -> int:
-        """Add records, all or none; they are durable when it returns the new head.
+        """Append records, all or none, and return the new head once they are durable.
 
-        Appends take effect in the order of the calls. One that is cancelled takes effect all
-        the same, but who called cannot know when. Raises `Fenced` once another writer has
-        taken the session, or it was deleted.
+        Appends take effect in the order of the calls. A cancelled append still takes effect,
+        but the caller cannot tell when.
+
+        Raises:
+            Fenced: Another writer has taken over the session, or it was deleted.
         """
         ...
 
     async def release(self) -> None:
-        """Give the right back. Safe to repeat."""
+        """Allow another writer. Safe to repeat."""
         ...
 
 
 class SessionStore(Protocol):
-    """Sessions and their records."""
+    """Sessions with their records and blobs."""
 
     async def open(self, key: SessionKey, *, wait: float = 0.0) -> SessionWriter:
-        """Become the writer of a session, which need not be there yet.
+        """Become the writer of a session, which need not exist.
 
-        One whose writer is alive raises `SessionBusy` (after `wait` seconds of trying); one
-        whose writer has died is taken over at once where that can be known, else when its
-        lease is over.
+        A session whose writer has died is taken over at once if the store can tell, otherwise
+        when the lease of that writer has expired.
+
+        Raises:
+            SessionBusy: Another writer is alive, and still was after `wait` seconds.
         """
         ...
 
     async def read(
         self, key: SessionKey, *, after: int = 0, limit: int = 1000
     ) -> list[StoredRecord]:
-        """Records behind an offset, in order; none for a session that is not there."""
+        """Return the records after an offset, in order; none if the session does not exist."""
         ...
 
     def follow(self, key: SessionKey, *, after: int = 0) -> AsyncGenerator[StoredRecord, None]:
-        """Records behind an offset, then those that are added, without gap or repeat.
+        """Yield the records after an offset, then new ones as any process appends them.
 
-        Those that another process adds too. Waits for a session that is not there yet, and ends
-        when one is deleted. A slow reader holds nobody up, and takes no memory.
+        There are no gaps and no repeats. Waits for a session that does not exist, and ends
+        when the session is deleted. A slow reader delays no writer and takes no memory.
         """
         ...
 
     async def sessions(
         self, *, agent: str | None = None, id: str | None = None, limit: int = 1000
     ) -> list[SessionSummary]:
-        """Sessions that have records, those that changed last first."""
+        """List the sessions that have records, the one that changed last first."""
         ...
 
     async def delete(self, key: SessionKey) -> bool:
-        """Remove a session with its records and children; False where there is none.
+        """Delete a session with its records and child sessions; False if it does not exist.
 
-        Their writers are `Fenced` from then on. Raises `Conflict` while a fork needs the records.
+        Writers of these sessions are fenced.
+
+        Raises:
+            Conflict: A fork needs the records.
         """
         ...
 
     async def put_blob(self, data: bytes) -> str:
-        """Keep bytes beside the records; gives their name, the same for the same bytes."""
+        """Store bytes, and return their name; equal bytes have the same name."""
         ...
 
     async def get_blob(self, name: str) -> bytes:
-        """The bytes of that name. Raises `NotFound`."""
+        """Return the bytes that `put_blob` stored. Raises `NotFound`."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of it; what was added stays."""
+        """Close the store."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LogChange:
-    """How much more work waits, whose session it is, and which blobs are of it now."""
-
-    unfinished: int
-    parent: str | None
-    forked_from: str | None
-    blobs: frozenset[str]
-
-
-def change_of(records: Sequence[Record]) -> LogChange:
-    """What these records change."""
-    unfinished = 0
-    parent = forked_from = None
-    blobs: set[str] = set()
-    for record in records:
-        match record:
-            case WorkAccepted():
-                unfinished += 1
-            case WorkEnded():
-                unfinished -= 1
-            case SessionCreated():
-                parent, forked_from = record.parent, record.forked_from
-        blobs.update(image.blob for image in _images(record))
-    return LogChange(unfinished, parent, forked_from, frozenset(blobs))
-
-
-def _images(record: Record) -> Iterator[Image]:
-    match record:
-        case ToolEnded():
-            yield from record.result.images
-        case MessageAdded() | WorkAccepted() if record.message is not None:
-            yield from (part for part in record.message.parts if isinstance(part, Image))
-
-
 class Wakeups:
-    """Events of followers, which may be of several event loops; set from any thread."""
+    """Wakes followers of sessions, which may belong to several event loops, from any thread."""
 
     def __init__(self) -> None:
+        self.closed = False
         self._events: dict[Hashable, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
 
     @contextlib.contextmanager
     def listen(self, key: Hashable) -> Iterator[asyncio.Event]:
-        """An event that is set whenever something happens to the session."""
+        """Return an event that `wake` sets for this key."""
         event = asyncio.Event()
         self._events.setdefault(key, {})[event] = asyncio.get_running_loop()
         try:
@@ -184,20 +146,63 @@ class Wakeups:
                 del self._events[key]
 
     def wake(self, key: Hashable) -> None:
-        """Something happened to a session."""
+        """Wake the followers of one key."""
         for event, loop in list(self._events.get(key, {}).items()):
-            # The loop may be gone, and with it whoever listened.
+            # A closed loop has no followers left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
     def wake_all(self) -> None:
-        """Something may have happened to any of them."""
+        """Wake all followers."""
         for key in list(self._events):
             self.wake(key)
 
+    def close(self) -> None:
+        """End all followers."""
+        self.closed = True
+        self.wake_all()
+
+
+async def follow_records(
+    wakeups: Wakeups,
+    token: Hashable,
+    *,
+    find: Callable[[], Awaitable[tuple[object, int]]],
+    read: Callable[[int, int], Awaitable[list[StoredRecord]]],
+    after: int,
+    poll: float | None,
+) -> AsyncGenerator[StoredRecord, None]:
+    """Implement `SessionStore.follow`.
+
+    Args:
+        wakeups: Sets the event of `token` when the session has changed.
+        find: Returns the identity of the session, None if it does not exist, and its head.
+        read: Returns records, given an offset and a limit.
+        after: The offset to start after.
+        poll: Seconds between checks for changes that `wakeups` does not see, None for never.
+    """
+    followed: object = None
+    with wakeups.listen(token) as changed:
+        while not wakeups.closed:
+            changed.clear()
+            session, head = await find()
+            if followed is not None and session != followed:
+                return
+            # A session without records may disappear before it gets any.
+            followed = session if head else None
+            if head > after:
+                for stored in await read(after, _PAGE):
+                    yield stored
+                    after = stored.offset
+            else:
+                # Not wait_for: before Python 3.12 it can swallow a cancellation.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(poll):
+                        await changed.wait()
+
 
 def busy(key: SessionKey, owner: str) -> SessionBusy:
-    """What to say to whoever would write to a session that has a writer."""
+    """Return the error for opening a session that has a writer."""
     return SessionBusy(
         f"session {key} is in use by {owner}.",
         hint="Wait until it is done there, or use another session name.",
@@ -206,21 +211,21 @@ def busy(key: SessionKey, owner: str) -> SessionBusy:
 
 
 def fenced(key: SessionKey) -> Fenced:
-    """What to say to a writer that has lost its session."""
+    """Return the error for a writer that has lost its session."""
     return Fenced(
         f"session {key} was deleted, or another writer has taken it: nothing more is written.",
-        hint="Open the session again to go on from what is recorded.",
+        hint="Open the session again to continue from its records.",
         session=str(key),
     )
 
 
 def no_blob(name: str) -> NotFound:
-    """What to say when bytes are asked for that are not there."""
+    """Return the error for a blob that does not exist."""
     return NotFound(f"the store has no blob {name}.", hint="", kind="blob", name=name)
 
 
 def has_forks(key: SessionKey, forks: Sequence[str]) -> Conflict:
-    """What to say when a session cannot go because others begin with its records."""
+    """Return the error for deleting a session whose records forks need."""
     return Conflict(
         f"session {key} cannot be deleted: {', '.join(sorted(forks))} was forked from it.",
         hint="Delete the fork first.",
@@ -230,7 +235,7 @@ def has_forks(key: SessionKey, forks: Sequence[str]) -> Conflict:
 
 
 def closed(place: str) -> Conflict:
-    """What to say when a store is used after it was closed."""
+    """Return the error for using a store that was closed."""
     return Conflict(
         f"the store {place} was closed.",
         hint="Open it again with open_store().",

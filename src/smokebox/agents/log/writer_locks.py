@@ -1,7 +1,7 @@
-"""Which sessions of a file have a writer that is alive, in whatever process or container.
+"""Locks of the writers of sessions in a file, held across processes and containers.
 
-The kernel knows: a writer holds a lock on one byte of a file beside the sessions, and loses
-it when its process ends, however it ends. Nothing has to be renewed, and nothing waited for.
+A writer locks one byte of a file. The kernel releases the lock when the process ends, so no
+lease has to be renewed or waited for.
 """
 
 from __future__ import annotations
@@ -9,66 +9,38 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import weakref
-from typing import Protocol
-
-
-class ForkAware(Protocol):
-    """What must be told that this process is a copy."""
-
-    def after_fork(self) -> None:
-        """Forget everything that belongs to the original."""
-        ...
 
 
 class WriterLocks:
-    """Locks by the number of a session. One object of them is one owner."""
+    """Locks by number. Each object is one owner, also within one process."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held: set[int] = set()
 
-    def take(self, number: int) -> bool:
-        """Become the owner of a session; False while another is, also one of this process."""
+    def acquire(self, number: int) -> bool:
+        """Lock a number; False if another owner, or this one, holds it."""
         if number in self._held:
             return False
         try:
             self._lock(number, fcntl.F_WRLCK)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError | PermissionError):
-                raise
+        except (BlockingIOError, PermissionError):
             return False
         self._held.add(number)
         return True
 
-    def give(self, number: int) -> None:
-        """Be it no longer. Safe to repeat."""
+    def release(self, number: int) -> None:
+        """Unlock a number. Safe to repeat."""
         if number in self._held:
             self._held.discard(number)
             self._lock(number, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Give all of them back."""
+        """Release all locks."""
         self._held.clear()
         os.close(self._file)
 
     def _lock(self, number: int, kind: int) -> None:
-        # struct flock: type, whence, start, length, pid (0, as locks of open files want it).
+        # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
         lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, number, 1, 0)
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
-
-
-_told: weakref.WeakSet[ForkAware] = weakref.WeakSet()
-
-
-def notify_after_fork(one: ForkAware) -> None:
-    """Have it told in each copy of this process, which else would hold the locks too."""
-    _told.add(one)
-
-
-def _after_fork() -> None:
-    for one in list(_told):
-        one.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Skills: procedures that a model loads when a task calls for them."""
+"""Skills: procedures that a model loads when a task needs them."""
 
 from __future__ import annotations
 

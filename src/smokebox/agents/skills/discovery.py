@@ -1,4 +1,4 @@
-"""Finds skills: in a workspace, in a folder of this host, in an installed package."""
+"""Finds skills in a workspace, in a folder of this host, or in an installed package."""
 
 from __future__ import annotations
 
@@ -32,27 +32,34 @@ _log = logging.getLogger("smokebox.skills")
 
 
 async def discover(sandbox: SandboxApi, cwd: str, *, root: str | None = None) -> list[Skill]:
-    """The skills in `.agents/skills` of `cwd` and of the directories above it up to `root`,
-    which is the sandbox's own directory where none is given; at any depth in there.
+    """Return the skills at any depth in `.agents/skills` of `cwd` and its parents up to `root`.
 
-    One that cannot be read is left out, and the log says why: it may be the model's own work.
-    Two of one name are a `Conflict`.
+    `root` is by default the sandbox's working directory. An invalid skill is skipped with a
+    warning in the log, as the model may have written it.
+
+    Raises:
+        Conflict: Two skills have the same name.
     """
     found: list[Skill] = []
     for directory in directories(sandbox, cwd, root):
-        home = f"{directory.rstrip('/')}/{SKILLS_DIRECTORY}"
-        if not await sandbox.exists(home):
+        skills = f"{directory.rstrip('/')}/{SKILLS_DIRECTORY}"
+        if not await sandbox.exists(skills):
             continue
-        for path in await sandbox.glob(f"**/{MANIFEST}", cwd=home, files_only=True):
+        for path in await sandbox.glob(f"**/{MANIFEST}", cwd=skills, files_only=True):
             try:
-                found.append(await _in_sandbox(sandbox, path))
+                found.append(await _load_from_sandbox(sandbox, path))
             except (ValueError, SmokeboxError) as error:
-                _log.warning("the skill in %s is left out: %s", path, error)
+                _log.warning("the skill %s was skipped: %s", path, error)
     return merge(found)
 
 
 def skill_folder(path: str | os.PathLike[str]) -> list[Skill]:
-    """The skills in a folder of this host: the folder itself, or the folders in it."""
+    """Return the skills in a folder of this host: the folder itself, or folders in it.
+
+    Raises:
+        NotFound: There is no such folder, or no skill in it.
+        InvalidOption: A SKILL.md is invalid.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise NotFound(
@@ -61,24 +68,32 @@ def skill_folder(path: str | os.PathLike[str]) -> list[Skill]:
             kind="skill",
             name=str(path),
         )
-    return _in_folder(folder, str(folder))
+    return _load_from_folder(folder, str(folder))
 
 
 def skill_package(package: str) -> list[Skill]:
-    """The skills in an installed package: those that lie beside its modules."""
+    """Return the skills in an installed package.
+
+    Args:
+        package: Import name of the package.
+
+    Raises:
+        NotFound: There is no such package, or no skill in it.
+        InvalidOption: A SKILL.md is invalid.
+    """
     try:
         folder = importlib.resources.files(package)
     except (ImportError, TypeError) as error:
         raise NotFound(
-            f"there is no package {package!r} to take skills from: {error}.",
-            hint="Install it, or pass the name that `import` takes.",
+            f"there is no package {package!r} with skills: {error}.",
+            hint="Install it, or pass its import name.",
             kind="skill",
             name=package,
         ) from error
-    return _in_folder(folder, package)
+    return _load_from_folder(folder, package)
 
 
-async def _in_sandbox(sandbox: SandboxApi, path: str) -> Skill:
+async def _load_from_sandbox(sandbox: SandboxApi, path: str) -> Skill:
     info = await sandbox.stat(path)
     if info.size is not None and info.size > MAX_MANIFEST_BYTES:
         raise ValueError(f"it has {info.size} bytes, more than {MAX_MANIFEST_BYTES}")
@@ -86,41 +101,42 @@ async def _in_sandbox(sandbox: SandboxApi, path: str) -> Skill:
     return _skill(text, SandboxSource(sandbox, path.removesuffix(f"/{MANIFEST}")))
 
 
-def _in_folder(folder: Traversable, called: str) -> list[Skill]:
+def _load_from_folder(folder: Traversable, label: str) -> list[Skill]:
     found: list[Skill] = []
-    for item in _manifests(folder):
+    for item in _skill_folders(folder):
         try:
             found.append(_skill(item.joinpath(MANIFEST).read_text("utf-8"), FolderSource(item)))
         except ValueError as error:
             raise InvalidOption(
-                f"{item.name}/{MANIFEST} in {called} is not a skill: {error}.",
-                hint="It begins with a head between two lines `---` that has name and description.",
+                f"{item.name}/{MANIFEST} in {label} is not a skill: {error}.",
+                hint="Start it with front matter between two `---` lines, with name and "
+                "description.",
                 option="skills",
                 value=item.name,
             ) from error
     if not found:
         raise NotFound(
-            f"there is no skill in {called}.",
+            f"there is no skill in {label}.",
             hint=f"A skill is a folder with a {MANIFEST}.",
             kind="skill",
-            name=called,
+            name=label,
         )
     return merge(found)
 
 
-def _manifests(folder: Traversable) -> Iterator[Traversable]:
+def _skill_folders(folder: Traversable) -> Iterator[Traversable]:
     if folder.joinpath(MANIFEST).is_file():
         yield folder
         return
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.is_dir() and not item.name.startswith((".", "__")):
-            yield from _manifests(item)
+            yield from _skill_folders(item)
 
 
 def _skill(text: str, source: SkillSource) -> Skill:
-    head = parse_document(text).head
+    front_matter = parse_document(text).front_matter
     for key in ("name", "description"):
-        if not isinstance(head.get(key), str) or not head[key]:
-            raise ValueError(f"its head has no {key}")
-    description = " ".join(str(head["description"]).split())
-    return Skill(name=str(head["name"]).strip(), description=description, source=source)
+        if not isinstance(front_matter.get(key), str) or not front_matter[key]:
+            raise ValueError(f"its front matter has no {key}")
+    description = " ".join(str(front_matter["description"]).split())
+    return Skill(name=str(front_matter["name"]).strip(), description=description, source=source)

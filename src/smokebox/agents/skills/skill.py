@@ -1,4 +1,4 @@
-"""What a skill is: a name, a line on when it helps, and what to do, loaded when it is wanted."""
+"""Skills: name, description, and instructions that a model loads when it needs them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
-    """A procedure for a model. It always knows `name` and `description`, and asks for the rest.
+    """A procedure for a model, which always sees `name` and `description`, and loads the rest.
 
-    In code: `instructions`, with `resources`, files by name that it may read. From a folder
-    or a package: `skill_folder` and `skill_package`. In a workspace they are found.
+    In code, pass `instructions`, and in `resources` files by name. `skill_folder` and
+    `skill_package` return the skills of a folder or a package. Skills in the workspace are
+    found by themselves.
     """
 
     name: str
@@ -38,11 +39,18 @@ class Skill:
     source: SkillSource | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        if len(self.name) > MAX_NAME or not _NAME.fullmatch(self.name):
+            raise InvalidOption(
+                f"{self.name!r} cannot be the name of a skill.",
+                hint=f"Use at most {MAX_NAME} lowercase letters and digits, with single hyphens "
+                "between them.",
+                option="name",
+                value=self.name,
+            )
         if not self.description.strip() or len(self.description) > MAX_DESCRIPTION:
             raise InvalidOption(
                 f"the description of the skill {self.name!r} has {len(self.description)} "
-                f"characters; it must have some, and at most {MAX_DESCRIPTION}.",
+                f"characters; it must have 1 to {MAX_DESCRIPTION}.",
                 hint="Say in a sentence what it does and when to use it.",
                 option="description",
                 value=self.name,
@@ -57,11 +65,11 @@ class Skill:
 
     @property
     def directory(self) -> str | None:
-        """Where its files are in the workspace, or None where they are not in it."""
+        """Directory of its files in the workspace, or None if they are elsewhere."""
         return self._source.directory
 
     async def load(self) -> str:
-        """What the model is told to do, and which files there are besides."""
+        """Return the instructions, and a list of the other files."""
         text = (await self._source.instructions()).strip()
         files = await self.files()
         if not files:
@@ -70,11 +78,11 @@ class Skill:
         return f"{text}\n\nFiles of this skill, {where}:\n" + "\n".join(files)
 
     async def files(self) -> list[str]:
-        """The names of its files, sorted, without SKILL.md."""
+        """Return the names of its files, sorted, without SKILL.md."""
         return await self._source.files()
 
     async def read(self, file: str) -> bytes:
-        """One of its files. Raises `NotFound` for any other."""
+        """Return one of its files. Raises `NotFound`."""
         known = await self.files()
         if file not in known:
             raise NotFound(
@@ -86,44 +94,33 @@ class Skill:
         return await self._source.read(file)
 
     async def prompt(self, args: Mapping[str, object] | str | None = None) -> str:
-        """What a model is told when a program, not the model itself, asks for the skill."""
-        told = f"Use the skill {self.name!r}:\n\n<skill>\n{await self.load()}\n</skill>"
+        """Return the message by which a program, not the model, starts the skill."""
+        text = f"Use the skill {self.name!r}:\n\n<skill>\n{await self.load()}\n</skill>"
         if not args:
-            return told
-        shown = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
-        return f"{told}\n\nIts arguments: {shown}"
+            return text
+        arguments = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+        return f"{text}\n\nIts arguments: {arguments}"
 
     @property
     def _source(self) -> SkillSource:
         return self.source or CodeSource(self.instructions, self.resources)
 
 
-def check_name(name: str) -> None:
-    """Raise `InvalidOption` for what cannot be the name of a skill."""
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise InvalidOption(
-            f"{name!r} cannot be the name of a skill.",
-            hint=f"Use at most {MAX_NAME} small letters and digits, with single hyphens between.",
-            option="name",
-            value=name,
-        )
-
-
 def merge(*groups: Iterable[Skill]) -> list[Skill]:
-    """All skills, in order. Raises `Conflict` where two have one name."""
+    """Return all skills in order. Raises `Conflict` if two have the same name."""
     found: dict[str, Skill] = {}
     for skill in (skill for group in groups for skill in group):
         if not isinstance(skill, Skill):
             raise InvalidOption(
                 f"{skill!r} is not a skill.",
-                hint="Pass Skill(...), or what skill_folder or skill_package give.",
+                hint="Pass Skill(...), or the result of skill_folder or skill_package.",
                 option="skills",
                 value=repr(skill),
             )
         if skill.name in found:
             places = sorted(each.directory or "code" for each in (found[skill.name], skill))
             raise Conflict(
-                f"two skills are called {skill.name!r}: one from {places[0]}, one from "
+                f"two skills have the name {skill.name!r}: one from {places[0]}, one from "
                 f"{places[1]}.",
                 hint="Rename one of them.",
                 kind="skill",
@@ -134,7 +131,7 @@ def merge(*groups: Iterable[Skill]) -> list[Skill]:
 
 
 def find_skill(skills: Sequence[Skill], name: str) -> Skill:
-    """The skill of that name. Raises `NotFound` with the nearest one."""
+    """Return a skill by name. Raises `NotFound`, whose hint has the nearest name."""
     for skill in skills:
         if skill.name == name:
             return skill
@@ -147,22 +144,22 @@ def find_skill(skills: Sequence[Skill], name: str) -> Skill:
     )
 
 
-def _nearest(name: str, known: Sequence[str], words: str) -> str:
+def _nearest(name: str, known: Sequence[str], intro: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         return f"Did you mean {near[0]!r}?"
-    return f"{words}: {', '.join(known[:50])}." if known else f"{words} none."
+    return f"{intro}: {', '.join(known[:50])}." if known else f"{intro} none."
 
 
 DESCRIPTION = """\
-Load a skill: how to do a certain kind of task well. Load it before you begin such a task, and \
-follow it. With file, read one of the files that belong to it."""
+Load a skill: instructions for doing a certain kind of task well. Load it before you start such \
+a task, and follow it. With file, read one of the files that belong to it."""
 
 PARAMETERS = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "description": "Which skill, by its name."},
-        "file": {"type": "string", "description": "Which of its files to read, if one."},
+        "name": {"type": "string", "description": "Name of the skill."},
+        "file": {"type": "string", "description": "Name of one of its files, to read that."},
         "offset": {
             "type": "integer",
             "minimum": 1,
@@ -175,7 +172,7 @@ PARAMETERS = {
 
 
 def skill_tool(skills: Sequence[Skill]) -> Tool:
-    """`skill`, over these. Which ones there are is said in the system prompt."""
+    """Return the tool `skill`. The system prompt lists the skills."""
 
     async def skill(name: str, file: str | None = None, offset: int = 1) -> ToolResult:
         found = find_skill(skills, name)

@@ -1,4 +1,4 @@
-"""Where the files of a skill lie: in code, in a folder of this host or a package, in a sandbox."""
+"""Sources of skills: code, a folder of this host or a package, a sandbox; and SKILL.md files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLON = re.compile(r"([A-Za-z_][\w-]*): +([^\s\"'\[{|>&*!@`%#].*: .*)")
 class Document:
     """A Markdown file: its YAML front matter, and the text after it."""
 
-    head: dict[str, Value] = field(default_factory=dict)
+    front_matter: dict[str, Value] = field(default_factory=dict)
     body: str = ""
 
 
@@ -46,8 +46,8 @@ def parse_document(text: str) -> Document:
     if end is None:
         raise ValueError("line 1: the front matter that starts with `---` has no end")
     # The first line is left empty, so that YAML counts lines as the file does.
-    head = _parse_head("\n".join(["", *(_quote(line) for line in lines[1:end])]))
-    return Document(head, "\n".join(lines[end + 1 :]).strip("\n"))
+    front_matter = _parse_yaml("\n".join(["", *(_quote(line) for line in lines[1:end])]))
+    return Document(front_matter, "\n".join(lines[end + 1 :]).strip("\n"))
 
 
 def _quote(line: str) -> str:
@@ -56,7 +56,7 @@ def _quote(line: str) -> str:
     return line if match is None else f"{match[1]}: {json.dumps(match[2].strip())}"
 
 
-def _parse_head(text: str) -> dict[str, Value]:
+def _parse_yaml(text: str) -> dict[str, Value]:
     # Imported here: it takes 20 ms, and most programs have no skills.
     import yaml
 
@@ -64,18 +64,18 @@ def _parse_head(text: str) -> dict[str, Value]:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if getattr(event, "anchor", None) or getattr(event, "tag", None):
                 kind = "an anchor or alias" if getattr(event, "anchor", None) else "a tag"
-                raise _head_error(event.start_mark, f"{kind} is not allowed; quote the value")
+                raise _yaml_error(event.start_mark, f"{kind} is not allowed; quote the value")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         reason = error.problem or error.context or "it is not YAML"
-        raise _head_error(error.problem_mark, f"{reason}; quote values with `: `") from error
+        raise _yaml_error(error.problem_mark, f"{reason}; quote values with `: `") from error
     except yaml.YAMLError as error:
         raise ValueError(f"line 1: the front matter is not YAML: {error}") from error
     if node is None:
         return {}
     value = _plain(node)
     if not isinstance(value, dict):
-        raise _head_error(node.start_mark, "the front matter is not `key: value`")
+        raise _yaml_error(node.start_mark, "the front matter is not `key: value`")
     return value
 
 
@@ -89,44 +89,44 @@ def _plain(node: yaml.Node) -> Value:
     mapping: dict[str, Value] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _head_error(key.start_mark, "a key is not a string")
+            raise _yaml_error(key.start_mark, "a key is not a string")
         if key.value in mapping:
-            raise _head_error(key.start_mark, f"the key {key.value!r} is there twice")
+            raise _yaml_error(key.start_mark, f"the key {key.value!r} is there twice")
         mapping[key.value] = _plain(value)
     return mapping
 
 
-def _head_error(mark: Any, problem: str) -> ValueError:
+def _yaml_error(mark: Any, problem: str) -> ValueError:
     return ValueError(f"line {1 if mark is None else mark.line + 1}: {problem}")
 
 
 MANIFEST = "SKILL.md"
-_LEFT_BY_PYTHON = ("__pycache__", "__init__.py")
+_PYTHON_FILES = ("__pycache__", "__init__.py")
 
 
 class SkillSource(Protocol):
-    """Reads a skill when it is wanted."""
+    """Reads the instructions and files of a skill."""
 
     @property
     def directory(self) -> str | None:
-        """Where the files are for the model's own tools, or None where these cannot reach them."""
+        """Directory of the files in the workspace, or None if they are elsewhere."""
         ...
 
     async def instructions(self) -> str:
-        """What to do."""
+        """Return the instructions."""
         ...
 
     async def files(self) -> list[str]:
-        """The names of the other files, sorted."""
+        """Return the names of the other files, sorted."""
         ...
 
     async def read(self, file: str) -> bytes:
-        """One of them."""
+        """Return one of the other files."""
         ...
 
 
 class CodeSource:
-    """Given as values."""
+    """Source of a skill that is defined in code."""
 
     directory = None
 
@@ -146,7 +146,7 @@ class CodeSource:
 
 
 class FolderSource:
-    """In a folder of this host, or of a package, perhaps in a zip file."""
+    """Source of a skill in a folder of this host or of a package, which may be a zip file."""
 
     directory = None
 
@@ -164,22 +164,22 @@ class FolderSource:
 
     def _walk(self, folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
         for item in folder.iterdir():
-            # A dotfile may hold a secret, and a link may lead to one.
-            if item.name.startswith(".") or item.name in _LEFT_BY_PYTHON or self._leads_out(item):
+            # A dotfile may contain secrets, and a symlink may point to one.
+            if item.name.startswith(".") or item.name in _PYTHON_FILES or self._is_outside(item):
                 continue
             if item.is_dir():
                 yield from self._walk(item, f"{prefix}{item.name}/")
             elif prefix + item.name != MANIFEST:
                 yield prefix + item.name, item
 
-    def _leads_out(self, item: Traversable) -> bool:
+    def _is_outside(self, item: Traversable) -> bool:
         if not isinstance(item, Path) or not isinstance(self._folder, Path):
             return False
         return not item.resolve().is_relative_to(self._folder.resolve())
 
 
 class SandboxSource:
-    """In the workspace, where the model's own tools reach it too."""
+    """Source of a skill in the workspace."""
 
     def __init__(self, sandbox: SandboxApi, directory: str) -> None:
         self._sandbox = sandbox
@@ -192,7 +192,7 @@ class SandboxSource:
         except ValueError as error:
             raise SmokeboxError(f"{path} cannot be read: {error}.", hint="Fix the file.") from error
         except FileNotFoundError as error:
-            raise NotFound(f"{path} is not there any more.", kind="skill", name=path) from error
+            raise NotFound(f"{path} was removed.", kind="skill", name=path) from error
 
     async def files(self) -> list[str]:
         found = await self._sandbox.glob("**/*", cwd=self.directory, files_only=True)

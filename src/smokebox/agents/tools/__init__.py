@@ -1,16 +1,15 @@
-"""The tools a model works with: the six of any sandbox (read, write, edit, bash, grep and
-glob), and functions that `@tool` makes into tools."""
+"""Tools of models: read, write, edit, bash, grep and glob for any sandbox, and `@tool`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.bash import DEFAULT_TIMEOUT, MAX_TIMEOUT, OUTPUT_DIRECTORY, bash_tool
+from smokebox.agents.tools.bash import DEFAULT_TIMEOUT, MAX_TIMEOUT, bash_tool
 from smokebox.agents.tools.edit import edit_tool
 from smokebox.agents.tools.function import FunctionTool, as_tool, as_tools, tool
 from smokebox.agents.tools.glob import glob_tool
 from smokebox.agents.tools.grep import grep_tool
-from smokebox.agents.tools.output import ToolFile
+from smokebox.agents.tools.output import OUTPUT_DIRECTORY, ToolFile
 from smokebox.agents.tools.read import read_tool
 from smokebox.agents.tools.tool import (
     AbortSignal,
@@ -56,10 +55,13 @@ def workspace_tools(
     max_bash_timeout: float = MAX_TIMEOUT,
     output_directory: str = OUTPUT_DIRECTORY,
 ) -> list[Tool]:
-    """The six tools over `sandbox`, in the order in which a model is told of them.
+    """Return the six tools of a sandbox.
 
-    `bash_timeout` holds where the model names none, and it cannot go above
-    `max_bash_timeout`. Outputs too long to show are kept in `output_directory`.
+    Args:
+        sandbox: Where the tools work.
+        bash_timeout: Seconds for a command whose call names no timeout.
+        max_bash_timeout: Upper limit of the timeout that a call may name.
+        output_directory: Directory in the sandbox for outputs too long to show.
     """
     return [
         read_tool(sandbox),

@@ -1,20 +1,24 @@
-"""The bash tool: runs a command, shows the end of a long output, and keeps all of it."""
+"""The bash tool: runs a command; of a long output it shows the end and keeps the whole."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.output import MAX_BYTES, MAX_LINES, CommandOutput, OutputFiles
+from smokebox.agents.tools.output import (
+    MAX_BYTES,
+    MAX_LINES,
+    OUTPUT_DIRECTORY,
+    OutputBuffer,
+    OutputFiles,
+)
 from smokebox.agents.tools.tool import OnOutput, Tool, ToolResult, failure
 from smokebox.errors import InvalidOption
 
 if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
-    from smokebox.types import ExecResult
 
 DEFAULT_TIMEOUT = 120.0
 MAX_TIMEOUT = 600.0
-OUTPUT_DIRECTORY = "/tmp"
 
 
 def bash_tool(
@@ -24,9 +28,13 @@ def bash_tool(
     max_timeout: float = MAX_TIMEOUT,
     output_directory: str = OUTPUT_DIRECTORY,
 ) -> Tool:
-    """`bash`, over `sandbox`. Its output goes to `on_output` while the command runs.
+    """Return the tool `bash` for a sandbox. `on_output` gets output while a command runs.
 
-    The last sixteen outputs too long to show are kept in `output_directory`.
+    Args:
+        sandbox: Where commands run.
+        default_timeout: Seconds for a command whose call names no timeout.
+        max_timeout: Upper limit of the timeout that a call may name.
+        output_directory: Directory in the sandbox for the last 16 outputs too long to show.
     """
     if not 0 < default_timeout <= max_timeout:
         raise InvalidOption(
@@ -41,18 +49,26 @@ def bash_tool(
         command: str, on_output: OnOutput | None, timeout: float = default_timeout
     ) -> ToolResult:
         if "\0" in command:
-            return failure("command holds a NUL character, which no shell can take. Remove it.")
+            return failure("command has a NUL character, which no shell accepts. Remove it.")
         allowed = min(timeout, max_timeout)
-        output = CommandOutput()
+        output = OutputBuffer()
         async with sandbox.exec_stream(command, timeout=allowed) as stream:
             async for chunk in stream:
                 output.add(chunk.data)
                 if on_output is not None:
                     on_output(chunk)
-        notes = [_clamped(timeout, allowed)] if timeout > allowed else []
-        notes.append(_ending(stream.result, allowed))
-        shown = await output.shown(files, stream.result)
-        return ToolResult(text="\n\n".join(filter(None, [shown or "(no output)", *notes])))
+        result = stream.result
+        parts = [await output.render(files, result) or "(no output)"]
+        if timeout > allowed:
+            parts.append(
+                f"[timeout={timeout} is above the maximum; {allowed:g} seconds were allowed.]"
+            )
+        if result.timed_out:
+            seconds = min(allowed, result.duration)
+            parts.append(f"Command timed out after {seconds:.3g} seconds")
+        elif not result.success:
+            parts.append(f"Command exited with code {result.exit_code}")
+        return ToolResult(text="\n\n".join(parts))
 
     return Tool(
         name="bash",
@@ -63,25 +79,15 @@ def bash_tool(
     )
 
 
-def _clamped(timeout: float, allowed: float) -> str:
-    return f"[timeout={timeout} is above the maximum; {allowed:g} seconds were allowed.]"
-
-
-def _ending(result: ExecResult, allowed: float) -> str:
-    if result.timed_out:
-        return f"Command timed out after {min(allowed, result.duration):.3g} seconds"
-    return "" if result.success else f"Command exited with code {result.exit_code}"
-
-
 def _description(default_timeout: float, max_timeout: float) -> str:
     return (
         "Run a bash command in the working directory, without a terminal and with no input. "
-        "Standard output and standard error come back as they were written; past "
+        "Returns standard output and standard error in the order they were written; past "
         f"{MAX_LINES} lines or {MAX_BYTES // 1024} KiB only the end is shown, and the first line "
-        "names the file that holds all of it. A command that runs longer than its timeout "
-        f"(default {default_timeout:g} seconds, at most {max_timeout:g}) is killed with all it "
-        "started; its output so far is kept. To read, write, edit or search files, prefer the "
-        "tools made for it."
+        "names the file with the whole output. A command that runs longer than its timeout "
+        f"(default {default_timeout:g} seconds, at most {max_timeout:g}) is killed with all "
+        "processes it started; its output so far is kept. To read, write, edit or search files, "
+        "prefer the tools made for it."
     )
 
 

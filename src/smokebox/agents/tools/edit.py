@@ -1,4 +1,4 @@
-"""The edit tool: replaces text in a file, exactly, and helps when it cannot be found."""
+"""The edit tool: replaces exact text in a file, or shows the nearest text if there is none."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ _MAX_CHARACTERS_COMPARED = 200
 
 
 def nearest_lines(data: bytes, wanted: bytes) -> str:
-    """A sentence, and the lines of the file that are most like `wanted`."""
+    """Return a sentence with the lines of the file that are most similar to `wanted`."""
     lines = data[:MAX_BYTES_COMPARED].decode(errors="replace").split("\n")
-    sought = wanted.decode(errors="replace").strip("\n").split("\n")
-    if not lines or not any(line.strip() for line in sought):
+    target = wanted.decode(errors="replace").strip("\n").split("\n")
+    if not any(line.strip() for line in target):
         return "It is only white space."
-    start = _same_but_for_space(lines, sought)
+    start = _find_ignoring_space(lines, target)
     if start is not None:
-        said = "It is there except for white space or line endings"
+        found = "It is there except for white space or line endings"
     else:
-        start = _most_alike(lines, sought)
+        start = _find_similar(lines, target)
         if start is None:
-            return "Nothing in the file is like it: read the file again."
-        said = "The nearest text is different"
-    return f"{said}; {_shown(lines, start, len(sought))}"
+            return "Nothing in the file is similar: read the file again."
+        found = "The nearest text is different"
+    count = min(len(target), MAX_LINES_SHOWN, len(lines) - start)
+    span = f"line {start + 1}" if count == 1 else f"lines {start + 1}-{start + count}"
+    shown = "\n".join(map(shorten_line, lines[start : start + count]))
+    return f"{found}; {span} of the file:\n{shown}"
 
 
-def _same_but_for_space(lines: list[str], sought: list[str]) -> int | None:
+def _find_ignoring_space(lines: list[str], target: list[str]) -> int | None:
     plain = [" ".join(line.split()) for line in lines]
-    target = [" ".join(line.split()) for line in sought]
-    for start in range(len(plain) - len(target) + 1):
-        if plain[start] == target[0] and plain[start : start + len(target)] == target:
+    wanted = [" ".join(line.split()) for line in target]
+    for start in range(len(plain) - len(wanted) + 1):
+        if plain[start] == wanted[0] and plain[start : start + len(wanted)] == wanted:
             return start
     return None
 
 
-def _most_alike(lines: list[str], sought: list[str]) -> int | None:
-    """Where the line begins that is most like the first one with something in it."""
-    ahead, first = next((n, line) for n, line in enumerate(sought) if line.strip())
+def _find_similar(lines: list[str], target: list[str]) -> int | None:
+    """Return where text starts whose line is similar to the first non-blank line of `target`."""
+    ahead, first = next((n, line) for n, line in enumerate(target) if line.strip())
     matcher: difflib.SequenceMatcher[str] = difflib.SequenceMatcher(autojunk=False)
     matcher.set_seq2(first.strip()[:_MAX_CHARACTERS_COMPARED])
     best, best_ratio = None, 0.6
@@ -62,19 +65,13 @@ def _most_alike(lines: list[str], sought: list[str]) -> int | None:
     return best
 
 
-def _shown(lines: list[str], start: int, count: int) -> str:
-    count = min(count, MAX_LINES_SHOWN, len(lines) - start)
-    span = f"line {start + 1}" if count == 1 else f"lines {start + 1}-{start + count}"
-    return f"{span} of the file:\n" + "\n".join(map(shorten_line, lines[start : start + count]))
-
-
 MAX_LINES_NAMED = 10
 _BARE_NEWLINE = re.compile(rb"(?<!\r)\n")
 
 DESCRIPTION = """\
 Replace text in a file. old_text must be in the file exactly once, character by character, with \
-its indentation: give enough lines around it, or set replace_all. Nothing in either text is \
-special. Line endings of the file (CRLF or LF) are kept."""
+its indentation: include enough lines around it, or set replace_all. Both texts are literal. \
+Line endings of the file (CRLF or LF) are kept."""
 
 PARAMETERS = {
     "type": "object",
@@ -96,28 +93,34 @@ PARAMETERS = {
 
 
 def edit_tool(sandbox: SandboxApi) -> Tool:
-    """`edit`, over `sandbox`. Edits and writes of one file take turns."""
+    """Return the tool `edit` for a sandbox. Edits and writes of one file are serialized."""
 
     async def edit(
         path: str, old_text: str, new_text: str, replace_all: bool = False
     ) -> ToolResult:
         if not old_text:
-            return failure("old_text is empty. Give the text to replace, or use write.")
+            return failure("old_text is empty. Pass the text to replace, or use write.")
         async with path_lock(sandbox, path):
             data = await load(sandbox, path)
-            old, new = _with_endings_of(data, old_text.encode(), new_text.encode())
+            old, new = _match_line_endings(data, old_text.encode(), new_text.encode())
             if old == new:
                 return failure("old_text and new_text are the same: there is nothing to change.")
-            lines = _lines_of(data, old)
+            lines = _line_numbers(data, old)
             if not lines:
                 near = await asyncio.to_thread(nearest_lines, data, old)
                 return failure(f"Could not find old_text in {path}. {near}")
+            count = data.count(old)
             if len(lines) > 1 and not replace_all:
-                return _ambiguous(path, data, old, lines)
+                # `count` does not see overlapping occurrences.
+                return failure(
+                    f"Found {max(count, len(lines))} occurrences of old_text in {path}, at "
+                    f"{_format_lines(lines)}; nothing was changed. Add lines around it that make "
+                    "it unique, or set replace_all."
+                )
             await sandbox.write_file(path, data.replace(old, new))
-        count = data.count(old)
         occurrences = "occurrence" if count == 1 else "occurrences"
-        return ToolResult(text=f"Replaced {count} {occurrences} in {path}, at {_where(lines)}.")
+        where = _format_lines(lines)
+        return ToolResult(text=f"Replaced {count} {occurrences} in {path}, at {where}.")
 
     return Tool(name="edit", description=DESCRIPTION, parameters=PARAMETERS, function=edit)
 
@@ -127,20 +130,20 @@ class _Replacement(NamedTuple):
     new: bytes
 
 
-def _with_endings_of(data: bytes, old: bytes, new: bytes) -> _Replacement:
-    """Both texts with CRLF where the file has it and the model wrote LF."""
-    as_given = _Replacement(old, new)
-    # Someone who writes CRLF is minding line endings, and may want to change them.
+def _match_line_endings(data: bytes, old: bytes, new: bytes) -> _Replacement:
+    """Return both texts, with CRLF for LF if the file has CRLF there."""
+    unchanged = _Replacement(old, new)
+    # A model that writes CRLF may want to change line endings.
     if b"\r\n" not in data or b"\r\n" in old:
-        return as_given
+        return unchanged
     if old in data and _BARE_NEWLINE.search(data):
-        return as_given
+        return unchanged
     crlf = _Replacement(_BARE_NEWLINE.sub(b"\r\n", old), _BARE_NEWLINE.sub(b"\r\n", new))
-    return crlf if crlf.old in data else as_given
+    return crlf if crlf.old in data else unchanged
 
 
-def _lines_of(data: bytes, old: bytes) -> list[int]:
-    """The numbers of the lines where `old` begins, one more than are named; overlaps count."""
+def _line_numbers(data: bytes, old: bytes) -> list[int]:
+    """Return the lines where `old` starts, at most one more than `_format_lines` names."""
     found: list[int] = []
     start, line, seen = data.find(old), 1, 0
     while start >= 0 and len(found) <= MAX_LINES_NAMED:
@@ -151,19 +154,8 @@ def _lines_of(data: bytes, old: bytes) -> list[int]:
     return found
 
 
-def _where(lines: list[int]) -> str:
-    """Those lines in words, each once."""
+def _format_lines(lines: list[int]) -> str:
     named = list(dict.fromkeys(lines[:MAX_LINES_NAMED]))
     more = " and more" if len(lines) > MAX_LINES_NAMED else ""
-    return (
-        ("line " if len(named) == 1 and not more else "lines ") + ", ".join(map(str, named)) + more
-    )
-
-
-def _ambiguous(path: str, data: bytes, old: bytes, lines: list[int]) -> ToolResult:
-    # Where occurrences overlap, `count` sees fewer of them.
-    count = max(data.count(old), len(lines))
-    return failure(
-        f"Found {count} occurrences of old_text in {path}, at {_where(lines)}; nothing was "
-        "changed. Add lines around it that make it unique, or set replace_all."
-    )
+    word = "line" if len(named) == 1 and not more else "lines"
+    return f"{word} {', '.join(map(str, named))}{more}"

@@ -1,4 +1,4 @@
-"""What the tools share about files: a safe way to load one, its lock, and how to name it."""
+"""File functions that the tools share: load, lock, and format paths as the model wrote them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 
-# A lock lives as long as somebody holds or awaits it, and is shared by every tool over the
-# same sandbox. The loop is in the key because an asyncio.Lock belongs to one.
+# Shared by all tools of the same sandbox. A lock lives while a task holds or awaits it. The loop
+# is part of the key because an asyncio.Lock belongs to one loop.
 _locks: WeakValueDictionary[tuple[int, int, str], asyncio.Lock] = WeakValueDictionary()
 
 
 def path_lock(sandbox: SandboxApi, path: str) -> asyncio.Lock:
-    """The lock that makes changes of one file take turns."""
+    """Return the lock that serializes changes of one file."""
     key = (id(sandbox), id(asyncio.get_running_loop()), sandbox.resolve_path(path))
     return _locks.setdefault(key, asyncio.Lock())
 
 
 async def load(sandbox: SandboxApi, path: str) -> bytes:
-    """The bytes of a regular file of at most 32 MiB."""
+    """Return the bytes of a regular file of at most 32 MiB. Raises `PathError`."""
     try:
         info = await sandbox.stat(path)
     except PathNotFound as error:
@@ -42,17 +42,17 @@ async def load(sandbox: SandboxApi, path: str) -> bytes:
     if info.size is not None and info.size > MAX_FILE_BYTES:
         raise FileTooLarge(
             path,
-            f"{path} has {info.size} bytes, more than the {MAX_FILE_BYTES} this tool takes.",
+            f"{path} has {info.size} bytes, more than the {MAX_FILE_BYTES} this tool reads.",
             hint="Use grep, or bash with sed -n, head or tail, for the part you need.",
         )
     return await sandbox.read_bytes(path)
 
 
-def as_given(sandbox: SandboxApi, path: str) -> Callable[[str], str]:
-    """Writes absolute paths at or below `path` the way the model wrote `path`."""
+def path_formatter(sandbox: SandboxApi, path: str) -> Callable[[str], str]:
+    """Return a function that writes absolute paths below `path` the way `path` is written."""
     root = sandbox.resolve_path(path).rstrip("/")
-    given = posixpath.normpath(path)
-    prefix = "" if given == "." else f"{given.rstrip('/')}/"
+    normal = posixpath.normpath(path)
+    prefix = "" if normal == "." else f"{normal.rstrip('/')}/"
 
     def write(absolute: str) -> str:
         if absolute.startswith(f"{root}/"):
@@ -63,7 +63,7 @@ def as_given(sandbox: SandboxApi, path: str) -> Callable[[str], str]:
 
 
 async def _nearest(sandbox: SandboxApi, path: str) -> str:
-    """A hint that names what is in the same directory and looks alike, if anything does."""
+    """Return a hint with similar names in the same directory, or ""."""
     directory, name = posixpath.split(sandbox.resolve_path(path))
     try:
         names = await sandbox.readdir(directory)

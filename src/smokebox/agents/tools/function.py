@@ -25,39 +25,38 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """What `function` returns or raises.
+    """Run `function` in a daemon thread outside of any pool, and return its result.
 
-    The thread is a daemon outside of any pool: one that never ends takes no room from
-    others and does not keep the program from ending.
+    A function that never returns blocks neither a pool nor the exit of the program.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    result: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(value: T | None, error: BaseException | None) -> None:
-        if answer.done():
+        if result.done():
             return
         if error is not None:
-            answer.set_exception(error)
+            result.set_exception(error)
         else:
-            answer.set_result(value)  # type: ignore[arg-type]
+            result.set_result(value)  # type: ignore[arg-type]
 
-    def work() -> None:
+    def run() -> None:
         value: T | None = None
-        failed: BaseException | None = None
+        failure: BaseException | None = None
         try:
             value = context.run(function)
         except StopIteration as error:
-            # A future refuses this one, which would end whatever iterates outside.
-            failed = RuntimeError(f"the function raised {error!r}")
-            failed.__cause__ = error
+            # A future does not accept this exception.
+            failure = RuntimeError(f"the function raised {error!r}")
+            failure.__cause__ = error
         except BaseException as error:
-            failed = error
-        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
-            loop.call_soon_threadsafe(settle, value, failed)
+            failure = error
+        with contextlib.suppress(RuntimeError):  # The loop was closed.
+            loop.call_soon_threadsafe(settle, value, failure)
 
-    threading.Thread(target=work, name="smokebox-tool", daemon=True).start()
-    return await answer
+    threading.Thread(target=run, name="smokebox-tool", daemon=True).start()
+    return await result
 
 
 P = ParamSpec("P")
@@ -69,7 +68,7 @@ _CONTEXT = "ctx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool(Tool, Generic[P, R]):
-    """A tool that is still the function it was made from."""
+    """A tool made from a function, which can still be called as before."""
 
     wrapped: Callable[P, R]
 
@@ -102,27 +101,37 @@ def tool(
 ) -> FunctionTool[P, R] | Callable[[Callable[P, R]], FunctionTool[P, R]]:
     """Make a function a tool: `@tool`, or with options `@tool(timeout=30)`.
 
-    Every parameter needs a type hint, but for `ctx`, which gets a `ToolContext`. One that
-    is not async runs in a thread. It may return text, what JSON can hold, a `ToolImage` or
-    the bytes of one, a `ToolFile`, a list of those, or a `ToolResult`; what it raises is told
-    to the model. With `durable` it runs again, with the same `ctx.key`, where a crash left
-    nobody knowing whether it ran to its end.
+    Every parameter needs a type hint, except `ctx`, which gets a `ToolContext`. A function
+    that is not async runs in a thread. It may return text, a value that can be encoded as
+    JSON, a `ToolImage` or its bytes, a `ToolFile`, a list of those, or a `ToolResult`. The
+    model sees an exception as an error.
+
+    Args:
+        function: The function.
+        name: Name for the model, by default the function's.
+        description: Text for the model, by default the start of the docstring.
+        timeout: Seconds after which a call is stopped.
+        durable: Run again, with the same `ctx.key`, if a crash left it unknown whether the
+            call had ended.
+
+    Raises:
+        InvalidOption: A parameter has no type hint, or no model can pass its type.
     """
 
-    def make(function: Callable[P, R]) -> FunctionTool[P, R]:
-        return _made(function, name, description, timeout, durable)
+    def decorate(function: Callable[P, R]) -> FunctionTool[P, R]:
+        return _function_tool(function, name, description, timeout, durable)
 
-    return make if function is None else make(function)
+    return decorate if function is None else decorate(function)
 
 
 def as_tool(value: Tool | Callable[..., object]) -> Tool:
-    """A tool as it is, or a function as one."""
+    """Return a tool as it is, or make a function one."""
     if isinstance(value, Tool):
         return value
     if not callable(value) or isinstance(value, type):
         raise InvalidOption(
             f"{value!r} is not a tool.",
-            hint="Pass functions with type hints, what @tool made, or Tool objects.",
+            hint="Pass functions with type hints, functions with @tool, or Tool objects.",
             option="tools",
             value=repr(value),
         )
@@ -130,22 +139,22 @@ def as_tool(value: Tool | Callable[..., object]) -> Tool:
 
 
 def as_tools(values: Iterable[Tool | Callable[..., object]]) -> list[Tool]:
-    """Tools in their order. Raises `Conflict` where two have one name."""
+    """Return tools in order. Raises `Conflict` if two have the same name."""
     tools: dict[str, Tool] = {}
     for value in values:
-        made = as_tool(value)
-        if made.name in tools:
+        found = as_tool(value)
+        if found.name in tools:
             raise Conflict(
-                f"two tools are called {made.name!r}.",
-                hint="Give one of them another name: @tool(name=...).",
+                f"two tools have the name {found.name!r}.",
+                hint="Rename one of them: @tool(name=...).",
                 kind="tool",
-                name=made.name,
+                name=found.name,
             )
-        tools[made.name] = made
+        tools[found.name] = found
     return list(tools.values())
 
 
-def _made(
+def _function_tool(
     function: Callable[P, R],
     name: str | None,
     description: str | None,
@@ -153,22 +162,22 @@ def _made(
     durable: bool,
 ) -> FunctionTool[P, R]:
     plain = function.func if isinstance(function, functools.partial) else function
-    called = name or str(getattr(plain, "__name__", type(function).__name__))
+    name = name or str(getattr(plain, "__name__", type(function).__name__))
     if inspect.isasyncgenfunction(plain) or inspect.isgeneratorfunction(plain):
         raise InvalidOption(
-            f"the tool {called!r} is a generator.",
-            hint="Return the whole answer; show how far it is with ctx.output(text).",
+            f"the tool {name!r} is a generator.",
+            hint="Return the whole result; report progress with ctx.output(text).",
             option="tools",
-            value=called,
+            value=name,
         )
-    said = parse_docstring(inspect.getdoc(plain))
-    parameters = Parameters.of(called, function, said.parameters)
+    docstring = parse_docstring(inspect.getdoc(plain))
+    parameters = Parameters.of(name, function, docstring.parameters)
     return FunctionTool(
-        name=called,
-        description=description or said.text or called.replace("_", " ").capitalize() + ".",
+        name=name,
+        description=description or docstring.text or name.replace("_", " ").capitalize() + ".",
         parameters=parameters.schema,
-        function=_caller(called, function, parameters),
-        # The wrapper always wants to know where files go; the function perhaps not.
+        function=_caller(name, function, parameters),
+        # The wrapper needs the context, even if the function does not.
         context=parameters.context or _CONTEXT,
         timeout=timeout,
         durable=durable,
@@ -194,20 +203,19 @@ def _caller(name: str, function: Callable[..., Any], parameters: Parameters) -> 
                 value = await value if inspect.isawaitable(value) else value
             return await as_result(name, value, ctx.sandbox)
         except asyncio.CancelledError:
-            # The thread does not notice by itself.
+            # A thread cannot be cancelled.
             ctx.aborted.set("the call was cancelled")
             raise
         except SmokeboxError:
             raise
         except (Exception, SystemExit) as error:
             _log.warning("the tool %s raised", name, exc_info=True)
-            return failure(f"{name} failed: {_said(error)}")
+            kind = type(error).__name__
+            return failure(
+                f"{name} failed: {kind}: {error}" if str(error) else f"{name} failed: {kind}"
+            )
 
     return call
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _is_async(function: Callable[..., object]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from smokebox.agents.tools.files import as_given
-from smokebox.agents.tools.output import fitting_lines, one_line
+from smokebox.agents.tools.files import path_formatter
+from smokebox.agents.tools.output import count_fitting, one_line
 from smokebox.agents.tools.tool import Tool, ToolResult
 from smokebox.errors import PathNotDirectory
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a relative path is one that `pattern`, without braces, covers.
+    """Return True if a relative path matches `pattern`, which has no braces.
 
-    A pattern without a slash goes by the name alone, at any depth; one that ends with a
-    slash means what is below; `**` crosses directories.
+    A pattern without a slash matches the name alone, at any depth. One that ends with a slash
+    matches everything below. `**` crosses directories.
     """
     names = path.split("/")
     if "/" not in pattern:
@@ -31,7 +31,7 @@ def _match(parts: list[str], names: list[str]) -> bool:
     if not parts:
         return not names
     if parts[0] == "**":
-        # Repeated, it means the same and would only cost time.
+        # A repeated `**` means the same, but takes exponential time.
         if parts[1:2] == ["**"]:
             return _match(parts[1:], names)
         return any(_match(parts[1:], names[n:]) for n in range(len(names) + 1))
@@ -42,9 +42,9 @@ MAX_RESULTS = 1000
 
 DESCRIPTION = f"""\
 Find files by name, sorted by path, at most {MAX_RESULTS}. In the pattern `*` and `?` stay within \
-a name, `**` crosses directories, `[abc]` is one of some characters and `{{a,b}}` either word: \
+a name, `**` crosses directories, `[abc]` is one of these characters and `{{a,b}}` either word: \
 `**/*.py`, `src/*.{{ts,tsx}}`. Files whose name starts with a dot are found only by a pattern \
-that writes the dot."""
+with the dot."""
 
 PARAMETERS = {
     "type": "object",
@@ -61,24 +61,21 @@ PARAMETERS = {
 
 
 def glob_tool(sandbox: SandboxApi) -> Tool:
-    """`glob`, over `sandbox`."""
+    """Return the tool `glob` for a sandbox."""
 
     async def glob(pattern: str, path: str = ".") -> ToolResult:
         found = await sandbox.glob(pattern, cwd=path, files_only=True)
-        # An empty answer is the only one in which a wrong path could hide.
-        if not found and not (await sandbox.stat(path)).is_directory:
-            raise PathNotDirectory(path, hint="Give the directory as path, the name as pattern.")
-        return _listing(list(map(as_given(sandbox, path), found)))
+        if not found:
+            # The path may be wrong.
+            if not (await sandbox.stat(path)).is_directory:
+                hint = "Pass the directory as path, the name as pattern."
+                raise PathNotDirectory(path, hint=hint)
+            return ToolResult(text="No files found matching pattern.")
+        lines = list(map(one_line, map(path_formatter(sandbox, path), found)))
+        shown = count_fitting(lines, MAX_RESULTS)
+        text = "\n".join(lines[:shown])
+        if shown < len(lines):
+            text += f"\n\n[Showing {shown} of {len(lines)} files. Narrow the pattern or path.]"
+        return ToolResult(text=text)
 
     return Tool(name="glob", description=DESCRIPTION, parameters=PARAMETERS, function=glob)
-
-
-def _listing(paths: list[str]) -> ToolResult:
-    if not paths:
-        return ToolResult(text="No files found matching pattern.")
-    lines = [one_line(path) for path in paths]
-    shown = fitting_lines(lines, MAX_RESULTS)
-    text = "\n".join(lines[:shown])
-    if shown < len(lines):
-        text += f"\n\n[Showing {shown} of {len(lines)} files. Narrow the pattern or path.]"
-    return ToolResult(text=text)

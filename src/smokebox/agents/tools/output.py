@@ -1,4 +1,4 @@
-"""The output of tools as a model sees it: bounded, with the rest kept in a file."""
+"""Output of tools as a model sees it: truncated, with the whole output in a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_LINE_BYTES = 500
 
 
 def head(data: bytes, limit: int) -> bytes:
-    """The first `limit` bytes, fewer where that would cut a character."""
+    """Return the first `limit` bytes, or fewer so as not to split a character."""
     if len(data) <= limit:
         return data
     end = limit
@@ -43,7 +43,7 @@ def head(data: bytes, limit: int) -> bytes:
 
 
 def tail(data: bytes, limit: int) -> bytes:
-    """The last `limit` bytes, fewer where that would cut a character."""
+    """Return the last `limit` bytes, or fewer so as not to split a character."""
     start = max(0, len(data) - limit)
     last = min(len(data), start + 3)
     while 0 < start < last and data[start] & 0xC0 == 0x80:
@@ -51,39 +51,34 @@ def tail(data: bytes, limit: int) -> bytes:
     return data[start:]
 
 
-def fitting(sizes: Iterable[int], limit: int) -> int:
-    """How many lines of these sizes fit in `limit` and `MAX_BYTES`, with the breaks between."""
-    count, room = 0, MAX_BYTES + 1
-    for size in sizes:
-        room -= size + 1
-        if count == limit or room < 0:
+def count_fitting(lines: Iterable[str | bytes], limit: int) -> int:
+    """Return how many lines fit in `limit` lines and `MAX_BYTES`, with the breaks between."""
+    count, left = 0, MAX_BYTES + 1
+    for line in lines:
+        left -= len(line.encode() if isinstance(line, str) else line) + 1
+        if count == limit or left < 0:
             break
         count += 1
     return count
 
 
-def fitting_lines(lines: Iterable[str], limit: int) -> int:
-    """How many of `lines` fit in `limit` and `MAX_BYTES`."""
-    return fitting((len(line.encode()) for line in lines), limit)
-
-
 def shorten_line(line: str, limit: int = MAX_LINE_BYTES) -> str:
-    """`line`, or its first `limit` bytes and an ellipsis."""
+    """Return `line`, or its first `limit` bytes and an ellipsis."""
     data = line.encode()
     return line if len(data) <= limit else head(data, limit).decode() + "..."
 
 
 def one_line(path: str) -> str:
-    """`path` as it is, or as a JSON string where it would not stay on one line."""
+    """Return `path`, as a JSON string if it has characters such as line breaks."""
     return path if path.isprintable() else json.dumps(path, ensure_ascii=False)
 
 
 def shell_word(path: str) -> str:
-    """`path` as a word for a command that a marker proposes."""
+    """Return `path` quoted for a shell command."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
-# 5 MiB once in base64, the smallest limit among the providers.
+# 5 MiB in base64, the smallest limit of any provider.
 MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
 
 _MAGIC = {
@@ -95,17 +90,18 @@ _MAGIC = {
 
 
 def image_type(data: bytes) -> str | None:
-    """The media type of a PNG, JPEG, GIF or WebP image, by its first bytes; else None."""
+    """Return the media type of a PNG, JPEG, GIF or WebP image by its first bytes, else None."""
     return next((kind for kind, magic in _MAGIC.items() if magic.match(data)), None)
 
 
-# Both ends together stay below the 10 MB that a file in the virtual sandbox may have.
-KEPT_BYTES_PER_END = 4 * 1024 * 1024
-KEPT_FILES = 16
+# Both ends together are below the 10 MB limit of a file in the virtual sandbox.
+MAX_BYTES_PER_END = 4 * 1024 * 1024
+MAX_OUTPUT_FILES = 16
+OUTPUT_DIRECTORY = "/tmp"
 
 
-class CommandOutput:
-    """The beginning and the end of an output of any length, in bounded memory."""
+class OutputBuffer:
+    """Start and end of a command's output, in bounded memory."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -114,87 +110,81 @@ class CommandOutput:
         self._line_breaks = 0
 
     def add(self, text: str) -> None:
-        """Take the next piece."""
+        """Append output."""
         data = text.encode()
         self._size += len(data)
         self._line_breaks += data.count(b"\n")
-        if not self._tail and len(self._head) + len(data) <= KEPT_BYTES_PER_END:
+        if not self._tail and len(self._head) + len(data) <= MAX_BYTES_PER_END:
             self._head += data
             return
         self._tail += data
-        if len(self._tail) > 2 * KEPT_BYTES_PER_END:
-            del self._tail[:-KEPT_BYTES_PER_END]
+        if len(self._tail) > 2 * MAX_BYTES_PER_END:
+            del self._tail[:-MAX_BYTES_PER_END]
 
-    async def shown(self, files: OutputFiles, result: ExecResult) -> str:
-        """All of it, or the end behind a line that says how much there was and where it is."""
+    async def render(self, files: OutputFiles, result: ExecResult) -> str:
+        """Return the output, or its end after a line with the size and where the whole is."""
         kept = self._kept()
-        end = _end(kept)
+        end = _last_lines(kept)
         if len(end) == self._size:
             return end.decode().rstrip("\n")
-        lines, total = _lines(end), self._line_breaks + (not kept.endswith(b"\n"))
-        where = _kept_by(result) or await files.keep(kept)
+        lines = end.count(b"\n") + (not end.endswith(b"\n"))
+        total = self._line_breaks + (not kept.endswith(b"\n"))
+        where = _kept_by_sandbox(result) or await files.write(kept)
         marker = f"[Showing the last {lines} of {total} lines, {len(end)} of {self._size} bytes."
         return f"{marker} {where}]\n{end.decode()}".rstrip("\n")
 
     def _kept(self) -> bytes:
-        rest = tail(bytes(self._tail), KEPT_BYTES_PER_END)
+        rest = tail(bytes(self._tail), MAX_BYTES_PER_END)
         left_out = self._size - len(self._head) - len(rest)
         gap = f"\n[{left_out} bytes of the output were not kept.]\n".encode() if left_out else b""
         return b"".join((self._head, gap, rest))
 
 
 class OutputFiles:
-    """The files in the sandbox that hold whole outputs; the oldest go when there are many."""
+    """Files in the sandbox with whole outputs; the oldest are removed."""
 
     def __init__(self, sandbox: SandboxApi, directory: str) -> None:
         self._sandbox = sandbox
         self._directory = directory.rstrip("/")
         self._paths: deque[str] = deque()
 
-    async def keep(self, data: bytes) -> str:
-        """Write `data` to a file, and say where it is or why it is not."""
+    async def write(self, data: bytes) -> str:
+        """Write a file, and return a sentence with its path or with the error."""
         path = f"{self._directory}/{new_id('smokebox-output')}.txt"
         try:
             await self._sandbox.write_file(path, data)
             self._paths.append(path)
-            if len(self._paths) > KEPT_FILES:
+            if len(self._paths) > MAX_OUTPUT_FILES:
                 await self._sandbox.rm(self._paths.popleft(), force=True)
         except SmokeboxError as error:
             return f"The rest could not be kept: {error.message}"
         return f"The output is in {path}."
 
 
-def _kept_by(result: ExecResult) -> str:
-    """Where the sandbox itself kept the output."""
+def _kept_by_sandbox(result: ExecResult) -> str:
+    """Return a sentence with the files in which the sandbox itself kept the output, or ""."""
     if result.stdout_file is None:
         return ""
     errors = f", standard error in {result.stderr_file}" if result.stderr_file else ""
     return f"The output is in {result.stdout_file}{errors}."
 
 
-def _end(data: bytes) -> bytes:
-    """The last whole lines that fit, or the last bytes where long lines leave much room."""
+def _last_lines(data: bytes) -> bytes:
+    """Return the last whole lines that fit, or the last bytes if long lines would waste space."""
     body = data.removesuffix(b"\n")
     lines = body[-MAX_BYTES - 1 :].split(b"\n")
-    count = fitting(map(len, reversed(lines)), MAX_LINES)
+    count = count_fitting(reversed(lines), MAX_LINES)
     end = b"\n".join(lines[len(lines) - count :])
     if count < MAX_LINES and len(end) < MAX_BYTES // 2:
         return tail(data, MAX_BYTES)
     return end + data[len(body) :]
 
 
-def _lines(data: bytes) -> int:
-    return data.count(b"\n") + (not data.endswith(b"\n"))
-
-
-OUTPUT_DIRECTORY = "/tmp"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFile:
-    """A file for the model: written to `path` in the workspace, or shown where there is none.
+    """A file for the model: written to `path` in the workspace, or shown if there is none.
 
-    `path` is relative to the workspace's directory, unless it is absolute.
+    A relative `path` starts at the working directory.
     """
 
     path: str
@@ -203,8 +193,14 @@ class ToolFile:
 
 
 async def as_result(tool: str, value: object, sandbox: SandboxApi | None) -> ToolResult:
-    """The result that stands for what a function returned: text, a value that JSON can hold,
-    an image, a file, or a list that holds images or files."""
+    """Convert the return value of a tool's function to a result.
+
+    Args:
+        tool: Name of the tool.
+        value: Text, a value that can be encoded as JSON, an image, a file, or a list with
+            images or files.
+        sandbox: Workspace to write files to.
+    """
     if isinstance(value, ToolResult):
         return value
     if not isinstance(value, (list, tuple)) or not any(_is_part(item) for item in value):
@@ -212,7 +208,7 @@ async def as_result(tool: str, value: object, sandbox: SandboxApi | None) -> Too
     parts = [await _part(tool, item, sandbox) for item in value]
     text = "\n\n".join(part.text for part in parts if part.text)
     return ToolResult(
-        text=await _bounded(text, sandbox),
+        text=await _truncate(text, sandbox),
         is_error=any(part.is_error for part in parts),
         images=tuple(image for part in parts for image in part.images),
     )
@@ -236,10 +232,10 @@ async def _part(tool: str, value: object, sandbox: SandboxApi | None) -> ToolRes
     if isinstance(value, ToolFile):
         return await _file(tool, value, sandbox)
     try:
-        return ToolResult(text=_json(value))
+        return ToolResult(text=msgspec.json.encode(value, enc_hook=_to_builtins).decode())
     except (TypeError, ValueError) as error:
         return failure(
-            f"{tool} ran, but what it returned cannot be shown: {error}. It is a fault of the "
+            f"{tool} ran, but its return value cannot be shown: {error}. This is a bug in the "
             "tool: calling it again does not help."
         )
 
@@ -248,8 +244,8 @@ def _image(tool: str, image: ToolImage) -> ToolResult:
     size = len(image.data)
     if size > MAX_IMAGE_BYTES:
         return failure(
-            f"{tool} gave an image of {size} bytes, more than the {MAX_IMAGE_BYTES} that can be "
-            "shown. Ask it for a smaller one, if it can give one."
+            f"{tool} returned an image of {size} bytes, more than the {MAX_IMAGE_BYTES} that can "
+            "be shown. Call it for a smaller one, if it can make one."
         )
     return ToolResult(text=f"An image: {image.media_type}, {size} bytes.", images=(image,))
 
@@ -259,8 +255,8 @@ def _bytes(tool: str, data: bytes) -> ToolResult:
     if media_type is not None:
         return _image(tool, ToolImage(media_type=media_type, data=data))
     return failure(
-        f"{tool} ran, but gave {len(data)} bytes that are not a PNG, JPEG, GIF or WebP image. It "
-        "is a fault of the tool, which should return text or a ToolFile."
+        f"{tool} ran, but returned {len(data)} bytes that are not a PNG, JPEG, GIF or WebP image. "
+        "This is a bug in the tool, which should return text or a ToolFile."
     )
 
 
@@ -277,27 +273,25 @@ async def _file(tool: str, file: ToolFile, sandbox: SandboxApi | None) -> ToolRe
     try:
         return ToolResult(text=f"{name} ({about}):\n{data.decode()}")
     except UnicodeDecodeError:
-        return failure(f"{tool} gave the file {name} ({about}), and there is no place to put it.")
+        return failure(
+            f"{tool} returned the file {name} ({about}), and there is no workspace to write it to."
+        )
 
 
-async def _bounded(text: str, sandbox: SandboxApi | None) -> str:
+async def _truncate(text: str, sandbox: SandboxApi | None) -> str:
     data = text.encode(errors="replace")
     if len(data) <= MAX_BYTES:
         return text
     shown = head(data, MAX_BYTES)
     where = "The rest was not kept."
     if sandbox is not None:
-        where = await OutputFiles(sandbox, OUTPUT_DIRECTORY).keep(data)
-    said = f"[Showing the first {len(shown)} of {len(data)} bytes. {where}]"
-    return f"{shown.decode(errors='replace')}\n\n{said}"
+        where = await OutputFiles(sandbox, OUTPUT_DIRECTORY).write(data)
+    marker = f"[Showing the first {len(shown)} of {len(data)} bytes. {where}]"
+    return f"{shown.decode(errors='replace')}\n\n{marker}"
 
 
-def _json(value: object) -> str:
-    return msgspec.json.encode(value, enc_hook=_builtins).decode()
-
-
-def _builtins(value: object) -> object:
-    """What JSON can hold of a value that msgspec does not know: a pydantic model, mostly."""
+def _to_builtins(value: object) -> object:
+    """Convert a value that msgspec does not know, such as a pydantic model."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")

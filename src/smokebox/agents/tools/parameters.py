@@ -1,4 +1,4 @@
-"""The parameters of a function as a JSON schema, described by its docstring."""
+"""The parameters of a function as a JSON schema, with descriptions from its docstring."""
 
 from __future__ import annotations
 
@@ -36,26 +36,25 @@ _NUMPY_ITEM = re.compile(r"\*{0,2}(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?")
 
 @dataclass(slots=True)
 class Docstring:
-    """What a docstring says, each text on one line but for the paragraphs of the first."""
+    """Parsed docstring: the text before the sections, and the parameters, each on one line."""
 
     text: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
 
 
 def parse_docstring(docstring: str | None) -> Docstring:
-    """The text before the first section, and the parameters in whichever form they are."""
+    """Parse a docstring in Google, NumPy or reST style."""
     lines = inspect.cleandoc(docstring or "").splitlines()
-    ends = [n for n in range(len(lines)) if _begins_section(lines, n)]
-    found = Docstring(text="\n".join(lines[: ends[0]] if ends else lines).strip())
-    for start, end in itertools.pairwise([*ends, len(lines)]):
-        _read_section(lines[start:end], found.parameters)
-    return found
+    starts = [n for n in range(len(lines)) if _starts_section(lines, n)]
+    parsed = Docstring(text="\n".join(lines[: starts[0]] if starts else lines).strip())
+    for start, end in itertools.pairwise([*starts, len(lines)]):
+        _read_section(lines[start:end], parsed.parameters)
+    return parsed
 
 
-def _begins_section(lines: list[str], number: int) -> bool:
+def _starts_section(lines: list[str], number: int) -> bool:
     line = lines[number]
-    rest = _REST.fullmatch(line)
-    if rest or _GOOGLE.fullmatch(line):
+    if _REST.fullmatch(line) or _GOOGLE.fullmatch(line):
         return True
     return bool(_NUMPY.fullmatch(line)) and _is_underline(lines, number + 1)
 
@@ -68,8 +67,8 @@ def _read_section(lines: list[str], into: dict[str, str]) -> None:
     rest = _REST.fullmatch(lines[0])
     if rest:
         if rest[1] in _REST_PARAMETERS and rest[2].split():
-            # `:param int count: How many.` has the type before the name.
-            into[rest[2].split()[-1]] = _joined([rest[3] or "", *lines[1:]])
+            # `:param int count: Number of items.` has the type before the name.
+            into[rest[2].split()[-1]] = _join([rest[3] or "", *lines[1:]])
         return
     if not _PARAMETERS.fullmatch(lines[0].strip().rstrip(":")):
         return
@@ -77,26 +76,26 @@ def _read_section(lines: list[str], into: dict[str, str]) -> None:
     _read_items(lines[2 if numpy else 1 :], _NUMPY_ITEM if numpy else _GOOGLE_ITEM, into)
 
 
-def _read_items(lines: list[str], form: re.Pattern[str], into: dict[str, str]) -> None:
+def _read_items(lines: list[str], pattern: re.Pattern[str], into: dict[str, str]) -> None:
     indent = min((_indent(line) for line in lines if line.strip()), default=0)
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     names: list[str] = []
     for line in lines:
-        item = form.fullmatch(line.strip()) if _indent(line) == indent else None
+        item = pattern.fullmatch(line.strip()) if _indent(line) == indent else None
         if item:
             names = re.split(r"\s*,\s*", item[1])
-            said.update((name, list(item.groups()[1:])) for name in names)
+            texts.update((name, list(item.groups()[1:])) for name in names)
         else:
             for name in names:
-                said[name].append(line)
-    into.update((name, _joined(words)) for name, words in said.items())
+                texts[name].append(line)
+    into.update((name, _join(text)) for name, text in texts.items())
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip()) if line.strip() else -1
 
 
-def _joined(lines: list[str]) -> str:
+def _join(lines: list[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
@@ -106,20 +105,26 @@ _SUPPORTED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a function takes from the model, and as what it takes its `ToolContext`, if it does."""
+    """Parameters of a function that the model passes.
+
+    `fields` has the pydantic `Field` defaults. `context` is the name of the parameter that
+    takes the `ToolContext`, if there is one.
+    """
 
     schema: dict[str, object]
-    shapes: Mapping[str, JsonType[object]]
+    types: Mapping[str, JsonType[object]]
     fields: Mapping[str, Any]
     context: str | None
 
     @classmethod
-    def of(cls, tool: str, function: Callable[..., object], said: Mapping[str, str]) -> Parameters:
-        """Look at a function. Raises `InvalidOption` for what cannot be told to a model."""
+    def of(
+        cls, tool: str, function: Callable[..., object], descriptions: Mapping[str, str]
+    ) -> Parameters:
+        """Inspect a function. Raises `InvalidOption` for parameters that a model cannot pass."""
         properties: dict[str, object] = {}
         definitions: dict[str, object] = {}
         required: list[str] = []
-        shapes: dict[str, JsonType[object]] = {}
+        types: dict[str, JsonType[object]] = {}
         fields: dict[str, Any] = {}
         context: str | None = None
         for parameter in inspect.signature(function).parameters.values():
@@ -131,35 +136,32 @@ class Parameters:
             if field is not None:
                 kind = Annotated[kind, field]
                 fields[parameter.name] = field
-            shape: JsonType[object] = JsonType.of(
+            json_type: JsonType[object] = JsonType.of(
                 kind, f"the parameter {parameter.name!r} of {tool}"
             )
-            shapes[parameter.name] = shape
-            schema = dict(shape.schema)
+            types[parameter.name] = json_type
+            schema = dict(json_type.schema)
             _merge(tool, definitions, schema.pop("$defs", {}))
-            properties[parameter.name] = _described(schema, parameter, said)
-            if _is_required(parameter, field):
+            properties[parameter.name] = _describe(schema, parameter, descriptions)
+            if field.is_required() if field is not None else parameter.default is parameter.empty:
                 required.append(parameter.name)
         whole: dict[str, object] = {"type": "object", "properties": properties}
         whole |= {"required": required, "additionalProperties": False}
-        return cls(whole | ({"$defs": definitions} if definitions else {}), shapes, fields, context)
+        return cls(whole | ({"$defs": definitions} if definitions else {}), types, fields, context)
 
     def read(self, tool: str, arguments: Mapping[str, object]) -> dict[str, object]:
-        """The values for the function. Raises `InvalidOption` with all faults."""
+        """Convert arguments to values for the function. Raises `InvalidOption` with all faults."""
         values: dict[str, object] = {}
         faults: list[str] = []
         for name, argument in arguments.items():
             try:
-                values[name] = self.shapes[name].read(argument)
+                values[name] = self.types[name].read(argument)
             except ValueError as error:
                 faults += [f"{name}: {line}" for line in str(error).split("\n")]
         if faults:
-            said = "\n".join(faults)
-            raise InvalidOption(f"{tool}: these arguments are not what it takes:\n{said}")
-        left_out = self.fields.keys() - values.keys()
-        values |= {
-            name: self.fields[name].get_default(call_default_factory=True) for name in left_out
-        }
+            raise InvalidOption(f"{tool}: these arguments are wrong:\n" + "\n".join(faults))
+        for name in self.fields.keys() - values.keys():
+            values[name] = self.fields[name].get_default(call_default_factory=True)
         return values
 
 
@@ -167,8 +169,9 @@ def _hint(tool: str, function: Callable[..., object], parameter: inspect.Paramet
     name, hint = parameter.name, parameter.annotation
     if parameter.kind not in _SUPPORTED:
         raise InvalidOption(
-            f"the tool {tool!r} takes {str(parameter).split(':')[0]}, which no schema can say.",
-            hint="Name each parameter, and take lists or dicts where there may be many.",
+            f"the tool {tool!r} has the parameter {str(parameter).split(':')[0]}, which a JSON "
+            "schema cannot express.",
+            hint="Name each parameter, and use a list or dict for a variable number.",
             option=name,
             value=tool,
         )
@@ -177,7 +180,7 @@ def _hint(tool: str, function: Callable[..., object], parameter: inspect.Paramet
     if hint is inspect.Parameter.empty:
         raise InvalidOption(
             f"the parameter {name!r} of the tool {tool!r} has no type hint.",
-            hint=f"Write one, such as {name}: str. A method is a tool once it is bound.",
+            hint=f"Add one, such as {name}: str. Pass a bound method, not the function.",
             option=name,
             value=tool,
         )
@@ -185,7 +188,8 @@ def _hint(tool: str, function: Callable[..., object], parameter: inspect.Paramet
         return _resolved(function, hint)
     except NameError as error:
         raise InvalidOption(
-            f"the hint of the parameter {name!r} of the tool {tool!r} cannot be read: {error}.",
+            f"the type hint of the parameter {name!r} of the tool {tool!r} cannot be resolved: "
+            f"{error}.",
             hint="Import the name outside of `if TYPE_CHECKING`, or define it at the module's top.",
             option=name,
             value=tool,
@@ -195,9 +199,10 @@ def _hint(tool: str, function: Callable[..., object], parameter: inspect.Paramet
 def _is_context(name: str, hint: object) -> bool:
     if hint is inspect.Parameter.empty:
         return name == _CONTEXT
-    # As text it may be a name that only the type checker imports.
-    said = hint.rpartition(".")[2] if isinstance(hint, str) else hint
-    return said == ToolContext.__name__ or said is ToolContext
+    # A hint as a string may be a name that only the type checker imports.
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2] == ToolContext.__name__
+    return hint is ToolContext
 
 
 def _resolved(function: Callable[..., object], hint: object) -> Any:
@@ -212,36 +217,29 @@ def _resolved(function: Callable[..., object], hint: object) -> Any:
 
 
 def _pydantic_field(default: object) -> Any | None:
-    """What `= Field(...)` says, where a function is written as pydantic users write it."""
+    """Return the default if it is a pydantic `Field(...)`."""
     is_field = type(default).__name__ == "FieldInfo" and hasattr(default, "is_required")
     return default if is_field else None
 
 
-def _is_required(parameter: inspect.Parameter, field: Any | None) -> bool:
-    if field is not None:
-        return bool(field.is_required())
-    return parameter.default is inspect.Parameter.empty
-
-
-def _described(
-    schema: dict[str, Any], parameter: inspect.Parameter, said: Mapping[str, str]
+def _describe(
+    schema: dict[str, Any], parameter: inspect.Parameter, descriptions: Mapping[str, str]
 ) -> dict[str, Any]:
-    described = dict(schema)
-    if said.get(parameter.name):
-        described.setdefault("description", said[parameter.name])
+    if descriptions.get(parameter.name):
+        schema.setdefault("description", descriptions[parameter.name])
     default = parameter.default
-    if default is not inspect.Parameter.empty and default is not None:
-        # Where only Python can say what it is, the model sees that it may be left out.
+    if default is not parameter.empty and default is not None:
+        # A default that has no JSON form is left out.
         with contextlib.suppress(TypeError):
-            described.setdefault("default", msgspec.to_builtins(default))
-    return described
+            schema.setdefault("default", msgspec.to_builtins(default))
+    return schema
 
 
 def _merge(tool: str, into: dict[str, object], definitions: Mapping[str, object]) -> None:
     for name, definition in definitions.items():
         if into.setdefault(name, definition) != definition:
             raise InvalidOption(
-                f"two types of the tool {tool!r} are both called {name!r} and hold themselves.",
+                f"two recursive types of the tool {tool!r} have the name {name!r}.",
                 hint="Rename one of them.",
                 option=name,
                 value=tool,

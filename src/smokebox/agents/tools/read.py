@@ -1,4 +1,4 @@
-"""The read tool: text by lines, a directory's names, or a picture."""
+"""The read tool: lines of a text file, names in a directory, or an image."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from smokebox.agents.tools.output import (
     MAX_BYTES,
     MAX_IMAGE_BYTES,
     MAX_LINES,
-    fitting,
-    fitting_lines,
+    count_fitting,
     head,
     image_type,
     one_line,
@@ -26,9 +25,10 @@ MAX_ENTRIES = 1000
 _SAMPLE_BYTES = 8192
 
 DESCRIPTION = f"""\
-Read a file. Text comes as it is, at most {MAX_LINES} lines or {MAX_BYTES // 1024} KiB at a time; \
-when there is more, the last line says which offset continues. A directory gives the names in \
-it, directories with a trailing slash. PNG, JPEG, GIF and WebP files are shown as images."""
+Read a file. Returns text unchanged, at most {MAX_LINES} lines or {MAX_BYTES // 1024} KiB at a \
+time; if there is more, the last line names the offset that continues. For a directory, returns \
+the names in it, directories with a trailing slash. PNG, JPEG, GIF and WebP files are shown as \
+images."""
 
 PARAMETERS = {
     "type": "object",
@@ -54,7 +54,7 @@ PARAMETERS = {
 
 
 def read_tool(sandbox: SandboxApi) -> Tool:
-    """`read`, over `sandbox`."""
+    """Return the tool `read` for a sandbox."""
 
     async def read(path: str, offset: int = 1, limit: int = MAX_LINES) -> ToolResult:
         try:
@@ -67,12 +67,16 @@ def read_tool(sandbox: SandboxApi) -> Tool:
 
 
 def show(path: str, data: bytes, offset: int, limit: int) -> ToolResult:
-    """The bytes of a file as a model sees them: a picture, or lines of text from `offset` on."""
+    """Return a file as a model sees it: an image, or lines of text from `offset` on."""
     media_type = image_type(data)
     if media_type is not None:
         return _image(path, media_type, data)
     if _is_binary(data):
-        return _binary(path, data)
+        name = shell_word(path)
+        return failure(
+            f"{path} is not text: {len(data)} bytes of binary data. Use bash to inspect it: "
+            f"file {name}, xxd {name} | head, or iconv if it is text in another encoding."
+        )
     return _text(path, data, offset, limit)
 
 
@@ -85,7 +89,7 @@ def _text(path: str, data: bytes, offset: int, limit: int) -> ToolResult:
     if offset == 1 and len(data) <= MAX_BYTES and total <= limit:
         return ToolResult(text=_decode(data))
     lines = data.split(b"\n", offset - 1 + limit)[offset - 1 : min(total, offset - 1 + limit)]
-    count = fitting(map(len, lines), limit)
+    count = count_fitting(lines, limit)
     if count == 0:
         return _long_line(path, lines[0], offset, total)
     shown, last = b"\n".join(lines[:count]), offset - 1 + count
@@ -114,16 +118,8 @@ def _decode(data: bytes) -> str:
 
 def _is_binary(data: bytes) -> bool:
     sample = head(data[: _SAMPLE_BYTES + 4], _SAMPLE_BYTES)
-    # A few stray bytes are a log or an old encoding; a tenth of the sample is not text.
+    # A few invalid bytes occur in logs and old encodings; a tenth of the sample is not text.
     return b"\0" in sample or sample.decode(errors="replace").count("\ufffd") > len(sample) // 10
-
-
-def _binary(path: str, data: bytes) -> ToolResult:
-    name = shell_word(path)
-    return failure(
-        f"{path} is not text: {len(data)} bytes of binary data. Use bash to look into it: "
-        f"file {name}, xxd {name} | head, or iconv where it is text in another encoding."
-    )
 
 
 def _image(path: str, media_type: str, data: bytes) -> ToolResult:
@@ -142,8 +138,8 @@ async def _directory(sandbox: SandboxApi, path: str, offset: int, limit: int) ->
         return ToolResult(text="(empty directory)")
     if offset > len(names):
         return failure(f"Offset {offset} is beyond end of directory ({len(names)} entries total)")
-    lines = await _marked(sandbox, path, names[offset - 1 : offset - 1 + limit])
-    last = offset - 1 + fitting_lines(lines, limit)
+    lines = await _mark_directories(sandbox, path, names[offset - 1 : offset - 1 + limit])
+    last = offset - 1 + count_fitting(lines, limit)
     text = "\n".join(lines[: last - offset + 1])
     if last < len(names):
         text += f"\n\n[Showing entries {offset}-{last} of {len(names)}."
@@ -151,9 +147,9 @@ async def _directory(sandbox: SandboxApi, path: str, offset: int, limit: int) ->
     return ToolResult(text=text)
 
 
-async def _marked(sandbox: SandboxApi, path: str, names: list[str]) -> list[str]:
-    """The names, those of directories with a slash."""
-    # One glob finds the plain files, so that only the few other names need a call each.
+async def _mark_directories(sandbox: SandboxApi, path: str, names: list[str]) -> list[str]:
+    """Return the names, with a slash after those of directories."""
+    # One glob finds the regular files, so that only the other names need a call each.
     files = set(await sandbox.glob("*", cwd=path, hidden=True, files_only=True))
     root = sandbox.resolve_path(path).rstrip("/")
     marked = []
@@ -168,5 +164,5 @@ async def _is_directory(sandbox: SandboxApi, path: str) -> bool:
     try:
         return (await sandbox.stat(path)).is_directory
     except OSError:
-        # A dangling symlink, or a name that went away since it was listed.
+        # A dangling symlink, or a file that was removed since it was listed.
         return False

@@ -1,4 +1,4 @@
-"""Tools: a name and a schema for the model, a function for the harness, a context for calls."""
+"""Tools: name and schema for the model, function for the harness, context for a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AbortSignal:
-    """Set once, for good. A coroutine is cancelled besides; a thread has to look here."""
+    """Flag that is set once when work is aborted, for threads, which cannot be cancelled."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -42,11 +42,11 @@ class AbortSignal:
 
     @property
     def reason(self) -> str:
-        """Why, as far as somebody said."""
+        """Reason that was passed to `set`."""
         return self._reason
 
     def set(self, reason: str = "") -> None:
-        """Call the work off, and what belongs to it. A second time changes nothing."""
+        """Set this signal and its children. A second call changes nothing."""
         with self._lock:
             if self._event.is_set():
                 return
@@ -57,7 +57,7 @@ class AbortSignal:
             child.set(reason)
 
     def child(self) -> AbortSignal:
-        """A sign of its own that is set with this one too."""
+        """Return a signal that is set with this one, or alone."""
         child = AbortSignal()
         with self._lock:
             self._children.add(child)
@@ -67,13 +67,13 @@ class AbortSignal:
         return child
 
     def wait(self, timeout: float | None = None) -> bool:
-        """In a thread: sleep that ends early when the work is called off, and says whether."""
+        """Block until the signal is set, at most `timeout` seconds; return True if it is set."""
         return self._event.wait(timeout)
 
     def check(self) -> None:
-        """Raise `Aborted` when the work was called off."""
+        """Raise `Aborted` if the signal is set."""
         if self:
-            raise Aborted("the work was called off.", hint=self._reason, reason=self._reason)
+            raise Aborted("the work was aborted.", hint=self._reason, reason=self._reason)
 
 
 _log = logging.getLogger("smokebox.tools")
@@ -81,11 +81,10 @@ _log = logging.getLogger("smokebox.tools")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """One call of a tool. A function that has a parameter `ctx` gets it; the model does not.
+    """Context of one call of a tool, passed to a function with a parameter `ctx`.
 
-    `key` is the same when a durable tool runs again after a crash, and belongs to no other
-    call: what it names was perhaps already done. `attempt` counts those runs from 1.
-    `harness` is what the agent runs in, and `env` what it was initialized with.
+    `key` is unique to the call, and the same when a durable tool runs again after a crash.
+    `attempt` counts these runs from 1. `env` is that of the harness.
     """
 
     session: str = ""
@@ -101,36 +100,36 @@ class ToolContext:
 
     @property
     def fs(self) -> SandboxApi:
-        """The files of the agent's workspace. Raises `Unsupported` where it has none."""
+        """The files of the agent's workspace. Raises `Unsupported` if it has none."""
         if self.sandbox is None:
             raise Unsupported(
-                f"the tool {self.tool!r} wants a workspace, and this agent has none.",
-                hint="Leave sandbox=None out of the agent, or leave this tool out.",
+                f"the tool {self.tool!r} needs a workspace, and this agent has none.",
+                hint="Remove sandbox=None from the agent, or remove this tool.",
                 operation="fs",
             )
         return self.sandbox
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records say which session and which call they are about."""
-        about = {"session": self.session, "tool": self.tool, "call_id": self.call_id}
-        return logging.LoggerAdapter(_log, about)
+        """Logger whose records have the session, the tool and the call id."""
+        fields = {"session": self.session, "tool": self.tool, "call_id": self.call_id}
+        return logging.LoggerAdapter(_log, fields)
 
     def output(self, text: str) -> None:
-        """Show whoever watches how far the tool is; the model does not see it."""
+        """Emit progress as a `ToolOutput` event; the model does not see it."""
         if self.on_output is not None:
             self.on_output(OutputChunk("stdout", text))
 
 
 OnOutput = Callable[[OutputChunk], object]
-"""Is called with each piece of output as it is written; what it raises stops the command."""
+"""Called with each chunk of output as it is written; an exception stops the command."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolImage:
-    """A picture for the model to look at."""
+    """An image for the model."""
 
     media_type: str
     data: bytes
@@ -138,8 +137,11 @@ class ToolImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model gets back. With `is_error`, `text` says what to change in the call;
-    `timed_out` is an error too, of a tool that took longer than its `timeout`."""
+    """Result of a call, for the model.
+
+    With `is_error`, `text` says what to change in the call. `timed_out` is set in addition if
+    the tool took longer than its `timeout`.
+    """
 
     text: str
     is_error: bool = False
@@ -149,13 +151,17 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Something a model can call.
+    """A tool that a model can call.
 
-    `parameters` is a JSON schema (draft 2020-12) of an object, and `function` takes its
-    properties as keywords, checked. It answers with a `ToolResult`, or a str for short.
-    With `streams`, it also takes `on_output`, which is an `OnOutput` or None; `context` names
-    the keyword that takes a `ToolContext`. It is stopped after `timeout` seconds, if that is
-    given. A `durable` one runs again where a crash left it without an end.
+    Attributes:
+        name: At most 64 letters, digits, underscores and hyphens.
+        description: Text for the model.
+        parameters: JSON schema (draft 2020-12) of an object.
+        function: Called with the checked arguments as keywords. Returns a `ToolResult` or text.
+        streams: Pass the keyword `on_output`, an `OnOutput` or None.
+        context: Name of the keyword that takes the `ToolContext`, None for none.
+        timeout: Seconds after which a call is stopped.
+        durable: Run again after a crash if the call had started and not ended.
     """
 
     name: str
@@ -185,7 +191,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, object]:
-        """The name, description and parameters, as providers take them."""
+        """Name, description and parameters, as providers expect them."""
         return {
             "name": self.name,
             "description": self.description,
@@ -201,8 +207,11 @@ class Tool:
     ) -> ToolResult:
         """Check the arguments and call the function.
 
-        What a model can mend comes back as a result with `is_error`. What it cannot is
-        raised: a sandbox that is gone, an extra that is not installed, cancellation.
+        Errors that a model can fix are returned as a result with `is_error`.
+
+        Raises:
+            SandboxGone: The sandbox has stopped.
+            MissingDependency: An extra is not installed.
         """
         try:
             checked = check_arguments(self.name, self.parameters, arguments)
@@ -218,13 +227,13 @@ class Tool:
         return ToolResult(text=result) if isinstance(result, str) else result
 
     def _context(self, ctx: ToolContext | None, on_output: OnOutput | None) -> ToolContext:
-        given = ctx or ToolContext()
-        # A sign of its own: what stops this call must not stop the others of its turn.
+        ctx = ctx or ToolContext()
+        # A child signal: stopping this call must not stop the others of its turn.
         return dataclasses.replace(
-            given,
+            ctx,
             tool=self.name,
-            aborted=given.aborted.child(),
-            on_output=on_output or given.on_output,
+            aborted=ctx.aborted.child(),
+            on_output=on_output or ctx.on_output,
         )
 
     async def _call(self, checked: dict[str, object]) -> ToolResult | str:
@@ -234,10 +243,10 @@ class Tool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            said = f"{self.name} took longer than {self.timeout:g} seconds and was stopped."
-            return ToolResult(text=said, is_error=True, timed_out=True)
+            text = f"{self.name} took longer than {self.timeout:g} seconds and was stopped."
+            return ToolResult(text=text, is_error=True, timed_out=True)
 
 
 def failure(text: str) -> ToolResult:
-    """A result that says what went wrong, and what to do about it."""
+    """Return an error result; `text` says what went wrong and what to do about it."""
     return ToolResult(text=text, is_error=True)

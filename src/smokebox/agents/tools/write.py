@@ -1,4 +1,4 @@
-"""The write tool: a whole file at once."""
+"""The write tool: creates or replaces a whole file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from smokebox.sandbox.api import SandboxApi
 
 DESCRIPTION = """\
-Write a whole file, making its parent directories. A file that is there is replaced; use edit \
-to change a part of one."""
+Write a whole file, creating its parent directories. An existing file is replaced; use edit to \
+change a part of it."""
 
 PARAMETERS = {
     "type": "object",
@@ -30,25 +30,25 @@ PARAMETERS = {
 
 
 def write_tool(sandbox: SandboxApi) -> Tool:
-    """`write`, over `sandbox`."""
+    """Return the tool `write` for a sandbox."""
 
     async def write(path: str, content: str) -> ToolResult:
         data = content.encode()
         async with path_lock(sandbox, path):
-            replaced = await _replaced(sandbox, path)
+            replaced = await _describe_replaced(sandbox, path)
             await sandbox.write_file(path, data)
         return ToolResult(text=f"Wrote {len(data)} bytes to {path}{replaced}.")
 
     return Tool(name="write", description=DESCRIPTION, parameters=PARAMETERS, function=write)
 
 
-async def _replaced(sandbox: SandboxApi, path: str) -> str:
-    """What to add to the answer about the file that is replaced."""
+async def _describe_replaced(sandbox: SandboxApi, path: str) -> str:
+    """Return the part of the result about the file that is replaced, or ""."""
     if not await sandbox.exists(path):
         return ""
     info = await sandbox.stat(path)
     if info.is_directory:
         raise PathIsDirectory(path, hint="Name a file in it.")
     if info.size is None:
-        return ", replacing the file that was there"
-    return f", replacing the {info.size} bytes that were there"
+        return ", replacing the existing file"
+    return f", replacing {info.size} bytes"

@@ -1,4 +1,4 @@
-"""Compaction: when a conversation is summarized, what is kept, and the work item that does it."""
+"""Compaction: decides when a conversation is summarized and which messages stay."""
 
 from __future__ import annotations
 
@@ -11,46 +11,35 @@ from smokebox.agents.log.conversation import SUMMARY, estimate
 from smokebox.agents.log.records import Compacted, WorkAccepted
 from smokebox.agents.messages import ToolReturns, UserMessage
 from smokebox.agents.work.item import WorkItem, WorkResult
-from smokebox.agents.work.summary import Summary, request_in, request_of, summarize
+from smokebox.agents.work.summary import last_request, request_in_summary, summarize
 from smokebox.errors import InvalidOption, ModelError
 from smokebox.options import refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smokebox.agents.log.conversation import Conversation
+    from smokebox.agents.log.conversation import Conversation, WorkState
     from smokebox.agents.log.records import WorkEnded, WorkKind
-    from smokebox.agents.log.work_state import WorkState
     from smokebox.agents.messages import Message
     from smokebox.agents.model import Model, ModelInfo
     from smokebox.agents.session_context import SessionContext
     from smokebox.agents.work.item import WorkContext
 
 
-__all__ = [
-    "Compaction",
-    "CompactionCut",
-    "Summary",
-    "as_compaction",
-    "cut",
-    "should_compact",
-    "summarize",
-    "threshold",
-]
-
 DEFAULT_RESERVE = 20_000
 DEFAULT_KEEP = 8_000
-_SMALLEST_RESERVE = 1024
+_MIN_RESERVE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How conversations are kept short. Sizes are in tokens.
+    """Settings of compaction. Sizes are in tokens.
 
-    A conversation is summarized when less than `reserve` of the model's window is left, by
-    default what the model may answer with, at most 20,000. About `keep_recent` at its end
-    stays as it is. `model` does it, by default the one that is talked to. One whose window
-    nobody knows is only compacted when it overflows, or by hand.
+    A conversation is summarized when less than `reserve` of the model's context window is
+    left, by default the model's maximum output, at most 20,000. About `keep_recent` tokens at
+    its end stay as they are. `model` writes the summary, by default the model of the
+    conversation. If the context window is unknown, a conversation is compacted only when it
+    overflows, or by `Session.compact`.
     """
 
     reserve: int | None = None
@@ -59,14 +48,22 @@ class Compaction:
 
     def __post_init__(self) -> None:
         for name, value in (("reserve", self.reserve), ("keep_recent", self.keep_recent)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise _not_tokens(name, value)
-            if value is not None and value < 0:
-                raise _not_tokens(name, value)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidOption(
+                    f"compaction: {name}={value!r} is not a number of tokens.",
+                    hint="Pass a whole number, 0 or more.",
+                    option=name,
+                    value=value,
+                )
 
 
 def as_compaction(value: object) -> Compaction | None:
-    """The option of an agent: a `Compaction`, its fields, None for the default, False for never."""
+    """Return the option as settings: a `Compaction`, its fields, None for the default.
+
+    Returns None for False: conversations are never compacted.
+    """
     if value is None or value is True:
         return Compaction()
     if value is False:
@@ -86,7 +83,7 @@ def as_compaction(value: object) -> Compaction | None:
 
 
 def threshold(info: ModelInfo, options: Compaction | None) -> int | None:
-    """Above how many tokens a conversation is compacted; None is never."""
+    """Return the number of tokens above which a conversation is compacted; None for never."""
     window = info.context_window
     if options is None or not window:
         return None
@@ -94,23 +91,22 @@ def threshold(info: ModelInfo, options: Compaction | None) -> int | None:
     if reserve is None:
         reserve = min(DEFAULT_RESERVE, info.max_output or DEFAULT_RESERVE)
     if reserve * 2 >= window:
-        reserve = max(_SMALLEST_RESERVE, window // 3)
-    # A window smaller than all that is nobody's; still, half of it is more than nothing.
+        reserve = max(_MIN_RESERVE, window // 3)
     return window - min(reserve, window // 2)
 
 
 def should_compact(tokens: int, info: ModelInfo, options: Compaction | None) -> bool:
-    """Whether a conversation of so many tokens is to be compacted before the next turn."""
+    """Return True if a conversation of so many tokens is to be compacted before the next turn."""
     limit = threshold(info, options)
     return limit is not None and tokens > limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionCut:
-    """What is summarized, and what stays: `keep_from` is for the record `Compacted`.
+    """The messages to summarize; messages from position `keep_from` on stay.
 
-    `previous` is the summary that was there already, and `request` what is being worked on
-    where the cut is in the midst of it. Both are for `summarize`.
+    `previous` is the summary of an earlier compaction. `request` is the user's request, if the
+    cut is after it: the summary quotes it.
     """
 
     messages: Sequence[Message]
@@ -120,93 +116,78 @@ class CompactionCut:
 
 
 def cut(conversation: Conversation, info: ModelInfo, options: Compaction) -> CompactionCut | None:
-    """Where to cut a conversation, or None where there is nothing to be gained.
+    """Return where to cut a conversation, or None if compaction would gain nothing.
 
-    It is only cut before something that a person or the model said, never between a tool
-    call and what it came to. Where even the last piece is too long, all of it is summarized.
+    A cut is before a message of the user or the model, never between a tool call and its
+    result. If even the last such section is too long, the whole conversation is summarized.
     """
     messages, positions = conversation.messages, conversation.positions
-    start = 1 if messages and _is_summary(messages[0]) else 0
+    first = messages[0] if messages else None
+    start = 1 if isinstance(first, UserMessage) and first.signal == SUMMARY else 0
     limit = threshold(info, options)
     keep = options.keep_recent if limit is None else min(options.keep_recent, limit // 2)
-    borders = [n for n in range(start, len(messages)) if _is_border(messages, positions, n, start)]
-    index = _index(messages, borders, keep, limit)
+    cuts = [
+        n
+        for n in range(start, len(messages))
+        if not isinstance(messages[n], ToolReturns)
+        and (n == start or positions[n] != positions[n - 1])
+    ]
+    index = _choose_cut(messages, cuts, keep, limit)
     if index <= start:
         return None
-    rest = messages[index:]
-    gone = messages[start:index]
+    summarized, kept = messages[start:index], messages[index:]
     previous = conversation.summary if start else None
+    request = last_request(summarized) or request_in_summary(previous)
     return CompactionCut(
-        messages=gone,
-        keep_from=positions[index] if rest else conversation.position + 1,
+        messages=summarized,
+        keep_from=positions[index] if kept else conversation.position + 1,
         previous=previous,
-        request=None if request_of(rest) else request_of(gone) or request_in(previous),
+        request=None if last_request(kept) else request,
     )
 
 
-def _index(messages: Sequence[Message], borders: list[int], keep: int, limit: int | None) -> int:
-    """The first border from which on no more than `keep` is left."""
+def _choose_cut(messages: Sequence[Message], cuts: list[int], keep: int, limit: int | None) -> int:
+    """Return the first possible cut with at most `keep` tokens after it."""
     size, sizes = 0, {len(messages): 0}
     for number in range(len(messages) - 1, -1, -1):
         size += estimate(messages[number])
         sizes[number] = size
-    fitting = [border for border in borders if sizes[border] <= keep]
+    fitting = [cut for cut in cuts if sizes[cut] <= keep]
     if fitting:
         return fitting[0]
-    # The last piece alone is more than is to be kept: it stays if the window bears it.
-    if borders and (limit is None or sizes[borders[-1]] <= limit // 2):
-        return borders[-1]
+    # The last section alone is larger than `keep`: it stays if it fits in the window.
+    if cuts and (limit is None or sizes[cuts[-1]] <= limit // 2):
+        return cuts[-1]
     return len(messages)
-
-
-def _is_border(
-    messages: Sequence[Message], positions: Sequence[int], number: int, start: int
-) -> bool:
-    if isinstance(messages[number], ToolReturns):
-        return False
-    return number == start or positions[number] != positions[number - 1]
-
-
-def _is_summary(message: Message) -> bool:
-    return isinstance(message, UserMessage) and message.signal == SUMMARY
-
-
-def _not_tokens(name: str, value: object) -> InvalidOption:
-    return InvalidOption(
-        f"compaction: {name}={value!r} is not a number of tokens.",
-        hint="Pass a whole number, 0 or more.",
-        option=name,
-        value=value,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
 class Compactor:
-    """Summarizes for one piece of work. `open` makes a model of what `Compaction.model` names."""
+    """Compacts the conversation during one work item."""
 
     work: WorkContext
     options: Compaction | None
-    _in_vain: bool = field(default=False, init=False)
+    _useless: bool = field(default=False, init=False)
     _shortened_at: int = field(default=-1, init=False)
 
-    async def settle(self, model: Model) -> None:
+    async def compact_if_needed(self, model: Model) -> None:
         """Summarize if the conversation has become too long.
 
-        Where that fails the work goes on: the model may have room enough for it after all.
+        If that fails the work continues, as the conversation may still fit.
         """
         tokens = self.work.event_log.conversation.tokens
-        if self._in_vain or not should_compact(tokens, model.info, self.options):
+        if self._useless or not should_compact(tokens, model.info, self.options):
             return
         try:
             await self.compact(model)
         except ModelError:
-            self._in_vain = True
-        # What is still too long would be summarized before each turn, and for nothing.
+            self._useless = True
+        # A conversation that is still too long would be summarized before each turn.
         after = self.work.event_log.conversation.tokens
-        self._in_vain |= should_compact(after, model.info, self.options)
+        self._useless |= should_compact(after, model.info, self.options)
 
     async def shorten(self, model: Model) -> bool:
-        """Summarize because the model could not read all of it; not twice for one turn."""
+        """Summarize after a context overflow; False if that failed or was done in this turn."""
         if self.options is None or self._shortened_at == self.work.meter.turns:
             return False
         self._shortened_at = self.work.meter.turns
@@ -216,29 +197,26 @@ class Compactor:
             return False
 
     async def compact(self, model: Model, focus: str | None = None) -> str | None:
-        """Summarize now. Gives the summary, or None where there is nothing to be gained."""
+        """Summarize now, and return the summary; None if that would gain nothing."""
         options = self.options or Compaction()
         conversation = self.work.event_log.conversation
         before = conversation.tokens
-        piece = cut(conversation, model.info, options)
-        if piece is None:
+        found = cut(conversation, model.info, options)
+        if found is None:
             return None
         self.work.emit(CompactionStart(before))
-        by = (
-            model
-            if options.model is None
-            else await self.work.session.registry.models.open(options.model)
-        )
+        if options.model is not None:
+            model = await self.work.session.registry.models.open(options.model)
         try:
             summary = await summarize(
-                by, piece.messages, focus, piece.previous, request=piece.request
+                model, found.messages, focus, found.previous, request=found.request
             )
         except ModelError as error:
             self.work.emit(CompactionEnd(before, str(error)))
             raise
         self.work.meter.add(summary.usage)
         await self.work.event_log.append(
-            Compacted(summary.text, piece.keep_from, before, summary.usage, self.work.work_id)
+            Compacted(summary.text, found.keep_from, before, summary.usage, self.work.work_id)
         )
         self.work.emit(CompactionEnd(self.work.event_log.conversation.tokens))
         return summary.text
@@ -246,7 +224,7 @@ class Compactor:
 
 @dataclass(slots=True, kw_only=True)
 class CompactionItem(WorkItem):
-    """Summarizes the conversation of a session; its value is the summary, "" for none."""
+    """Summarizes the conversation of a session. Its value is the summary, "" for none."""
 
     kind: WorkKind = "compact"
     focus: str | None
@@ -258,7 +236,7 @@ class CompactionItem(WorkItem):
         return cls(session=session, work_id=work.id, focus=focus, meter=session.new_meter())
 
     async def accept(self) -> WorkAccepted:
-        """With the focus, so that another process can go on with it."""
+        """Return the record, with the focus."""
         options = {} if self.focus is None else {"focus": self.focus}
         return WorkAccepted(self.work_id, self.kind, None, options)
 
@@ -271,5 +249,5 @@ class CompactionItem(WorkItem):
         return WorkResult(value=summary, text=summary)
 
     def restore(self, end: WorkEnded) -> WorkResult:
-        """The summary, from the record."""
+        """Return the summary that the log has."""
         return WorkResult(value=end.text, text=end.text)

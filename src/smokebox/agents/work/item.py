@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from smokebox.agents.events import Event
     from smokebox.agents.log.event_log import EventLog
     from smokebox.agents.log.records import Record, WorkAccepted, WorkEnded, WorkKind
-    from smokebox.agents.messages import Usage
     from smokebox.agents.session_context import SessionContext
 
 
@@ -29,17 +28,13 @@ class WorkContext:
     """A work item while it runs: everything that its parts share."""
 
     session: SessionContext
+    event_log: EventLog
     work_id: str
+    meter: UsageMeter
     emit: Callable[[Event], None]
     """Publish an event of the operation."""
-    meter: UsageMeter
     join: Callable[[], bool]
     """Add messages that were sent meanwhile to the conversation; False if there were none."""
-
-    @property
-    def event_log(self) -> EventLog:
-        """The event log of the session."""
-        return self.session.event_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +61,6 @@ class WorkItem(ABC):
     timeout: float | None = None
     meter: UsageMeter = field(default_factory=lambda: UsageMeter(None))
 
-    @property
-    def usage(self) -> Usage:
-        """What it has used so far."""
-        return self.meter.usage
-
     @abstractmethod
     async def accept(self) -> WorkAccepted:
         """Prepare the item, and return the record that another process can resume it from."""
@@ -85,7 +75,7 @@ class WorkItem(ABC):
 
     @abstractmethod
     def restore(self, end: WorkEnded) -> WorkResult:
-        """Return the result as the log has it."""
+        """Return the result that the log has."""
 
     def stop(self) -> None:
-        """Tell threads that the work is being aborted; coroutines are cancelled."""
+        """Signal threads that the work is being aborted; coroutines are cancelled."""

@@ -1,4 +1,4 @@
-"""The loop of a prompt: request a model, run its tool calls, and repeat until it is done."""
+"""The loop of a prompt: request a reply of the model, run its tool calls, and repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smokebox.agents.log.records import (
 )
 from smokebox.agents.messages import AssistantMessage, Text, ToolCall, UserMessage
 from smokebox.agents.model import ModelRequest, TextDelta, ThinkingDelta
-from smokebox.agents.results import LoopResult, unavailable
+from smokebox.agents.results import Reply, unavailable
 from smokebox.agents.telemetry import span_chat
 from smokebox.errors import ContextOverflow, ModelError, ModelUnavailable
 from smokebox.foundation.ids import new_id
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
     from smokebox.agents.work.tool_calls import ToolRunner
 
 
-# A provider that wants us to wait for longer is as good as one that is not there.
-LONGEST_DELAY = 120.0
+# A provider that demands a longer delay counts as unavailable.
+MAX_DELAY = 120.0
 
 
-def delay_before(attempt: int, error: ModelError, durability: Durability) -> float | None:
-    """Seconds to wait before the `attempt`-th repetition, or None where there is none to be.
+def retry_delay(attempt: int, error: ModelError, durability: Durability) -> float | None:
+    """Return the seconds to wait before a retry, or None for no retry.
 
-    Jittered, so that many agents which one outage stopped do not come back all at once.
+    Jittered, so that many agents do not retry at the same moment after an outage.
     """
     if not error.retryable or attempt > durability.retries:
         return None
-    told = error.fields.get("retry_after")
-    if isinstance(told, (int, float)):
-        return float(told) if told <= LONGEST_DELAY else None
+    retry_after = error.fields.get("retry_after")
+    if isinstance(retry_after, (int, float)):
+        return float(retry_after) if retry_after <= MAX_DELAY else None
     delay: float = durability.retry_delay * 2 ** (attempt - 1)
-    return min(delay, LONGEST_DELAY) * random.uniform(0.75, 1.0)
+    return min(delay, MAX_DELAY) * random.uniform(0.75, 1.0)
 
 
-# A record for every piece that a provider sends would be most of the record.
+# Deltas are combined: one record for each would make up most of the log.
 DELTA_SECONDS = 1.0
 LIVE_SECONDS = 0.1
 DELTA_CHARACTERS = 4096
@@ -60,27 +60,28 @@ DELTA_CHARACTERS = 4096
 
 @dataclass(slots=True, kw_only=True)
 class ModelRequester:
-    """Asks the models of one piece of work, each from where the one before it failed."""
+    """Sends the requests of one work item to its models; the next model takes over on failure."""
 
     work: WorkContext
     models: Sequence[Model]
+    system: str
     tools: Sequence[ToolSpec]
     thinking: ThinkingLevel | None
     result: Mapping[str, Any] | None
     shorten: Callable[[Model], Awaitable[bool]]
-    """Makes the conversation shorter; False where that cannot be done (again)."""
-    at: int = 0
+    """Shorten the conversation; False if that is not possible (again)."""
     partial: str = ""
-    """What the answer under way says up to now; empty once there is a whole one."""
+    """Text so far of the reply in progress."""
+    _index: int = field(default=0, init=False)
     _turn: int = field(default=0, init=False)
 
     @property
     def model(self) -> Model:
-        """The one that is asked."""
-        return self.models[self.at]
+        """The model in use."""
+        return self.models[self._index]
 
     async def next_reply(self) -> AssistantMessage:
-        """The next answer, whose records go out with the next flush."""
+        """Return the next reply; its records are written with the next flush."""
         self._turn += 1
         attempt = 0
         while True:
@@ -91,7 +92,7 @@ class ModelRequester:
                     self._fall_back(error)
             except ModelError as error:
                 attempt += 1
-                delay = delay_before(attempt, error, self.work.session.setup.options.durability)
+                delay = retry_delay(attempt, error, self.work.session.setup.options.durability)
                 if delay is None:
                     self._fall_back(error)
                     attempt = 0
@@ -100,49 +101,49 @@ class ModelRequester:
                 await asyncio.sleep(delay)
 
     def _fall_back(self, error: ModelError) -> None:
-        if self.at + 1 >= len(self.models):
+        if self._index + 1 >= len(self.models):
             raise error
-        self.at += 1
+        self._index += 1
         self.work.emit(Fallback(self.model.name, str(error)))
 
     async def _request(self, model: Model) -> AssistantMessage:
         self.work.emit(TurnStart(self._turn, model.name))
         request = ModelRequest(
-            system=self.work.session.system,
+            system=self.system,
             messages=self.work.event_log.conversation.messages,
             tools=self.tools,
             result=self.result,
             thinking=self.thinking,
             load=self.work.session.load_image,
         )
-        answer = _ReplyLog(self.work, model.name)
+        recorder = _ReplyRecorder(self.work, model.name)
         try:
             with span_chat(model.name) as span:
-                message = await self._stream(model, request, answer)
+                message = await self._stream(model, request, recorder)
                 span.replied(message)
         except BaseException as error:
-            answer.failed(error)
+            recorder.failed(error)
             raise
         self.partial = ""
-        return answer.ended(message)
+        return recorder.ended(message)
 
     async def _stream(
-        self, model: Model, request: ModelRequest, answer: _ReplyLog
+        self, model: Model, request: ModelRequest, recorder: _ReplyRecorder
     ) -> AssistantMessage:
         self.partial = ""
         async with (
             contextlib.aclosing(model.stream(request)) as items,
-            _Watch(self.work.session.setup.options.durability.stall, model.name) as watch,
+            _StallTimeout(self.work.session.setup.options.durability.stall, model.name) as stall,
         ):
             async for item in items:
-                watch.alive()
+                stall.reset()
                 if isinstance(item, TextDelta):
                     self.partial += item.text
                     self.work.emit(TextEvent(item.text))
-                    await answer.grew(item.text, thinking=False)
+                    await recorder.add(item.text, thinking=False)
                 elif isinstance(item, ThinkingDelta):
                     self.work.emit(ThinkingEvent(item.text))
-                    await answer.grew(item.text, thinking=True)
+                    await recorder.add(item.text, thinking=True)
                 elif isinstance(item, AssistantMessage):
                     return item
         raise ModelUnavailable(
@@ -150,62 +151,60 @@ class ModelRequester:
         )
 
 
-class _ReplyLog:
-    """The records of one answer. Short ones have none before their end."""
+class _ReplyRecorder:
+    """Records one reply. A short one has no records before its end."""
 
     def __init__(self, work: WorkContext, model: str) -> None:
         self._log = work.event_log
         self._id = new_id()
-        self._started: ReplyStarted | None = ReplyStarted(work.work_id, self._id, model)
-        self._pieces: list[str] = []
+        # The first record, None once it was added.
+        self._start: ReplyStarted | None = ReplyStarted(work.work_id, self._id, model)
+        self._texts: list[str] = []
         self._size = 0
         self._thinking = False
         self._clock = asyncio.get_running_loop().time
-        self._every = LIVE_SECONDS if self._log.live else DELTA_SECONDS
-        # Who reads along sees the first piece at once.
-        self._flushed = self._clock() - (self._every if self._log.live else 0.0)
+        self._interval = LIVE_SECONDS if self._log.live else DELTA_SECONDS
+        # Readers that follow the log see the first text at once.
+        self._flushed = self._clock() - (self._interval if self._log.live else 0.0)
 
-    async def grew(self, text: str, *, thinking: bool) -> None:
-        """Count a piece, and record those that are there once they are many or old."""
-        if thinking is not self._thinking and self._pieces:
-            self._settle()
+    async def add(self, text: str, *, thinking: bool) -> None:
+        """Buffer text, and write the buffer once it is large or old."""
+        if thinking is not self._thinking and self._texts:
+            self._add_delta()
         self._thinking = thinking
-        self._pieces.append(text)
+        self._texts.append(text)
         self._size += len(text)
-        if self._size >= DELTA_CHARACTERS or self._clock() - self._flushed >= self._every:
-            self._settle()
+        if self._size >= DELTA_CHARACTERS or self._clock() - self._flushed >= self._interval:
+            self._add_delta()
             self._size, self._flushed = 0, self._clock()
             await self._log.flush()
 
     def ended(self, message: AssistantMessage) -> AssistantMessage:
-        """Have the whole answer recorded, without the pieces that wait: they are part of it."""
-        whole = _told_apart(message, self._log.conversation.call_ids)
-        self._begin()
-        self._log.add(ReplyEnded(self._id, whole))
-        return whole
+        """Record the complete reply, and return it with unique call ids."""
+        message = _with_unique_ids(message, self._log.conversation.call_ids)
+        self._log.add(*self._first(), ReplyEnded(self._id, message))
+        return message
 
     def failed(self, error: BaseException) -> None:
-        """Have it recorded that there will be no whole answer."""
-        self._begin()
+        """Record that the reply was cut off."""
         code = error.code if isinstance(error, ModelError) else type(error).__name__
-        self._log.add(ReplyFailed(self._id, str(error), code))
+        self._log.add(*self._first(), ReplyFailed(self._id, str(error), code))
 
-    def _settle(self) -> None:
-        self._begin()
-        self._log.add(ReplyDelta(self._id, "".join(self._pieces), self._thinking))
-        self._pieces.clear()
+    def _add_delta(self) -> None:
+        delta = ReplyDelta(self._id, "".join(self._texts), self._thinking)
+        self._log.add(*self._first(), delta)
+        self._texts.clear()
 
-    def _begin(self) -> None:
-        if self._started is not None:
-            self._log.add(self._started)
-            self._started = None
+    def _first(self) -> list[ReplyStarted]:
+        start, self._start = self._start, None
+        return [] if start is None else [start]
 
 
-def _told_apart(message: AssistantMessage, known: Set[str]) -> AssistantMessage:
-    """The message with an id of its own for each call of the conversation.
+def _with_unique_ids(message: AssistantMessage, known: Set[str]) -> AssistantMessage:
+    """Return the message with call ids that are unique in the conversation.
 
-    Some servers omit them, or number them anew in each answer, and others reject ids that come
-    twice; a durable tool would take the second call for the first.
+    Some servers omit ids, or number them from the start in each reply. Others reject repeated
+    ids, and a durable tool would take the second call for the first.
     """
     ids = [call.id for call in message.calls]
     if all(ids) and len(set(ids)) == len(ids) and known.isdisjoint(ids):
@@ -221,132 +220,134 @@ def _told_apart(message: AssistantMessage, known: Set[str]) -> AssistantMessage:
     )
 
 
-class _Watch:
-    """Ends a stream that stays silent. One timer, however many pieces come."""
+class _StallTimeout:
+    """Times out a stream that sends nothing. Uses one timer, however many items arrive."""
 
     def __init__(self, seconds: float, model: str) -> None:
         self._seconds = seconds
         self._model = model
         self._loop = asyncio.get_running_loop()
-        self._deadline = asyncio.timeout(None)
+        self._timeout = asyncio.timeout(None)
 
-    async def __aenter__(self) -> _Watch:
-        await self._deadline.__aenter__()
-        self.alive()
-        self._timer = self._loop.call_later(self._seconds, self._look)
+    async def __aenter__(self) -> _StallTimeout:
+        await self._timeout.__aenter__()
+        self.reset()
+        self._timer = self._loop.call_later(self._seconds, self._check)
         return self
 
-    def alive(self) -> None:
-        """Something came."""
+    def reset(self) -> None:
+        """Restart the timeout."""
         self._last = self._loop.time()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         due = self._last + self._seconds
         if self._loop.time() >= due:
-            self._deadline.reschedule(due)
+            self._timeout.reschedule(due)
         else:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check)
 
     async def __aexit__(self, *error: Any) -> None:
         self._timer.cancel()
         try:
-            await self._deadline.__aexit__(*error)
-        except TimeoutError as silence:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError as stalled:
             raise ModelUnavailable(
                 f"{self._model} sent nothing for {self._seconds:g} seconds.",
                 hint="Raise Durability(stall=...) for a model that thinks for longer.",
                 model=self._model,
                 retry_after=None,
-            ) from silence
+            ) from stalled
 
 
-# A model that was reminded this often will not give a result the next time either.
-MOST_REMINDERS = 3
+MAX_REMINDERS = 3
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """Works on one prompt.
+    """Requests replies and runs tool calls until a prompt is answered.
 
-    `joins` adds the messages that came meanwhile, and says whether there were any; `settle`
-    makes the conversation shorter where it has become too long.
+    `compact` summarizes the conversation if it has become too long for the model.
     """
 
     work: WorkContext
     requester: ModelRequester
-    calls: ToolRunner
+    tools: ToolRunner
     collector: ResultCollector[Any] | None
-    settle: Callable[[Model], Awaitable[None]]
-    _said: str = field(default="", init=False)
+    compact: Callable[[Model], Awaitable[None]]
+    _text: str = field(default="", init=False)
     _reminders: int = field(default=0, init=False)
 
-    async def run(self, unsettled: Sequence[ToolCall], attempts: Mapping[str, int]) -> LoopResult:
-        """Take turns until the end, first with the calls that a crash left open."""
+    async def run(self, pending: Sequence[ToolCall], attempts: Mapping[str, int]) -> Reply[Any]:
+        """Run the calls that a crash left pending, then take turns until the end."""
         left = self.work.meter.seconds_left
         limit = asyncio.timeout(None if left == math.inf else max(left, 0.0))
         try:
             async with limit:
-                return await self._run(unsettled, attempts)
+                return await self._run(pending, attempts)
         except TimeoutError:
             if not limit.expired():
                 raise
             return self._stopped("budget: seconds")
 
-    async def _run(self, unsettled: Sequence[ToolCall], attempts: Mapping[str, int]) -> LoopResult:
-        if unsettled:
-            await self.calls.run(unsettled, attempts=attempts)
-            if (finish := self._handed_in()) is not None:
-                return finish
+    async def _run(self, pending: Sequence[ToolCall], attempts: Mapping[str, int]) -> Reply[Any]:
+        if pending:
+            await self.tools.run(pending, attempts=attempts)
+            if (reply := self._collected()) is not None:
+                return reply
         while True:
             self.work.join()
             if (limit := self.work.meter.exceeded()) is not None:
                 return self._stopped(limit)
             await self.work.event_log.flush()
-            await self.settle(self.requester.model)
+            await self.compact(self.requester.model)
             message = await self.requester.next_reply()
-            self._count(message)
-            calls = message.calls
+            self.work.meter.add(message.usage, turns=1)
+            text, calls = message.text, message.calls
+            self.work.emit(UsageEvent(self.work.meter.usage))
+            self._text = text or self._text
             if calls:
-                await self.calls.run(calls, attempts={})
-                if (finish := self._handed_in()) is not None:
-                    return finish
-            elif (finish := self._answered(message)) is not None:
-                return finish
+                await self.tools.run(calls, attempts={})
+                reply = self._collected()
+            else:
+                reply = self._answered(message, text)
+            if reply is not None:
+                return reply
 
-    def _count(self, message: AssistantMessage) -> None:
-        self.work.meter.add(message.usage, turns=1)
-        self.work.emit(UsageEvent(self.work.meter.usage))
-        self._said = message.text or self._said
-
-    def _answered(self, message: AssistantMessage) -> LoopResult | None:
-        """The end, unless somebody has joined meanwhile or a result is missing."""
+    def _answered(self, message: AssistantMessage, text: str) -> Reply[Any] | None:
+        """Return the reply, or None if a message has joined or the result is missing."""
         stopped = message.stop if message.stop in ("length", "refused") else None
         if self.collector is not None and stopped != "refused":
-            if self.collector.read(message.text):
-                return self._handed_in()
+            if self.collector.read(text):
+                return self._collected()
             self._remind(self.collector)
             return None
         if self.work.join():
             return None
         if self.collector is not None:
-            raise unavailable("the model refused to answer", message.text)
-        return LoopResult(text=message.text, model=message.model, stopped=stopped)
+            raise unavailable("the model refused to answer", text)
+        return self._reply(text, message.model, stopped=stopped)
 
     def _remind(self, collector: ResultCollector[Any]) -> None:
         self._reminders += 1
-        if self._reminders > MOST_REMINDERS:
-            reason = f"the model gave none, though it was reminded {MOST_REMINDERS} times"
-            raise unavailable(reason, self._said)
-        told = UserMessage((Text(collector.reminder),), signal="result")
-        self.work.event_log.add(MessageAdded(self.work.work_id, told))
+        if self._reminders > MAX_REMINDERS:
+            reason = f"the model gave none after {MAX_REMINDERS} reminders"
+            raise unavailable(reason, self._text)
+        message = UserMessage((Text(collector.reminder),), signal="result")
+        self.work.event_log.add(MessageAdded(self.work.work_id, message))
 
-    def _handed_in(self) -> LoopResult | None:
-        if self.collector is None:
+    def _collected(self) -> Reply[Any] | None:
+        if self.collector is None or not self.collector.finished(self._text):
             return None
-        return self.collector.finish(self._said, self.requester.model.name)
+        return self._reply(self._text, self.requester.model.name, data=self.collector.value)
 
-    def _stopped(self, limit: str) -> LoopResult:
-        text = self.requester.partial or self._said
+    def _stopped(self, limit: str) -> Reply[Any]:
+        text = self.requester.partial or self._text
         if self.collector is not None:
             raise unavailable(limit, text)
-        return LoopResult(text=text, model=self.requester.model.name, stopped=limit)
+        return self._reply(text, self.requester.model.name, stopped=limit)
+
+    def _reply(
+        self, text: str, model: str, *, data: Any = None, stopped: str | None = None
+    ) -> Reply[Any]:
+        usage = self.work.meter.usage
+        return Reply(text=text, data=data, model=model, usage=usage, stopped=stopped)

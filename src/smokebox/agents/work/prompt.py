@@ -1,15 +1,14 @@
-"""A prompt as a job: everything that the loop needs for one, put together."""
+"""The work item of a prompt: composes the message, and sets up the loop that answers it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smokebox.agents.approval import ApprovalCheck
 from smokebox.agents.log.records import MessageAdded, WorkAccepted
 from smokebox.agents.messages import AssistantMessage, UserMessage
 from smokebox.agents.options import check_models, check_thinking
-from smokebox.agents.results import FINISH, GIVE_UP, LoopResult, Reply, ResultCollector, ResultSpec
+from smokebox.agents.results import FINISH, GIVE_UP, Reply, ResultCollector, ResultSpec
 from smokebox.agents.setup import by_name, specs_of
 from smokebox.agents.telemetry import span_agent
 from smokebox.agents.tools.function import as_tools
@@ -24,11 +23,10 @@ from smokebox.options import check_timeout
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from smokebox.agents.limits import Budget
+    from smokebox.agents.log.conversation import PendingCall, WorkState
     from smokebox.agents.log.records import Record, WorkEnded, WorkKind
-    from smokebox.agents.log.work_state import PendingCall, WorkState
     from smokebox.agents.model import Model, ThinkingLevel
-    from smokebox.agents.options import ModelChoice
+    from smokebox.agents.options import ModelChoice, PromptOptions
     from smokebox.agents.session_context import SessionContext
     from smokebox.agents.tools.tool import Tool
     from smokebox.agents.work.item import WorkContext
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class PromptItem(WorkItem):
-    """Answers a message with the model and tools of a session."""
+    """Answers a message with the models and tools of a session."""
 
     compose: Callable[[], Awaitable[UserMessage]]
     options: dict[str, Any]
@@ -48,45 +46,40 @@ class PromptItem(WorkItem):
     aborted: AbortSignal = field(default_factory=AbortSignal)
 
     async def accept(self) -> WorkAccepted:
-        """Put the message together, with its images beside the record."""
+        """Compose the message, and store its images."""
         self.message = await self.compose()
         return WorkAccepted(self.work_id, self.kind, self.message, self.options, self.key)
 
     def begin(self) -> list[Record]:
-        """What the model is told; before that, what has changed since it was told last."""
-        said: list[Record] = list(self.session.changes())
+        """Return the changes since the last turn, and the message."""
+        records: list[Record] = list(self.session.changes())
         if self.message is not None:
-            said.append(MessageAdded(self.work_id, self.message))
-        return said
+            records.append(MessageAdded(self.work_id, self.message))
+        return records
 
     def stop(self) -> None:
-        """Tell tools that run in threads."""
-        self.aborted.set("the work was called off")
+        """Signal tools that run in threads."""
+        self.aborted.set("the work was aborted")
 
     async def run(self, ctx: WorkContext) -> WorkResult:
-        """Request the model and run its tool calls until it has answered."""
+        """Request replies and run tool calls until the message is answered."""
         session = self.session
         models = await session.registry.models.open_all(self.models)
         collector = None if self.result is None else ResultCollector(self.result, models)
-        pending = session.event_log.conversation.pending_calls
+        pending = ctx.event_log.conversation.pending_calls
         loop = self._loop(ctx, models, collector, pending)
-        agent = session.setup.agent.name
-        with span_agent(agent, session=str(session.key), model=models[0].name) as span:
-            finish = await self._resumed(collector, pending)
-            if finish is None:
-                finish = await loop.run([one.call for one in pending], _attempts(pending))
-            span.used(self.usage)
-        reply = Reply(
-            text=finish.text,
-            data=finish.data,
-            model=finish.model,
-            usage=self.usage,
-            stopped=finish.stopped,
-        )
-        return WorkResult(value=reply, text=finish.text, result=finish.result)
+        agent, key = session.setup.agent.name, str(ctx.event_log.key)
+        with span_agent(agent, session=key, model=models[0].name) as span:
+            reply = None if pending else await self._recorded_reply(ctx, collector)
+            if reply is None:
+                attempts = {one.call.id: 1 for one in pending if one.started}
+                reply = await loop.run([one.call for one in pending], attempts)
+            span.used(self.meter.usage)
+        result = None if self.result is None else self.result.dump(reply.data)
+        return WorkResult(value=reply, text=reply.text, result=result)
 
     def restore(self, end: WorkEnded) -> WorkResult:
-        """What it came to, from the record."""
+        """Return the reply that the log has."""
         data = None if self.result is None else self.result.restore(end.result)
         reply = Reply(text=end.text, data=data, usage=end.usage)
         return WorkResult(value=reply, text=end.text, result=end.result)
@@ -98,134 +91,112 @@ class PromptItem(WorkItem):
         collector: ResultCollector[Any] | None,
         pending: Sequence[PendingCall],
     ) -> Loop:
-        options = self.session.setup.options
-        tools = self._tools(ctx, collector, pending)
-        compactor = Compactor(work=ctx, options=options.compaction or None)
-        approval = options.approval
+        setup = self.session.setup
+        child_sessions = {one.call.id: one.task for one in pending if one.task is not None}
+        # The tools of the session come first and in their order, so that providers can cache them.
+        tools = {**self.session.tools(TaskRunner(work=ctx, known=child_sessions)), **self.tools}
+        if collector is not None:
+            tools.update((tool.name, tool) for tool in collector.tools())
+        compactor = Compactor(work=ctx, options=setup.options.compaction or None)
         return Loop(
             work=ctx,
             requester=ModelRequester(
                 work=ctx,
                 models=models,
+                system=self.session.system,
                 tools=specs_of(tools.values()),
                 thinking=self.thinking,
                 result=None if collector is None else collector.schema,
                 shorten=compactor.shorten,
             ),
-            calls=ToolRunner(
+            tools=ToolRunner(
                 work=ctx,
                 tools=tools,
-                context=self._context(),
-                approval=None if approval is None else ApprovalCheck(work=ctx, approval=approval),
+                context=ToolContext(
+                    session=str(ctx.event_log.key),
+                    sandbox=setup.workspace,
+                    env=self.session.registry.ctx.env,
+                    harness=self.session.registry.harness,
+                    aborted=self.aborted,
+                ),
+                approval=setup.options.approval,
             ),
             collector=collector,
-            settle=compactor.settle,
+            compact=compactor.compact_if_needed,
         )
 
-    def _tools(
-        self,
-        ctx: WorkContext,
-        collector: ResultCollector[Any] | None,
-        pending: Sequence[PendingCall],
-    ) -> dict[str, Tool]:
-        """Tools of the session first and in their order, so that a provider's cache holds."""
-        known = {one.call.id: one.task for one in pending if one.task is not None}
-        tools = {**self.session.tools(TaskRunner(work=ctx, known=known)), **self.tools}
-        if collector is not None:
-            tools.update((tool.name, tool) for tool in collector.tools())
-        return tools
-
-    def _context(self) -> ToolContext:
-        session = self.session
-        return ToolContext(
-            session=str(session.key),
-            sandbox=session.setup.workspace,
-            env=session.harness.env,
-            harness=session.harness,
-            aborted=self.aborted,
-        )
-
-    async def _resumed(
-        self, collector: ResultCollector[Any] | None, pending: Sequence[PendingCall]
-    ) -> LoopResult | None:
-        """The end that the record already has, for work that was killed right before it."""
-        conversation = self.session.event_log.conversation
+    async def _recorded_reply(
+        self, ctx: WorkContext, collector: ResultCollector[Any] | None
+    ) -> Reply[Any] | None:
+        """Return the reply that the log has if the process was killed just before the end."""
+        conversation = ctx.event_log.conversation
         work = conversation.work.get(self.work_id)
-        reply = None if work is None else work.reply
-        if reply is None or pending:
+        message = None if work is None else work.reply
+        if message is None:
             return None
         last = conversation.messages[-1] if conversation.messages else None
+        answered = isinstance(last, AssistantMessage) and not message.calls
         if collector is not None:
-            for call in reply.calls:
+            for call in message.calls:
                 if call.name in (FINISH, GIVE_UP):
                     await collector.replay(call)
-            if not reply.calls and isinstance(last, AssistantMessage):
-                collector.read(reply.text)
-            return collector.finish(reply.text, reply.model)
-        if isinstance(last, AssistantMessage) and not reply.calls:
-            return LoopResult(text=reply.text, model=reply.model)
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSettings:
-    """What a prompt asks for besides its text."""
-
-    result: Any = None
-    tools: Sequence[Any] = ()
-    model: Any = None
-    thinking: ThinkingLevel | None = None
-    timeout: float | None = None
-    budget: Budget | None = None
-    key: str | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether it asks for nothing of that."""
-        return self == PromptSettings(timeout=self.timeout, key=self.key)
+            if answered:
+                collector.read(message.text)
+            if not collector.finished(message.text):
+                return None
+        elif not answered:
+            return None
+        return Reply(
+            text=message.text,
+            data=None if collector is None else collector.value,
+            model=message.model,
+            usage=self.meter.usage,
+        )
 
 
 def new_prompt(
     session: SessionContext,
     kind: WorkKind,
     compose: Callable[[], Awaitable[UserMessage]],
-    settings: PromptSettings,
+    result: Any,
+    options: PromptOptions,
 ) -> PromptItem:
-    """A prompt that was not asked for before."""
-    options = session.setup.options
-    check_thinking(settings.thinking)
-    result = settings.result
+    """Return the work item of a new prompt. Raises `InvalidOption`."""
+    defaults = session.setup.options
+    thinking = check_thinking(options.get("thinking"))
+    models = check_models(options.get("model"))
+    timeout = check_timeout(options.get("timeout"))
     spec = result if result is None or isinstance(result, ResultSpec) else ResultSpec.of(result)
-    models = check_models(settings.model)
-    kept: dict[str, Any] = {
+    stored: dict[str, Any] = {
         "result": None if spec is None else spec.schema,
         "model": [one if isinstance(one, str) else one.name for one in models] or None,
-        "thinking": settings.thinking,
-        "timeout": check_timeout(settings.timeout),
+        "thinking": thinking,
+        "timeout": timeout,
     }
+    tools = options.get("tools")
     return PromptItem(
         session=session,
         kind=kind,
         compose=compose,
-        options={name: value for name, value in kept.items() if value is not None},
-        key=settings.key,
+        options={name: value for name, value in stored.items() if value is not None},
+        key=options.get("key"),
         result=spec,
-        tools=by_name(as_tools(settings.tools)),
-        models=models or options.model,
-        thinking=settings.thinking or options.thinking,
-        timeout=settings.timeout,
-        meter=session.new_meter(settings.budget),
+        tools=by_name(as_tools(tools)) if tools else {},
+        models=models or defaults.model,
+        thinking=thinking or defaults.thinking,
+        timeout=timeout,
+        meter=session.new_meter(options.get("budget")),
     )
 
 
 def resumed_prompt(session: SessionContext, work: WorkState) -> PromptItem:
-    """A prompt that a killed process has left, as far as the record tells what it was.
+    """Return the work item of a prompt that a killed process left unfinished.
 
-    Tools that were given with it are gone, and its result is what JSON decodes to.
+    Tools that were passed with it are lost, and its result is decoded JSON.
     """
-    options, kept = session.setup.options, work.options
-    objects = {one.name: one for one in options.model if not isinstance(one, str)}
-    result = kept.get("result")
+    defaults, options = session.setup.options, work.options
+    objects = {one.name: one for one in defaults.model if not isinstance(one, str)}
+    result = options.get("result")
 
     async def compose() -> UserMessage:
         return work.message or UserMessage(())
@@ -237,17 +208,13 @@ def resumed_prompt(session: SessionContext, work: WorkState) -> PromptItem:
         work_id=work.id,
         kind=work.kind,
         compose=compose,
-        options=kept,
+        options=options,
         key=work.key,
         result=None if result is None else ResultSpec.of(result),
         tools={},
-        models=[objects.get(name, name) for name in kept.get("model", ())] or options.model,
-        thinking=kept.get("thinking") or options.thinking,
-        timeout=kept.get("timeout"),
+        models=[objects.get(name, name) for name in options.get("model", ())] or defaults.model,
+        thinking=options.get("thinking") or defaults.thinking,
+        timeout=options.get("timeout"),
         meter=meter,
         message=work.message,
     )
-
-
-def _attempts(pending: Sequence[PendingCall]) -> dict[str, int]:
-    return {one.call.id: 1 for one in pending if one.started}

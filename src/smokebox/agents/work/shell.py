@@ -1,16 +1,15 @@
-"""A command of the program's own that the model gets to see, as a job."""
+"""The work item of `Session.shell`: a command of the program that the model gets to see."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smokebox.agents.events import ToolEnd, ToolOutput, ToolStart
 from smokebox.agents.log.records import MessageAdded, WorkAccepted
 from smokebox.agents.messages import Text, UserMessage
-from smokebox.agents.tools.bash import OUTPUT_DIRECTORY
-from smokebox.agents.tools.output import CommandOutput, OutputFiles
+from smokebox.agents.tools.output import OUTPUT_DIRECTORY, OutputBuffer, OutputFiles
 from smokebox.agents.work.item import WorkItem, WorkResult
 from smokebox.agents.workspace import no_workspace
 from smokebox.errors import SmokeboxError
@@ -20,24 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.agents.events import ToolStatus
+    from smokebox.agents.log.conversation import WorkState
     from smokebox.agents.log.records import WorkEnded, WorkKind
-    from smokebox.agents.log.work_state import WorkState
     from smokebox.agents.session_context import SessionContext
     from smokebox.agents.work.item import WorkContext
 
 
 REDACTED = "<redacted>"
 MAX_STREAM = 8 * 1024 * 1024
-# Shorter values are too likely to be part of something else.
-_SHORTEST_SECRET = 4
+# Shorter values are likely to occur in other text.
+_MIN_SECRET = 4
 
 
 @dataclass(slots=True, kw_only=True)
 class ShellItem(WorkItem):
-    """Runs a command in the workspace, and tells the model of it.
+    """Runs a command in the workspace, and adds it to the conversation.
 
-    The record has the names of `env`, never the values, and they are struck out of what the
-    command wrote. One that a killed process had begun is not run again.
+    The log has the names of `env`, never the values, which are redacted in the output too. A
+    command that a killed process had started is not run again.
     """
 
     kind: WorkKind = "shell"
@@ -45,7 +44,7 @@ class ShellItem(WorkItem):
     cwd: str | None
     env: Mapping[str, str]
     command_timeout: float | None
-    begun: bool = False
+    interrupted: bool = False
 
     @classmethod
     def resumed(cls, session: SessionContext, work: WorkState) -> ShellItem:
@@ -58,11 +57,11 @@ class ShellItem(WorkItem):
             cwd=options.get("cwd"),
             env={},
             command_timeout=None,
-            begun=work.attempts > 0 or "env" in options,
+            interrupted=work.attempts > 0 or "env" in options,
         )
 
     async def accept(self) -> WorkAccepted:
-        """The command, without any value of its environment."""
+        """Return the record, without the values of the environment."""
         options: dict[str, Any] = {"command": self._redact(self.command)}
         if self.cwd is not None:
             options["cwd"] = self.cwd
@@ -71,21 +70,21 @@ class ShellItem(WorkItem):
         return WorkAccepted(self.work_id, self.kind, None, options)
 
     async def run(self, ctx: WorkContext) -> WorkResult:
-        """Run it, unless a killed process may have done so."""
-        if self.begun:
-            self._tell("It is not known whether it ran: the process was killed meanwhile.")
+        """Run the command, unless a killed process may have run it."""
+        if self.interrupted:
+            self._add_message("It is not known whether it ran: the process was killed meanwhile.")
             raise SmokeboxError(
                 "the process was killed while the command ran: what it did is not known.",
-                hint="Look before running it again.",
+                hint="Check before running it again.",
                 command=self.command,
             )
         workspace = self.session.setup.workspace
         if workspace is None:
             raise no_workspace("session.shell")
         ctx.emit(ToolStart(self.work_id, "shell", {"command": self.command}))
-        began = time.monotonic()
-        output = CommandOutput()
-        streams = {"stdout": _Written(), "stderr": _Written()}
+        started_at = time.monotonic()
+        output = OutputBuffer()
+        streams = {"stdout": _Stream(), "stderr": _Stream()}
         try:
             async with workspace.exec_stream(
                 self.command, cwd=self.cwd, env=self.env, timeout=self.command_timeout
@@ -95,58 +94,52 @@ class ShellItem(WorkItem):
                     streams[chunk.stream].add(chunk.data)
                     ctx.emit(ToolOutput(self.work_id, chunk))
         except BaseException as error:
-            self._tell(f"It did not come to its end: {type(error).__name__}.")
+            self._add_message(f"It did not finish: {type(error).__name__}.")
             raise
-        ended = running.result
-        shown = self._redact(await output.shown(OutputFiles(workspace, OUTPUT_DIRECTORY), ended))
-        told = f"{shown}\n\nExit code: {ended.exit_code}".lstrip()
-        self._tell(told)
-        seconds = time.monotonic() - began
-        status: ToolStatus = "ok" if ended.success else "error"
-        ctx.emit(ToolEnd(self.work_id, "shell", status, told, seconds))
-        value = ExecResult(
-            exit_code=ended.exit_code,
-            stdout=streams["stdout"].text,
-            stderr=streams["stderr"].text,
-            truncated=ended.truncated or any(one.cut for one in streams.values()),
-            timed_out=ended.timed_out,
-            duration=ended.duration,
-            stdout_file=ended.stdout_file,
-            stderr_file=ended.stderr_file,
+        result = running.result
+        files = OutputFiles(workspace, OUTPUT_DIRECTORY)
+        shown = self._redact(await output.render(files, result))
+        text = f"{shown}\n\nExit code: {result.exit_code}".lstrip()
+        self._add_message(text)
+        seconds = time.monotonic() - started_at
+        status: ToolStatus = "ok" if result.success else "error"
+        ctx.emit(ToolEnd(self.work_id, "shell", status, text, seconds))
+        stdout, stderr = streams["stdout"], streams["stderr"]
+        value = replace(
+            result,
+            stdout="".join(stdout.texts),
+            stderr="".join(stderr.texts),
+            truncated=result.truncated or stdout.truncated or stderr.truncated,
         )
-        return WorkResult(value=value, text=told, result={"exit_code": ended.exit_code})
+        return WorkResult(value=value, text=text, result={"exit_code": result.exit_code})
 
     def restore(self, end: WorkEnded) -> WorkResult:
-        """How it ended; what it wrote is in the text."""
+        """Return the exit code that the log has; the text includes the output."""
         code = end.result.get("exit_code", 0) if isinstance(end.result, dict) else 0
         return WorkResult(value=ExecResult(exit_code=code, stdout=end.text), text=end.text)
 
-    def _tell(self, outcome: str) -> None:
+    def _add_message(self, outcome: str) -> None:
         text = f"The user ran this command:\n\n{self._redact(self.command)}\n\n{outcome}"
         message = UserMessage((Text(text),), signal="shell")
         self.session.event_log.add(MessageAdded(self.work_id, message))
 
     def _redact(self, text: str) -> str:
         for value in self.env.values():
-            if len(value) >= _SHORTEST_SECRET:
+            if len(value) >= _MIN_SECRET:
                 text = text.replace(value, REDACTED)
         return text
 
 
-class _Written:
-    """One stream of a command, as far as it is given to the caller."""
+@dataclass(slots=True)
+class _Stream:
+    """The start of one output stream, for the caller."""
 
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._size = 0
-        self.cut = False
+    texts: list[str] = field(default_factory=list)
+    size: int = 0
+    truncated: bool = False
 
     def add(self, text: str) -> None:
-        self._size += len(text)
-        self.cut = self._size > MAX_STREAM
-        if not self.cut:
-            self._pieces.append(text)
-
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
+        self.size += len(text)
+        self.truncated = self.size > MAX_STREAM
+        if not self.truncated:
+            self.texts.append(text)

@@ -15,10 +15,10 @@ from smokebox.agents.log.records import TaskEnded, TaskStarted, WorkAccepted
 from smokebox.agents.messages import Text, Usage, UserMessage
 from smokebox.agents.options import OMITTED
 from smokebox.agents.results import Reply, ResultSpec
-from smokebox.agents.setup import MAX_DEPTH, make_setup, task_spec
+from smokebox.agents.setup import MAX_DEPTH, make_setup
 from smokebox.agents.tools.tool import Tool, ToolResult, failure
 from smokebox.agents.work.item import WorkItem, WorkResult
-from smokebox.agents.workspace import open_sandbox, with_cwd
+from smokebox.agents.workspace import OpenSandbox, open_sandbox, with_cwd
 from smokebox.errors import Aborted, LimitReached, NotFound, SmokeboxError
 from smokebox.foundation.ids import new_id
 
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 
     from smokebox.agents.agent import Agent
     from smokebox.agents.events import Outcome
+    from smokebox.agents.log.conversation import WorkState
     from smokebox.agents.log.records import WorkEnded, WorkKind
-    from smokebox.agents.log.work_state import WorkState
+    from smokebox.agents.model import ToolSpec
     from smokebox.agents.session_context import SessionContext
     from smokebox.agents.setup import Setup
     from smokebox.agents.tools.tool import ToolContext
     from smokebox.agents.work.item import WorkContext
-    from smokebox.sandbox.api import SandboxApi
 
 
 PREFIX = "task:"
+"""Prefix of the names of child sessions."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskRunner:
-    """The tasks of one piece of work. `known` are child sessions of before a crash, by call."""
+    """Runs the tasks of one work item. `known` has child sessions from before a crash, by call."""
 
     work: WorkContext
     known: dict[str, str] = field(default_factory=dict)
 
-    async def do(
+    async def run(
         self,
         prompt: str,
         *,
@@ -56,23 +57,23 @@ class TaskRunner:
         call_id: str | None = None,
         timeout: float | None = None,
     ) -> Reply[Any]:
-        """Have a child session answer `prompt`, or go on where one was killed."""
+        """Send `prompt` to a child session, or resume one, and return its reply."""
         session, work = self.work.session, self.work
         depth = session.depth + 1
         if depth > MAX_DEPTH:
             raise LimitReached(
-                f"this task would be {depth} deep, and {MAX_DEPTH} is the most.",
-                hint="Do the work here instead of giving it away once more.",
+                f"tasks can be nested {MAX_DEPTH} deep, not {depth}.",
+                hint="Do the work here instead of starting another task.",
                 limit="depth",
             )
-        named = None if agent is None else find_subagent(session.setup.subagents or {}, agent)
+        subagent = None if agent is None else find_subagent(session.setup.subagents, agent)
         name = self.known.get(call_id or "") or f"{PREFIX}{session.name}:{new_id()}"
         await session.event_log.append(TaskStarted(work.work_id, name, call_id, agent))
         work.emit(TaskStart(name, agent, prompt))
         outcome: Outcome = "failed"
         meter = UsageMeter(None, work.meter)
         try:
-            async with child_session(session, name, named, cwd, meter) as child:
+            async with child_session(session, name, subagent, cwd, meter) as child:
                 reply = await child.run_task(
                     prompt,
                     result=result,
@@ -80,7 +81,7 @@ class TaskRunner:
                     listener=lambda event: work.emit(TaskEvent(name, event)),
                 )
             if meter.usage == Usage():
-                # Done before this process was there.
+                # Another process had already done the task.
                 meter.add(reply.usage)
             outcome = "completed"
             return reply
@@ -91,28 +92,26 @@ class TaskRunner:
             session.event_log.add(TaskEnded(name, outcome, meter.usage))
             work.emit(TaskEnd(name, outcome))
 
-    def tool(self) -> Tool:
-        """`task`, for the model."""
+    def tool(self, spec: ToolSpec) -> Tool:
+        """Return the `task` tool."""
 
         async def task(
             ctx: ToolContext, prompt: str, agent: str | None = None, cwd: str | None = None
         ) -> ToolResult:
             try:
-                reply = await self.do(prompt, agent=agent, cwd=cwd, call_id=ctx.call_id)
+                reply = await self.run(prompt, agent=agent, cwd=cwd, call_id=ctx.call_id)
             except SmokeboxError as error:
                 return failure(f"The task failed: {error}")
             stopped = f"\n\n[It was stopped: {reply.stopped}.]" if reply.stopped else ""
             return ToolResult(text=(reply.text or "(no answer)") + stopped)
 
-        spec = task_spec(self.work.session.setup.subagents or {})
         return Tool(
             name=spec.name,
             description=spec.description,
             parameters=spec.parameters,
             function=task,
             context="ctx",
-            # The child session is named in the record before it begins: a second run goes on
-            # with it, or is the first.
+            # The log names the child session before it starts, so that a second run resumes it.
             durable=True,
         )
 
@@ -121,31 +120,23 @@ class TaskRunner:
 async def child_session(
     parent: SessionContext, name: str, agent: Agent | None, cwd: str | None, meter: UsageMeter
 ) -> AsyncIterator[SessionContext]:
-    """The session of a task, in the sandbox of its parent unless its agent has its own."""
-    made = await _child_setup(parent, agent, cwd)
+    """Open the session of a task, in the sandbox of its parent unless its agent has its own."""
+    setup = await _child_setup(parent, agent, cwd)
     try:
-        child = await parent.registry.open(name, made.setup, parent=parent, meter=meter)
+        child = await parent.registry.open(name, setup, parent=parent, meter=meter)
         try:
             yield child
         finally:
             parent.registry.release(child)
     finally:
-        if made.setup.opened is not parent.setup.opened:
-            await made.setup.aclose()
-        if made.owned is not None:
-            await made.owned.aclose()
+        if setup is not parent.setup:
+            await setup.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildSetup:
-    setup: Setup
-    owned: SandboxApi | None = None
-
-
-async def _child_setup(parent: SessionContext, agent: Agent | None, cwd: str | None) -> _ChildSetup:
+async def _child_setup(parent: SessionContext, agent: Agent | None, cwd: str | None) -> Setup:
     setup = parent.setup
     if agent is None:
-        return _ChildSetup(setup if cwd is None else await setup.with_cwd(cwd))
+        return setup if cwd is None else await setup.with_cwd(cwd)
     ctx = parent.registry.ctx
     options = await resolve_settings(agent, ctx)
     options = replace(
@@ -153,20 +144,17 @@ async def _child_setup(parent: SessionContext, agent: Agent | None, cwd: str | N
         model=options.model or setup.options.model,
         approval=options.approval or setup.options.approval,
     )
-    at = cwd or options.cwd
+    cwd = cwd or options.cwd
+    opened = None
     if options.sandbox is not OMITTED:
-        opened = await open_sandbox(options, at, ctx)
-        sandbox = None if opened is None else opened.sandbox
-        workspace = None if opened is None else opened.workspace
-        owned = sandbox if opened is not None and opened.owned else None
-        own = await make_setup(agent, options, sandbox=sandbox, workspace=workspace)
-        return _ChildSetup(own, owned)
-    shared = setup.workspace if setup.workspace is None else await with_cwd(setup.workspace, at)
-    return _ChildSetup(await make_setup(agent, options, sandbox=setup.sandbox, workspace=shared))
+        opened = await open_sandbox(options, cwd, ctx)
+    elif setup.sandbox is not None and setup.workspace is not None:
+        opened = OpenSandbox(setup.sandbox, await with_cwd(setup.workspace, cwd), owned=False)
+    return await make_setup(agent, options, opened)
 
 
 def find_subagent(agents: Mapping[str, Agent], name: str) -> Agent:
-    """The agent of that name. Raises `NotFound` with the nearest."""
+    """Return an agent by name. Raises `NotFound`, whose hint has the nearest name."""
     if name in agents:
         return agents[name]
     near = difflib.get_close_matches(name, agents, n=1, cutoff=0.5)
@@ -176,7 +164,7 @@ def find_subagent(agents: Mapping[str, Agent], name: str) -> Agent:
 
 @dataclass(slots=True, kw_only=True)
 class TaskItem(WorkItem):
-    """Runs a task in a child session; the model of this session is not told."""
+    """Runs a task in a child session; this conversation does not see it."""
 
     kind: WorkKind = "task"
     prompt: str
@@ -203,7 +191,7 @@ class TaskItem(WorkItem):
         )
 
     async def accept(self) -> WorkAccepted:
-        """All that it takes to go on with it."""
+        """Return the record, with everything that resuming it takes."""
         options: dict[str, Any] = {"agent": self.agent, "cwd": self.cwd, "timeout": self.timeout}
         if self.result is not None:
             options["result"] = self.result.schema
@@ -214,16 +202,16 @@ class TaskItem(WorkItem):
 
     async def run(self, ctx: WorkContext) -> WorkResult:
         """Run the child session, or resume the one that a killed process started."""
-        children = ctx.event_log.conversation.tasks.values()
-        known = [one.session for one in children if one.work_id == self.work_id]
-        tasks = TaskRunner(work=ctx, known={"": known[0]} if known else {})
-        reply = await tasks.do(
+        tasks = ctx.event_log.conversation.tasks.values()
+        started = [task.session for task in tasks if task.work_id == self.work_id]
+        runner = TaskRunner(work=ctx, known={"": started[0]} if started else {})
+        reply = await runner.run(
             self.prompt, agent=self.agent, cwd=self.cwd, result=self.result, timeout=self.timeout
         )
         dumped = None if self.result is None else self.result.dump(reply.data)
         return WorkResult(value=reply, text=reply.text, result=dumped)
 
     def restore(self, end: WorkEnded) -> WorkResult:
-        """What it came to, from the record."""
+        """Return the reply that the log has."""
         data = None if self.result is None else self.result.restore(end.result)
         return WorkResult(value=Reply(text=end.text, data=data, usage=end.usage), text=end.text)

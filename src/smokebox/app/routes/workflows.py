@@ -7,59 +7,55 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from smokebox.app.events import last_offset
-from smokebox.app.request import answer
+from smokebox.app.request import json_response
 from smokebox.app.routes.submissions import (
-    aborting,
+    abort_open,
     accept_request,
-    accepted,
-    described,
-    submission_answer,
+    accepted_response,
+    describe,
+    submission_response,
 )
-from smokebox.app.streams import note_event
+from smokebox.app.streams import submission_event
 from smokebox.wire import submissions
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from smokebox.app.inbox import Submission
-    from smokebox.app.request import AppCall
+    from smokebox.app.inbox import StoredSubmission
+    from smokebox.app.request import AppRequest
 
-_MOST_RUNS = 100
+_MAX_RUNS = 100
 
 
-async def post(call: AppCall) -> Response:
+async def post(request: AppRequest) -> Response:
     """Start a run. `?wait=result` waits for its outcome."""
-    return await accepted(call, await accept_request(call, "workflow"))
+    return await accepted_response(request, await accept_request(request, "workflow"))
 
 
-async def runs(call: AppCall) -> Response:
+async def runs(request: AppRequest) -> Response:
     """List the latest runs of a workflow."""
-    name = call.app.project.find("workflow", call.part("name")).name
-    found = await call.app.inbox.runs(name, limit=_MOST_RUNS)
-    return answer(submissions.WorkList([described(one) for one in found]))
+    name = request.app.project.find("workflow", request.path_param("name")).name
+    found = await request.app.inbox.runs(name, limit=_MAX_RUNS)
+    return json_response(submissions.WorkList([describe(one) for one in found]))
 
 
-async def get(call: AppCall) -> Response:
+async def get(request: AppRequest) -> Response:
     """Return a run, or its events if the client accepts them."""
-    return await submission_answer(call, await _find(call))
+    return await submission_response(request, await _find(request))
 
 
-async def events(call: AppCall) -> Response:
+async def events(request: AppRequest) -> Response:
     """Return the events of a run after an offset."""
-    submission, after = await _find(call), last_offset(call.request)
-    notes = await call.app.inbox.notes(submission.id, after=after)
-    return answer(
-        submissions.Events(
-            [msgspec.Raw(note_event(one).data) for one in notes],
-            notes[-1].place if notes else after,
-        )
-    )
+    submission, after = await _find(request), last_offset(request.http)
+    events = await request.app.inbox.events(submission.id, after=after)
+    raw = [msgspec.Raw(submission_event(one).data) for one in events]
+    return json_response(submissions.Events(raw, events[-1].offset if events else after))
 
 
-async def abort(call: AppCall) -> Response:
+async def abort(request: AppRequest) -> Response:
     """Abort a run."""
-    return await aborting(call, (await _find(call)).target, None)
+    return await abort_open(request, (await _find(request)).target, None)
 
 
-async def _find(call: AppCall) -> Submission:
-    return await call.app.inbox.run(call.id)
+async def _find(request: AppRequest) -> StoredSubmission:
+    return await request.app.inbox.run(request.id)

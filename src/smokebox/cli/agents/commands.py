@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from smokebox.cli.options import AsJson  # noqa: TC001
+from smokebox.cli.options import AsJson, subcommands
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from smokebox.agents.agent import Agent
+    from smokebox.agents.log.records import StoredRecord
     from smokebox.agents.log.store import SessionKey, SessionStore, SessionSummary
     from smokebox.cli.agents.views import EventView
 
@@ -69,11 +70,11 @@ def run(
     if prompt is None:
         return _run_workflow(file, payload)
     from smokebox.agents.agent_file import load_agent
-    from smokebox.cli.agents.views import JsonView, TerminalView
+    from smokebox.cli.agents.views import JsonView, TextView
 
     text = sys.stdin.read() if prompt == "-" else prompt
     agent = load_agent(file)
-    view: EventView = JsonView() if json else TerminalView()
+    view: EventView = JsonView() if json else TextView()
     return asyncio.run(_prompt(agent, text, view, sandbox, model, id, resume, session))
 
 
@@ -162,18 +163,18 @@ async def _converse(
         resume_unfinished,
         watch,
     )
-    from smokebox.cli.agents.views import TerminalView
+    from smokebox.cli.agents.views import TextView
     from smokebox.cli.output import report
     from smokebox.errors import SmokeboxError
 
     async with open_harness(agent, sandbox=sandbox, model=model, id=id, resume=resume) as harness:
         session: Any = await harness.session()
-        await resume_unfinished(session, TerminalView())
+        await resume_unfinished(session, TextView())
         while (line := await read_line()) is not None:
             if not line.strip():
                 continue
             try:
-                await watch(session, session.prompt(line.rstrip("\n")), TerminalView())
+                await watch(session, session.prompt(line.rstrip("\n")), TextView())
             except SmokeboxError as error:
                 report(error)
     return 0
@@ -181,16 +182,11 @@ async def _converse(
 
 T = TypeVar("T")
 
-sessions = typer.Typer(
-    help="List, read and remove recorded conversations.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-)
+sessions = subcommands("List, read and remove recorded conversations.")
 
-Place = Annotated[
+Store = Annotated[
     str | None,
-    typer.Option("--store", metavar="PLACE", help="Session store: a file or a postgres:// URL."),
+    typer.Option("--store", metavar="FILE|URL", help="Session store: a file or postgres:// URL."),
 ]
 Name = Annotated[
     str,
@@ -211,12 +207,12 @@ def ls(
         str | None, typer.Option(metavar="ID", help="Only sessions of this conversation.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of sessions.")] = 100,
-    place: Place = None,
+    store: Store = None,
 ) -> int:
     """List sessions, most recently changed first."""
     from smokebox.cli.output import format_age, print_json, print_table
 
-    found = _with_store(place, lambda store: store.sessions(agent=agent, id=id, limit=limit))
+    found = _with_store(store, lambda opened: opened.sessions(agent=agent, id=id, limit=limit))
     if as_json:
         print_json(found)
         return 0
@@ -238,23 +234,19 @@ def ls(
 
 
 @sessions.command()
-def show(session: Name, full: Full = False, as_json: AsJson = False, place: Place = None) -> int:
+def show(session: Name, full: Full = False, as_json: AsJson = False, store: Store = None) -> int:
     """Print a conversation."""
     from smokebox.cli.agents.views import RecordView
 
     if as_json:
-        return export(session, place)
+        return export(session, store)
     view = RecordView(full=full)
 
-    async def work(store: SessionStore) -> None:
-        key = (await _find(store, session)).key
-        after = 0
-        while page := await store.read(key, after=after):
-            for stored in page:
-                view.show(stored)
-            after = page[-1].offset
+    async def work(opened: SessionStore) -> None:
+        async for stored in _records(opened, session):
+            view.show(stored)
 
-    _with_store(place, work)
+    _with_store(store, work)
     return 0
 
 
@@ -265,39 +257,33 @@ def tail(
     records: Annotated[
         int, typer.Option("--records", "-n", min=0, help="Number of last records to start with.")
     ] = 20,
-    place: Place = None,
+    store: Store = None,
 ) -> int:
     """Print the end of a conversation and follow it until Ctrl-C."""
-    import sys
-
     from smokebox.cli.agents.views import RecordView
 
     view = RecordView(full=full)
 
-    async def work(store: SessionStore) -> None:
-        found = await _find(store, session)
-        async for stored in store.follow(found.key, after=max(0, found.head - records)):
+    async def work(opened: SessionStore) -> None:
+        found = await _find(opened, session)
+        async for stored in opened.follow(found.key, after=max(0, found.head - records)):
             view.show(stored)
             sys.stdout.flush()
 
-    _with_store(place, work)
+    _with_store(store, work)
     return 0
 
 
 @sessions.command()
-def export(session: Name, place: Place = None) -> int:
+def export(session: Name, store: Store = None) -> int:
     """Print all records of a session as JSON lines."""
     import msgspec
 
-    async def work(store: SessionStore) -> None:
-        key = (await _find(store, session)).key
-        after = 0
-        while page := await store.read(key, after=after):
-            for stored in page:
-                typer.echo(msgspec.json.encode(stored))
-            after = page[-1].offset
+    async def work(opened: SessionStore) -> None:
+        async for stored in _records(opened, session):
+            typer.echo(msgspec.json.encode(stored))
 
-    _with_store(place, work)
+    _with_store(store, work)
     return 0
 
 
@@ -309,45 +295,53 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Remove a session even if an agent is using it.")
     ] = False,
-    place: Place = None,
+    store: Store = None,
 ) -> int:
     """Remove sessions, their records and tasks."""
 
-    async def work(store: SessionStore) -> None:
+    async def work(opened: SessionStore) -> None:
         for name in names:
-            key = (await _find(store, name)).key
+            key = (await _find(opened, name)).key
             if not force:
-                await _check_unused(store, key)
-            await store.delete(key)
+                await _check_unused(opened, key)
+            await opened.delete(key)
 
-    _with_store(place, work)
+    _with_store(store, work)
     return 0
 
 
-def _with_store(place: str | None, work: Callable[[SessionStore], Awaitable[T]]) -> T:
+def _with_store(location: str | None, work: Callable[[SessionStore], Awaitable[T]]) -> T:
     import asyncio
-    import os
 
     from smokebox.agents.log.persistence import open_store
     from smokebox.cli.project.folder import project_store
     from smokebox.errors import NotFound
 
-    if place is not None and "://" not in place and not os.path.exists(place):
+    if location is not None and "://" not in location and not os.path.exists(location):
         raise NotFound(
-            f"there is no session store {place}.",
+            f"there is no session store {location}.",
             hint="Omit --store to use that of the project or the state directory.",
             kind="store",
-            name=place,
+            name=location,
         )
 
     async def run() -> T:
-        store = open_store(project_store() or True if place is None else place)
+        store = open_store(project_store() or True if location is None else location)
         try:
             return await work(store)
         finally:
             await store.aclose()
 
     return asyncio.run(run())
+
+
+async def _records(store: SessionStore, name: str) -> AsyncIterator[StoredRecord]:
+    key = (await _find(store, name)).key
+    after = 0
+    while page := await store.read(key, after=after):
+        for stored in page:
+            yield stored
+        after = page[-1].offset
 
 
 async def _find(store: SessionStore, name: str) -> SessionSummary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from smokebox.agents.harness import init
 from smokebox.agents.log.persistence import open_store
 from smokebox.cli.output import notice
 from smokebox.errors import Aborted, NotFound
+from smokebox.foundation.signals import handle_signals
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from smokebox.agents.agent import Agent
     from smokebox.agents.harness import Harness
@@ -107,7 +109,7 @@ async def _read_line() -> str:
 
 async def watch(session: Session, operation: Operation[Any], view: EventView) -> int:
     """Show an operation until it ends, and return the exit code for it."""
-    with _abort_on_signals(operation):
+    with abort_on_signals(lambda number: operation.abort(f"received {number.name}")):
         async for event in operation:
             view.show(event)
             if isinstance(event, ApprovalNeeded):
@@ -128,22 +130,21 @@ async def resume_unfinished(session: Session, view: EventView) -> None:
 
 
 @contextlib.contextmanager
-def _abort_on_signals(operation: Operation[Any]) -> Iterator[None]:
-    """Abort the operation at the first signal; a second Ctrl-C ends this program."""
+def abort_on_signals(abort: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Call `abort` at the first of each signal; a second Ctrl-C ends this program.
+
+    If it returns a coroutine, it runs as a task.
+    """
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    tasks: list[asyncio.Task[object]] = []
 
     def stop(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
-        operation.abort(f"received {number.name}")
+        if inspect.iscoroutine(work := abort(number)):
+            tasks.append(loop.create_task(work))
 
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
-    try:
+    with handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), stop):
         yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 async def _ask_approval(session: Session, event: ApprovalNeeded) -> None:

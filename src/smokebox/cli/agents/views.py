@@ -50,15 +50,15 @@ from smokebox.agents.log.records import (
     WorkEnded,
     WorkStarted,
 )
-from smokebox.agents.messages import Image, Text, Thinking, ToolCall, UserMessage
+from smokebox.agents.messages import ImagePart, Text, Thinking, ToolCall, UserMessage
 
 if TYPE_CHECKING:
     from smokebox.agents.events import Event
     from smokebox.agents.messages import Usage
 
 
-_MOST_LINES = 12
-_WIDEST = 100
+_MAX_LINES = 12
+_MAX_WIDTH = 100
 
 
 class EventView(Protocol):
@@ -78,7 +78,7 @@ class JsonView:
         sys.stdout.flush()
 
 
-class TerminalView:
+class TextView:
     """Prints the agent's text, its tool calls and their output as they come.
 
     Text goes to stdout, everything else to stderr.
@@ -125,21 +125,21 @@ class TerminalView:
     def _(self, event: ToolOutput) -> None:
         # A few lines show progress; the model sees all of it.
         seen = self._lines.get(event.call_id, 0)
-        if seen < _MOST_LINES:
+        if seen < _MAX_LINES:
             self._continue("")
-            for line in event.chunk.data.splitlines()[: _MOST_LINES - seen]:
-                self._note(f"  {line[:_WIDEST]}")
+            for line in event.chunk.data.splitlines()[: _MAX_LINES - seen]:
+                self._note(f"  {line[:_MAX_WIDTH]}")
         self._lines[event.call_id] = seen + event.chunk.data.count("\n")
 
     @_write.register
     def _(self, event: ToolEnd) -> None:
         self._continue("")
-        hidden = self._lines.pop(event.call_id, 0) - _MOST_LINES
+        hidden = self._lines.pop(event.call_id, 0) - _MAX_LINES
         if hidden > 0:
             self._note(f"  ... {hidden} more lines")
         if event.status != "ok":
             first = event.text.strip().partition("\n")[0]
-            self._note(f"  {event.status}: {first[:_WIDEST]}", fg="yellow")
+            self._note(f"  {event.status}: {first[:_MAX_WIDTH]}", fg="yellow")
         elif event.seconds >= 1:
             self._note(f"  {event.seconds:.1f} s")
 
@@ -172,7 +172,9 @@ class TerminalView:
     def _(self, event: TaskStart) -> None:
         self._continue("")
         name = event.agent or "task"
-        self._note(f"▶ {name}: {event.prompt.strip().partition(chr(10))[0][:_WIDEST]}", fg="cyan")
+        self._note(
+            f"▶ {name}: {event.prompt.strip().partition(chr(10))[0][:_MAX_WIDTH]}", fg="cyan"
+        )
 
     @_write.register
     def _(self, event: TaskEvent) -> None:
@@ -224,14 +226,14 @@ def _plain(event: Any) -> dict[str, Any]:
 
 
 def _short(arguments: object) -> str:
-    """Format arguments on one line: the most telling one alone, or all as JSON."""
+    """Format arguments on one line: the most important one alone, or all as JSON."""
     if isinstance(arguments, dict):
         for name in ("command", "path", "pattern", "description", "prompt", "name"):
             if isinstance(value := arguments.get(name), str):
                 line = " ".join(value.split())
-                return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+                return line if len(line) <= _MAX_WIDTH else f"{line[: _MAX_WIDTH - 3]}..."
     text = json.dumps(arguments, ensure_ascii=False) if arguments else ""
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 3]}..."
 
 
 def _parse(arguments: str) -> object:
@@ -275,7 +277,7 @@ class RecordView:
 
     @_write.register(WorkAccepted | ReplyStarted | ReplyDelta | ToolStarted)
     def _(self, record: object) -> None:
-        """Print nothing: a later record has the outcome."""
+        """Print nothing: a later record has the result."""
 
     @_write.register
     def _(self, record: SessionCreated) -> None:
@@ -291,7 +293,7 @@ class RecordView:
 
     @_write.register
     def _(self, record: ResourcesChanged) -> None:
-        self._say_user(record.message)
+        self._show_user(record.message)
 
     @_write.register
     def _(self, record: WorkStarted) -> None:
@@ -300,7 +302,7 @@ class RecordView:
 
     @_write.register
     def _(self, record: MessageAdded) -> None:
-        self._say_user(record.message)
+        self._show_user(record.message)
 
     @_write.register
     def _(self, record: ReplyEnded) -> None:
@@ -365,10 +367,10 @@ class RecordView:
         if record.error:
             self._note(f"  {record.error.get('message', record.error)}", "yellow")
 
-    def _say_user(self, message: UserMessage) -> None:
+    def _show_user(self, message: UserMessage) -> None:
         mark = ">" if message.signal is None else f"[{message.signal}]"
         for part in message.parts:
-            if isinstance(part, Image):
+            if isinstance(part, ImagePart):
                 self._note(f"{mark} [{part.media_type}, {part.size} bytes]")
             elif message.signal is None:
                 typer.secho(f"{mark} {part.text.rstrip()}", bold=True)
@@ -384,7 +386,7 @@ class RecordView:
         else:
             shown, hidden = lines[: self._lines], len(lines) - self._lines
         for line in shown:
-            self._note(f"  {line if self._full else line[:_WIDEST]}")
+            self._note(f"  {line if self._full else line[:_MAX_WIDTH]}")
         if hidden:
             self._note(f"  ... {hidden} more lines")
 

@@ -94,7 +94,7 @@ def _prompt_agent(facts: ProjectFacts, url: str, report: Callable[[str], None]) 
         if isinstance(agent, ServedAgent) and agent.trigger.signature is None:
             done = _request(url, f"/agents/{name}/trial?wait=result", {"message": "Hello"})
             if done.get("outcome") != "completed":
-                error = done.get("error") or {}
+                error = done.get("failure") or done.get("error") or {}
                 raise SmokeboxError(f"{name} does not answer: {error.get('message', done)}")
             report(
                 f"{name} answers: {json.dumps(done['result']['text'], ensure_ascii=False)[:100]}"

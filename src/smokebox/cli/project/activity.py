@@ -1,4 +1,4 @@
-"""Activity of an app in a terminal: records of its sessions, and notes of its runs."""
+"""Activity of an app in a terminal: records of its sessions, and events of its runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ActivityView:
         self._view = RecordView()
         self._since = time.time()
         self._sessions: dict[tuple[SessionKey, float], int] = {}
-        self._noted: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self._last: object = None
 
     async def follow(self) -> None:
@@ -61,8 +61,8 @@ class ActivityView:
             if one.updated_at >= self._since and one.head > self._seen(one):
                 await self._show_session(one)
         since = max(self._since, time.time() - _RECENT_SECONDS)
-        for id, target in await self._inbox.lately(since):
-            await self._show_notes(id, target)
+        for id, target in await self._inbox.recent(since):
+            await self._show_events(id, target)
         sys.stdout.flush()
 
     def _seen(self, one: SessionSummary) -> int:
@@ -77,37 +77,36 @@ class ActivityView:
             if not page:
                 continue
             name = f"{key.agent}/{key.id}"
-            self._head(key, name if key.session == "default" else f"{name}/{key.session}")
+            self._print_heading(key, name if key.session == "default" else f"{name}/{key.session}")
             for stored in page:
                 self._view.show(stored)
 
-    async def _show_notes(self, id: str, target: WorkTarget) -> None:
-        after = self._noted.get(id, 0)
-        for note in await self._inbox.notes(id, after=after):
-            self._noted[id] = note.place
-            event: dict[str, Any] = msgspec.json.decode(note.data)
-            # The outcome of an agent is in its record, unless it failed before it had one.
+    async def _show_events(self, id: str, target: WorkTarget) -> None:
+        for stored in await self._inbox.events(id, after=self._offsets.get(id, 0)):
+            self._offsets[id] = stored.offset
+            event: dict[str, Any] = msgspec.json.decode(stored.data)
+            # The outcome of an agent is in its records, unless it failed before it had any.
             if event.get("error") is None and self._is_agent(target):
                 continue
             name = f"{target.name}/{target.id}"
-            self._head(
+            self._print_heading(
                 id,
                 f"workflows/{target.name} {target.id[:8]}" if target.kind == "workflow" else name,
             )
-            _print_note(event.pop("event"), event)
+            _print_event(event.pop("event"), event)
 
     def _is_agent(self, target: WorkTarget) -> bool:
         return isinstance(self._app.project.agents.get(target.name), ServedAgent) and (
             target.kind == "agent"
         )
 
-    def _head(self, of: object, name: str) -> None:
-        if of != self._last:
+    def _print_heading(self, source: object, name: str) -> None:
+        if source != self._last:
             typer.secho(f"── {name}", fg="blue")
-        self._last = of
+        self._last = source
 
 
-def _print_note(event: str, fields: dict[str, Any]) -> None:
+def _print_event(event: str, fields: dict[str, Any]) -> None:
     level = str(fields.pop("level", ""))
     text = fields.pop("message", event)
     if event == "ended":

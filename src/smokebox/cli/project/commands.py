@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from smokebox import __version__
 from smokebox.cli.project.folder import EnvFile, Folder, Host, Port, enter
+from smokebox.errors import Conflict
 
 
 def init(
@@ -21,10 +23,24 @@ def init(
 
     It runs without an API key. Existing files are not overwritten.
     """
-    from smokebox.cli.project.starter import write_starter
+    from smokebox.cli.templates import render
 
     root = Path(folder)
-    for file in write_starter(root):
+    name = re.sub(r"[^a-z0-9]+", "-", root.absolute().name.lower()).strip("-") or "app"
+    files = render("starter", name=name, version=__version__)
+    if existing := [file for file in files if (root / file).exists()]:
+        raise Conflict(
+            f"{root} already has {', '.join(existing)}.",
+            hint="Pass the name of a new folder: smokebox init NAME.",
+            kind="file",
+            name=existing[0],
+        )
+    for file, text in files.items():
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # "x": a file that appeared in the meantime is not overwritten either.
+        with path.open("x") as to:
+            to.write(text)
         typer.echo(f"  {file}")
     cd = "" if root.absolute() == Path.cwd() else f"cd {shlex.quote(folder)} && "
     typer.echo(f"\nNext: {cd}smokebox dev")
@@ -95,8 +111,9 @@ def app(
 ) -> int:
     """Serve the agents and workflows of a project in production.
 
-    A file with an error stops the start. Other machines need a key of SMOKEBOX_APP_KEYS. After
-    SIGTERM, work in progress may finish; the rest is resumed by the next start.
+    Fails to start if a file has an error. Requests from other machines need one of
+    SMOKEBOX_APP_KEYS. After SIGTERM, work in progress may finish; the next start resumes the
+    rest.
     """
     import logging
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from smokebox.app.app import App
-from smokebox.app.inbox import AppInbox, SubmissionResult, WorkTarget
+from smokebox.app.inbox import AppInbox, SubmissionOutcome, WorkTarget
 from smokebox.app.runner import Runner
+from smokebox.cli.agents.conversation import ABORTED, abort_on_signals
 from smokebox.cli.project.activity import ActivityView
 from smokebox.errors import Aborted, InvalidOption
 from smokebox.foundation.ids import new_global_id
 from smokebox.wire.failure import error_of, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smokebox.app.inbox import Submission
+    from smokebox.app.inbox import StoredSubmission
 
 
-ABORTED = 130
+_ABORTED_BY_SIGNAL = SubmissionOutcome(
+    "aborted", error=failure_of(Aborted("the run was aborted.", reason="signal"))
+)
 
 
 def run_workflow(name: str, payload: str | None, *, folder: Path) -> int:
@@ -38,12 +38,12 @@ def run_workflow(name: str, payload: str | None, *, folder: Path) -> int:
     app.project.find("workflow", name)
     with contextlib.redirect_stdout(sys.stderr):
         done = asyncio.run(_run(app, name, value))
-    assert done.ending is not None
-    if done.ending.outcome == "completed":
-        typer.echo(json.dumps(done.ending.result, ensure_ascii=False, indent=2))
+    assert done.outcome is not None
+    if done.outcome.status == "completed":
+        typer.echo(json.dumps(done.outcome.result, ensure_ascii=False, indent=2))
         return 0
-    assert done.ending.error is not None
-    error = error_of(done.ending.error)
+    assert done.outcome.error is not None
+    error = error_of(done.outcome.error)
     if isinstance(error, Aborted):
         typer.secho(f"smokebox: {error.message}", err=True, fg="yellow")
         return ABORTED
@@ -71,8 +71,8 @@ def read_payload(text: str | None) -> Any:
         ) from None
 
 
-async def _run(app: App, name: str, payload: Any) -> Submission:
-    """Run it in a separate inbox: submissions to the app are left to the server of the app."""
+async def _run(app: App, name: str, payload: Any) -> StoredSubmission:
+    """Run a workflow in a temporary inbox: that of the app belongs to its server."""
     await app.start(work=False)
     with tempfile.TemporaryDirectory() as folder:
         inbox = AppInbox(os.path.join(folder, "inbox.db"))
@@ -83,7 +83,7 @@ async def _run(app: App, name: str, payload: Any) -> Submission:
         try:
             submission = await inbox.accept(target, payload)
             runner.start()
-            with _abort_on_signals(inbox, submission.id):
+            with abort_on_signals(lambda _: inbox.abort(submission.id, _ABORTED_BY_SIGNAL)):
                 done = await inbox.wait(submission.id)
             watching.cancel()
             await asyncio.wait([watching])
@@ -95,26 +95,3 @@ async def _run(app: App, name: str, payload: Any) -> Submission:
             await runner.stop()
             await inbox.aclose()
             await app.stop(0)
-
-
-@contextlib.contextmanager
-def _abort_on_signals(inbox: AppInbox, id: str) -> Iterator[None]:
-    """Abort the run at the first signal; a second Ctrl-C ends this program."""
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[bool]] = set()
-    ending = SubmissionResult(
-        "aborted", error=failure_of(Aborted("the run was aborted.", reason="signal"))
-    )
-
-    def stop(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
-        tasks.add(loop.create_task(inbox.abort(id, ending)))
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -48,7 +48,7 @@ def sh(
     env: Env = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Kill the command or script after this."),
+        typer.Option(metavar="SECONDS", help="Kill the command or script after this time."),
     ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", "-i", help="Pass standard input to the command of -c.")

@@ -1,6 +1,6 @@
 """Working directory of an interactive shell between two commands.
 
-A sandbox with a persistent shell is asked for it. On the host each command is a new bash,
+A sandbox with a persistent shell reports it. On the host each command is a new bash,
 which reports its directory as it exits: a file that bash reads first (`BASH_ENV`) sets an
 EXIT trap that writes the directory into a file beside it, and sets `$?` to its last value.
 The command itself is passed on unchanged.

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Self
 
-from smokebox.cli.output import report
+from smokebox.cli.output import report, write_chunk
 from smokebox.errors import SmokeboxError
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class InteractiveShell:
         )
         async with running as output:
             async for chunk in output:
-                stream = sys.stdout if chunk.stream == "stdout" else sys.stderr
-                stream.write(chunk.data)
-                stream.flush()
+                write_chunk(chunk.stream, chunk.data)
                 self._line_is_open = not chunk.data.endswith("\n")
         return running.exit_code
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.cli.remote import find_sandbox, print_output, run_with_client
 from smokebox.errors import SandboxGone, SmokeboxError
+from smokebox.foundation.signals import handle_signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -128,7 +129,7 @@ async def _send_keys(terminal: Terminal) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def _send_resizes(terminal: Terminal) -> AsyncIterator[None]:
     """Resize the remote terminal with this one within the block."""
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    changed = asyncio.Event()
 
     async def follow() -> None:
         while True:
@@ -137,12 +138,9 @@ async def _send_resizes(terminal: Terminal) -> AsyncIterator[None]:
             size = _window_size()
             await terminal.resize(cols=size.columns, rows=size.lines)
 
-    loop.add_signal_handler(signal.SIGWINCH, changed.set)
-    try:
+    with handle_signals((signal.SIGWINCH,), lambda _: changed.set()):
         async with _background(follow()):
             yield
-    finally:
-        loop.remove_signal_handler(signal.SIGWINCH)
 
 
 @contextlib.asynccontextmanager

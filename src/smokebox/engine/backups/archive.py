@@ -1,6 +1,6 @@
-"""A directory of a sandbox as one file, and back: a tar archive, compressed with zstd.
+"""Directories of a sandbox as one file each: a tar archive, compressed with zstd.
 
-Everything here blocks, and runs in a thread that acts as the root of the sandbox.
+Everything here blocks, and runs in a thread that acts as root of the sandbox.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.backups.ignore_rules import IgnoreRules
-from smokebox.engine.disk import room
+from smokebox.engine.disk import available_bytes
 from smokebox.engine.files.archive_reader import ArchiveReader
-from smokebox.engine.files.archive_writer import ArchiveWriter, packed
-from smokebox.engine.files.descriptors import LIST, closing, naming
+from smokebox.engine.files.archive_writer import ArchiveWriter
+from smokebox.engine.files.descriptors import LIST, closing, path_errors
 from smokebox.engine.files.patterns import Patterns
 from smokebox.engine.files.replacement import TEMPORARY, write_all
 from smokebox.engine.workers import checkpoint
@@ -24,22 +24,21 @@ from smokebox.errors import BadSnapshot, PathError, PathNotDirectory, StorageFul
 from smokebox.types import Extracted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
-    from smokebox.engine.files.rooted import Rooted
+    from smokebox.engine.files.rooted_files import RootedFiles
 
-PIECE = 1 << 20
-# What is written between two looks at how much room the host has.
-LOOK_EVERY = 32 << 20
+CHUNK = 1 << 20
+# Bytes written between two checks of the host's free space.
+CHECK_EVERY = 32 << 20
 _THREADS = 2
-# What each thread takes at a time. By default it is so much that all of it together is hundreds
-# of megabytes.
-_JOB = 1 << 20
+# Input of each thread at a time. The default would take hundreds of megabytes.
+_JOB_SIZE = 1 << 20
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far something is, for whoever asks meanwhile."""
+    """Progress of a backup or a restore, read by other tasks."""
 
     total: int | None = None
     bytes: int = 0
@@ -48,7 +47,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions:
-    """What of a directory is packed, and how hard it is compressed."""
+    """Filters and the level of compression."""
 
     excludes: tuple[str, ...]
     gitignore: bool
@@ -57,7 +56,7 @@ class ArchiveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSummary:
-    """An archive that is whole."""
+    """Sizes and checksum of a complete archive."""
 
     size: int
     bytes: int
@@ -67,40 +66,40 @@ class ArchiveSummary:
 
 
 def write(
-    files: Rooted, path: str, target: int, choice: ArchiveOptions, tally: Progress
+    files: RootedFiles, path: str, target: int, options: ArchiveOptions, progress: Progress
 ) -> ArchiveSummary:
-    """Pack a directory into an open file, which is on the disk when this returns."""
-    # Here, as most engines never make a backup.
+    """Pack a directory into an open file, and sync that to disk."""
+    # Imported here, as most engines never make a backup.
     import zstandard
 
-    out = _Out(target)
-    packing = ArchiveWriter(files, path, exact=True)
+    output = _Output(target)
+    writer = ArchiveWriter(files, path, exact=True)
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        choice.compression, write_checksum=True, threads=_THREADS, job_size=_JOB
+        options.compression, write_checksum=True, threads=_THREADS, job_size=_JOB_SIZE
     )
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    with naming(path), closing(files.open(path, LIST)) as top:
-        for piece in packed(files, path, packing, _skip(top, choice)):
+    with path_errors(path), closing(files.open(path, LIST)) as top:
+        for chunk in writer.chunks(_filter(top, options)):
             checkpoint()
-            out.write(compressor.compress(piece))
-            tally.bytes = packing.bytes
-    out.write(compressor.flush())
-    out.finish()
+            output.write(compressor.compress(chunk))
+            progress.bytes = writer.bytes
+    output.write(compressor.flush())
+    output.finish()
     return ArchiveSummary(
-        size=out.size,
-        bytes=packing.bytes,
-        files=packing.files,
-        disk=packing.disk,
-        checksum=out.digest.hexdigest(),
+        size=output.size,
+        bytes=writer.bytes,
+        files=writer.files,
+        disk=writer.disk,
+        checksum=output.digest.hexdigest(),
     )
 
 
-def _skip(top: int, choice: ArchiveOptions) -> Callable[[str], bool]:
-    patterns = Patterns("excludes", choice.excludes)
-    ignored = IgnoreRules(top) if choice.gitignore else None
+def _filter(top: int, options: ArchiveOptions) -> Callable[[str], bool]:
+    patterns = Patterns("excludes", options.excludes)
+    ignored = IgnoreRules(top) if options.gitignore else None
 
     def skip(path: str) -> bool:
-        # What is in the making, such as another restore, is not of the user.
+        # Temporary files, such as those of a restore, are not the user's.
         if TEMPORARY.fullmatch(path.rpartition("/")[2]):
             return True
         return patterns.cover(path) or (ignored is not None and ignored(path))
@@ -108,19 +107,19 @@ def _skip(top: int, choice: ArchiveOptions) -> Callable[[str], bool]:
     return skip
 
 
-class _Out:
-    """The file of an archive: its bytes are gathered, summed and written."""
+class _Output:
+    """The file of an archive, with its size and checksum."""
 
     def __init__(self, fd: int) -> None:
         self.size = 0
         self.digest = hashlib.sha256()
         self._fd = fd
         self._pending = bytearray()
-        self._look_at = 0
+        self._next_check = 0
 
     def write(self, data: bytes) -> None:
         self._pending += data
-        if len(self._pending) >= PIECE:
+        if len(self._pending) >= CHUNK:
             self._flush()
 
     def finish(self) -> None:
@@ -128,9 +127,9 @@ class _Out:
         os.fsync(self._fd)
 
     def _flush(self) -> None:
-        if self.size >= self._look_at:
-            self._look_at = self.size + LOOK_EVERY
-            if room(self._fd) < LOOK_EVERY:
+        if self.size >= self._next_check:
+            self._next_check = self.size + CHECK_EVERY
+            if available_bytes(self._fd) < CHECK_EVERY:
                 raise _no_room()
         self.digest.update(self._pending)
         try:
@@ -143,54 +142,44 @@ class _Out:
         self._pending.clear()
 
 
-def unpack(files: Rooted, top: int, path: str, source: int, tally: Progress) -> Extracted:
-    """Unpack the archive in an open file into an empty open directory, as it was packed.
+def unpack(files: RootedFiles, top: int, path: str, source: int, progress: Progress) -> Extracted:
+    """Unpack the archive in an open file into an empty open directory, exactly as packed.
 
-    Owners are kept where the sandbox has users of its own. `path` is for errors.
+    Owners are kept if the sandbox has several users. `path` is for errors.
     """
     import zstandard
 
     result = Extracted()
-    unpacking = ArchiveReader(files, top, path, result, files.owner.count > 1, None, exact=True)
-    with contextlib.closing(unpacking.run()) as run, open(source, "rb", closefd=False) as file:
-        next(run)
+    reader = ArchiveReader(files, top, path, result, files.owner.count > 1, None, exact=True)
+    with contextlib.closing(reader), open(source, "rb", closefd=False) as file:
         try:
             with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as stream:
-                while data := stream.read(PIECE):
+                while data := stream.read(CHUNK):
                     checkpoint()
-                    with unpacking.failing():
-                        if not _taken(run, data):
+                    with reader.failures():
+                        if reader.feed(data):
                             return result
-                    tally.bytes = result.bytes
+                    progress.bytes = result.bytes
         except zstandard.ZstdError as error:
             raise BadSnapshot(f"the archive is damaged: {error}.") from error
     raise BadSnapshot("the archive ends too early.")
 
 
-def _taken(run: Generator[None, bytes, None], data: bytes) -> bool:
-    """Whether more is needed."""
-    try:
-        run.send(data)
-    except StopIteration:
-        return False
-    return True
-
-
-def check_directory(files: Rooted, path: str) -> None:
-    """Raise unless a directory is there that can be packed."""
+def check_directory(files: RootedFiles, path: str) -> None:
+    """Raise unless `path` is a directory that can be packed."""
     if path == "/":
         raise PathError(
             path,
             "a backup is of a directory, not of the whole sandbox.",
-            hint="Name a directory, such as /workspace.",
+            hint="Pass a directory, such as /workspace.",
         )
     if not files.info(path).is_directory:
-        raise PathNotDirectory(path, hint="Name the directory that it is in.")
+        raise PathNotDirectory(path, hint="Pass the directory that it is in.")
 
 
 def _no_room() -> StorageFull:
     return StorageFull(
         "backups",
         "the host's disk has no room for this backup.",
-        hint="Delete backups, leave something out with excludes=, or free some.",
+        hint="Delete backups, exclude files with excludes=, or free disk space.",
     )

@@ -1,7 +1,7 @@
-"""Where the archives of backups are kept: in the state directory, or in a bucket.
+"""Stores of the archives of backups: the state directory, or a bucket.
 
-An archive is made in the state directory in any case: how long a sandbox is read does not
-depend on a network. Credentials of a bucket are those of this process and go nowhere else.
+An archive is always written in the state directory first, so that reading the sandbox does not
+wait for a network. The credentials of a bucket are those of this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from smokebox.engine.disk import room
+from smokebox.engine.disk import available_bytes
 from smokebox.engine.names import check_id
 from smokebox.engine.record.rows import BackupRow
 from smokebox.errors import (
@@ -32,40 +32,40 @@ from smokebox.sandbox.access import Access
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from smokebox.sandbox.stores import Target
+    from smokebox.sandbox.stores import StoreTarget
 
 
 PART = ".part"
 ARCHIVE = ".tar.zst"
 MANIFEST = ".json"
-PIECE = 1 << 20
+CHUNK = 1 << 20
 
-_PART_OF_UPLOAD = 16 << 20
-_UPLOADS_AT_ONCE = 4
+_UPLOAD_PART_SIZE = 16 << 20
+_MAX_UPLOADS = 4
 
 
 class ArchiveStore(Protocol):
-    """A place for archives, by the ids of their backups."""
+    """A store of archives, by the ids of their backups."""
 
     @property
     def place(self) -> str:
-        """What it is called in the record; empty for the state directory."""
+        """Name of the store in the record; empty for the state directory."""
         ...
 
     async def keep(self, row: BackupRow, part: str) -> None:
-        """Take a whole archive from a file, which is gone then. After it, it is there for good."""
+        """Store a complete archive durably. The file `part` is moved or removed."""
         ...
 
     def fetch(self, row: BackupRow) -> contextlib.AbstractAsyncContextManager[str]:
-        """The archive as a file of this machine, once its checksum was found to be right."""
+        """Return the path of a local file with the archive, after its checksum was verified."""
         ...
 
     async def find(self, id: str) -> BackupRow | None:
-        """The backup that is kept here under that id, whatever the record knows of it."""
+        """Return the backup that is stored here, independent of the record."""
         ...
 
     async def remove(self, id: str) -> None:
-        """Remove an archive, or what there is of it. Absence is fine."""
+        """Remove an archive, complete or not. Absence is fine."""
         ...
 
 
@@ -79,30 +79,30 @@ class FolderArchiveStore:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def part(self, id: str) -> str:
-        """Where an archive is while it is made, or on its way."""
+        """Return the path of an incomplete archive."""
         return os.path.join(self.folder, id + PART)
 
     async def keep(self, row: BackupRow, part: str) -> None:
-        """Give a file its name, and then its"""
+        """Rename an archive, then write its manifest."""
         await asyncio.to_thread(self._keep, row, part)
 
     @contextlib.asynccontextmanager
     async def fetch(self, row: BackupRow) -> AsyncIterator[str]:
-        """The file itself."""
+        """Return the path of the archive itself."""
         path = self._archive(row.id)
         check_checksum(row, await asyncio.to_thread(checksum, row, path))
         yield path
 
     async def find(self, id: str) -> BackupRow | None:
-        """The backup by its"""
+        """Find a backup by its manifest."""
         return await asyncio.to_thread(self._find, id)
 
     async def remove(self, id: str) -> None:
-        """Remove the file, whole or in the making."""
+        """Remove the files of a backup."""
         await asyncio.to_thread(self._remove, id)
 
     def sweep(self, known: set[str]) -> list[BackupRow]:
-        """Remove what is of no backup; those that have all but a place in the record, give."""
+        """Remove files that belong to no backup; return complete backups that are not `known`."""
         found: dict[str, BackupRow] = {}
         for name in os.listdir(self.folder):
             id, _, _ = name.partition(".")
@@ -114,23 +114,23 @@ class FolderArchiveStore:
                 _unlink(os.path.join(self.folder, name))
         return list(found.values())
 
-    def check_room(self, size: int = 0) -> None:
-        """Raise `StorageFull` unless so many bytes have room, besides what the host keeps."""
-        if room(self.folder) < size:
+    def check_room(self, size: int) -> None:
+        """Raise `StorageFull` unless there is room for `size` bytes besides the host's reserve."""
+        if available_bytes(self.folder) < size:
             raise StorageFull(
                 self.folder,
                 f"the host's disk has no room for a backup ({size} bytes and its reserve).",
-                hint="Delete backups, or have them kept in a bucket: `smokebox serve --backups`.",
+                hint="Delete backups, or keep them in a bucket: `smokebox serve --backups`.",
             )
 
     def _keep(self, row: BackupRow, part: str) -> None:
         os.rename(part, self._archive(row.id))
-        told = self._manifest(row.id)
-        with open(told + PART, "xb", opener=_private) as file:
+        manifest = self._manifest(row.id)
+        with open(manifest + PART, "xb", opener=_open_private) as file:
             file.write(encode_manifest(row))
             file.flush()
             os.fsync(file.fileno())
-        os.rename(told + PART, told)
+        os.rename(manifest + PART, manifest)
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -139,8 +139,8 @@ class FolderArchiveStore:
 
     def _remove(self, id: str) -> None:
         # The manifest first: without it there is no backup.
-        told = self._manifest(id)
-        for path in (told, told + PART, self._archive(id), self.part(id)):
+        manifest = self._manifest(id)
+        for path in (manifest, manifest + PART, self._archive(id), self.part(id)):
             _unlink(path)
 
     def _find(self, id: str) -> BackupRow | None:
@@ -148,7 +148,7 @@ class FolderArchiveStore:
             return None
         try:
             with open(self._manifest(id), "rb") as file:
-                row = decode_manifest(file.read(LONGEST), id, self.place)
+                row = decode_manifest(file.read(MAX_MANIFEST), id, self.place)
             size = os.stat(self._archive(id)).st_size
         except FileNotFoundError:
             return None
@@ -162,83 +162,84 @@ class FolderArchiveStore:
 
 
 class BucketArchiveStore:
-    """The archives in an object store, on their way by a file of the state directory."""
+    """The archives in an object store, transferred through files of the state directory."""
 
-    def __init__(self, target: Target, folder: FolderArchiveStore) -> None:
+    def __init__(self, target: StoreTarget, folder: FolderArchiveStore) -> None:
         self._target = target
         self._folder = folder
-        self.place = f"{target.place}/{target.prefix}".rstrip("/")
+        self.place = f"{target.label}/{target.prefix}".rstrip("/")
 
     async def keep(self, row: BackupRow, part: str) -> None:
-        """Send a file, in parts of which several are on their way, and see that it has come."""
+        """Upload an archive in concurrent parts and verify its size, then upload the manifest."""
         import obstore
 
-        with self._asking(row.id):
+        with self._translate_errors(row.id):
             store, key = self._target.store, self._key(row.id)
             await obstore.put_async(
                 store,
                 key,
                 Path(part),
-                chunk_size=_PART_OF_UPLOAD,
-                max_concurrency=_UPLOADS_AT_ONCE,
+                chunk_size=_UPLOAD_PART_SIZE,
+                max_concurrency=_MAX_UPLOADS,
             )
             found = await obstore.head_async(store, key)
             if found["size"] != row.size:
-                raise _damaged(row, f"of {row.size} bytes {found['size']} came to {self.place}")
+                raise _damaged(row, f"{found['size']} of {row.size} bytes arrived in {self.place}")
             await obstore.put_async(store, self._key(row.id, MANIFEST), encode_manifest(row))
         await self._folder.remove(row.id)
 
     @contextlib.asynccontextmanager
     async def fetch(self, row: BackupRow) -> AsyncIterator[str]:
-        """A copy of the archive, for as long as it is needed."""
+        """Download the archive to a file that is removed at the end."""
         self._folder.check_room(row.size)
-        # Not by its id alone: several may fetch it at once.
+        # A unique name: several tasks may fetch it at once.
         path = self._folder.part(f"{row.id}.{os.urandom(4).hex()}")
         try:
-            check_checksum(row, await self._copy(row, path))
+            check_checksum(row, await self._download(row, path))
             yield path
         finally:
             _unlink(path)
 
     async def find(self, id: str) -> BackupRow | None:
-        """The backup by its manifest, whichever server has made it."""
+        """Find a backup by its manifest, made by this or another server."""
         import obstore
 
         if not ID.fullmatch(id):
             return None
         try:
-            with self._asking(id):
-                answer = await obstore.get_async(self._target.store, self._key(id, MANIFEST))
-                if answer.meta["size"] > LONGEST:
+            with self._translate_errors(id):
+                response = await obstore.get_async(self._target.store, self._key(id, MANIFEST))
+                if response.meta["size"] > MAX_MANIFEST:
                     return None
-                return decode_manifest(bytes(await answer.bytes_async()), id, self.place)
+                return decode_manifest(bytes(await response.bytes_async()), id, self.place)
         except PathNotFound:
             return None
 
     async def remove(self, id: str) -> None:
-        """Remove the objects, and what is on its way to them."""
+        """Remove the objects of a backup, and its local files."""
         import obstore
 
         await self._folder.remove(id)
         for kind in (MANIFEST, ARCHIVE):
-            with contextlib.suppress(PathNotFound), self._asking(id):
+            with contextlib.suppress(PathNotFound), self._translate_errors(id):
                 await obstore.delete_async(self._target.store, self._key(id, kind))
 
-    async def _copy(self, row: BackupRow, path: str) -> str:
+    async def _download(self, row: BackupRow, path: str) -> str:
+        """Download an archive and return its checksum."""
         import obstore
 
-        found, digest = 0, hashlib.sha256()
-        file = _private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        received, digest = 0, hashlib.sha256()
+        file = _open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            with self._asking(row.id):
-                answer = await obstore.get_async(self._target.store, self._key(row.id))
-                async for piece in answer.stream(min_chunk_size=PIECE):
-                    found += len(piece)
-                    if found > row.size:
+            with self._translate_errors(row.id):
+                response = await obstore.get_async(self._target.store, self._key(row.id))
+                async for chunk in response.stream(min_chunk_size=CHUNK):
+                    received += len(chunk)
+                    if received > row.size:
                         raise _damaged(row, f"it has more than {row.size} bytes")
-                    await asyncio.to_thread(_take, file, digest, bytes(piece))
+                    await asyncio.to_thread(_write, file, digest, bytes(chunk))
         except PathNotFound:
-            raise _damaged(row, f"{self.place} has it no more") from None
+            raise _damaged(row, f"it is missing in {self.place}") from None
         finally:
             os.close(file)
         return digest.hexdigest()
@@ -247,15 +248,15 @@ class BucketArchiveStore:
         return "/".join(part for part in (self._target.prefix, id + kind) if part)
 
     @contextlib.contextmanager
-    def _asking(self, id: str) -> Iterator[None]:
-        from smokebox.sandbox.filesystems.objects import translated
+    def _translate_errors(self, id: str) -> Iterator[None]:
+        from smokebox.sandbox.filesystems.objects import store_errors
 
-        with translated(f"/{self._key(id)}", self._target.place):
+        with store_errors(f"/{self._key(id)}", self._target.label):
             yield
 
 
 def open_bucket(url: str, folder: FolderArchiveStore) -> BucketArchiveStore:
-    """The shelf that a URL names: s3://, gs://, az:// or file://. Nothing is asked of it yet."""
+    """Return the store at a URL (s3://, gs://, az:// or file://), without contacting it."""
     try:
         from smokebox.sandbox.stores import open_target
     except ModuleNotFoundError as error:
@@ -269,39 +270,39 @@ def open_bucket(url: str, folder: FolderArchiveStore) -> BucketArchiveStore:
 
 
 def checksum(row: BackupRow, path: str) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of an archive."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        raise _damaged(row, "its archive is gone from the state directory") from None
+        raise _damaged(row, "its archive is missing in the state directory") from None
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
 def check_checksum(row: BackupRow, found: str) -> None:
-    """Raise `BadSnapshot` for an archive that is not what was kept."""
+    """Raise `BadSnapshot` unless `found` is the recorded checksum."""
     if found != row.checksum:
-        raise _damaged(row, f"its SHA-256 is {found}, and was {row.checksum}")
+        raise _damaged(row, f"its SHA-256 is {found}, but was {row.checksum}")
 
 
-def _damaged(row: BackupRow, what: str) -> BadSnapshot:
+def _damaged(row: BackupRow, reason: str) -> BadSnapshot:
     return BadSnapshot(
-        f"backup {row.id} is damaged: {what}.",
+        f"backup {row.id} is damaged: {reason}.",
         hint="Nothing was changed. Use another backup.",
         kind="backup",
         name=row.id,
     )
 
 
-def _take(fd: int, digest: hashlib._Hash, piece: bytes) -> None:
-    digest.update(piece)
-    view = memoryview(piece)
+def _write(fd: int, digest: hashlib._Hash, chunk: bytes) -> None:
+    digest.update(chunk)
+    view = memoryview(chunk)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -310,12 +311,12 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-LONGEST = 64 << 10
+MAX_MANIFEST = 64 << 10
 FORMAT = {"format": "tar+zstd", "version": 1}
 
 ID = re.compile(r"b-[0-9a-f]{32}")
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
-_KINDS: dict[str, tuple[type, ...]] = {
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "id": (str,),
     "sandbox_id": (str,),
     "path": (str,),
@@ -331,23 +332,25 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def encode_manifest(row: BackupRow) -> bytes:
-    """The manifest of a backup."""
-    told = asdict(row)
-    return json.dumps({**FORMAT, **{name: told[name] for name in _KINDS}}, indent=2).encode()
+    """Encode the manifest of a backup."""
+    values = asdict(row)
+    return json.dumps(
+        {**FORMAT, **{name: values[name] for name in _FIELD_TYPES}}, indent=2
+    ).encode()
 
 
 def decode_manifest(data: bytes, id: str, place: str) -> BackupRow | None:
-    """The row that a manifest is of; None for what is none, or of another backup."""
+    """Decode a manifest; None if it is invalid or of another backup."""
     try:
-        told = json.loads(data)
-        fields = {name: told[name] for name in _KINDS}
-        if told["format"] != FORMAT["format"] or told["version"] != FORMAT["version"]:
+        manifest = json.loads(data)
+        fields = {name: manifest[name] for name in _FIELD_TYPES}
+        if {name: manifest[name] for name in FORMAT} != FORMAT:
             return None
         check_id(fields["sandbox_id"])
     except (ValueError, TypeError, KeyError, InvalidOption):
         return None
-    if not all(type(fields[name]) in kinds for name, kinds in _KINDS.items()):
+    if not all(type(fields[name]) in types for name, types in _FIELD_TYPES.items()):
         return None
     row = BackupRow(**fields, status="ready", place=place)
-    fits = row.id == id and row.path.startswith("/") and _CHECKSUM.fullmatch(row.checksum)
-    return row if fits and min(row.size, row.bytes, row.files, row.disk) >= 0 else None
+    valid = row.id == id and row.path.startswith("/") and _CHECKSUM.fullmatch(row.checksum)
+    return row if valid and min(row.size, row.bytes, row.files, row.disk) >= 0 else None

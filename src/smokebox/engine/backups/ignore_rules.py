@@ -1,8 +1,8 @@
-"""What the .gitignore files in a tree leave out, read from outside without any git.
+""".gitignore files of a tree, applied from outside the sandbox without git.
 
-The rules are git's: the last pattern that fits decides, those of deeper files go before those
-of higher ones, `!` takes back, and nothing is taken back in a directory that is left out. What
-is tracked makes no difference here.
+The rules are those of git: the last matching pattern decides, deeper files override higher ones,
+`!` includes again, and nothing in an excluded directory can be included again. Unlike in git,
+tracked files are excluded too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from smokebox.engine.files.descriptors import READ, check_regular, closing, open_beneath
-from smokebox.engine.files.patterns import Segments, compiled, fits
+from smokebox.engine.files.patterns import Segments, compile_pattern, match_names
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import SmokeboxError
 
@@ -22,52 +22,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FILE = ".gitignore"
-# More of one file nobody has written, but a sandbox might, to be a nuisance.
-LONGEST_FILE = 256 << 10
-MOST_RULES = 2_000
-LONGEST_RULE = 1_000
-MOST_WILDCARDS = 20
-_REMEMBERED = 1_000
-_LONE = re.compile(r"(?<!\\)(\\\\)*\\$")
+# Bounds on what a hostile sandbox can make the engine do.
+MAX_FILE = 256 << 10
+MAX_RULES = 2_000
+MAX_RULE = 1_000
+MAX_WILDCARDS = 20
+_MAX_CACHED = 1_000
+_TRAILING_BACKSLASH = re.compile(r"(?<!\\)(\\\\)*\\$")
 
 
 class IgnoreRule(NamedTuple):
-    """One line: what it fits, whether that is taken back, and whether directories only."""
+    """One line: its pattern, whether it includes again, and whether it is for directories only."""
 
     segments: Segments
-    kept: bool
-    directories: bool
+    included: bool
+    directories_only: bool
 
 
 class IgnoreRules:
-    """Whether a path below an open directory is left out. Paths are asked in order of a walk."""
+    """Decides which paths below an open directory are ignored. Call it in the order of a walk."""
 
     def __init__(self, top: int) -> None:
         self._top = top
         self._rules: dict[str, list[IgnoreRule]] = {}
 
     def __call__(self, path: str) -> bool:
-        """Whether the nearest rule that fits a path leaves it out."""
+        """Return whether the nearest matching rule ignores a path."""
         folder = posixpath.dirname(path)
         is_directory: bool | None = None
         while True:
             names = path[len(folder) :].strip("/").split("/")
             checkpoint()
-            for rule in reversed(self._of(folder)):
-                if not fits(rule.segments, names):
+            for rule in reversed(self._rules_of(folder)):
+                if not match_names(rule.segments, names):
                     continue
-                if rule.directories and is_directory is None:
+                if rule.directories_only and is_directory is None:
                     is_directory = self._is_directory(path)
-                if not rule.directories or is_directory:
-                    return not rule.kept
+                if not rule.directories_only or is_directory:
+                    return not rule.included
             if not folder:
                 return False
             folder = posixpath.dirname(folder)
 
-    def _of(self, folder: str) -> list[IgnoreRule]:
+    def _rules_of(self, folder: str) -> list[IgnoreRule]:
         rules = self._rules.get(folder)
         if rules is None:
-            if len(self._rules) >= _REMEMBERED:
+            if len(self._rules) >= _MAX_CACHED:
                 self._rules.clear()
             rules = self._rules[folder] = list(self._read(folder))
         return rules
@@ -80,8 +80,8 @@ class IgnoreRules:
             closing(open_beneath(self._top, path, READ)) as fd,
         ):
             check_regular(fd, path)
-            data = os.read(fd, LONGEST_FILE)
-        for line in data.decode("utf-8", "surrogateescape").split("\n")[:MOST_RULES]:
+            data = os.read(fd, MAX_FILE)
+        for line in data.decode("utf-8", "surrogateescape").split("\n")[:MAX_RULES]:
             checkpoint()
             rule = parse(line)
             if rule is not None:
@@ -96,31 +96,31 @@ class IgnoreRules:
 
 
 def parse(line: str) -> IgnoreRule | None:
-    """A line of a .gitignore file; None for a comment, an empty one, or nonsense."""
+    """Parse a line of a .gitignore file; None for a comment, an empty or an invalid line."""
     line = line.rstrip("\r")
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
-    if not line or line.startswith("#") or len(line) > LONGEST_RULE or "\0" in line:
+    if not line or line.startswith("#") or len(line) > MAX_RULE or "\0" in line:
         return None
-    if sum(map(line.count, "*?[")) > MOST_WILDCARDS:
+    if sum(map(line.count, "*?[")) > MAX_WILDCARDS:
         return None
-    kept = line.startswith("!")
-    line = line[1:] if kept else line
-    directories = line.endswith("/")
+    included = line.startswith("!")
+    line = line[1:] if included else line
+    directories_only = line.endswith("/")
     line = line.rstrip("/")
-    # A backslash before nothing fits nothing.
-    if not line or _LONE.search(line):
+    # A trailing backslash matches nothing.
+    if not line or _TRAILING_BACKSLASH.search(line):
         return None
-    return IgnoreRule(compiled(_unescaped(line)), kept, directories)
+    return IgnoreRule(compile_pattern(_unescape(line)), included, directories_only)
 
 
-def _unescaped(line: str) -> str:
-    """`\\x` as git means it, in the words of fnmatch: a class with one character in it."""
+def _unescape(line: str) -> str:
+    """Translate `\\x` for fnmatch: a wildcard becomes a class of one character."""
     out, characters = [], iter(line)
-    for one in characters:
-        if one == "\\":
+    for character in characters:
+        if character == "\\":
             escaped = next(characters, "")
             out.append(f"[{escaped}]" if escaped in "*?[" and escaped else escaped)
         else:
-            out.append(one)
+            out.append(character)
     return "".join(out)

@@ -1,10 +1,9 @@
-"""The backups of one sandbox: its directories are packed, and become again what they were."""
+"""Backups of the directories of one sandbox, and restores into it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import time
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING
 from smokebox.engine.backups import archive
 from smokebox.engine.backups.archive import ArchiveOptions, Progress
 from smokebox.engine.backups.backups import random_backup_id
-from smokebox.engine.backups.restore import RestoreJob, row_of, still
-from smokebox.engine.disk import room
+from smokebox.engine.backups.restore import RestoreJob, frozen, new_restore
+from smokebox.engine.disk import available_bytes
 from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.files.patterns import Patterns
 from smokebox.engine.record.rows import BackupRow
+from smokebox.engine.run import RunPart
 from smokebox.errors import DeadlineExceeded, InvalidOption, LimitReached, StorageFull
 from smokebox.foundation.paths import resolve
 from smokebox.foundation.tasks import run_to_completion
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from smokebox.engine.backups.backups import Backups
-    from smokebox.engine.jail.api import Owner
+    from smokebox.engine.jail.spec import Owner
     from smokebox.engine.lifecycle import Lifecycle
     from smokebox.engine.run import Run
     from smokebox.types import Backup
@@ -37,61 +37,61 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/workspace"
 DEFAULT_TIMEOUT = 3600.0
 DEFAULT_COMPRESSION = 3
-STRONGEST = 19
-LONGEST_NAME = 256
-# As far as any filesystem counts.
-LONGEST_TTL = float(1 << 40)
+MAX_COMPRESSION = 19
+MAX_NAME = 256
+MAX_TTL = float(1 << 40)
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
-    """A backup or a restore under way."""
+class _Operation:
+    """A running or queued backup or restore."""
 
     id: str
-    operation: Literal["create", "restore"]
+    kind: Literal["create", "restore"]
     path: str
-    tally: Progress
+    progress: Progress
 
 
-class SandboxBackups:
-    """What makes and restores backups of one sandbox, one at a time, in the order of calls.
+class SandboxBackups(RunPart):
+    """Creates and restores backups of one sandbox, one at a time, in the order of calls.
 
-    `measure` tells the bytes that the sandbox has on disk, and `cwd` where relative paths begin.
+    `measure` returns the disk usage of the sandbox in bytes, and `cwd` the directory of relative
+    paths.
     """
 
     def __init__(
         self,
-        life: Lifecycle,
+        lifecycle: Lifecycle,
         backups: Backups,
         *,
         cwd: Callable[[], str],
         measure: Callable[[Run], Coroutine[None, None, int]],
     ) -> None:
-        self._life = life
+        self._lifecycle = lifecycle
         self._backups = backups
         self._cwd = cwd
         self._measure = measure
-        self._desk = RootExecutor(self._root, backups.workers)
-        self._turn = asyncio.Lock()
-        self._works: list[_Work] = []
+        self._executor = RootExecutor(self._root, backups.workers)
+        self._lock = asyncio.Lock()
+        self._operations: list[_Operation] = []
 
     @property
     def busy(self) -> bool:
-        """Whether one is under way."""
-        return bool(self._works)
+        """True while a backup or restore runs."""
+        return bool(self._operations)
 
     def progress(self) -> list[BackupProgress]:
-        """How far those are that are under way, and those that wait for them."""
+        """Return the progress of running and queued backups and restores."""
         return [
             BackupProgress(
-                id=work.id,
-                operation=work.operation,
-                path=work.path,
-                bytes=work.tally.bytes,
-                total=work.tally.total,
-                begun=work.tally.begun,
+                id=operation.id,
+                operation=operation.kind,
+                path=operation.path,
+                bytes=operation.progress.bytes,
+                total=operation.progress.total,
+                begun=operation.progress.begun,
             )
-            for work in self._works
+            for operation in self._operations
         ]
 
     async def create(
@@ -107,35 +107,37 @@ class SandboxBackups:
         freeze: bool = False,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> Backup:
-        """Keep what is in a directory at this moment; it outlives the sandbox.
+        """Back up a directory. The backup outlives the sandbox.
 
-        Programs run on meanwhile: each file is as it was at some moment while this lasted. With
-        `freeze` they stand still, and all files are of one moment.
+        Processes keep running, so that files can be from different moments. With `freeze` they
+        are stopped meanwhile, and all files are from one moment.
         """
-        choice = ArchiveOptions(
-            excludes=_check_excludes(excludes),
+        # Raises for an invalid pattern before anything starts.
+        Patterns("excludes", excludes)
+        options = ArchiveOptions(
+            excludes=tuple(excludes),
             gitignore=gitignore,
             compression=_check_compression(compression),
         )
         created_at = time.time()
         row = BackupRow(
             id=id or random_backup_id(),
-            sandbox_id=self._life.id,
+            sandbox_id=self._lifecycle.id,
             path=resolve(path, self._cwd()),
             name=_check_name(name),
             status="making",
-            place=self._backups.shelf.place,
+            place=self._backups.store.place,
             created_at=created_at,
             expires_at=None if ttl is None else created_at + _check_ttl(ttl),
         )
-        work = _Work(row.id, "create", row.path, Progress())
-        async with self._doing(work, timeout), self._life.use() as run:
-            await self._desk.run(archive.check_directory, row.path)
+        operation = _Operation(row.id, "create", row.path, Progress())
+        async with self._exclusive(operation, timeout), self._lifecycle.use() as run:
+            await self._executor.run(archive.check_directory, row.path)
             await self._backups.begin(row)
             try:
-                return await self._make(run, row, choice, work.tally, freeze=freeze)
+                return await self._make(run, row, options, operation.progress, freeze=freeze)
             except BaseException:
-                await run_to_completion(self._backups.drop(row))
+                await run_to_completion(self._backups.discard(row))
                 raise
 
     async def restore(
@@ -145,112 +147,122 @@ class SandboxBackups:
         path: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> RestoredBackup:
-        """Have a directory be what a backup has of it, or leave it as it is where that fails.
+        """Replace a directory by the content of a backup, or leave it unchanged on failure.
 
-        By default it is the one that was packed. What is in it and not in the backup is gone
-        then. The backup may be of any sandbox.
+        `path` is by default the directory that was backed up. Files that are not in the backup
+        are removed. The backup may be of any sandbox.
         """
         id = backup if isinstance(backup, str) else backup.id
-        work = _Work(id, "restore", "" if path is None else resolve(path, self._cwd()), Progress())
-        async with self._doing(work, timeout):
+        target = "" if path is None else resolve(path, self._cwd())
+        operation = _Operation(id, "restore", target, Progress())
+        async with self._exclusive(operation, timeout):
             row = await self._backups.row(id)
-            work.path, work.tally.total = work.path or row.path, row.bytes
-            async with self._backups.shelf_of(row).fetch(row) as source, self._life.use() as run:
+            operation.path, operation.progress.total = target or row.path, row.bytes
+            store = self._backups.store_of(row)
+            async with store.fetch(row) as source, self._lifecycle.use() as run:
                 await self._check_room(run, row)
-                restoring = RestoreJob(run, self._backups, row_of(run, work.path))
-                done = await restoring.restore(self._desk, source, work.tally)
-        return RestoredBackup(id=id, path=work.path, files=done.files, bytes=done.bytes)
+                job = RestoreJob(run, self._backups, new_restore(run, operation.path))
+                result = await job.restore(self._executor, source, operation.progress)
+        return RestoredBackup(id=id, path=operation.path, files=result.files, bytes=result.bytes)
 
-    async def ended(self) -> None:
-        """End what is under way: the sandbox stops."""
-        await self._desk.release()
+    async def ended(self, reason: str) -> None:
+        """Abort what runs: the sandbox stops."""
+        await self._executor.release()
 
     async def adopt(self, run: Run) -> None:
-        """Take over a run of another engine's time, which may have stopped it."""
+        """Take over a run of another engine, which may have left it frozen."""
         if run.id in self._backups.interrupted or run.id in self._backups.unfinished:
             self._backups.interrupted.discard(run.id)
             await run.jail.thaw()
-        await self.resume(run)
+        await self.begin(run)
 
-    async def resume(self, run: Run) -> None:
-        """Finish what an engine was killed in the midst of."""
+    async def begin(self, run: Run) -> None:
+        """Finish restores that a killed engine left."""
         for row in self._backups.unfinished.pop(run.id, ()):
             await RestoreJob(run, self._backups, row).resume()
 
     @contextlib.asynccontextmanager
-    async def _doing(self, work: _Work, timeout: float | None) -> AsyncIterator[None]:
-        """Its turn, for so many seconds with the wait for it."""
+    async def _exclusive(self, operation: _Operation, timeout: float | None) -> AsyncIterator[None]:
+        """Run after earlier operations; `timeout` includes the wait for them."""
         limit = check_timeout(timeout)
-        self._works.append(work)
+        self._operations.append(operation)
         try:
-            async with asyncio.timeout(limit) as deadline, self._turn:
-                work.tally.begun = True
+            async with asyncio.timeout(limit) as deadline, self._lock:
+                operation.progress.begun = True
                 yield
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            verb = "backing up" if work.operation == "create" else "restoring"
+            verb = "backing up" if operation.kind == "create" else "restoring"
             raise DeadlineExceeded(
-                f"{verb} {work.path} took longer than {limit:g} s, and was broken off.",
-                hint="Pass a longer timeout=, or leave something out with excludes=.",
-                operation=f"{work.operation}_backup",
+                f"{verb} {operation.path} took longer than {limit:g} s and was cancelled.",
+                hint="Pass a longer timeout=, or exclude files with excludes=.",
+                operation=f"{operation.kind}_backup",
                 timeout=limit,
             ) from error
         finally:
-            self._works.remove(work)
+            self._operations.remove(operation)
 
     async def _make(
-        self, run: Run, row: BackupRow, choice: ArchiveOptions, tally: Progress, *, freeze: bool
+        self,
+        run: Run,
+        row: BackupRow,
+        options: ArchiveOptions,
+        progress: Progress,
+        *,
+        freeze: bool,
     ) -> Backup:
         part = self._backups.folder.part(row.id)
         target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            async with still(run) if freeze else contextlib.nullcontext():
-                written = await self._desk.run(archive.write, row.path, target, choice, tally)
+            async with frozen(run) if freeze else contextlib.nullcontext():
+                summary = await self._executor.run(
+                    archive.write, row.path, target, options, progress
+                )
         finally:
             os.close(target)
-        whole = replace(
+        complete = replace(
             row,
-            size=written.size,
-            bytes=written.bytes,
-            files=written.files,
-            disk=written.disk,
-            checksum=written.checksum,
+            size=summary.size,
+            bytes=summary.bytes,
+            files=summary.files,
+            disk=summary.disk,
+            checksum=summary.checksum,
         )
-        tally.total = tally.bytes
-        await self._backups.shelf.keep(whole, part)
-        return await self._backups.finish(whole)
+        progress.total = progress.bytes
+        await self._backups.store.keep(complete, part)
+        return await self._backups.finish(complete)
 
     async def _check_room(self, run: Run, row: BackupRow) -> None:
-        """Raise where a restored tree has no room beside the one that it replaces."""
+        """Raise if there is no room for a restored tree beside the one that it replaces."""
         limit = run.limits.disk
         used = await self._measure(run) if limit is not None else 0
         if limit is not None and used + row.disk > limit:
             raise LimitReached(
-                f"the sandbox has {used} bytes of disk, and backup {row.id} needs {row.disk} more "
-                f"until it has replaced what is there: {limit} are allowed.",
-                hint="Raise its disk limit, or remove what is to be replaced first.",
+                f"the sandbox uses {used} bytes of disk, and backup {row.id} needs {row.disk} more "
+                f"until it has replaced the old files: the limit is {limit}.",
+                hint="Raise its disk limit, or remove the old files first.",
                 limit="disk",
             )
-        if room(run.directory) < row.disk:
+        if available_bytes(run.directory) < row.disk:
             raise StorageFull(
                 row.path,
                 f"the host's disk has no room for backup {row.id} ({row.disk} bytes).",
-                hint="Free some, such as by deleting backups or sandboxes.",
+                hint="Free disk space, for example by deleting backups or sandboxes.",
             )
 
     async def _root(self) -> tuple[int, Owner]:
-        async with self._life.use() as run:
+        async with self._lifecycle.use() as run:
             return run.jail.root, run.jail.owner
 
 
 def _check_name(name: str | None) -> str | None:
     if name is None:
         return None
-    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidOption(
-            f"the name of a backup has 1 to {LONGEST_NAME} printable characters, not {name!r:.80}.",
-            hint="Leave it out, or say what is in it.",
+            f"the name of a backup has 1 to {MAX_NAME} printable characters, not {name!r:.80}.",
+            hint="Pass a short printable text, or omit it.",
             option="name",
             value=name,
         )
@@ -258,11 +270,10 @@ def _check_name(name: str | None) -> str | None:
 
 
 def _check_ttl(ttl: float) -> float:
-    good = isinstance(ttl, int | float) and not isinstance(ttl, bool) and 0 < ttl <= LONGEST_TTL
-    if not good or math.isnan(ttl):
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= MAX_TTL:
         raise InvalidOption(
-            f"ttl is the seconds that a backup is kept, not {ttl!r}.",
-            hint="Pass for example ttl=3 * 86400, or leave it out to keep it until it is deleted.",
+            f"ttl is the number of seconds that a backup is kept, not {ttl!r}.",
+            hint="Pass for example ttl=3 * 86400, or omit it to keep it until it is deleted.",
             option="ttl",
             value=ttl,
         )
@@ -270,16 +281,11 @@ def _check_ttl(ttl: float) -> float:
 
 
 def _check_compression(level: int) -> int:
-    if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= STRONGEST:
+    if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= MAX_COMPRESSION:
         raise InvalidOption(
-            f"compression is a level of zstd from 1 to {STRONGEST}, not {level!r}.",
+            f"compression is a level of zstd from 1 to {MAX_COMPRESSION}, not {level!r}.",
             hint=f"1 is the fastest, {DEFAULT_COMPRESSION} the default.",
             option="compression",
             value=level,
         )
     return level
-
-
-def _check_excludes(excludes: Sequence[str]) -> tuple[str, ...]:
-    Patterns("excludes", excludes)
-    return tuple(excludes)

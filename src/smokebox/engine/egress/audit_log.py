@@ -1,4 +1,4 @@
-"""The audit log of one sandbox: what it asked of the network, and what became of it."""
+"""The audit log of one sandbox: its connections, requests and DNS queries, with their outcome."""
 
 from __future__ import annotations
 
@@ -22,51 +22,52 @@ if TYPE_CHECKING:
 
 
 FILE = "egress.log"
-"""What it is called, next to what else a sandbox has on disk."""
+"""Name of the file in the directory of a sandbox."""
 
-# In memory, and on disk in each of two files.
-MOST_IN_MEMORY = 512
-MOST_IN_FILE = 4 << 20
-MOST_AT_ONCE = 1000
-# What a sandbox says may be of any length.
-_LONGEST = 1024
-# What is looked at when a sandbox wakes.
+MAX_IN_MEMORY = 512
+# Bytes in each of two files.
+MAX_FILE_SIZE = 4 << 20
+MAX_PAGE = 1000
+# A sandbox can send names and paths of any length.
+_MAX_TEXT = 1024
+# Bytes that are read when a sandbox wakes.
 _TAIL = 64 * 1024
 
 _log = logging.getLogger("smokebox.egress")
-_KNOWN = [one.name for one in dataclasses.fields(NetworkEvent)]
-# `json.dumps` would make one for each line, and `asdict` copy what cannot change.
+_FIELDS = [one.name for one in dataclasses.fields(NetworkEvent)]
+# One encoder for all lines: `json.dumps` would build one for each, and `asdict` copy the values.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AuditLog:
-    """What happened last, in order. It is kept in a file next to the sandbox's own, and goes on
-    with it after a restart; the oldest is forgotten. `told` is told of each.
+    """The latest events of one sandbox, in order, in memory and in a file.
+
+    The file outlives the engine. `on_event` is called with each event.
     """
 
-    def __init__(self, told: Callable[[NetworkEvent], None] | None = None) -> None:
-        self._told = told
-        self._recent: collections.deque[NetworkEvent] = collections.deque(maxlen=MOST_IN_MEMORY)
+    def __init__(self, on_event: Callable[[NetworkEvent], None] | None = None) -> None:
+        self._on_event = on_event
+        self._recent: collections.deque[NetworkEvent] = collections.deque(maxlen=MAX_IN_MEMORY)
         self._path = ""
         self._file: int | None = None
         self._size = 0
         self._cursor = 0
         self._waiting: asyncio.Future[None] | None = None
-        self._over = False
+        self._ended = False
 
-    def place(self, path: str) -> None:
-        """Say where it is kept."""
+    def open(self, path: str) -> None:
+        """Use this file, and continue after the events in it."""
         if path == self._path:
             return
         self.close()
         self._path = path
-        events = _read(path) or _read(_older(path))
+        events = _read_tail(path) or _read_tail(_rotated(path))
         if events and events[-1].cursor > self._cursor:
             self._cursor = events[-1].cursor
             self._recent.clear()
             self._recent.extend(events)
 
-    def note(
+    def add(
         self,
         *,
         verdict: NetworkVerdict,
@@ -83,34 +84,34 @@ class AuditLog:
         handler: str | None = None,
         reason: str = "",
     ) -> NetworkEvent:
-        """Write down one thing that has ended."""
+        """Append an event that has ended."""
         self._cursor += 1
         event = NetworkEvent(
             cursor=self._cursor,
             at=time.time(),
             verdict=verdict,
-            host=_short(host),
+            host=_shorten(host),
             port=port,
             rule=rule,
             protocol=protocol,
-            method=None if method is None else _short(method),
-            path=None if path is None else _short(path),
+            method=None if method is None else _shorten(method),
+            path=None if path is None else _shorten(path),
             status=status,
             sent=sent,
             received=received,
             seconds=round(seconds, 6),
             handler=handler,
-            reason=_short(reason),
+            reason=_shorten(reason),
         )
         self._recent.append(event)
         self._write(event)
-        if self._told is not None:
-            self._told(event)
+        if self._on_event is not None:
+            self._on_event(event)
         self._wake()
         return event
 
-    async def read(self, after: int = 0, limit: int = MOST_AT_ONCE) -> list[NetworkEvent]:
-        """The first of what came after a cursor, oldest first."""
+    async def read(self, after: int = 0, limit: int = MAX_PAGE) -> list[NetworkEvent]:
+        """Return the first events after a cursor, oldest first."""
         if self._cursor <= after:
             return []
         if not self._recent or self._recent[0].cursor > after + 1:
@@ -120,9 +121,9 @@ class AuditLog:
         return [event for event in self._recent if event.cursor > after][:limit]
 
     async def follow(self, after: int | None = None) -> AsyncIterator[NetworkEvent]:
-        """What came after a cursor, and then all that comes; by default only that.
+        """Yield the events after a cursor, then each new one until the sandbox is destroyed.
 
-        Ends with the sandbox.
+        Without a cursor only new events.
         """
         cursor = self._cursor if after is None else after
         while True:
@@ -130,7 +131,7 @@ class AuditLog:
                 for event in events:
                     cursor = event.cursor
                     yield event
-            if self._over:
+            if self._ended:
                 return
             if self._waiting is None or self._waiting.done():
                 self._waiting = asyncio.get_running_loop().create_future()
@@ -138,18 +139,18 @@ class AuditLog:
 
     @property
     def cursor(self) -> int:
-        """That of the last."""
+        """Cursor of the last event."""
         return self._cursor
 
     def close(self) -> None:
-        """Let go of the file; it is opened again when there is something to write."""
+        """Close the file; the next event opens it again."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def end(self) -> None:
-        """The sandbox was destroyed: nothing more will come."""
-        self._over = True
+        """Close the log of a destroyed sandbox, and end its followers."""
+        self._ended = True
         self.close()
         self._wake()
 
@@ -161,40 +162,40 @@ class AuditLog:
     def _write(self, event: NetworkEvent) -> None:
         if not self._path:
             return
-        line = _encode({name: getattr(event, name) for name in _KNOWN}).encode() + b"\n"
+        line = _encode({name: getattr(event, name) for name in _FIELDS}).encode() + b"\n"
         try:
             if self._file is None:
-                self._open()
-            assert self._file is not None
+                self._file = self._open_file()
             self._size += os.write(self._file, line)
-            if self._size > MOST_IN_FILE:
+            if self._size > MAX_FILE_SIZE:
                 self.close()
-                os.replace(self._path, _older(self._path))
+                os.replace(self._path, _rotated(self._path))
         except OSError as error:
-            # A full disk takes the audit of one sandbox, and not its network.
+            # A full disk costs a sandbox its audit log, not its network.
             self.close()
             _log.warning("the network log %s cannot be written: %s", self._path, error)
 
-    def _open(self) -> None:
+    def _open_file(self) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path, flags, 0o600)
-        self._size = os.fstat(self._file).st_size
+        file = os.open(self._path, flags, 0o600)
+        self._size = os.fstat(file).st_size
+        return file
 
 
-def _older(path: str) -> str:
+def _rotated(path: str) -> str:
     return f"{path}.1"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
 
 
-def _read(path: str) -> list[NetworkEvent]:
-    """The last that are in a file; a line that was cut is left out."""
+def _read_tail(path: str) -> list[NetworkEvent]:
+    """Return the last events of a file, without truncated lines."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read().splitlines()[-MOST_IN_MEMORY:]
+            lines = file.read().splitlines()[-MAX_IN_MEMORY:]
     except OSError:
         return []
     return [event for line in lines if (event := _parse(line)) is not None]
@@ -202,7 +203,7 @@ def _read(path: str) -> list[NetworkEvent]:
 
 def _read_after(path: str, after: int, limit: int) -> list[NetworkEvent]:
     found: list[NetworkEvent] = []
-    for one in (_older(path), path):
+    for one in (_rotated(path), path):
         with contextlib.suppress(OSError), open(one, "rb") as file:
             for line in file:
                 event = _parse(line)
@@ -216,13 +217,13 @@ def _read_after(path: str, after: int, limit: int) -> list[NetworkEvent]:
 def _parse(line: bytes) -> NetworkEvent | None:
     try:
         data: dict[str, Any] = json.loads(line)
-        return NetworkEvent(**{name: value for name, value in data.items() if name in _KNOWN})
+        return NetworkEvent(**{name: value for name, value in data.items() if name in _FIELDS})
     except (ValueError, TypeError, AttributeError):
         return None
 
 
 class TrafficTotals:
-    """Events by what became of them, and bytes as the sandboxes saw them."""
+    """Totals of all sandboxes: events by verdict, and bytes as the sandboxes saw them."""
 
     def __init__(self) -> None:
         self.events: Counter[NetworkVerdict] = Counter()

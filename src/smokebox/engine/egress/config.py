@@ -1,19 +1,18 @@
-"""What a sandbox may reach, as its owner says it: settings, and changes at run time."""
+"""The network settings of a sandbox, and changes to them at run time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smokebox.egress.clients import LocalHandlers
-from smokebox.egress.handler import CLIENT, HandlerOption, check_handler
-from smokebox.egress.layers import (
+from smokebox.egress.handler import (
     CATCH_ALL,
-    EgressChanges,
-    EgressLayers,
-    check_opened,
-    split_handlers,
+    CLIENT,
+    HandlerOption,
+    LocalHandlers,
+    check_handler,
 )
+from smokebox.egress.layers import EgressChanges, EgressLayers, check_opened, split_handlers
 from smokebox.egress.policy import handler_key, parse_egress
 from smokebox.engine.egress.audit_log import FILE, AuditLog
 
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class EgressConfig:
-    """The network of one sandbox. Every change is kept, and holds from the next request on.
+    """The network of one sandbox. Every change is stored, and applies from the next request on.
 
-    HandlerResolver that are functions live in this process: after a restart what they are for is
-    refused until they are given again.
+    Handlers that are functions live in this process: after a restart, requests that need one are
+    refused until it is passed again.
     """
 
     def __init__(
@@ -54,9 +53,9 @@ class EgressConfig:
         return self.proxy.policy
 
     async def audit_log(self) -> AuditLog:
-        """The audit log, also of a sandbox that sleeps."""
+        """Return the audit log, also of a sleeping sandbox."""
         if directory := await self._directory():
-            self.proxy.audit_log.place(f"{directory}/{FILE}")
+            self.proxy.audit_log.open(f"{directory}/{FILE}")
         return self.proxy.audit_log
 
     async def configure(self, egress: EgressOption) -> None:
@@ -66,64 +65,59 @@ class EgressConfig:
         await self._change(lambda layers: layers.with_settings(split.settings))
 
     async def allow_host(self, host: str) -> None:
-        """Open a host, and end a denial of that very name."""
-        await self._with(lambda changes: changes.allow(host), opened=host)
+        """Allow a host, and remove a denial of exactly this name."""
+
+        def allow(layers: EgressLayers) -> EgressLayers:
+            after = replace(layers, changes=layers.changes.allow(host))
+            check_opened(after.egress(), host)
+            return after
+
+        await self._change(allow)
 
     async def deny_host(self, host: str) -> None:
-        """Close a host, whatever opened it."""
-        await self._with(lambda changes: changes.deny(host))
+        """Deny a host, even if something else allows it."""
+        await self.change(lambda changes: changes.deny(host))
 
     async def remove_allowed_host(self, host: str) -> None:
-        """Have no entry allow that very name."""
-        await self._with(lambda changes: changes.remove_allowed(host))
+        """Remove the entry of exactly this name from the allowed hosts."""
+        await self.change(lambda changes: changes.remove_allowed(host))
 
     async def remove_denied_host(self, host: str) -> None:
-        """Have no entry deny that very name."""
-        await self._with(lambda changes: changes.remove_denied(host))
+        """Remove the entry of exactly this name from the denied hosts."""
+        await self.change(lambda changes: changes.remove_denied(host))
 
     async def set_internet(self, internet: bool | None) -> None:
         """Turn the internet on or off; None leaves that to the settings."""
-        await self._with(lambda changes: changes.set_internet(internet))
+        await self.change(lambda changes: changes.set_internet(internet))
 
     async def set_outbound(self, handler: HandlerOption | None) -> None:
-        """Have another handler for all that has none of its own, or none."""
-        await self._set(CATCH_ALL, handler)
+        """Set the handler for hosts without one of their own; None removes it."""
+        await self._set_handler(CATCH_ALL, handler)
 
     async def set_outbound_by_host(self, host: str, handler: HandlerOption | None) -> None:
-        """Have another handler for a host, or none."""
-        await self._set(handler_key(host), handler)
+        """Set the handler of a host; None removes it."""
+        await self._set_handler(handler_key(host), handler)
 
     async def change(self, change: Callable[[EgressChanges], EgressChanges]) -> None:
-        """Any other change at run time."""
-        await self._with(change)
+        """Make any change at run time."""
+        await self._change(lambda layers: replace(layers, changes=change(layers.changes)))
 
     def serve(self, handlers: Mapping[str, HandlerOption]) -> None:
         """Run these functions of this process, by slot, where the policy says `@client`."""
         for slot, handler in handlers.items():
             if detach := self._detach.pop(slot, None):
                 detach()
-            self._detach[slot] = self.proxy.clients.attach(LocalHandlers({slot: handler}))
+            self._detach[slot] = self.proxy.handlers.attach(LocalHandlers({slot: handler}))
         if handlers:
             self._keep()
 
-    async def _set(self, slot: str, handler: HandlerOption | None) -> None:
-        named: str | None = handler if handler is None or isinstance(handler, str) else CLIENT
+    async def _set_handler(self, slot: str, handler: HandlerOption | None) -> None:
+        name: str | None = handler if handler is None or isinstance(handler, str) else CLIENT
         if handler is not None:
             check_handler(slot or "outbound", handler)
         if callable(handler):
             self.serve({slot: handler})
-        await self._with(lambda changes: changes.set_handler(slot, named))
-
-    async def _with(
-        self, change: Callable[[EgressChanges], EgressChanges], *, opened: str = ""
-    ) -> None:
-        def changed(layers: EgressLayers) -> EgressLayers:
-            after = replace(layers, changes=change(layers.changes))
-            if opened:
-                check_opened(after.egress(), opened)
-            return after
-
-        await self._change(changed)
+        await self.change(lambda changes: changes.set_handler(slot, name))
 
     async def _change(self, change: Callable[[EgressLayers], EgressLayers]) -> None:
         await self._amend(lambda row: replace(row, egress=change(row.egress)))

@@ -1,6 +1,6 @@
-"""Answers to what a sandbox asks by DNS: a made-up address for a name that it may reach.
+"""DNS inside a sandbox: names that its policy allows resolve to synthetic addresses.
 
-Nothing that is asked goes anywhere else, so that no message can leave in a question.
+No query leaves the host, so that no data can leave in one.
 """
 
 from __future__ import annotations
@@ -18,95 +18,96 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-NO_ERROR, FORMAT_ERROR, NO_SUCH_NAME, NOT_IMPLEMENTED = 0, 1, 3, 4
-ADDRESS, ADDRESS_V6, ANY = 1, 28, 255
+NO_ERROR, FORMAT_ERROR, NAME_ERROR, NOT_IMPLEMENTED = 0, 1, 3, 4
+TYPE_A, TYPE_AAAA, ANY = 1, 28, 255
 
 _HEADER = struct.Struct("!HHHHHH")
-_ANSWER, _RECURSION_DESIRED, _RECURSION_AVAILABLE, _OPCODE = 0x8000, 0x0100, 0x0080, 0x7800
-_INTERNET = 1
+_RESPONSE, _RECURSION_DESIRED, _RECURSION_AVAILABLE, _OPCODE = 0x8000, 0x0100, 0x0080, 0x7800
+_CLASS_IN = 1
 _POINTER_TO_QUESTION = b"\xc0\x0c"
-_SECONDS = 60
-_LONGEST_NAME, _LONGEST_LABEL = 255, 63
+_TTL = 60
+_MAX_NAME, _MAX_LABEL = 255, 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What was asked: a name in lower case, and the type of record."""
+    """The question of a DNS query: a name in lower case, and the type of record."""
 
     name: str
-    kind: int
+    type: int
     end: int
 
 
-def answer(message: bytes, find: Callable[[Question], str | None]) -> bytes | None:
-    """The answer to a message; None for what is no question.
+def answer_query(message: bytes, lookup: Callable[[Question], str | None]) -> bytes | None:
+    """Return the response to a DNS message, or None if it is not a query.
 
-    `find` gives an address for a name that is there, and None for others.
+    `lookup` returns the address of a name, or None if the name does not exist.
     """
     if len(message) < _HEADER.size:
         return None
     number, flags, questions, *_ = _HEADER.unpack_from(message)
-    if flags & _ANSWER:
+    if flags & _RESPONSE:
         return None
     kept = flags & (_OPCODE | _RECURSION_DESIRED)
-    question = read_question(message) if questions == 1 else None
+    question = parse_question(message) if questions == 1 else None
     if flags & _OPCODE or question is None:
         code = NOT_IMPLEMENTED if flags & _OPCODE else FORMAT_ERROR
-        return _HEADER.pack(number, _ANSWER | _RECURSION_AVAILABLE | kept | code, 0, 0, 0, 0)
-    address = find(question)
-    code = NO_SUCH_NAME if address is None else NO_ERROR
+        return _HEADER.pack(number, _RESPONSE | _RECURSION_AVAILABLE | kept | code, 0, 0, 0, 0)
+    address = lookup(question)
+    code = NAME_ERROR if address is None else NO_ERROR
     record = b""
-    if address is not None and question.kind in (ADDRESS, ANY):
+    if address is not None and question.type in (TYPE_A, ANY):
         record = _POINTER_TO_QUESTION
-        record += struct.pack("!HHIH", ADDRESS, _INTERNET, _SECONDS, 4) + socket.inet_aton(address)
-    # No address of version 6 stands for a name: programs take the other at once.
+        record += struct.pack("!HHIH", TYPE_A, _CLASS_IN, _TTL, 4) + socket.inet_aton(address)
+    # There are no AAAA records: programs use the IPv4 address at once.
     head = _HEADER.pack(
-        number, _ANSWER | _RECURSION_AVAILABLE | kept | code, 1, 1 if record else 0, 0, 0
+        number, _RESPONSE | _RECURSION_AVAILABLE | kept | code, 1, 1 if record else 0, 0, 0
     )
     return head + message[_HEADER.size : question.end] + record
 
 
-def read_question(message: bytes) -> Question | None:
-    """The question of a message, or None for what is none."""
-    place, labels = _HEADER.size, []
-    while place < len(message) and (length := message[place]):
-        label = message[place + 1 : place + 1 + length]
-        if length > _LONGEST_LABEL or len(label) != length:
+def parse_question(message: bytes) -> Question | None:
+    """Parse the question of a query; None if it is not valid."""
+    position, labels = _HEADER.size, []
+    while position < len(message) and (length := message[position]):
+        label = message[position + 1 : position + 1 + length]
+        if length > _MAX_LABEL or len(label) != length:
             return None
         labels.append(label)
-        place += 1 + length
-    place += 1
-    if not labels or place - _HEADER.size > _LONGEST_NAME or len(message) < place + 4:
+        position += 1 + length
+    position += 1
+    if not labels or position - _HEADER.size > _MAX_NAME or len(message) < position + 4:
         return None
-    kind, network = struct.unpack_from("!HH", message, place)
-    if network not in (_INTERNET, ANY):
+    kind, network = struct.unpack_from("!HH", message, position)
+    if network not in (_CLASS_IN, ANY):
         return None
     try:
         name = b".".join(labels).decode("ascii").lower()
     except UnicodeDecodeError:
         return None
-    # A dot or a control character inside of a label would make another name of it.
+    # With a dot or a control character inside a label it would be another name.
     if any(b"." in label for label in labels) or not name.isprintable() or " " in name:
         return None
-    return Question(name=name, kind=kind, end=place + 4)
+    return Question(name=name, type=kind, end=position + 4)
 
 
-# For tests of network devices (RFC 2544): no program wants these for themselves.
+# Reserved for benchmarks of network devices (RFC 2544), so programs have no other use for it.
 NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
-MOST_NAMES = 16384
+MAX_NAMES = 16384
 
 _FIRST, _LAST = int(NETWORK[1]), int(NETWORK[-2])
 
 
 class HostAddresses:
-    """The latest names that were asked for. An address is given to another name only after
-    all others were, so that what a program still remembers seldom leads elsewhere.
+    """Synthetic addresses of the names that a sandbox resolved last.
 
-    The table is kept in a file too: programs remember addresses when the engine does not.
+    An address is reused for another name only after all others were, so that an address which a
+    program has cached seldom leads elsewhere. The table is stored in a file, because programs
+    keep addresses beyond a restart of the engine.
     """
 
-    def __init__(self, most: int = MOST_NAMES) -> None:
-        self._most = most
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        self._max_names = max_names
         self._addresses: OrderedDict[str, str] = OrderedDict()
         self._names: dict[str, str] = {}
         self._next = _FIRST
@@ -114,7 +115,7 @@ class HostAddresses:
         self._written = 0
 
     def address_of(self, name: str) -> str:
-        """The address that stands for a name."""
+        """Return the address of a name, assigning one if it has none."""
         found = self._addresses.get(name)
         if found is not None:
             self._addresses.move_to_end(name)
@@ -127,19 +128,19 @@ class HostAddresses:
         return address
 
     def name_of(self, address: str) -> str | None:
-        """The name that an address stands for."""
+        """Return the name of an address, if it has one."""
         return self._names.get(address)
 
-    def begin(self, path: str) -> None:
-        """Know of none, and keep those that come in a file."""
+    def create(self, path: str) -> None:
+        """Start with an empty table, stored at `path`."""
         self._addresses.clear()
         self._names.clear()
         self._next, self._path, self._written = _FIRST, path, 0
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
-    def resume(self, path: str) -> None:
-        """Know again what an engine before this one has told."""
+    def load(self, path: str) -> None:
+        """Load the table that an earlier engine stored at `path`."""
         self._path = path
         with contextlib.suppress(OSError), open(path) as file:
             for line in file:
@@ -154,9 +155,9 @@ class HostAddresses:
     def _put(self, name: str, address: str) -> None:
         self._addresses[name] = address
         self._names[address] = name
-        if len(self._addresses) > self._most:
-            _, old = self._addresses.popitem(last=False)
-            del self._names[old]
+        if len(self._addresses) > self._max_names:
+            _, oldest = self._addresses.popitem(last=False)
+            del self._names[oldest]
 
     def _advance(self) -> None:
         self._next = _FIRST if self._next >= _LAST else self._next + 1
@@ -166,10 +167,10 @@ class HostAddresses:
             return
         self._written += 1
         lines, flags = line, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        if self._written > 2 * self._most:
+        if self._written > 2 * self._max_names:
             lines = "".join(f"{address} {name}\n" for name, address in self._addresses.items())
             flags, self._written = flags | os.O_TRUNC, len(self._addresses)
-        # On a full disk a name is forgotten with the engine, and no sooner.
+        # On a full disk the name is lost at the next restart of the engine.
         with contextlib.suppress(OSError):
             fd = os.open(self._path, flags, 0o600)
             try:

@@ -14,51 +14,49 @@ if TYPE_CHECKING:
 
     Serve = Callable[[socket.socket], Coroutine[None, None, None]]
 
-
-# At once, of one sandbox. What comes beyond waits in the queue of the listening socket.
-MOST_CONNECTIONS = 256
+# Of one sandbox at a time. More wait in the backlog of the listening socket.
+MAX_CONNECTIONS = 256
 BACKLOG = 128
 
-# How many are taken before others have their turn, and how long it then is theirs.
-_AT_ONCE = 32
+# Connections or datagrams to take before other work of the event loop gets a turn.
+_BATCH = 32
 _PAUSE_SECONDS = 0.01
 _RETRY_SECONDS = 0.1
-_LARGEST_QUESTION = 4096
+_MAX_QUERY = 4096
 
 
 class Listener:
-    """Takes connections from a listening socket, each served by a task of its own."""
+    """Accepts connections on a socket, and serves each in its own task."""
 
-    def __init__(self, sock: socket.socket, serve: Serve, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, sock: socket.socket, serve: Serve) -> None:
         self._sock = sock
         self._serve = serve
-        self._most = most
         self._loop = asyncio.get_running_loop()
         self._serving: set[asyncio.Task[None]] = set()
-        self._later: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop.add_reader(sock, self._accept)
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._serving)
 
     async def close(self) -> None:
-        """Take no more, and end those that are served."""
+        """Stop accepting, and end the open connections."""
         self._closed = True
         self._loop.remove_reader(self._sock)
-        if self._later is not None:
-            self._later.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         for task in self._serving:
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            if len(self._serving) >= self._most:
-                # Until one of them ends.
+        for _ in range(_BATCH):
+            if len(self._serving) >= MAX_CONNECTIONS:
+                # `_on_done` resumes.
                 self._loop.remove_reader(self._sock)
                 return
             try:
@@ -66,68 +64,69 @@ class Listener:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._loop.remove_reader(self._sock)
-                    self._later = self._loop.call_later(_RETRY_SECONDS, self._resume)
+                    self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._serve(connection))
             self._serving.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(self._on_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        full = len(self._serving) >= self._most
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        full = len(self._serving) >= MAX_CONNECTIONS
         self._serving.discard(task)
         if not task.cancelled():
+            # Otherwise asyncio logs that the exception was never retrieved.
             task.exception()
         if full and not self._closed:
             self._resume()
 
     def _resume(self) -> None:
-        self._later = None
+        self._retry = None
         self._loop.add_reader(self._sock, self._accept)
 
 
 class DnsListener:
-    """Answers datagrams, and no more of them than leaves others their turn."""
+    """Answers DNS datagrams, at a bounded rate."""
 
     def __init__(self, sock: socket.socket, answer: Callable[[bytes], bytes | None]) -> None:
         self._sock = sock
         self._answer = answer
         self._loop = asyncio.get_running_loop()
-        self._later: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._resume()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._loop.remove_reader(self._sock)
-        if self._later is not None:
-            self._later.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
 
     def _read(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_BATCH):
             try:
-                question, who = self._sock.recvfrom(_LARGEST_QUESTION)
+                query, sender = self._sock.recvfrom(_MAX_QUERY)
             except OSError:
                 return
-            answer = self._answer(question)
+            answer = self._answer(query)
             if answer is not None:
-                # Who asks and does not listen is not waited for.
+                # Do not wait for a sender that does not read.
                 with contextlib.suppress(OSError):
-                    self._sock.sendto(answer, who)
+                    self._sock.sendto(answer, sender)
         self._loop.remove_reader(self._sock)
-        self._later = self._loop.call_later(_PAUSE_SECONDS, self._resume)
+        self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
-        self._later = None
+        self._pause = None
         self._loop.add_reader(self._sock, self._read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingConnection:
-    """`sock` is non-blocking, and nothing was read from it.
+    """A connection of a program. `sock` is non-blocking, and nothing was read from it.
 
-    `address` and `port` are where the program wanted to go. `host` is the name that it
-    asked our DNS for, in lower case without a final dot; None where it used an address.
-    `hello` says that the first bytes are those of TLS, and `sni` the name in them.
+    `address` and `port` are its destination. `host` is the name that the program resolved with
+    our DNS to that address, in lower case without a final dot; None if it used the address.
+    `hello` is True if the first bytes are a TLS ClientHello, and `sni` is the server name in it.
     """
 
     sock: socket.socket

@@ -1,6 +1,6 @@
 """The egress proxy of one sandbox: checks every connection and DNS query that leaves it.
 
-Everything that arrives was sent by the sandbox, and is hostile.
+All input comes from the sandbox, and is untrusted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from smokebox.egress.handler import find_handler
 from smokebox.egress.layers import EgressLayers
 from smokebox.egress.meter import Meter
 from smokebox.egress.policy import WEB_PORTS
-from smokebox.engine.egress import dns
 from smokebox.engine.egress.audit_log import FILE, AuditLog
-from smokebox.engine.egress.client_hello import LONGEST, ClientHello, read_hello
-from smokebox.engine.egress.dns import HostAddresses
+from smokebox.engine.egress.client_hello import MAX_HELLO, ClientHello, read_hello
+from smokebox.engine.egress.dns import TYPE_AAAA, HostAddresses, Question, answer_query
 from smokebox.engine.egress.listener import BACKLOG, DnsListener, IncomingConnection, Listener
 from smokebox.engine.egress.trust import install
-from smokebox.engine.egress.tunnel import Tunnel, abort
+from smokebox.engine.egress.tunnel import TcpTunnel, abort
 from smokebox.engine.files.executor import RootExecutor
 from smokebox.engine.jail.network import EgressSockets, destination
+from smokebox.engine.run import RunPart
 from smokebox.errors import SmokeboxError
 from smokebox.project import Secrets
 from smokebox.runtime.pipes import readable
@@ -33,18 +32,18 @@ from smokebox.runtime.pipes import readable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.egress.clients import Clients
-    from smokebox.egress.handler import Handler, HandlerOption
+    from smokebox.egress.handler import HandlerRegistry
     from smokebox.egress.policy import EgressInForce, Verdict
+    from smokebox.egress.upstream import UpstreamPool
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.egress.authority import Authority
-    from smokebox.engine.egress.http.upstream import UpstreamPool
-    from smokebox.engine.jail.api import Jail, Owner
+    from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.jail.spec import Owner
     from smokebox.engine.run import Run
     from smokebox.engine.workers import Workers
 
 
-# How long a program may take to say what it wants, and a server to be reached.
+# Maximum time until a program sends its first bytes, and until a server accepts a tunnel.
 HELLO_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 
@@ -55,11 +54,11 @@ _NAMES, _AUTHORITY = "egress.names", "egress.pem"
 _log = logging.getLogger("smokebox.egress")
 
 
-class EgressProxy:
-    """Serves what leaves one sandbox while it is awake. `policy` is asked for each connection
-    and each request anew.
+class EgressProxy(RunPart):
+    """Serves the traffic of one sandbox while it is awake.
 
-    `problem` says why there is no way out, where the host cannot have one.
+    `policy` is read for each connection and each request. `problem` is the reason why the host
+    cannot give the sandbox a network, if it cannot.
     """
 
     def __init__(
@@ -67,54 +66,54 @@ class EgressProxy:
         sandbox_id: str,
         *,
         layers: Callable[[], EgressLayers | None],
-        clients: Clients,
+        handlers: HandlerRegistry,
         workers: Workers,
         traffic: TrafficTotals,
     ) -> None:
         self.sandbox_id = sandbox_id
-        self.clients = clients
+        self.handlers = handlers
         self.env: Any = Secrets()
-        self.handlers = HandlerResolver()
         self.audit_log = AuditLog(traffic.count)
         self.names = HostAddresses()
         self.meter = Meter(lambda: self.policy)
         self.problem = ""
         self._layers = layers
         self._workers = workers
-        self._known = _CLOSED
+        # The policy in force, and the layers that it was computed from.
         self._policy = _CLOSED.egress()
+        self._policy_layers = _CLOSED
         self._authority: Authority | None = None
         self._pool: UpstreamPool | None = None
         self._jail: Jail | None = None
         self._directory = ""
         self._sockets = EgressSockets()
-        self._questions: list[DnsListener] = []
+        self._dns: list[DnsListener] = []
         self._listener: Listener | None = None
 
     @property
     def policy(self) -> EgressInForce:
         """The policy in force."""
         layers = self._layers() or _CLOSED
-        if layers is not self._known:
-            self._policy = layers.egress(self.clients.bind)
-            self._known = layers
+        if layers is not self._policy_layers:
+            self._policy = layers.egress(self.handlers.bind)
+            self._policy_layers = layers
         return self._policy
 
     @property
     def open(self) -> bool:
-        """Whether anything can leave at all."""
+        """True if some traffic can leave the sandbox."""
         return self._listener is not None and not self.policy.closed
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return self._listener.connections if self._listener is not None else 0
 
     @property
     def authority(self) -> Authority:
-        """What the sandbox trusts; of a sandbox that was woken once."""
+        """The certificate authority that the sandbox trusts, once it was awake."""
         if self._authority is None:
-            # It takes its time, and a sandbox without a network does not need it.
+            # Slow to import, and a sandbox without a network does not need it.
             from smokebox.engine.egress.authority import Authority
 
             self._authority = Authority.open(f"{self._directory}/{_AUTHORITY}", self.sandbox_id)
@@ -122,37 +121,34 @@ class EgressProxy:
 
     @property
     def pool(self) -> UpstreamPool:
-        """Connections to servers."""
+        """The connections to servers."""
         if self._pool is None:
-            from smokebox.engine.egress.http.upstream import UpstreamPool
+            from smokebox.egress.upstream import UpstreamPool
 
             self._pool = UpstreamPool()
         return self._pool
 
     async def begin(self, run: Run) -> None:
-        """Serve a run, or one that goes on under another policy."""
         if run.jail is not self._jail:
-            await self._take(run)
-            self.names.begin(f"{run.directory}/{_NAMES}")
-        await self._see_to(run)
+            await self._attach(run)
+            self.names.create(f"{run.directory}/{_NAMES}")
+        await self._listen(run)
 
     async def adopt(self, run: Run) -> None:
-        """Serve a run that began in another engine's time: it knows the names of then."""
-        await self._take(run)
-        self.names.resume(f"{run.directory}/{_NAMES}")
-        await self._see_to(run)
+        await self._attach(run)
+        self.names.load(f"{run.directory}/{_NAMES}")
+        await self._listen(run)
 
     async def ended(self, reason: str) -> None:
-        """Let go of a run that is over."""
-        await self.leave()
+        await self.aclose()
         self.meter = Meter(lambda: self.policy)
 
-    async def leave(self) -> None:
-        """Cut what is open, and serve no more."""
-        for questions in self._questions:
-            questions.close()
+    async def aclose(self) -> None:
+        """Stop serving, and cut open connections."""
+        for dns in self._dns:
+            dns.close()
         listener, self._listener = self._listener, None
-        self._questions, self._jail = [], None
+        self._dns, self._jail = [], None
         if listener is not None:
             await listener.close()
         if self._pool is not None:
@@ -162,80 +158,79 @@ class EgressProxy:
         self._sockets = EgressSockets()
         self.audit_log.close()
 
-    async def _take(self, run: Run) -> None:
-        await self.leave()
+    async def _attach(self, run: Run) -> None:
+        """Take over the sockets of a run."""
+        await self.aclose()
         self._jail = run.jail
         if run.directory != self._directory:
             self._directory, self._authority = run.directory, None
-        self.audit_log.place(f"{run.directory}/{FILE}")
+        self.audit_log.open(f"{run.directory}/{FILE}")
         self._sockets = run.jail.egress_sockets.release()
         self.problem = self._sockets.reason
-        self._questions = [DnsListener(sock, self._answer) for sock in self._sockets.dns]
+        self._dns = [DnsListener(sock, self._answer_query) for sock in self._sockets.dns]
 
-    async def _see_to(self, run: Run) -> None:
-        """Listen if the policy is open; once listening, stay so under a closed policy."""
+    async def _listen(self, run: Run) -> None:
+        """Listen if the policy is open. A socket that listens already stays so when it closes."""
         sock = self._sockets.tcp
         if sock is None:
             if self.problem and not self.policy.closed:
-                _log.warning("sandbox %s has no way out: %s", self.sandbox_id, self.problem)
+                _log.warning("sandbox %s has no network: %s", self.sandbox_id, self.problem)
             return
         if not self.policy.closed:
-            await self._furnish(run)
-        if self._listener is None and (not self.policy.closed or _listens(sock)):
+            await self._install_authority(run.jail)
+        if self._listener is None and (not self.policy.closed or _is_listening(sock)):
             sock.listen(BACKLOG)
-            self._listener = Listener(sock, self._arrive)
+            self._listener = Listener(sock, self._serve)
 
-    async def _furnish(self, run: Run) -> None:
-        """Have the sandbox trust what it is shown here."""
-        try:
-            authority = await asyncio.to_thread(self._prepare)
-            await self._desk(run.jail).run(install, authority.pem)
-        except (SmokeboxError, OSError) as error:
-            # Such as a full disk: programs will say that they do not trust, and the rest goes on.
-            _log.warning("sandbox %s cannot be given certificates: %s", self.sandbox_id, error)
+    async def _install_authority(self, jail: Jail) -> None:
+        """Make the programs of the sandbox trust our certificates."""
 
-    def _prepare(self) -> Authority:
-        # What takes long to import does so here, and not while others wait for the loop.
-        from smokebox.engine.egress import web
-
-        assert web
-        return self.authority
-
-    def _desk(self, jail: Jail) -> RootExecutor:
         async def root() -> tuple[int, Owner]:
             return jail.root, jail.owner
 
-        return RootExecutor(root, self._workers)
+        try:
+            authority = await asyncio.to_thread(self._load_authority)
+            await RootExecutor(root, self._workers).run(install, authority.pem)
+        except (SmokeboxError, OSError) as error:
+            # Such as a full disk: TLS fails in the sandbox, and everything else works.
+            _log.warning("sandbox %s cannot be given certificates: %s", self.sandbox_id, error)
 
-    def _answer(self, question: bytes) -> bytes | None:
-        return dns.answer(question, self._find)
+    def _load_authority(self) -> Authority:
+        # Import on this thread, because it takes long and would block the event loop.
+        from smokebox.engine.egress import http_proxy
 
-    def _find(self, question: dns.Question) -> str | None:
-        """The address that stands for a name, if the sandbox may know of it."""
+        assert http_proxy
+        return self.authority
+
+    def _answer_query(self, message: bytes) -> bytes | None:
+        return answer_query(message, self._look_up)
+
+    def _look_up(self, question: Question) -> str | None:
+        """Return the synthetic address of a name that the policy allows."""
         if self.policy.resolves(question.name):
             return self.names.address_of(question.name)
-        # Programs ask for both kinds of addresses at once: that is one thing.
-        if question.kind != dns.ADDRESS_V6:
+        # Programs send an A and an AAAA query together: log one of them.
+        if question.type != TYPE_AAAA:
             verdict = self.policy.decide(question.name)
-            self.audit_log.note(
+            self.audit_log.add(
                 verdict="refused",
                 host=question.name,
                 port=_DNS,
                 rule=verdict.rule,
                 protocol="dns",
-                reason=verdict.reason or f"{question.name} is not known here",
+                reason=verdict.reason or f"no port of {question.name} is allowed",
             )
         return None
 
-    async def _arrive(self, sock: socket.socket) -> None:
-        """See one connection to its end."""
+    async def _serve(self, sock: socket.socket) -> None:
+        """Serve one connection until it ends, and close it."""
         try:
             wanted = destination(sock)
-            # What came to us by our own name asks for nothing.
+            # A connection to the proxy's own address has no destination.
             if wanted is None or ipaddress.ip_address(wanted[0]).is_loopback:
                 abort(sock)
             else:
-                await self._serve(sock, *wanted)
+                await self._route(sock, *wanted)
         except OSError as error:
             _log.debug("sandbox %s: a connection broke: %s", self.sandbox_id, error)
             abort(sock)
@@ -243,36 +238,35 @@ class EgressProxy:
             abort(sock)
             raise
 
-    async def _serve(self, sock: socket.socket, address: str, port: int) -> None:
-        """Have a connection served by whom it concerns, who closes it."""
+    async def _route(self, sock: socket.socket, address: str, port: int) -> None:
         host = self.names.name_of(address)
         name = host or address
         verdict = self.policy.decide(name, port)
         if verdict.action == "tunnel":
             await self._tunnel(sock, name, port, verdict)
         elif port in WEB_PORTS or verdict.action == "handle":
-            await self._serve_web(sock, host, address, port)
+            await self._serve_http(sock, host, address, port)
         elif port == _DNS and host is None:
-            await self._answer_stream(sock)
+            await self._serve_dns(sock)
         else:
             self._refuse(sock, name, port, verdict.rule, verdict.reason)
 
-    async def _serve_web(
+    async def _serve_http(
         self, sock: socket.socket, host: str | None, address: str, port: int
     ) -> None:
         hello = await self._peek(sock)
         if hello is None:
             abort(sock)
             return
-        # One that names another server than it asked for is refused further on.
+        # `http_proxy` refuses a server name other than the host of the connection.
         if port == _HTTPS and hello.sni and host in (None, hello.sni):
             verdict = self.policy.decide(hello.sni, port, sni=True)
             if verdict.action == "tunnel":
                 await self._tunnel(sock, hello.sni, port, verdict)
                 return
-        from smokebox.engine.egress import web
+        from smokebox.engine.egress import http_proxy
 
-        await web.serve(
+        await http_proxy.serve(
             self,
             IncomingConnection(
                 sock=sock, address=address, port=port, host=host, hello=hello.tls, sni=hello.sni
@@ -280,12 +274,12 @@ class EgressProxy:
         )
 
     async def _peek(self, sock: socket.socket) -> ClientHello | None:
-        """What the first bytes are, which stay where they are; None where none came."""
+        """Parse the first bytes without consuming them; None if the program sent none."""
         size = 1
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 while True:
-                    # Or bytes that are there, and are too few, would wake us without end.
+                    # Otherwise bytes that are too few would wake us again and again.
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
                     await readable(sock.fileno())
                     data = sock.recv(max(size, 4096), socket.MSG_PEEK)
@@ -294,26 +288,21 @@ class EgressProxy:
                         return None
                     if not hello.missing or len(data) < size:
                         break
-                    size = min(len(data) + hello.missing, LONGEST)
+                    size = min(len(data) + hello.missing, MAX_HELLO)
         except TimeoutError:
             return None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         return hello
 
     async def _tunnel(self, sock: socket.socket, name: str, port: int, verdict: Verdict) -> None:
-        from smokebox.engine.egress.http.upstream import UpstreamFailure
+        from smokebox.egress.upstream import UpstreamFailure
         from smokebox.foundation.http1.dial import Endpoint
 
         if reason := self.meter.admit():
             self._refuse(sock, name, port, "limits", reason)
             return
-        endpoint = Endpoint(
-            host=name,
-            port=port,
-            tls=False,
-            address=verdict.address,
-            private=verdict.address is not None,
-        )
+        address = verdict.address
+        endpoint = Endpoint(name, port, tls=False, address=address, private=address is not None)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 outside = await self.pool.dial(endpoint)
@@ -321,25 +310,25 @@ class EgressProxy:
             self._refuse(sock, name, port, error.rule or verdict.rule, error.reason)
             return
         except (OSError, TimeoutError) as error:
-            why = os.strerror(error.errno) if error.errno else "no answer in time"
-            why = f"{name} port {port}: {why}"
-            self._refuse(sock, name, port, verdict.rule, why, failed=True)
+            reason = os.strerror(error.errno) if error.errno else "no response in time"
+            reason = f"{name} port {port}: {reason}"
+            self._refuse(sock, name, port, verdict.rule, reason, failed=True)
             return
-        await self._join(sock, outside, name, port, verdict.rule)
+        await self._relay(sock, outside, name, port, verdict.rule)
 
-    async def _join(
+    async def _relay(
         self, sock: socket.socket, outside: socket.socket, name: str, port: int, rule: str
     ) -> None:
         loop = asyncio.get_running_loop()
-        begun, reason = loop.time(), "the sandbox stopped"
+        started, reason = loop.time(), "the sandbox stopped"
         outside.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        tunnel = Tunnel(sock, outside, self.meter.count)
+        tunnel = TcpTunnel(sock, outside, self.meter.count)
         try:
             reason = await tunnel.run()
             sock.close()
         finally:
             outside.close()
-            self.audit_log.note(
+            self.audit_log.add(
                 verdict="tunnelled",
                 host=name,
                 port=port,
@@ -347,20 +336,20 @@ class EgressProxy:
                 protocol="tcp",
                 sent=tunnel.sent,
                 received=tunnel.received,
-                seconds=loop.time() - begun,
+                seconds=loop.time() - started,
                 reason=reason,
             )
 
-    async def _answer_stream(self, sock: socket.socket) -> None:
-        """Answer questions by TCP, as programs ask them whose answers were cut."""
+    async def _serve_dns(self, sock: socket.socket) -> None:
+        """Answer DNS queries over TCP, which programs use after a truncated response."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HELLO_SECONDS):
-                while len(size := await _exactly(sock, 2)) == 2:
-                    question = await _exactly(sock, int.from_bytes(size, "big"))
-                    if (answer := self._answer(question)) is None:
+                while len(size := await _read_exactly(sock, 2)) == 2:
+                    query = await _read_exactly(sock, int.from_bytes(size, "big"))
+                    if (response := self._answer_query(query)) is None:
                         break
-                    await loop.sock_sendall(sock, len(answer).to_bytes(2, "big") + answer)
+                    await loop.sock_sendall(sock, len(response).to_bytes(2, "big") + response)
         sock.close()
 
     def _refuse(
@@ -374,7 +363,7 @@ class EgressProxy:
         failed: bool = False,
     ) -> None:
         abort(sock)
-        self.audit_log.note(
+        self.audit_log.add(
             verdict="failed" if failed else "refused",
             host=host,
             port=port,
@@ -384,24 +373,13 @@ class EgressProxy:
         )
 
 
-async def _exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer where it ended."""
+async def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    """Read that many bytes, or fewer if the connection ends."""
     loop, data = asyncio.get_running_loop(), b""
     while len(data) < size and (more := await loop.sock_recv(sock, size - len(data))):
         data += more
     return data
 
 
-def _listens(sock: socket.socket) -> bool:
+def _is_listening(sock: socket.socket) -> bool:
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-class HandlerResolver:
-    """Functions as they are; what is named by its place is imported, once."""
-
-    async def resolve(self, option: HandlerOption) -> Handler:
-        """The handler itself. Raises `InvalidOption` where there is none."""
-        if isinstance(option, str):
-            # A module of a user's may take its time.
-            return await asyncio.to_thread(find_handler, option)
-        return option

@@ -1,4 +1,4 @@
-"""Where programs of a sandbox look for whom to trust, and our authority put there."""
+"""Installs the authority of a sandbox where its programs look for trusted certificates."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from smokebox.errors import AccessDenied, PathError, PathNotDirectory, PathNotFo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smokebox.engine.files.rooted import Rooted
+    from smokebox.engine.files.rooted_files import RootedFiles
 
 
-# Where Debian, Alpine and Arch have them all; made where there is none.
+# Bundle of Debian, Alpine and Arch; created if the image has none.
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 OWN = "/etc/ssl/certs/smokebox.crt"
 
-# From here `update-ca-certificates` takes it when it makes the bundle anew.
+# `update-ca-certificates` reads this when it writes the bundle again.
 _FOR_UPDATES = "/usr/local/share/ca-certificates/smokebox.crt"
 
-# Where Red Hat, SUSE, Alpine and OpenSSL itself have them.
-_OTHERS = (
+# Bundles of Red Hat, SUSE, Alpine and OpenSSL itself.
+_OTHER_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-_OF_JAVA = (
+_KEYSTORES = (
     "/etc/ssl/certs/java/cacerts",
     "/etc/pki/java/cacerts",
     "/etc/pki/ca-trust/extracted/java/cacerts",
 )
-# Where a Java has its own, below a directory for each of them.
-_JAVAS, _IN_JAVA = ("/usr/lib/jvm", "/opt/java"), ("lib/security", "jre/lib/security")
-_LARGEST = 8 << 20
+# Directories of Java installations, and the places of a keystore in one.
+_JAVA_HOMES, _KEYSTORE_FOLDERS = ("/usr/lib/jvm", "/opt/java"), ("lib/security", "jre/lib/security")
+_MAX_FILE = 8 << 20
 
 VARIABLES = {
     **dict.fromkeys(
@@ -55,53 +55,55 @@ VARIABLES = {
         ),
         BUNDLE,
     ),
-    # These two take ours besides their own.
+    # These two are used in addition to the program's own certificates.
     "NODE_EXTRA_CA_CERTS": OWN,
     "DENO_CERT": OWN,
 }
-"""What programs of a sandbox with a network have in their environment."""
+"""Environment variables of programs in a sandbox with a network."""
 
 
-def install(files: Rooted, pem: bytes) -> None:
-    """Have the programs of a sandbox trust an authority. Safe to repeat."""
+def install(files: RootedFiles, pem: bytes) -> None:
+    """Make the programs of a sandbox trust an authority. Safe to repeat."""
     for path in (OWN, _FOR_UPDATES):
         if _read(files, path) != pem:
             _write(files, path, pem)
-    found = {path: content for path in (BUNDLE, *_OTHERS) if (content := _read(files, path))}
+    found = {path: content for path in (BUNDLE, *_OTHER_BUNDLES) if (content := _read(files, path))}
     bundle = next(iter(found.values()), b"")
     for path, content in {BUNDLE: bundle, **found}.items():
         if pem not in content:
             _write(files, path, content + (b"" if content.endswith(b"\n") else b"\n") + pem)
     [own] = certificates(pem)
-    for path in _of_java(files):
+    for path in _keystores(files):
         content = _read(files, path)
         if content and own not in content:
             _write(files, path, add_certificate(content, pem, bundle))
 
 
-def _of_java(files: Rooted) -> Iterator[str]:
-    yield from _OF_JAVA
-    for folder in _JAVAS:
+def _keystores(files: RootedFiles) -> Iterator[str]:
+    yield from _KEYSTORES
+    for folder in _JAVA_HOMES:
         try:
             names = files.names(folder)
         except PathError:
             continue
-        yield from (f"{folder}/{name}/{place}/cacerts" for name in names for place in _IN_JAVA)
+        yield from (
+            f"{folder}/{name}/{place}/cacerts" for name in names for place in _KEYSTORE_FOLDERS
+        )
 
 
-def _write(files: Rooted, path: str, content: bytes) -> None:
+def _write(files: RootedFiles, path: str, content: bytes) -> None:
     try:
         files.write(path, content)
     except AccessDenied:
-        # By an ordinary user's engine, root inside may not change what is root's outside, such
-        # as the host's /usr. What the variables name is not there.
+        # In an engine without root, root of the sandbox cannot change files of the host's root,
+        # such as those in /usr. The files that the variables name are not among them.
         if path in (OWN, BUNDLE):
             raise
 
 
-def _read(files: Rooted, path: str) -> bytes:
+def _read(files: RootedFiles, path: str) -> bytes:
     try:
-        return files.read(path, limit=_LARGEST)
+        return files.read(path, limit=_MAX_FILE)
     except (PathNotFound, PathNotDirectory):
         return b""
 
@@ -109,30 +111,30 @@ def _read(files: Rooted, path: str) -> bytes:
 _MAGIC, _VERSION, _TRUSTED = 0xFEEDFEED, 2, 2
 _HEADER = struct.Struct("!III")
 _DIGEST = 20
-# What every such keystore has; it is no secret, and keeps no one out.
+# Every keystore of this format has this password, so it is not a secret.
 _PASSWORD = "changeit".encode("utf-16-be") + b"Mighty Aphrodite"
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _ALIAS = "smokebox"
 
 
 def add_certificate(keystore: bytes, pem: bytes, bundle: bytes) -> bytes:
-    """A keystore with one certificate more.
+    """Return a keystore with another certificate.
 
-    Where it is not of Java's old kind, which every Java reads, it is made anew, with all
+    A keystore that is not JKS, which every Java can read, is replaced by one with all
     certificates of `bundle`.
     """
     [own] = certificates(pem)
     if len(keystore) > _HEADER.size + _DIGEST:
         magic, version, count = _HEADER.unpack_from(keystore)
         if (magic, version) == (_MAGIC, _VERSION):
-            return _sealed(count + 1, keystore[_HEADER.size : -_DIGEST] + _entry(_ALIAS, own))
+            return _with_digest(count + 1, keystore[_HEADER.size : -_DIGEST] + _entry(_ALIAS, own))
     found = [own, *(one for one in certificates(bundle) if one != own)]
     entries = [_entry(f"{_ALIAS}-{number}", one) for number, one in enumerate(found)]
-    return _sealed(len(entries), b"".join(entries))
+    return _with_digest(len(entries), b"".join(entries))
 
 
 def certificates(pem: bytes) -> list[bytes]:
-    """The certificates of a file in PEM, as Java wants them; broken ones are left out."""
+    """Return the valid certificates of a PEM file, as DER."""
     found = []
     for text in _PEM.findall(pem):
         try:
@@ -153,9 +155,9 @@ def _entry(alias: str, certificate: bytes) -> bytes:
     )
 
 
-def _sealed(count: int, entries: bytes) -> bytes:
+def _with_digest(count: int, entries: bytes) -> bytes:
     body = _HEADER.pack(_MAGIC, _VERSION, count) + entries
-    # Java's own, against accidents.
+    # Java checks it for corruption.
     digest = hashlib.sha1(_PASSWORD + body, usedforsecurity=False).digest()
     return body + digest
 

@@ -1,13 +1,12 @@
-"""How a file below a hostile root is opened: by openat2, never by a path of the host.
+"""Opening files below a hostile root: by openat2, never by a path of the host.
 
-Paths may be anything that a sandbox made up. What the kernel itself makes up (/proc,
-/sys) may be looked at, but not read or changed with the rights of this process.
+The sandbox controls the paths. Files of kernel filesystems (/proc, /sys) may be inspected, but
+not read or changed with the privileges of this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat as stat_bits
@@ -26,11 +25,14 @@ SEARCH = os.O_PATH | os.O_DIRECTORY
 LIST = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK, opening a FIFO waits for its other end, and a leased file for its holder.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-HOP = 4_000
-DEEPEST = 16 * HOP
+# Errors of opening a name that was removed or replaced since it was listed.
+REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+# The kernel takes paths of less than 4096 bytes.
+MAX_HOP = 4_000
+MAX_PATH = 16 * MAX_HOP
 
-# null, zero, full, random and urandom: what every program may write to.
-_HARMLESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
+# null, zero, full, random and urandom, which every program may write to.
+_HARMLESS_DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
 _KERNEL_FILESYSTEMS = {
     0x9FA0: "proc",
     0x62656572: "sysfs",
@@ -54,41 +56,30 @@ _KERNEL_FILESYSTEMS = {
 }
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_fstatfs = _libc["fstatfs"]
-_fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
-
-
 def open_beneath(top: int, path: str, flags: int) -> int:
-    """A descriptor of what is at a relative path, through directories only and no link.
+    """Open a relative path below a directory, following no symlink.
 
-    Longer paths than the kernel takes at once are walked in several hops.
+    Paths longer than the kernel takes are opened in several hops.
     """
     fd = os.dup(top)
-    # Names count in bytes, and fsdecode keeps one character for each that is not UTF-8.
+    # Limits count bytes, and fsdecode keeps one character for each byte that is not UTF-8.
     rest = os.fsencode(path)
-    if len(rest) > DEEPEST:
-        os.close(fd)
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     try:
-        while len(rest) > HOP:
-            cut = rest.rindex(b"/", 0, HOP)
-            fd = _step(fd, rest[:cut], SEARCH)
+        if len(rest) > MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+        while len(rest) > MAX_HOP:
+            cut = rest.rindex(b"/", 0, MAX_HOP)
+            below = openat2(fd, rest[:cut], SEARCH, resolve=BENEATH)
+            os.close(fd)
+            fd = below
             rest = rest[cut + 1 :]
-        return _step(fd, rest or b".", flags)
-    except BaseException:
+        return openat2(fd, rest or b".", flags, resolve=BENEATH)
+    finally:
         os.close(fd)
-        raise
-
-
-def _step(fd: int, path: bytes, flags: int) -> int:
-    below = openat2(fd, path, flags, resolve=BENEATH)
-    os.close(fd)
-    return below
 
 
 def open_child(directory: int, name: str, flags: int, mode: int = 0) -> int:
-    """A descriptor of one name in a directory; ELOOP or ENOTDIR where it is a link."""
+    """Open one name in a directory; fails with ELOOP or ENOTDIR for a symlink."""
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"not the name of one file: {name!r}")
     return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
@@ -96,36 +87,35 @@ def open_child(directory: int, name: str, flags: int, mode: int = 0) -> int:
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end."""
+    """Close a descriptor at the end of the block."""
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def of_kernel(fd: int) -> bool:
-    """Whether a descriptor leads into a filesystem that the kernel makes up."""
-    found = ctypes.create_string_buffer(256)
-    if _fstatfs(fd, found):
-        return False
-    return int.from_bytes(found.raw[:4], "little") in _KERNEL_FILESYSTEMS
+def is_kernel_file(fd: int) -> bool:
+    """Return whether a descriptor is of a filesystem that the kernel generates, such as /proc."""
+    return linux.filesystem_of(fd) in _KERNEL_FILESYSTEMS
 
 
-def refuse_kernel(fd: int, path: str) -> None:
-    """Raise for what the kernel makes up.
+def refuse_kernel_file(fd: int, path: str) -> None:
+    """Raise for a file of a kernel filesystem.
 
-    Most of it asks who the process is, not who the thread acts as: through a sandbox's
-    /proc a privileged engine would set the host's own switches.
+    Most of them check the process, not the file identity of the thread: through a sandbox's
+    /proc a privileged engine would change settings of the host.
     """
-    if of_kernel(fd):
+    if is_kernel_file(fd):
         raise AccessDenied(
-            path, f"{path} is made up by the kernel.", hint="Use a command, such as cat, for it."
+            path,
+            f"{path} is in a filesystem of the kernel.",
+            hint="Use a command for it, such as cat.",
         )
 
 
-def open_regular(root: int, path: str, flags: int = READ, mode: int = 0) -> int:
-    """A descriptor of a regular file in a root; a directory, a pipe or a device is refused."""
-    fd = openat2(root, path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode=mode, resolve=IN_ROOT)
+def open_regular(root: int, path: str) -> int:
+    """Open a regular file in a root for reading; raises for a directory, pipe or device."""
+    fd = openat2(root, path, READ, resolve=IN_ROOT)
     try:
         check_regular(fd, path)
     except BaseException:
@@ -135,28 +125,28 @@ def open_regular(root: int, path: str, flags: int = READ, mode: int = 0) -> int:
 
 
 def check_regular(fd: int, path: str) -> os.stat_result:
-    """What a descriptor is of, which is a regular file of no kernel's making."""
+    """Return the status of a regular file; raises for anything else and for kernel files."""
     found = os.fstat(fd)
     if not stat_bits.S_ISREG(found.st_mode):
         raise not_regular(path, found.st_mode)
-    refuse_kernel(fd, path)
+    refuse_kernel_file(fd, path)
     return found
 
 
 def not_regular(path: str, mode: int) -> PathError:
-    """The error for what is no regular file."""
+    """Return the error for something that is not a regular file."""
     if stat_bits.S_ISDIR(mode):
         return PathIsDirectory(path)
     return PathError(path, f"not a regular file: {path}.", hint="Use a command for it.")
 
 
 def is_harmless_device(found: os.stat_result) -> bool:
-    """Whether this is /dev/null or one of its like, which take whatever is written."""
-    return stat_bits.S_ISCHR(found.st_mode) and found.st_rdev in _HARMLESS
+    """Return whether this is /dev/null or a similar device that accepts every write."""
+    return stat_bits.S_ISCHR(found.st_mode) and found.st_rdev in _HARMLESS_DEVICES
 
 
-class naming:
-    """Turn what the operating system raises into the class of ours that names the path."""
+class path_errors:
+    """Translate an OSError in the block into the `PathError` that names `path`."""
 
     __slots__ = ("_path",)
 

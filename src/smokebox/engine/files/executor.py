@@ -1,7 +1,7 @@
-"""Blocking work on a sandbox's files, done at once or step by step from an event loop.
+"""Blocking work on a sandbox's files, run in threads from an event loop.
 
-Each piece of work has its own duplicate of the root's descriptor: the number that the
-jail gave may be another file by the time a thread looks.
+Each call has its own duplicate of the root's descriptor: the jail's may be closed, and its number
+reused for another file, before a thread gets to it.
 """
 
 from __future__ import annotations
@@ -12,65 +12,65 @@ import threading
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from smokebox.engine.files.credentials import acting_as
-from smokebox.engine.files.rooted import Rooted
-from smokebox.engine.workers import PATIENCE, Job, JobStopped, Workers
+from smokebox.engine.files.rooted_files import RootedFiles
+from smokebox.engine.workers import CANCEL_SECONDS, Job, JobStopped, Workers
 from smokebox.errors import SandboxGone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from smokebox.engine.jail.api import Owner
+    from smokebox.engine.jail.spec import Owner
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Out = TypeVar("Out")
 In = TypeVar("In")
 
-AT_ONCE = 4
+MAX_RUNNING = 4
 
 
 class RootExecutor:
-    """Where work on one sandbox's files is handed in.
+    """Runs work on one sandbox's files.
 
-    `root` gives the descriptor and the owner of the root as they are at the moment. At
-    most `AT_ONCE` pieces run at a time, so that one sandbox does not take all threads.
+    `root` returns the current descriptor and owner of the root. At most `MAX_RUNNING` calls run
+    at a time, so that one sandbox does not occupy all threads.
     """
 
     def __init__(self, root: Callable[[], Awaitable[tuple[int, Owner]]], workers: Workers) -> None:
         self.workers = workers
         self._root = root
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._jobs: dict[Job, asyncio.Event] = {}
-        self._open: set[SteppedWork[Any, Any]] = set()
+        self._open: set[ThreadedGenerator[Any, Any]] = set()
 
     async def run(
-        self, work: Callable[Concatenate[Rooted, P], R], *args: P.args, **kwargs: P.kwargs
+        self, work: Callable[Concatenate[RootedFiles, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Do `work` on the root in a thread, as the root of the sandbox."""
-        held = HeldRoot(*await self._root())
+        """Call `work` with the files in a thread, as root of the sandbox."""
+        root = RootHandle(*await self._root())
         try:
-            return await self.call(held.once, lambda files: work(files, *args, **kwargs))
+            return await self.call(root.run, lambda files: work(files, *args, **kwargs))
         finally:
-            held.discard()
+            root.close()
 
     async def open(
         self,
-        work: Callable[Concatenate[Rooted, P], Generator[Out, In, None]],
+        work: Callable[Concatenate[RootedFiles, P], Generator[Out, In, None]],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> SteppedWork[Out, In]:
-        """Begin `work` that goes on step by step, until it ends or is closed."""
-        held = HeldRoot(*await self._root())
-        steps = SteppedWork(self, held, work(held.files, *args, **kwargs))
-        self._open.add(steps)
-        return steps
+    ) -> ThreadedGenerator[Out, In]:
+        """Return a generator over the files, which the caller advances and closes."""
+        root = RootHandle(*await self._root())
+        generator = ThreadedGenerator(self, root, work(root.files, *args, **kwargs))
+        self._open.add(generator)
+        return generator
 
     async def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do `work` in a thread when it is its turn. Raises `SandboxGone` when released."""
+        """Call `work` in a thread once a slot is free. Raises `SandboxGone` when released."""
         job = Job()
         done = self._jobs[job] = asyncio.Event()
         try:
-            async with self._turns:
+            async with self._slots:
                 return await self.workers.run(job, work, *args, **kwargs)
         except JobStopped:
             raise _gone() from None
@@ -79,36 +79,36 @@ class RootExecutor:
             del self._jobs[job]
 
     @property
-    def at_work(self) -> int:
-        """How many calls are under way, or have begun and go on step by step."""
+    def active(self) -> int:
+        """Number of running calls and open generators."""
         return len(self._jobs) + len(self._open)
 
-    def closed(self, steps: SteppedWork[Any, Any]) -> None:
-        """Forget steps that have ended."""
-        self._open.discard(steps)
+    def closed(self, generator: ThreadedGenerator[Any, Any]) -> None:
+        """Forget a generator that was closed."""
+        self._open.discard(generator)
 
     async def release(self) -> None:
-        """End all work on the root, so that nothing holds it any more."""
+        """Stop all work, so that nothing holds the root any longer."""
         waiting = [asyncio.ensure_future(done.wait()) for done in self._jobs.values()]
         for job in self._jobs:
             job.stop()
-        for steps in list(self._open):
-            await steps.aclose()
+        for generator in list(self._open):
+            await generator.aclose()
         if waiting:
-            _, late = await asyncio.wait(waiting, timeout=PATIENCE)
+            _, late = await asyncio.wait(waiting, timeout=CANCEL_SECONDS)
             for task in late:
                 task.cancel()
 
 
-class HeldRoot:
-    """A root that is ours until its work is done, in whichever thread that is."""
+class RootHandle:
+    """A duplicate of a root's descriptor, closed by the thread that uses it or by its owner."""
 
     def __init__(self, root: int, owner: Owner) -> None:
-        self.files = Rooted(os.dup(root), owner)
+        self.files = RootedFiles(os.dup(root), owner)
         self._claim = threading.Lock()
 
-    def once(self, work: Callable[[Rooted], R]) -> R:
-        """Do `work` on the files, then close the root."""
+    def run(self, work: Callable[[RootedFiles], R]) -> R:
+        """Call `work` as root of the sandbox, then close the root. Works once."""
         if not self._claim.acquire(blocking=False):
             raise JobStopped
         try:
@@ -117,40 +117,42 @@ class HeldRoot:
         finally:
             os.close(self.files.root)
 
-    def discard(self) -> None:
-        """Close the root, unless a thread has it, which will."""
+    def close(self) -> None:
+        """Close the root, unless a thread runs `run`, which will. Safe to repeat."""
         if self._claim.acquire(blocking=False):
             os.close(self.files.root)
 
 
-class SteppedWork(Generic[Out, In]):
-    """A blocking generator over a sandbox's files, driven from an event loop."""
+class ThreadedGenerator(Generic[Out, In]):
+    """A blocking generator over a sandbox's files, advanced from an event loop."""
 
-    def __init__(self, desk: RootExecutor, held: HeldRoot, work: Generator[Out, In, None]) -> None:
-        self._desk = desk
-        self._held = held
-        self._work = work
+    def __init__(
+        self, executor: RootExecutor, root: RootHandle, generator: Generator[Out, In, None]
+    ) -> None:
+        self._executor = executor
+        self._root = root
+        self._generator = generator
         self._busy = threading.Lock()
         self._closed = False
 
     async def next(self) -> Out | None:
-        """What it yields next; None at its end."""
-        return await self._desk.call(self._step, lambda: next(self._work))
+        """Return the next value; None at the end."""
+        return await self._executor.call(self._advance, lambda: next(self._generator))
 
     async def send(self, value: In) -> Out | None:
-        """What it yields for `value`; None at its end."""
-        return await self._desk.call(self._step, lambda: self._work.send(value))
+        """Send a value and return the next one; None at the end."""
+        return await self._executor.call(self._advance, lambda: self._generator.send(value))
 
     async def aclose(self) -> None:
-        """Break it off where it is, and let go of the root. Safe to repeat."""
-        self._desk.closed(self)
-        await self._desk.workers.finish(self._close)
+        """Close the generator and the root. Safe to repeat."""
+        self._executor.closed(self)
+        await self._executor.workers.finish(self._close)
 
-    def _step(self, advance: Callable[[], Out]) -> Out | None:
+    def _advance(self, advance: Callable[[], Out]) -> Out | None:
         with self._busy:
             if self._closed:
                 raise _gone()
-            with acting_as(self._held.files.owner):
+            with acting_as(self._root.files.owner):
                 try:
                     return advance()
                 except StopIteration:
@@ -162,10 +164,10 @@ class SteppedWork(Generic[Out, In]):
                 return
             self._closed = True
             try:
-                with acting_as(self._held.files.owner):
-                    self._work.close()
+                with acting_as(self._root.files.owner):
+                    self._generator.close()
             finally:
-                self._held.discard()
+                self._root.close()
 
 
 def _gone() -> SandboxGone:

@@ -1,7 +1,7 @@
-"""The files of one sandbox, reached from outside, as the contract spells them and more.
+"""Asynchronous access to the files of one sandbox, without a process in it.
 
-No process runs in the sandbox for it. What a path may lead to is in `rooted`, who acts
-in `credentials`, and what happens to a call that is cancelled in `workers`.
+`rooted_files` confines paths to the root, `credentials` sets the identity of the threads, and
+`workers` handles cancellation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from smokebox.engine.files import operations
 from smokebox.engine.files.archive_reader import extract
 from smokebox.engine.files.archive_writer import pack
 from smokebox.engine.files.executor import RootExecutor
-from smokebox.engine.files.rooted import MAX_READ, Rooted
-from smokebox.engine.files.watches import EXCLUDED, LINGER, Watches
+from smokebox.engine.files.rooted_files import MAX_READ, RootedFiles
+from smokebox.engine.files.watches import EXCLUDED, LINGER_SECONDS, Watches
+from smokebox.engine.run import RunPart
 from smokebox.errors import InvalidOption
 from smokebox.foundation.paths import check_path, resolve
 from smokebox.foundation.text import decode_file, encode_option
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
     from smokebox.engine.files.watches import WatchStream
-    from smokebox.engine.jail.api import Owner
+    from smokebox.engine.jail.spec import Owner
     from smokebox.engine.workers import Workers
     from smokebox.types import FileInfo
 
 MAX_OFFSET = (1 << 63) - 1
-# As far as any filesystem counts.
-MOST_SECONDS = 1 << 40
+# Beyond the range of every filesystem.
+MAX_SECONDS = 1 << 40
 
 
-class Files:
-    """The files of a sandbox.
+class Files(RunPart):
+    """The files of a sandbox. Every method raises the classes of `smokebox.errors`.
 
-    `root` gives the descriptor and the owner of the sandbox's root, waking it if need be;
-    relative paths start at what `cwd` says once it was awake, an absolute directory.
-    Everything raises the classes of `smokebox.errors`.
+    `root` returns the descriptor and the owner of the sandbox's root, and wakes the sandbox if
+    needed. `cwd` returns the absolute directory of relative paths, which is final only after the
+    first wake.
     """
 
     def __init__(
@@ -47,137 +48,143 @@ class Files:
         workers: Workers,
         cwd: Callable[[], str] = lambda: "/workspace",
         max_read: int = MAX_READ,
-        linger: float = LINGER,
+        linger: float = LINGER_SECONDS,
     ) -> None:
         self._root = root
         self._cwd = cwd
         self._cwd_known = False
         self._max_read = max_read
-        self._desk = RootExecutor(root, workers)
-        self._watches = Watches(self._desk, linger=linger)
+        self._executor = RootExecutor(root, workers)
+        self._watches = Watches(self._executor, linger=linger)
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way, or a stream is open."""
-        return self._desk.at_work > len(self._watches) or self._watches.readers > 0
+        """True while a call runs or a stream is open."""
+        return self._executor.active > len(self._watches) or self._watches.readers > 0
 
     def resolve_path(self, path: str) -> str:
-        """The absolute form of `path`, without looking at any file."""
+        """Return the absolute form of `path`, without access to any file."""
         return resolve(path, self._cwd())
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. Raises `NotText` where it is not UTF-8."""
+        """Return the text of a file. Raises `NotText` unless it is UTF-8."""
         data = await self.read_bytes(path)
         return decode_file(self.resolve_path(path), data)
 
     async def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file, which `FileTooLarge` refuses over `max_read`."""
-        return await self._desk.run(Rooted.read, await self._resolved(path), limit=self._max_read)
+        """Return the bytes of a file. Raises `FileTooLarge` above `max_read`."""
+        return await self._executor.run(
+            RootedFiles.read, await self._resolve(path), limit=self._max_read
+        )
 
     async def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        """A part of a file; what is beyond its end is left out."""
+        """Return a part of a file, shorter if the file ends before."""
         offset = _count("offset", offset)
         if length is not None:
             length = _count("length", length)
-        where = await self._resolved(path)
-        return await self._desk.run(Rooted.read_range, where, offset, length, limit=self._max_read)
+        absolute = await self._resolve(path)
+        return await self._executor.run(
+            RootedFiles.read_range, absolute, offset, length, limit=self._max_read
+        )
 
     async def read_stream(
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """A file of any size, piece by piece."""
+        """Yield a file of any size in chunks."""
         offset = _count("offset", offset)
         if length is not None:
             length = _count("length", length)
-        steps = await self._desk.open(Rooted.chunks, await self._resolved(path), offset, length)
+        generator = await self._executor.open(
+            RootedFiles.chunks, await self._resolve(path), offset, length
+        )
         try:
-            while (chunk := await steps.next()) is not None:
+            while (chunk := await generator.next()) is not None:
                 yield chunk
         finally:
-            await steps.aclose()
+            await generator.aclose()
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Make or replace a file, and its parent directories. All or nothing."""
+        """Create or replace a file and its parent directories, atomically."""
         content = encode_option("data", data)
-        await self._desk.run(Rooted.write, await self._resolved(path), content)
+        await self._executor.run(RootedFiles.write, await self._resolve(path), content)
 
     async def write_stream(self, path: str, chunks: AsyncIterable[bytes]) -> int:
-        """As `write_file`, from bytes of any amount as they come. Returns how many."""
-        steps = await self._desk.open(Rooted.write_chunks, await self._resolved(path))
+        """Like `write_file`, from a stream of any size. Returns the number of bytes."""
+        generator = await self._executor.open(RootedFiles.write_chunks, await self._resolve(path))
         written = 0
         try:
-            await steps.next()
+            await generator.next()
             async for chunk in chunks:
                 data = encode_option("chunks", chunk)
-                await steps.send(data)
+                await generator.send(data)
                 written += len(data)
-            await steps.send(None)
+            await generator.send(None)
         finally:
-            await steps.aclose()
+            await generator.aclose()
         return written
 
     async def append_file(self, path: str, data: str | bytes) -> None:
-        """Add to the end of a file, making it and its parents. Not all or nothing."""
+        """Append to a file, creating it and its parents. Not atomic."""
         content = encode_option("data", data)
-        await self._desk.run(Rooted.append, await self._resolved(path), content)
+        await self._executor.run(RootedFiles.append, await self._resolve(path), content)
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is at `path`. A symlink that leads nowhere is not found, unless not followed."""
-        where = await self._resolved(path)
-        return await self._desk.run(Rooted.info, where, follow_symlinks=follow_symlinks)
+        """Return the metadata of `path`. Following a dangling symlink raises `PathNotFound`."""
+        absolute = await self._resolve(path)
+        return await self._executor.run(RootedFiles.info, absolute, follow_symlinks=follow_symlinks)
 
     async def readdir(self, path: str) -> list[str]:
-        """The names in a directory, dotfiles too, sorted; non-UTF-8 bytes as `\\xNN`."""
-        return await self._desk.run(Rooted.names, await self._resolved(path))
+        """Return the sorted names in a directory, with dotfiles; non-UTF-8 bytes as `\\xNN`."""
+        return await self._executor.run(RootedFiles.names, await self._resolve(path))
 
     async def list_files(
         self, path: str, *, recursive: bool = False, hidden: bool = False
     ) -> list[FileInfo]:
-        """What is in a directory, or below it, sorted by path; symlinks as themselves."""
-        where = await self._resolved(path)
-        return await self._desk.run(
-            operations.list_files, where, recursive=recursive, hidden=hidden
+        """Return the entries in or below a directory by path, without following symlinks."""
+        absolute = await self._resolve(path)
+        return await self._executor.run(
+            operations.list_files, absolute, recursive=recursive, hidden=hidden
         )
 
     async def exists(self, path: str) -> bool:
-        """Whether `path` leads to something."""
-        return await self._desk.run(Rooted.exists, await self._resolved(path))
+        """Return whether `path` leads to something."""
+        return await self._executor.run(RootedFiles.exists, await self._resolve(path))
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
-        """Make a directory; `recursive` makes parents and accepts one that is there."""
-        where = await self._resolved(path)
-        await self._desk.run(Rooted.make_directory, where, recursive=recursive)
+        """Create a directory; `recursive` creates parents and accepts an existing directory."""
+        absolute = await self._resolve(path)
+        await self._executor.run(RootedFiles.make_directory, absolute, recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
         """Remove a file or a symlink, or with `recursive` a directory. Never the root."""
-        where = await self._resolved(path)
-        await self._desk.run(Rooted.remove, where, recursive=recursive, force=force)
+        absolute = await self._resolve(path)
+        await self._executor.run(RootedFiles.remove, absolute, recursive=recursive, force=force)
 
     async def rename(self, source: str, target: str) -> None:
-        """Give a file or directory another path, replacing a file or an empty directory."""
-        old, new = await self._resolved(source), await self._resolved(target)
-        await self._desk.run(operations.rename, old, new)
+        """Move a file or directory, replacing a file or an empty directory."""
+        old, new = await self._resolve(source), await self._resolve(target)
+        await self._executor.run(operations.rename, old, new)
 
     async def move(self, source: str, target: str) -> str:
-        """As `rename`, but into a directory that is there, as mv does. Returns where it is."""
-        old, new = await self._resolved(source), await self._resolved(target)
-        return await self._desk.run(operations.move, old, new)
+        """Like `rename`, but into an existing directory, as mv does. Returns the final path."""
+        old, new = await self._resolve(source), await self._resolve(target)
+        return await self._executor.run(operations.move, old, new)
 
     async def copy(self, source: str, target: str, *, recursive: bool = False) -> None:
-        """Copy a file, or with `recursive` a directory, with modes; links in it stay links."""
-        old, new = await self._resolved(source), await self._resolved(target)
-        await self._desk.run(operations.copy, old, new, recursive=recursive)
+        """Copy a file, or with `recursive` a directory, with modes; symlinks stay symlinks."""
+        old, new = await self._resolve(source), await self._resolve(target)
+        await self._executor.run(operations.copy, old, new, recursive=recursive)
 
     async def symlink(self, target: str, path: str) -> None:
-        """Make a symlink at `path` that leads to `target`, which is kept as it is written."""
-        await self._desk.run(Rooted.symlink, check_path(target), await self._resolved(path))
+        """Create a symlink at `path`; `target` is stored as it is."""
+        await self._executor.run(RootedFiles.symlink, check_path(target), await self._resolve(path))
 
     async def readlink(self, path: str) -> str:
-        """Where the symlink at `path` leads."""
-        return await self._desk.run(Rooted.readlink, await self._resolved(path))
+        """Return the target of the symlink at `path`."""
+        return await self._executor.run(RootedFiles.readlink, await self._resolve(path))
 
     async def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits of what a path leads to."""
+        """Set the permission bits of the target of a path."""
         if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
             raise InvalidOption(
                 f"mode is a number from 0 to 0o7777, not {mode!r}.",
@@ -185,24 +192,24 @@ class Files:
                 option="mode",
                 value=mode,
             )
-        await self._desk.run(Rooted.chmod, await self._resolved(path), mode)
+        await self._executor.run(RootedFiles.chmod, await self._resolve(path), mode)
 
     async def chown(self, path: str, uid: int, gid: int | None = None) -> None:
-        """Give a file to a user of the sandbox, and to a group (by default of that number)."""
+        """Set the owner of a file to ids of the sandbox; `gid` is `uid` by default."""
         uid = _count("uid", uid)
         gid = uid if gid is None else _count("gid", gid)
-        await self._desk.run(Rooted.chown, await self._resolved(path), uid, gid)
+        await self._executor.run(RootedFiles.chown, await self._resolve(path), uid, gid)
 
     async def touch(self, path: str, *, mtime: float | None = None) -> None:
-        """Set the time of the last change, by default to this moment, making the file."""
-        if mtime is not None and not abs(mtime) < MOST_SECONDS:
+        """Set the modification time, by default to now; creates a missing file."""
+        if mtime is not None and not abs(mtime) < MAX_SECONDS:
             raise InvalidOption(
                 f"mtime is seconds since 1970, not {mtime!r}.",
                 hint="Pass for example time.time().",
                 option="mtime",
                 value=mtime,
             )
-        await self._desk.run(Rooted.touch, await self._resolved(path), mtime)
+        await self._executor.run(RootedFiles.touch, await self._resolve(path), mtime)
 
     async def glob(
         self,
@@ -212,15 +219,15 @@ class Files:
         hidden: bool = False,
         files_only: bool = False,
     ) -> list[str]:
-        """Absolute paths that match, sorted. See `SandboxApi.glob`."""
-        start = await self._resolved(cwd or ".")
-        return await self._desk.run(
+        """Return the sorted absolute paths that match. See `SandboxApi.glob`."""
+        start = await self._resolve(cwd or ".")
+        return await self._executor.run(
             operations.glob, pattern, start, hidden=hidden, files_only=files_only
         )
 
     async def disk_usage(self, path: str = "/") -> DiskUsage:
-        """What a file, or a directory with all that is below it, takes of the disk."""
-        return await self._desk.run(operations.disk_usage, await self._resolved(path))
+        """Measure a file, or a directory with everything below it."""
+        return await self._executor.run(operations.disk_usage, await self._resolve(path))
 
     async def upload_tar(
         self,
@@ -230,41 +237,41 @@ class Files:
         keep_owner: bool = False,
         max_bytes: int | None = None,
     ) -> Extracted:
-        """Unpack a tar archive, gzipped or not, into a directory, which is made if need be.
+        """Extract a tar archive, gzipped or not, into a directory, which is created if needed.
 
-        Nothing is written outside of the directory. A failure says in its fields `member`,
-        `files` and `bytes` how far it came; what was unpacked until then stays.
+        Nothing is written outside the directory. The fields `member`, `files` and `bytes` of an
+        error say how far it got; files extracted before stay.
         """
-        where = await self._resolved(path)
+        absolute = await self._resolve(path)
         result = Extracted()
-        steps = await self._desk.open(
-            extract, where, result, keep_owner=keep_owner, max_bytes=max_bytes
+        generator = await self._executor.open(
+            extract, absolute, result, keep_owner=keep_owner, max_bytes=max_bytes
         )
         try:
-            await steps.next()
+            await generator.next()
             async for chunk in stream:
-                await steps.send(encode_option("stream", chunk))
-            await steps.send(b"")
+                await generator.send(encode_option("stream", chunk))
+            await generator.send(b"")
         finally:
-            await steps.aclose()
+            await generator.aclose()
         return result
 
     async def download_tar(
         self, path: str, *, compress: bool = False, exclude: Sequence[str] = ()
     ) -> AsyncGenerator[bytes, None]:
-        """A directory, or a file, as a tar archive of any size, piece by piece.
+        """Yield a tar archive of a directory or a file in chunks.
 
-        Names are relative to the directory. What is neither a file, a directory nor a
-        symlink is left out, as is what `exclude` matches.
+        Names are relative to the directory. Entries other than files, directories and symlinks
+        are omitted, and so is what `exclude` matches.
         """
-        steps = await self._desk.open(
-            pack, await self._resolved(path), compress=compress, exclude=tuple(exclude)
+        generator = await self._executor.open(
+            pack, await self._resolve(path), compress=compress, exclude=tuple(exclude)
         )
         try:
-            while (chunk := await steps.next()) is not None:
+            while (chunk := await generator.next()) is not None:
                 yield chunk
         finally:
-            await steps.aclose()
+            await generator.aclose()
 
     async def watch(
         self,
@@ -275,35 +282,39 @@ class Files:
         exclude: Sequence[str] = EXCLUDED,
         cursor: str | None = None,
     ) -> WatchStream:
-        """What changes at a path from here on, or since `cursor`, as an async iterator.
+        """Watch a path from now on, or since `cursor`.
 
-        It is live when this returns. See `WatchStream`.
+        Changes after the return are reported. See `WatchStream`.
         """
         return await self._watches.start(
-            await self._resolved(path),
+            await self._resolve(path),
             recursive=recursive,
             include=tuple(include),
             exclude=tuple(exclude),
             cursor=cursor,
         )
 
-    async def _resolved(self, path: str) -> str:
-        """The absolute form of `path`, once it is known where relative ones start."""
-        where = self.resolve_path(path)
+    async def _resolve(self, path: str) -> str:
+        """Return the absolute form of `path`, waking the sandbox if it depends on the cwd."""
+        absolute = self.resolve_path(path)
         if self._cwd_known or path.startswith("/"):
-            return where
-        # The image of a sandbox may say, and is not looked at before its first run.
+            return absolute
+        # The image may set it, and is not read before the first run.
         await self._root()
         self._cwd_known = True
         return self.resolve_path(path)
 
+    async def ended(self, reason: str) -> None:
+        """Release the root of a run that ended."""
+        await self.release()
+
     async def release(self) -> None:
         """End every stream, watch and call, so that nothing holds the sandbox's root.
 
-        For when the sandbox stops; calls after it ask for the root again.
+        Later calls request the root again.
         """
         await self._watches.release()
-        await self._desk.release()
+        await self._executor.release()
 
 
 def _count(option: str, value: int) -> int:

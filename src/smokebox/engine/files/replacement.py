@@ -1,4 +1,4 @@
-"""A file in the making: written beside its place, and put there whole or not at all."""
+"""Atomic replacement of a file: written beside its place, then moved there whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from smokebox.engine.workers import checkpoint
 from smokebox.foundation.ids import new_id
 
 FILE_MODE = 0o644
-PIECE = 4 << 20
-# The letter tells a watcher whether the name it will take is free (c) or taken (m).
+CHUNK = 4 << 20
+# The letter tells a watch whether the final name is free (c, create) or taken (m, modify).
 TEMPORARY = re.compile(r"\.smokebox-([cm])[0-9a-f]{16}")
 
-# Of older kernels, and of filesystems that have no files without a name.
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-_NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+# Raised by older kernels, and by filesystems that do not support O_TMPFILE.
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Sink(Protocol):
-    """What takes the bytes of a file."""
+    """Destination of the content of a file."""
 
     def write(self, data: bytes) -> None:
-        """Take all of `data`."""
+        """Write all of `data`."""
         ...
 
 
@@ -38,18 +38,17 @@ class OpenDevice:
         self._fd = fd
 
     def write(self, data: bytes) -> None:
-        """Take all of `data`."""
+        """Write all of `data`."""
         write_all(self._fd, data)
 
 
 class Replacement:
-    """A file without a name that takes one in `parent` when the `with` block ends well.
+    """An unnamed file that gets its name in `parent` when the `with` block succeeds.
 
-    If this process is killed before, the kernel forgets the file. A name that is taken, it
-    can take only by way of a temporary one, and some filesystems have no files without a
-    name: killed at that moment, the temporary one stays, until `leftovers` removes it when
-    the sandbox is taken over. The file gets `mode`, and the owner of what it is `like`: at
-    first those of what was there.
+    If this process is killed before that, the kernel frees the file. Replacing an existing name
+    takes a temporary name, and so does a filesystem without O_TMPFILE: if the process is killed
+    in between, the temporary name stays until `leftovers` removes it. The file gets `mode`, and
+    the owner of `like`; both are initially those of the file that it replaces.
     """
 
     def __init__(self, parent: int, name: str, before: os.stat_result | None) -> None:
@@ -62,7 +61,7 @@ class Replacement:
         self.fd = self._open()
 
     def write(self, data: bytes) -> None:
-        """Take all of `data`."""
+        """Write all of `data`."""
         write_all(self.fd, data)
 
     def __enter__(self) -> Replacement:
@@ -71,7 +70,7 @@ class Replacement:
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         try:
             if error is None:
-                self._take_place()
+                self._commit()
         finally:
             os.close(self.fd)
             if self._temporary:
@@ -83,29 +82,28 @@ class Replacement:
         try:
             return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=self._parent)
         except OSError as error:
-            if error.errno not in _NO_NAMELESS:
+            if error.errno not in _NO_TMPFILE:
                 raise
         temporary = temporary_name(fresh=self._fresh)
         fd = open_child(self._parent, temporary, flags | os.O_CREAT | os.O_EXCL, 0o600)
         self._temporary = temporary
         return fd
 
-    def _take_place(self) -> None:
+    def _commit(self) -> None:
         if self.like is not None:
-            keep_owner(self.fd, self.like)
-        # After the owner, as a change of owner takes setuid bits away.
+            copy_owner(self.like, self.fd)
+        # After the owner, as a change of owner clears setuid bits.
         os.fchmod(self.fd, self.mode)
         if not self._temporary:
             if self._fresh and self._link(self._name):
                 return
             self._temporary = temporary_name(fresh=self._fresh)
             self._link(self._temporary)
-        at = self._parent
-        os.rename(self._temporary, self._name, src_dir_fd=at, dst_dir_fd=at)
+        rename_in(self._parent, self._temporary, self._name)
         self._temporary = ""
 
     def _link(self, name: str) -> bool:
-        """Give the file a name, unless it is taken."""
+        """Give the file a name; return False if that is taken."""
         try:
             os.link(f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self._parent)
         except FileExistsError:
@@ -114,42 +112,47 @@ class Replacement:
 
 
 class NewFile(Replacement):
-    """A file that has its name from the beginning, and is not removed where writing it fails.
+    """A file that has its name from the start, and stays there if writing it fails.
 
-    Half the time, where a whole directory appears at once. The name must be free.
+    Twice as fast as `Replacement`, for directories that appear as a whole. The name must be free.
     """
 
     def _open(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return open_child(self._parent, self._name, flags, 0o600)
 
-    def _take_place(self) -> None:
+    def _commit(self) -> None:
         os.fchmod(self.fd, self.mode)
 
 
 def temporary_name(*, fresh: bool) -> str:
-    """A name that nobody has, for what will take another."""
+    """Return a unique name for a file that will be renamed. `fresh`: its final name is free."""
     return f".smokebox-{'c' if fresh else 'm'}{new_id()}"
 
 
-def keep_owner(fd: int, before: os.stat_result) -> None:
-    """Give a file the owner of another, where that is allowed."""
+def rename_in(directory: int, source: str, target: str) -> None:
+    """Rename within one open directory."""
+    os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def copy_owner(like: os.stat_result, fd: int) -> None:
+    """Give a file the owner that `like` has, if that is permitted."""
     own = os.fstat(fd)
-    if (own.st_uid, own.st_gid) != (before.st_uid, before.st_gid):
+    if (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
         with contextlib.suppress(OSError):
-            os.fchown(fd, before.st_uid, before.st_gid)
+            os.fchown(fd, like.st_uid, like.st_gid)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write `data` to the last byte, stopping where the call was cancelled."""
+    """Write all of `data`, unless the call is cancelled."""
     view = memoryview(data)
     while view:
         checkpoint()
-        view = view[os.write(fd, view[:PIECE]) :]
+        view = view[os.write(fd, view[:CHUNK]) :]
 
 
 def copy_content(source: int, target: int) -> None:
-    """Copy the bytes of a file, leaving out its holes."""
+    """Copy the bytes of a file, keeping its holes."""
     size = os.fstat(source).st_size
     offset = 0
     while offset < size:
@@ -166,15 +169,15 @@ def copy_content(source: int, target: int) -> None:
 def _copy_range(source: int, target: int, offset: int, end: int) -> int:
     while offset < end:
         checkpoint()
-        count = min(PIECE, end - offset)
+        count = min(CHUNK, end - offset)
         try:
-            done = os.copy_file_range(source, target, count, offset, offset)
+            copied = os.copy_file_range(source, target, count, offset, offset)
         except OSError as error:
-            if error.errno not in _NO_RANGES:
+            if error.errno not in _NO_COPY_RANGE:
                 raise
-            done = os.pwrite(target, os.pread(source, count, offset), offset)
-        if done == 0:
-            # The file was cut short under our hands.
+            copied = os.pwrite(target, os.pread(source, count, offset), offset)
+        if copied == 0:
+            # The file was truncated meanwhile.
             return end
-        offset += done
+        offset += copied
     return offset

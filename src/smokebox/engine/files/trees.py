@@ -1,7 +1,7 @@
-"""Whole directories below a hostile root: walked, removed and copied by descriptors.
+"""Walking, removing and copying whole directories below a hostile root, by descriptors.
 
-Nothing here follows a link or climbs a `..`, and no depth is too deep: whoever moves
-things meanwhile only changes what is found below the directory that was given.
+Nothing here follows a symlink or opens `..`, and trees may have any depth. A concurrent rename
+only changes what is found below the directory that the caller opened.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from smokebox.engine.files.descriptors import (
     LIST,
     READ,
+    REPLACED,
     SEARCH,
     check_regular,
     closing,
+    is_kernel_file,
     not_regular,
-    of_kernel,
     open_beneath,
     open_child,
-    refuse_kernel,
+    refuse_kernel_file,
 )
-from smokebox.engine.files.replacement import Replacement, copy_content, keep_owner, temporary_name
+from smokebox.engine.files.replacement import (
+    Replacement,
+    copy_content,
+    copy_owner,
+    rename_in,
+    temporary_name,
+)
 from smokebox.engine.workers import checkpoint
 from smokebox.errors import AccessDenied, DirectoryNotEmpty, LimitReached
 
@@ -35,14 +42,13 @@ if TYPE_CHECKING:
 MAX_NAMES = 1_000_000
 
 _BATCH = 10_000
-_OPEN_LEVELS = 48
-_PASSES = 100
-_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-_CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_MAX_OPEN_LEVELS = 48
+_MAX_PASSES = 100
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class TreeEntry(NamedTuple):
-    """One thing met on a walk: its relative path, and its name in an open directory."""
+    """One entry of a walk: its relative path, and its name in an open directory."""
 
     path: str
     folder: int
@@ -50,8 +56,16 @@ class TreeEntry(NamedTuple):
     stat: os.stat_result
 
 
+def lstat(parent: int, name: str) -> os.stat_result | None:
+    """Return the status of a name in a directory, or None if there is none."""
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
 def names_in(fd: int) -> list[str]:
-    """The names in a directory, sorted. More than a million are refused."""
+    """Return the sorted names in a directory; raises `LimitReached` above a million."""
     with os.scandir(fd) as entries:
         names = [entry.name for entry in itertools.islice(entries, MAX_NAMES + 1)]
     if len(names) > MAX_NAMES:
@@ -68,36 +82,37 @@ def walk(
     *,
     recursive: bool = True,
     lenient: bool = False,
-    stay: bool = False,
+    one_filesystem: bool = False,
     avoid: os.stat_result | None = None,
     skip: Callable[[str], bool] | None = None,
 ) -> Iterator[TreeEntry]:
-    """Everything in a directory and, if `recursive`, below it, each before what is in it.
+    """Yield the entries of a directory and, if `recursive`, of those below it; parents first.
 
-    What the kernel makes up is not entered, nor is the directory `avoid`, and with `stay` no
-    other file system; paths that are to `skip` are left out. Directories that may not be read
-    raise, unless `lenient`.
+    Kernel filesystems and the directory `avoid` are not entered, nor other file systems with
+    `one_filesystem`. Paths for which `skip` returns true are omitted. A directory that may not
+    be read raises, unless `lenient`.
     """
     pending = [""]
-    device = os.fstat(top).st_dev if stay else None
+    device = os.fstat(top).st_dev if one_filesystem else None
     while pending:
         folder = pending.pop()
         try:
             fd = open_beneath(top, folder, LIST)
         except OSError as error:
-            if folder and (error.errno in _CHANGED or (lenient and error.errno in _CLOSED)):
+            if folder and (error.errno in REPLACED or (lenient and error.errno in _FORBIDDEN)):
                 continue
             raise OSError(error.errno, error.strerror, folder) from error
         with closing(fd):
-            if folder and (of_kernel(fd) or device not in (None, os.fstat(fd).st_dev)):
+            if folder and (is_kernel_file(fd) or device not in (None, os.fstat(fd).st_dev)):
                 continue
             folders: list[str] = []
-            for seen in _entries(fd, folder):
-                if skip is not None and skip(seen.path):
+            for entry in _entries(fd, folder):
+                if skip is not None and skip(entry.path):
                     continue
-                yield seen
-                if stat_bits.S_ISDIR(seen.stat.st_mode) and not same(seen.stat, avoid):
-                    folders.append(seen.path)
+                yield entry
+                avoided = avoid is not None and os.path.samestat(entry.stat, avoid)
+                if stat_bits.S_ISDIR(entry.stat.st_mode) and not avoided:
+                    folders.append(entry.path)
             if recursive:
                 pending.extend(reversed(folders))
 
@@ -105,18 +120,13 @@ def walk(
 def _entries(fd: int, folder: str) -> Iterator[TreeEntry]:
     for name in names_in(fd):
         checkpoint()
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        found = lstat(fd, name)
+        if found is not None:
             yield TreeEntry(f"{folder}/{name}" if folder else name, fd, name, found)
 
 
-def same(one: os.stat_result, other: os.stat_result | None) -> bool:
-    """Whether two are the same file."""
-    return other is not None and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-
-
-class _Level:
-    """A directory that is being emptied: what is not a directory goes, those are kept to enter."""
+class _RemovalLevel:
+    """A directory that is being emptied: files are removed, directories kept to enter."""
 
     def __init__(self, parent: int, name: str) -> None:
         self.name = name
@@ -125,8 +135,8 @@ class _Level:
         self.passes = 0
         self._listed = False
 
-    def clear(self) -> None:
-        """Remove files until only directories are left, or enough of those."""
+    def remove_files(self) -> None:
+        """Remove files until only directories are left, or some directories were found."""
         while not self._listed and not self.folders:
             with os.scandir(self.fd) as entries:
                 batch = list(itertools.islice(entries, _BATCH))
@@ -137,7 +147,7 @@ class _Level:
                     self.folders.append(entry.name)
 
     def unlink(self, name: str) -> bool:
-        """Remove what is no directory, and say whether it was none."""
+        """Remove a file; return False for a directory."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(name, dir_fd=self.fd)
@@ -156,11 +166,11 @@ class _Level:
             _permit(self.fd)
             os.rmdir(name, dir_fd=self.fd)
 
-    def again(self, path: str) -> None:
-        """Look for what came in while it was emptied, unless that happens for ever."""
+    def list_again(self, path: str) -> None:
+        """List it again for names that were added meanwhile, up to a limit."""
         self.passes += 1
         self._listed = False
-        if self.passes > _PASSES:
+        if self.passes > _MAX_PASSES:
             raise DirectoryNotEmpty(
                 path,
                 f"{path} is filled faster than it can be emptied.",
@@ -168,21 +178,21 @@ class _Level:
             )
 
 
-def remove_tree(parent: int, name: str, path: str, *, stay: bool = False) -> None:
-    """Remove a directory with all that is in it; links go, what they lead to stays.
+def remove_tree(parent: int, name: str, path: str, *, one_filesystem: bool = False) -> None:
+    """Remove a directory with everything in it. Symlinks are removed, not followed.
 
-    With `stay`, what is on another file system is refused.
+    With `one_filesystem`, raises for a directory of another file system. `path` is for errors.
     """
-    levels = [_Level(parent, name)]
-    device = os.fstat(levels[0].fd).st_dev if stay else None
+    levels = [_RemovalLevel(parent, name)]
+    device = os.fstat(levels[0].fd).st_dev if one_filesystem else None
     try:
         while levels:
             checkpoint()
             level = levels[-1]
-            refuse_kernel(level.fd, path)
+            refuse_kernel_file(level.fd, path)
             if device not in (None, os.fstat(level.fd).st_dev):
                 raise AccessDenied(path, f"something is mounted in {path}.", hint="Unmount it.")
-            level.clear()
+            level.remove_files()
             if level.folders:
                 _enter(levels, level.folders.pop())
                 continue
@@ -193,30 +203,32 @@ def remove_tree(parent: int, name: str, path: str, *, stay: bool = False) -> Non
             os.close(level.fd)
 
 
-def _enter(levels: list[_Level], name: str) -> None:
+def _enter(levels: list[_RemovalLevel], name: str) -> None:
     level = levels[-1]
-    if len(levels) >= _OPEN_LEVELS and _hoist(level, name, levels[0]):
+    if len(levels) >= _MAX_OPEN_LEVELS and _hoist(level, name, levels[0]):
         return
     try:
-        levels.append(_Level(level.fd, name))
+        levels.append(_RemovalLevel(level.fd, name))
     except OSError as error:
-        # Somebody put a file or a link in its place.
-        if error.errno not in _CHANGED or not level.unlink(name):
+        # It may have been replaced by a file or a symlink.
+        if error.errno not in REPLACED or not level.unlink(name):
             raise
 
 
-def _hoist(level: _Level, name: str, top: _Level) -> bool:
+def _hoist(level: _RemovalLevel, name: str, top: _RemovalLevel) -> bool:
     """Move a directory up to the top, so that depth costs no descriptors."""
-    higher = temporary_name(fresh=True)
+    temporary = temporary_name(fresh=True)
     try:
-        os.rename(name, higher, src_dir_fd=level.fd, dst_dir_fd=top.fd)
+        os.rename(name, temporary, src_dir_fd=level.fd, dst_dir_fd=top.fd)
     except OSError:
         return False
-    top.folders.append(higher)
+    top.folders.append(temporary)
     return True
 
 
-def _remove_emptied(level: _Level, above: _Level | None, parent: int, path: str) -> bool:
+def _remove_emptied(
+    level: _RemovalLevel, above: _RemovalLevel | None, parent: int, path: str
+) -> bool:
     try:
         if above is not None:
             above.rmdir(level.name)
@@ -227,7 +239,7 @@ def _remove_emptied(level: _Level, above: _Level | None, parent: int, path: str)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        level.again(path)
+        level.list_again(path)
         return False
     return True
 
@@ -242,56 +254,60 @@ def _open_for_removal(parent: int, name: str) -> int:
 
 
 def _permit(fd: int) -> None:
-    # Root inside enters and changes every directory; whoever plays it outside may not yet.
+    # Root inside may enter and change every directory; outside it can be an ordinary user.
     os.chmod(f"/proc/self/fd/{fd}", 0o700)
 
 
 def copy_tree(source: int, target: int, path: str, *, preserve: bool = False) -> None:
-    """Copy what is in a directory into another, links as links, with modes.
+    """Copy the content of a directory into another with modes, symlinks as symlinks.
 
-    `preserve` keeps owners and times too. Files that are there already are replaced.
+    `preserve` keeps owners and times too. Existing files are replaced. `path` is for errors.
     """
     directories = [("", os.fstat(source))]
-    for seen in walk(source, avoid=os.fstat(target)):
-        if same(seen.stat, os.fstat(target)):
+    for entry in walk(source, avoid=os.fstat(target)):
+        if os.path.samestat(entry.stat, os.fstat(target)):
             continue
-        with closing(open_beneath(target, os.path.dirname(seen.path), SEARCH)) as into:
-            if stat_bits.S_ISDIR(seen.stat.st_mode):
+        with closing(open_beneath(target, os.path.dirname(entry.path), SEARCH)) as folder:
+            if stat_bits.S_ISDIR(entry.stat.st_mode):
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(seen.name, 0o700, dir_fd=into)
-                directories.append((seen.path, seen.stat))
+                    os.mkdir(entry.name, 0o700, dir_fd=folder)
+                directories.append((entry.path, entry.stat))
             else:
-                _copy_entry(seen, into, f"{path}/{seen.path}", preserve)
+                _copy_entry(entry, folder, f"{path}/{entry.path}", preserve)
+    # Last, as a read-only mode or a time would not outlast the copying of the content.
     for relative, found in reversed(directories):
         with closing(open_beneath(target, relative, LIST)) as fd:
-            _settle(fd, found, preserve)
+            if preserve:
+                copy_owner(found, fd)
+                os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fchmod(fd, stat_bits.S_IMODE(found.st_mode))
 
 
-def _copy_entry(seen: TreeEntry, into: int, path: str, preserve: bool) -> None:
-    mode = seen.stat.st_mode
+def _copy_entry(entry: TreeEntry, target: int, path: str, preserve: bool) -> None:
+    mode = entry.stat.st_mode
     if stat_bits.S_ISREG(mode):
-        copy_file(seen.folder, seen.name, into, seen.name, path, preserve=preserve)
+        copy_file(entry.folder, entry.name, target, entry.name, path, preserve=preserve)
     elif stat_bits.S_ISLNK(mode):
-        copy_link(seen.folder, seen.name, into, seen.name)
+        copy_link(entry.folder, entry.name, target, entry.name)
     elif stat_bits.S_ISFIFO(mode):
-        os.mkfifo(seen.name, stat_bits.S_IMODE(mode), dir_fd=into)
+        os.mkfifo(entry.name, stat_bits.S_IMODE(mode), dir_fd=target)
     else:
         raise not_regular(path, mode)
 
 
 def copy_file(
-    source: int, name: str, target: int, other: str, path: str, *, preserve: bool = False
+    source: int, name: str, target: int, target_name: str, path: str, *, preserve: bool = False
 ) -> None:
-    """Copy a file of one directory to a name in another."""
+    """Copy a file of one directory to a name in another. `path` is for errors."""
     with closing(open_child(source, name, READ)) as fd:
         check_regular(fd, path)
-        copy_open_file(fd, target, other, preserve=preserve)
+        copy_open_file(fd, target, target_name, preserve=preserve)
 
 
-def copy_open_file(fd: int, target: int, other: str, *, preserve: bool = False) -> None:
+def copy_open_file(fd: int, target: int, target_name: str, *, preserve: bool = False) -> None:
     """Copy an open file to a name in a directory."""
     found = os.fstat(fd)
-    with Replacement(target, other, existing(target, other)) as file:
+    with Replacement(target, target_name, lstat(target, target_name)) as file:
         copy_content(fd, file.fd)
         file.mode = stat_bits.S_IMODE(found.st_mode)
         if preserve:
@@ -299,27 +315,12 @@ def copy_open_file(fd: int, target: int, other: str, *, preserve: bool = False) 
             os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def copy_link(source: int, name: str, target: int, other: str) -> None:
+def copy_link(source: int, name: str, target: int, target_name: str) -> None:
     """Copy a symlink of one directory to a name in another."""
     temporary = temporary_name(fresh=True)
     os.symlink(os.readlink(name, dir_fd=source), temporary, dir_fd=target)
     try:
-        os.rename(temporary, other, src_dir_fd=target, dst_dir_fd=target)
+        rename_in(target, temporary, target_name)
     except BaseException:
         os.unlink(temporary, dir_fd=target)
         raise
-
-
-def existing(parent: int, name: str) -> os.stat_result | None:
-    """What has a name in a directory, if anything."""
-    try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _settle(fd: int, found: os.stat_result, preserve: bool) -> None:
-    if preserve:
-        keep_owner(fd, found)
-        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
-    os.fchmod(fd, stat_bits.S_IMODE(found.st_mode))

@@ -1,4 +1,4 @@
-"""The watches of a sandbox: what changed, as streams that can be left and taken up again."""
+"""Watches of a sandbox's files: streams of changes that can be closed and resumed by a cursor."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from smokebox.engine.files.observer import MAX_CHANGES, FileChange, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
 from smokebox.foundation.ids import new_id
 from smokebox.runtime.pipes import readable
-from smokebox.sandbox.hostfiles import shown
+from smokebox.sandbox.local_files import display_name
 from smokebox.types import WatchEvent
 
 if TYPE_CHECKING:
-    from smokebox.engine.files.executor import RootExecutor, SteppedWork
+    from smokebox.engine.files.executor import RootExecutor, ThreadedGenerator
 
 EXCLUDED = (".git", "node_modules", ".DS_Store")
-LINGER = 60.0
+LINGER_SECONDS = 60.0
 MAX_WATCHES = 8
-# Between two looks, so that a burst is read at once and a flood does not take a whole core.
-PAUSE = 0.01
+# Pause between two reads, so that a burst is read at once and a flood does not occupy a core.
+PAUSE_SECONDS = 0.01
 
 
 class WatchOptions(NamedTuple):
-    """What a watch looks at."""
+    """Path and filters of a watch."""
 
     path: str
     recursive: bool
@@ -35,14 +35,14 @@ class WatchOptions(NamedTuple):
 
 
 class WatchStream(AsyncIterator[WatchEvent]):
-    """The events of a watch, from the moment it was made or from a cursor on.
+    """The events of a watch, from its start or from a cursor.
 
-    It ends when what is watched is removed or moved away. Leaving it keeps its journal for
-    a while, in which `watch(cursor=...)` takes it up again. A reader that falls far behind
-    gets one `resync` for what it missed.
+    It ends when the watched path is removed or moved away. After `aclose` the watch lingers for
+    a while, and `watch(cursor=...)` resumes it. A reader that falls far behind gets one `resync`
+    for what it missed.
     """
 
-    def __init__(self, watch: _Watch, position: int, *, lost: bool) -> None:
+    def __init__(self, watch: _LiveWatch, position: int, *, lost: bool) -> None:
         self._watch = watch
         self._position = position
         self._lost = lost
@@ -51,40 +51,39 @@ class WatchStream(AsyncIterator[WatchEvent]):
 
     @property
     def cursor(self) -> str:
-        """Where this stream is: a later watch with it misses nothing after the last event."""
-        return f"{self._watch.name}:{self._position}"
+        """Position of this stream: a watch with it starts after the last event."""
+        return f"{self._watch.id}:{self._position}"
 
     async def __anext__(self) -> WatchEvent:
+        watch = self._watch
         while not self._closed:
-            news = self._watch.news
-            if self._lost or self._position < self._watch.first:
+            changed = watch.changed
+            if self._lost or self._position < watch.first:
                 self._lost = False
-                self._position = self._watch.end
-                return self._event(
-                    FileChange("resync", self._watch.options.path, True), time.time()
-                )
-            if self._position < self._watch.end:
-                noted = self._watch.journal[self._position - self._watch.first]
+                self._position = watch.end
+                return self._event(FileChange("resync", watch.options.path, True), time.time())
+            if self._position < watch.end:
+                change, seen_at = watch.history[self._position - watch.first]
                 self._position += 1
-                return self._event(noted.change, noted.time)
-            if self._watch.error is not None:
-                raise self._watch.error
-            if self._watch.ended:
+                return self._event(change, seen_at)
+            if watch.error is not None:
+                raise watch.error
+            if watch.ended:
                 break
-            await news.wait()
+            await changed.wait()
         raise StopAsyncIteration
 
-    def _event(self, change: FileChange, moment: float) -> WatchEvent:
+    def _event(self, change: FileChange, seen_at: float) -> WatchEvent:
         return WatchEvent(
             kind=change.kind,
-            path=shown(change.path),
+            path=display_name(change.path),
             is_directory=change.is_directory,
-            time=moment,
+            time=seen_at,
             cursor=self.cursor,
         )
 
     async def aclose(self) -> None:
-        """Leave the stream. Safe to repeat."""
+        """Close the stream. Safe to repeat."""
         if not self._closed:
             self._closed = True
             self._watch.detach()
@@ -96,20 +95,15 @@ class WatchStream(AsyncIterator[WatchEvent]):
         await self.aclose()
 
 
-class _Noted(NamedTuple):
-    change: FileChange
-    time: float
-
-
-class _Watch:
-    """An observer, the task that asks it, and a journal of the last that it told."""
+class _LiveWatch:
+    """An observer, the task that reads it, and the history of its last changes."""
 
     def __init__(self, watches: Watches, options: WatchOptions) -> None:
-        self.name = new_id()
+        self.id = new_id()
         self.options = options
-        self.journal: deque[_Noted] = deque(maxlen=MAX_CHANGES)
+        self.history: deque[tuple[FileChange, float]] = deque(maxlen=MAX_CHANGES)
         self.end = 0
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         self.ended = False
         self.error: Exception | None = None
         self.observer = Observer(
@@ -125,66 +119,59 @@ class _Watch:
 
     @property
     def first(self) -> int:
-        """The position of the oldest event in the journal."""
-        return self.end - len(self.journal)
+        """Position of the oldest event in the history."""
+        return self.end - len(self.history)
 
-    async def start(self, desk: RootExecutor) -> None:
-        """Begin to watch; what happens from here on is told."""
-        steps = await desk.open(self.observer.run)
+    async def start(self, executor: RootExecutor) -> None:
+        """Start to watch; changes after the return are recorded."""
+        observed = await executor.open(self.observer.run)
         try:
-            await steps.next()
+            await observed.next()
         except BaseException:
-            await steps.aclose()
+            await observed.aclose()
             raise
-        self._task = asyncio.create_task(self._pump(steps))
+        self._task = asyncio.create_task(self._read(observed))
 
-    async def _pump(self, steps: SteppedWork[list[FileChange], None]) -> None:
+    async def _read(self, observed: ThreadedGenerator[list[FileChange], None]) -> None:
         try:
             while not self.observer.ended:
                 await readable(self.observer.fileno)
-                changes = await steps.next()
-                self._note(changes or [])
-                await asyncio.sleep(PAUSE)
+                changes = await observed.next()
+                if changes:
+                    seen_at = time.time()
+                    self.history.extend((change, seen_at) for change in changes)
+                    self.end += len(changes)
+                    self._notify()
+                await asyncio.sleep(PAUSE_SECONDS)
         except Exception as error:
-            # Whoever reads the stream gets it.
+            # Raised in the readers of the streams.
             self.error = error
         finally:
-            await steps.aclose()
-            self._finish()
+            await observed.aclose()
+            self.ended = True
+            self._watches.forget(self)
+            self._notify()
 
-    def _note(self, changes: list[FileChange]) -> None:
-        moment = time.time()
-        for change in changes:
-            self.journal.append(_Noted(change, moment))
-            self.end += 1
-        if changes:
-            self._wake()
-
-    def _finish(self) -> None:
-        self.ended = True
-        self._watches.forget(self)
-        self._wake()
-
-    def _wake(self) -> None:
-        self.news.set()
-        self.news = asyncio.Event()
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def attach(self) -> None:
-        """Count a reader, and stay for it."""
+        """Count a reader, and cancel the expiry."""
         self.readers += 1
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
 
     def detach(self) -> None:
-        """Count one reader less, and go a while after the last."""
+        """Count one reader less, and expire some time after the last."""
         self.readers -= 1
         if not self.readers and not self.ended:
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(self._watches.linger, self._task.cancel)
 
     async def stop(self, error: SmokeboxError | None = None) -> None:
-        """Watch no longer; readers get `error`, or come to an end."""
+        """Stop watching; its streams raise `error`, or end."""
         self.error = self.error or error
         if self._expiry is not None:
             self._expiry.cancel()
@@ -193,24 +180,24 @@ class _Watch:
 
 
 class Watches:
-    """The watches on one sandbox's files, each with a journal that outlives its readers."""
+    """The watches on one sandbox's files, each with a history that outlives its readers."""
 
-    def __init__(self, desk: RootExecutor, *, linger: float = LINGER) -> None:
+    def __init__(self, executor: RootExecutor, *, linger: float = LINGER_SECONDS) -> None:
         self.linger = linger
-        self._desk = desk
-        self._by_name: dict[str, _Watch] = {}
+        self._executor = executor
+        self._by_id: dict[str, _LiveWatch] = {}
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._by_id)
 
     @property
     def readers(self) -> int:
-        """How many streams are open."""
-        return sum(watch.readers for watch in self._by_name.values())
+        """Number of open streams."""
+        return sum(watch.readers for watch in self._by_id.values())
 
     def directories(self) -> int:
-        """How many directories are watched, by all of them."""
-        return sum(watch.observer.directories for watch in list(self._by_name.values()))
+        """Return the number of directories that all watches have together."""
+        return sum(watch.observer.directories for watch in list(self._by_id.values()))
 
     async def start(
         self,
@@ -221,42 +208,42 @@ class Watches:
         exclude: tuple[str, ...],
         cursor: str | None,
     ) -> WatchStream:
-        """A stream of what happens from here on, or since `cursor` where that is known."""
+        """Return a stream of changes from now on, or since `cursor` if its watch still exists."""
         options = WatchOptions(path, recursive, include, exclude)
-        name, position = _parse(cursor)
-        known = self._by_name.get(name)
+        id, position = _parse_cursor(cursor)
+        known = self._by_id.get(id)
         if known is not None and known.options == options and position <= known.end:
             return WatchStream(known, position, lost=False)
         await self._make_room()
-        watch = _Watch(self, options)
-        self._by_name[watch.name] = watch
+        watch = _LiveWatch(self, options)
+        self._by_id[watch.id] = watch
         try:
-            await watch.start(self._desk)
+            await watch.start(self._executor)
         except BaseException:
             self.forget(watch)
             raise
         return WatchStream(watch, 0, lost=cursor is not None)
 
     async def _make_room(self) -> None:
-        if len(self._by_name) < MAX_WATCHES:
+        if len(self._by_id) < MAX_WATCHES:
             return
-        for watch in self._by_name.values():
+        for watch in self._by_id.values():
             if not watch.readers:
                 await watch.stop()
                 return
         raise LimitReached(
-            f"the sandbox has {MAX_WATCHES} watches already.",
-            hint="Close one, or watch a directory above both.",
+            f"the sandbox already has {MAX_WATCHES} watches.",
+            hint="Close one, or watch a common parent directory.",
             limit=MAX_WATCHES,
         )
 
-    def forget(self, watch: _Watch) -> None:
+    def forget(self, watch: _LiveWatch) -> None:
         """Drop a watch that has ended."""
-        self._by_name.pop(watch.name, None)
+        self._by_id.pop(watch.id, None)
 
     async def release(self) -> None:
-        """End all watches; readers get `SandboxGone`."""
-        for watch in list(self._by_name.values()):
+        """Stop all watches; their streams raise `SandboxGone`."""
+        for watch in list(self._by_id.values()):
             await watch.stop(
                 SandboxGone(
                     "the sandbox stopped while its files were watched.",
@@ -266,15 +253,15 @@ class Watches:
             )
 
 
-def _parse(cursor: str | None) -> tuple[str, int]:
+def _parse_cursor(cursor: str | None) -> tuple[str, int]:
     if cursor is None:
         return "", 0
-    name, colon, position = cursor.partition(":")
+    id, colon, position = cursor.partition(":")
     if not colon or not position.isdecimal() or len(cursor) > 64:
         raise InvalidOption(
             f"not a cursor of a watch: {cursor!r}.",
-            hint="Pass the cursor of an event, or leave it out.",
+            hint="Pass the cursor of an event, or omit it.",
             option="cursor",
             value=cursor,
         )
-    return name, int(position)
+    return id, int(position)

@@ -1,4 +1,4 @@
-"""Clones by the git of a sandbox: the whole repository, or nothing in the target."""
+"""Clones by the git of a sandbox: the target gets the whole repository, or stays as it was."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from smokebox.engine.run import Run
     from smokebox.types import ExecResult
 
-# Time to remove half a clone.
+# Time to remove an incomplete clone.
 CLEAR_SECONDS = 60.0
 
-# The sandbox's own configuration of git does not apply to a clone: a proxy, a credential
-# helper, a hook or another place for the same URL would lead it elsewhere.
+# The git configuration of the sandbox does not apply: a proxy, a credential helper, a hook or
+# another insteadOf for the URL would redirect the clone.
 _SETTINGS = (
     "protocol.allow=never",
     "protocol.http.allow=always",
@@ -61,15 +61,15 @@ _ENVIRONMENT = {
 _REPLACED_VARIABLES = re.compile(r"GIT_.*|LC_.*|(https?|all|no)_proxy", re.IGNORECASE)
 _MAX_OUTPUT = 1 << 16
 _MAX_REASON = 400
-_FULL = ("No space left on device", "Disk quota exceeded")
-_NO_PROGRAM = 127
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_NOT_FOUND = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckoutJob:
     """One call of `git_checkout`, its options checked."""
 
-    life: Lifecycle
+    lifecycle: Lifecycle
     files: Files
     repository: Repository
     target: str
@@ -78,14 +78,16 @@ class CheckoutJob:
     allow_private: bool
     targets: set[str]
 
-    async def make(self, timeout: float | None) -> GitCheckout:
+    async def run(self, timeout: float | None) -> GitCheckout:
         """Clone within `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout) as limit:
-                async with self.life.use() as run:
+                async with self.lifecycle.use() as run:
                     target = self.files.resolve_path(self.target)
                     with self._claim(target):
-                        return await self._clone_or_clear(run, target, await self._is_free(target))
+                        return await self._clone_or_clear(
+                            run, target, await self._is_empty_directory(target)
+                        )
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -114,8 +116,8 @@ class CheckoutJob:
         finally:
             self.targets.discard(target)
 
-    async def _is_free(self, target: str) -> bool:
-        """Tell whether an empty directory exists. Raises `PathExists` for anything else."""
+    async def _is_empty_directory(self, target: str) -> bool:
+        """Return whether an empty directory exists. Raises `PathExists` for anything else."""
         try:
             entry = await self.files.stat(target, follow_symlinks=False)
         except PathNotFound:
@@ -155,7 +157,7 @@ class CheckoutJob:
                     proxy_url=proxy.url,
                 )
                 try:
-                    await clone.make()
+                    await clone.clone()
                 except SmokeboxError as error:
                     # Git knows only that it got no response.
                     if proxy.failure is not None:
@@ -172,7 +174,7 @@ class CheckoutJob:
         """Remove what a clone left behind, unless the sandbox was destroyed meanwhile."""
         with contextlib.suppress(SmokeboxError, TimeoutError):
             async with asyncio.timeout(CLEAR_SECONDS):
-                if await self.life.row() is None:
+                if await self.lifecycle.row() is None:
                     return
                 paths = [target]
                 if existed:
@@ -192,10 +194,10 @@ class GitClone:
     depth: int | None
     proxy_url: str
 
-    async def make(self) -> None:
+    async def clone(self) -> None:
         """Clone. The sandbox keeps the URL of the repository, not that of the proxy."""
         url = str(self.repository.url)
-        words = [
+        args = [
             "-c",
             f"url.{self.proxy_url}.insteadOf={url}",
             "clone",
@@ -203,10 +205,10 @@ class GitClone:
             "--origin=origin",
         ]
         if self.branch is not None:
-            words.append(f"--branch={self.branch}")
+            args.append(f"--branch={self.branch}")
         if self.depth is not None:
-            words.append(f"--depth={self.depth}")
-        result = await self._git(*words, "--", url, self.target)
+            args.append(f"--depth={self.depth}")
+        result = await self._git(*args, "--", url, self.target)
         if not result.success:
             raise self._explain(result)
 
@@ -219,13 +221,13 @@ class GitClone:
         name = await self._read("symbolic-ref", "--quiet", "HEAD")
         return name.removeprefix("refs/heads/") if name is not None else None
 
-    async def _read(self, *words: str) -> str | None:
-        result = await self._git("-C", self.target, *words)
+    async def _read(self, *args: str) -> str | None:
+        result = await self._git("-C", self.target, *args)
         return result.stdout.strip() or None if result.success else None
 
-    async def _git(self, *words: str) -> ExecResult:
-        settings = [word for setting in _SETTINGS for word in ("-c", setting)]
-        program = await self.run.program(["git", *settings, *words], cwd="/")
+    async def _git(self, *args: str) -> ExecResult:
+        settings = [arg for setting in _SETTINGS for arg in ("-c", setting)]
+        program = await self.run.program(["git", *settings, *args], cwd="/")
         variables = {
             name: text
             for name, text in program.env.items()
@@ -237,7 +239,7 @@ class GitClone:
     def _explain(self, result: ExecResult) -> SmokeboxError:
         url = str(self.repository.url)
         text = self.repository.redact(result.stderr.replace(self.proxy_url, url)).strip()
-        if result.exit_code == _NO_PROGRAM or "'remote-http' is not a git command" in text:
+        if result.exit_code == _NOT_FOUND or "'remote-http' is not a git command" in text:
             return Unsupported(
                 f"the image of sandbox {self.run.id} has no git that can clone over HTTP.",
                 hint="Use an image that has git 2.32 or later.",
@@ -252,7 +254,7 @@ class GitClone:
                 url=url,
                 branch=self.branch,
             )
-        if any(words in text for words in _FULL):
+        if any(message in text for message in _DISK_FULL):
             return StorageFull(
                 self.target,
                 f"there is no room for {url} in {self.target}.",
@@ -260,9 +262,9 @@ class GitClone:
             )
         if "already exists and is not an empty directory" in text:
             return PathExists(self.target, hint="Pass another target=.")
-        why = text[-_MAX_REASON:] or f"exit code {result.exit_code}"
+        reason = text[-_MAX_REASON:] or f"exit code {result.exit_code}"
         return GitError(
-            f"git could not clone {url}: {why}",
+            f"git could not clone {url}: {reason}",
             hint="Read the output of git, and try again.",
             reason="failed",
             url=url,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from smokebox.engine.git.remote import GitRemote
-    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.jail.jail import Jail
     from smokebox.foundation.http1.client import ClientResponse
 
 _ADDRESS = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What is to be cloned, read once and strictly: a URL, who asks for it, and a branch."""
+"""Options of a clone, parsed strictly: the URL, credentials, a branch and a depth."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from smokebox.egress.urls import Url, parse_url
 from smokebox.engine.record.rows import DEFAULT_CWD
 from smokebox.errors import InvalidOption
 
-# What hosts take as the name that goes with a token.
+# User name that git hosts accept with a token.
 TOKEN_USER = "x-access-token"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}(://|::)")
 _USERINFO = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:%-]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# `git check-ref-format`: control characters, space and what has a meaning in a revision.
-_NOT_IN_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
-_LONGEST_BRANCH = 250
-_LONGEST_NAME = 255
+# As in `git check-ref-format`: control characters, space and the syntax of revisions.
+_INVALID_IN_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+_MAX_BRANCH = 250
+_MAX_NAME = 255
 _HIDDEN = "[hidden]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who asks the host; no text that is shown or kept may hold either."""
+    """Credentials for the host. No text that is shown or stored may contain them."""
 
     username: str = field(repr=False)
     password: str = field(repr=False)
 
     @property
     def header(self) -> str:
-        """What goes into the Authorization header."""
+        """Value of the Authorization header."""
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def redact(self, text: str) -> str:
-        """`text` without the secret, also as it goes over the wire."""
-        # A name without a password is a token.
+        """Return `text` without the secret, plain or encoded."""
+        # A user name without a password is a token.
         for secret in (self.header.removeprefix("Basic "), self.password or self.username):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -54,20 +54,20 @@ class Repository:
 
     @property
     def name(self) -> str:
-        """What git would call its directory; empty where the URL has no name in it."""
+        """Name that git gives the directory of a clone; empty if the URL has none."""
         last = unquote(self.url.path.rstrip("/").rpartition("/")[2]).removesuffix(".git")
         usable = last not in ("", ".", "..") and "/" not in last and not _CONTROL.search(last)
-        return last if usable and len(last.encode()) <= _LONGEST_NAME else ""
+        return last if usable and len(last.encode()) <= _MAX_NAME else ""
 
     def redact(self, text: str) -> str:
-        """`text` without the secret."""
+        """Return `text` without the secret."""
         return self.credentials.redact(text) if self.credentials is not None else text
 
 
 def parse_repository(
     url: str, *, username: str | None = None, password: str | None = None
 ) -> Repository:
-    """Read a URL, which may hold credentials, or raise an `InvalidOption` that holds none."""
+    """Parse a URL with or without credentials. No error that it raises contains them."""
     if not isinstance(url, str):
         _refuse_url(f"a {type(url).__name__}")
     scheme = _SCHEME.match(url)
@@ -80,14 +80,14 @@ def parse_repository(
     userinfo, at, host = rest[:end].rpartition("@")
     if not _USERINFO.fullmatch(userinfo):
         raise InvalidOption(
-            "the credentials in the URL hold what two programs could read differently.",
-            hint="Leave them out of the URL, and pass username= and password=.",
+            "the credentials in the URL have characters that programs read differently.",
+            hint="Omit them in the URL, and pass username= and password=.",
             option="url",
         )
     if "?" in rest or "#" in rest:
         raise InvalidOption(
             "the URL of a repository has no query and no fragment.",
-            hint="Leave out what follows '?' or '#'; a branch is passed as branch=.",
+            hint="Omit what follows '?' or '#'; pass a branch as branch=.",
             option="url",
         )
     clean = parse_url(f"{scheme[0]}{host}{rest[end:]}")
@@ -97,10 +97,10 @@ def parse_repository(
 
 
 def default_target(repository: Repository) -> str:
-    """Where a repository goes when nobody says where."""
+    """Return the default directory of a clone."""
     if not repository.name:
         raise InvalidOption(
-            "the URL has no name in it that a directory could have.",
+            "the URL has no part that can be the name of a directory.",
             hint="Pass target='/workspace/project'.",
             option="target",
         )
@@ -108,15 +108,15 @@ def default_target(repository: Repository) -> str:
 
 
 def check_branch(branch: str) -> str:
-    """`branch` itself, once it is a name that git allows for branches and tags."""
-    good = isinstance(branch, str) and 0 < len(branch) <= _LONGEST_BRANCH
-    if good and not _NOT_IN_BRANCH.search(branch) and branch != "@" and _is_text(branch):
+    """Return `branch`, or raise unless git allows it as a name of branches and tags."""
+    valid = isinstance(branch, str) and 0 < len(branch) <= _MAX_BRANCH
+    if valid and not _INVALID_IN_BRANCH.search(branch) and branch != "@" and _is_text(branch):
         parts = branch.split("/")
         ends_well = not branch.endswith(".") and not branch.startswith("-")
         if ends_well and not any(_is_bad_part(part) for part in parts):
             return branch
     raise InvalidOption(
-        f"{branch!r:.80} is not a name that a branch or tag can have.",
+        f"{branch!r:.80} is not a valid name of a branch or tag.",
         hint="Pass it as `git branch` shows it, such as branch='main'.",
         option="branch",
         value=branch,
@@ -124,11 +124,11 @@ def check_branch(branch: str) -> str:
 
 
 def check_depth(depth: int) -> int:
-    """`depth` itself, once it is a number of commits."""
+    """Return `depth`, or raise unless it is a positive number of commits."""
     if isinstance(depth, bool) or not isinstance(depth, int) or not 0 < depth < 1 << 31:
         raise InvalidOption(
             f"depth is a positive number of commits, not {depth!r:.80}.",
-            hint="Pass depth=1 for the last commit only, or leave it out for all of them.",
+            hint="Pass depth=1 for the last commit only, or omit it for all commits.",
             option="depth",
             value=depth,
         )
@@ -151,25 +151,25 @@ def _credentials(userinfo: str, username: str | None, password: str | None) -> C
     if userinfo and (username is not None or password is not None):
         raise InvalidOption(
             "credentials are both in the URL and in username= or password=.",
-            hint="Leave them out of the URL.",
+            hint="Omit them in the URL.",
             option="url",
         )
     if userinfo:
         username, _, password = map(unquote, userinfo.partition(":"))
     for name, value in (("username", username), ("password", password)):
-        # What it is may be a secret: no message can hold it.
+        # The value may be a secret, so it is not in the message.
         if value is not None and (
             not isinstance(value, str) or _CONTROL.search(value) or not _is_text(value)
         ):
             raise InvalidOption(
                 f"{name} is text without line breaks and other control characters.",
-                hint="Strip the line break that came with the secret.",
+                hint="Strip the line break at the end of the secret.",
                 option=name,
             )
     if username is not None and ":" in username:
         raise InvalidOption(
-            "username cannot hold a ':'.",
-            hint="Pass the token as password=, and leave username out.",
+            "username cannot contain a ':'.",
+            hint="Pass the token as password=, and omit username.",
             option="username",
         )
     if not username and not password:

@@ -1,4 +1,4 @@
-"""`dir:<absolute path>`: a root file system that somebody unpacked into a directory."""
+"""The images `dir:<absolute path>`: root file systems unpacked into directories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from smokebox.errors import InvalidOption, NotFound
 PREFIX = "dir:"
 VERSION = 1
 
-# One of these is in every root file system, however small.
-_SIGNS = ("usr", "bin", "etc", "lib")
-# `docker export` leaves these empty and debootstrap copies the host's.
+# Every root file system has one of these.
+_EXPECTED = ("usr", "bin", "etc", "lib")
+# `docker export` leaves these empty, and debootstrap copies those of the host.
 _OVERLAID = {
     "etc/hostname": etc_files.HOSTNAME,
     "etc/hosts": etc_files.HOSTS,
@@ -25,51 +25,52 @@ _OVERLAID = {
 
 
 class DirectoryImages:
-    """Images that are directories, made for instance by debootstrap or `docker export`.
+    """Images that are directories, made for example by debootstrap or `docker export`.
 
-    The directory is read as it stands and never written to; do not change it while a sandbox
-    has it. What a sandbox needs and the directory lacks, such as /proc and /workspace, is
-    laid beneath it.
+    The directory is used in place and never written; do not change it while a sandbox uses it.
+    Directories that a sandbox needs, such as /proc and /workspace, are in a layer below it.
     """
 
-    def __init__(self, kept: LayerStore) -> None:
-        self._layer_store = kept
+    def __init__(self, layer_store: LayerStore) -> None:
+        self._layer_store = layer_store
 
     async def get(self, name: str) -> Image:
-        """The image of a name such as `dir:/srv/bookworm`."""
-        path = self._checked(name)
+        """Return the image of a name such as `dir:/srv/bookworm`."""
+        path = self._check(name)
         frame = hashlib.sha256(f"frame {VERSION} {os.geteuid()}".encode()).hexdigest()
-        kept = self._layer_store.find(frame)
-        if kept is None:
-            kept = await asyncio.to_thread(self._layer_store.keep, frame, _make_frame)
+        directory = self._layer_store.find(frame)
+        if directory is None:
+            directory = await asyncio.to_thread(self._layer_store.ensure, frame, _make_frame)
         layers = (
-            Layer(path=os.path.join(kept, "over")),
+            Layer(path=os.path.join(directory, "over")),
             Layer(path=path),
-            Layer(path=os.path.join(kept, "under")),
+            Layer(path=os.path.join(directory, "under")),
         )
         return Image(name=name, digest=_digest(frame, path), layers=layers, env=default_env(path))
 
-    def _checked(self, name: str) -> str:
+    def _check(self, name: str) -> str:
         path = name.removeprefix(PREFIX)
         if not path.startswith("/") or "\0" in path:
             raise _invalid(name, "is not an absolute path", "Write it as dir:/srv/bookworm.")
         if not os.path.isdir(path):
             raise NotFound(
                 f"no image {name!r}: {path} is not a directory.",
-                hint="Unpack a root file system there, for instance with debootstrap.",
+                hint="Unpack a root file system there, for example with debootstrap.",
                 kind="image",
                 name=name,
             )
         real = os.path.realpath(path)
         if os.path.samefile(real, "/"):
-            raise _invalid(name, "is the host itself, secrets and all", "Use the image 'host'.")
+            raise _invalid(name, "is the host itself, with its secrets", "Use the image 'host'.")
         if os.path.commonpath([real, os.path.realpath(self._layer_store.directory)]) == real:
-            raise _invalid(name, "holds Smokebox's own state", "Move the directory elsewhere.")
-        if not any(os.path.isdir(os.path.join(real, sign)) for sign in _SIGNS):
+            raise _invalid(
+                name, "holds the state directory of Smokebox", "Move the directory elsewhere."
+            )
+        if not any(os.path.isdir(os.path.join(real, part)) for part in _EXPECTED):
             raise _invalid(
                 name,
-                f"is not a root file system: it has none of {', '.join(_SIGNS)}",
-                "Give the directory that holds them.",
+                f"is not a root file system: it has none of {', '.join(_EXPECTED)}",
+                "Pass the directory that has them.",
             )
         return real
 
@@ -85,7 +86,7 @@ def _make_frame(into: str) -> None:
 
 
 def _digest(frame: str, path: str) -> str:
-    """Of where the directory is and what stat says of its top; the tree is too large to read."""
+    """Hash the path and the status of the top directories; the tree is too large to read."""
     digest = hashlib.sha256(f"{frame} {path}".encode(errors="surrogateescape"))
     for directory in (path, os.path.join(path, "etc"), os.path.join(path, "usr")):
         if os.path.isdir(directory):
@@ -94,5 +95,5 @@ def _digest(frame: str, path: str) -> str:
     return digest.hexdigest()
 
 
-def _invalid(name: str, what: str, hint: str) -> InvalidOption:
-    return InvalidOption(f"the image {name!r} {what}.", hint=hint, option="image", value=name)
+def _invalid(name: str, problem: str, hint: str) -> InvalidOption:
+    return InvalidOption(f"the image {name!r} {problem}.", hint=hint, option="image", value=name)

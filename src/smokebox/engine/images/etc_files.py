@@ -1,4 +1,4 @@
-"""The files of a made-up /etc: the least that programs ask for, with nothing of the host."""
+"""Generated files of /etc: the minimum that programs need, with nothing of the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ HOSTS = """\
 ::1\tlocalhost ip6-localhost ip6-loopback
 """
 HOSTNAME = "sandbox\n"
-# Refused at once, as nobody listens there until a sandbox has a way out.
+# Fails at once while nothing listens there: a sandbox without egress has no resolver.
 RESOLV_CONF = "nameserver 127.0.0.1\noptions timeout:2 attempts:1\n"
 
 PASSWD = """\
@@ -102,8 +102,8 @@ SYS_GID_MAX\t999
 USERGROUPS_ENAB\tyes
 ENCRYPT_METHOD\tSHA512
 """
-# For su, chfn (which adduser calls), passwd and all others: what the host wants of its users
-# is nothing to a sandbox, whose root may become anybody.
+# For all services, such as su, passwd and chfn (which adduser calls): root of a sandbox may
+# become any user, and the rules of the host do not apply.
 _PAM = """\
 auth\t\tsufficient\tpam_rootok.so
 auth\t\trequired\tpam_unix.so
@@ -141,8 +141,8 @@ authorityKeyIdentifier = keyid:always,issuer
 basicConstraints = critical,CA:true
 """
 
-# By name below /etc. OpenSSL's too is made up: the host's may name engines, modules and keys.
-MADE_UP = {
+# By name below /etc. The host's openssl.cnf is not used: it may name engines, modules and keys.
+GENERATED = {
     "bash.bashrc": _BASHRC,
     "bashrc": _BASHRC,
     "environment": "",

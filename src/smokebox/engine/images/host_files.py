@@ -1,9 +1,9 @@
-"""The files of the host that a sandbox may see: public configuration, and /usr behind a mask.
+"""The files of the host that a sandbox may see: public configuration, and /usr under a mask.
 
-Root inside a sandbox can read everything that belongs to root outside, because layers are mapped
-to its ids: the host's file modes do not protect anything there. Files that other users could not
-read on the host are therefore left out of the copies and hidden by whiteouts. The only addition
-is the name `python`.
+Root of a sandbox can read everything that belongs to root of the host, because layers are mapped
+to its ids: file modes of the host do not protect anything. Files that other users cannot read on
+the host are therefore not copied, and hidden by whiteouts. The only addition is the name
+`python`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from smokebox.engine.images.image import make_directory, make_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LARGEST = 8 << 20
-DEEPEST = 8
+MAX_FILE = 8 << 20
+MAX_DEPTH = 8
 PRIVATE_KEY = b"PRIVATE KEY-----"
 
-# Below /etc: what the loader, interpreters and libraries in /usr do not work without. Files
-# where people write credentials are left out, though programs read them: gitconfig, npmrc,
-# pip.conf, wgetrc, maven/settings.xml, perl/CPAN, php.ini, R/Renviron.site, apt.
+# Files below /etc that the loader, interpreters and libraries in /usr need. Files that often hold
+# credentials are not copied, although programs read them: gitconfig, npmrc, pip.conf, wgetrc,
+# maven/settings.xml, perl/CPAN, php.ini, R/Renviron.site, apt.
 COPIED = (
     "ld.so.cache",
     "ld.so.conf",
@@ -65,9 +65,9 @@ COPIED = (
     "crypto-policies/config",
     "crypto-policies/back-ends",
 )
-# In the trees above: where proxies and passwords are written.
-LEFT_OUT = {"net.properties", "jmxremote.password", "snmp.acl"}
-# Of these only the symbolic links: files beside them may be the host's own.
+# Files in these trees with proxies and passwords.
+EXCLUDED = {"net.properties", "jmxremote.password", "snmp.acl"}
+# Only the symlinks of these: files beside them may be private to the host.
 LINKED = (
     "alternatives/*",
     "crypto-policies/back-ends/*",
@@ -80,21 +80,21 @@ LINKED = (
     "ssl/certs",
     "ssl/certs/*",
 )
-# Half of the alternatives are pages of manuals.
-_MANUAL = ".gz"
+# Half of the alternatives are manual pages.
+_MANUAL_PAGE = ".gz"
 _COPIED_INTO = ("/etc/", "/var/lib/ca-certificates/")
 # OpenSUSE keeps the extracted certificates here.
 OUTSIDE_ETC = ("var/lib/ca-certificates/ca-bundle.pem", "var/lib/ca-certificates/pem")
-# Configuration and sources of the host, readable or not: npm and pip keep tokens in the
-# former, and a program that runs in a container often lies in /usr/src/app, with its `.env`.
+# Configuration and sources of the host: npm and pip store tokens there, and the application of
+# a container is often in /usr/src/app with its `.env`.
 HIDDEN = ("etc/npmrc", "local/etc", "local/pip.conf", "local/src", "pip.conf", "src")
-# How far below to look for what is private. Packages, whose files are public however they
-# are installed, fill the depths.
+# Depth of the search for private files. Directories further down are filled by packages, whose
+# files are public.
 DEPTHS = {"": 4, "local": 5}
 # Large, and filled by packages only.
 _PACKAGED = {"include", "share/doc", "share/icons", "share/locale", "share/man", "share/zoneinfo"}
-# Where programs are installed by hand. An ordinary user, who is root inside, owns nothing in
-# the host's /usr; a directory of the same name in this layer is his, and takes files.
+# Directories for programs installed by hand. If the engine runs as an ordinary user, root inside
+# cannot write to the host's directories, but can to directories of the same name in this layer.
 _INSTALLED_INTO = (
     "local",
     "local/bin",
@@ -110,8 +110,8 @@ _INSTALLED_INTO = (
 )
 
 
-def listed(host: str) -> Iterator[str]:
-    """The files and directories whose change makes a copy stale, as far as stat can tell."""
+def configuration_paths(host: str) -> Iterator[str]:
+    """Yield the files and directories whose status changes when a copy becomes stale."""
     names = os.listdir(os.path.join(host, "etc"))
     for pattern in (*COPIED, *LINKED):
         top, _, rest = pattern.removesuffix("/*").removesuffix("/*.conf").partition("/")
@@ -121,42 +121,42 @@ def listed(host: str) -> Iterator[str]:
 
 
 def copy_configuration(host: str, root: str) -> None:
-    """Copy what is on the list and on the host into the directory `root`."""
+    """Copy the public configuration of the host into the directory `root`."""
     for pattern in COPIED:
         for path in _matches(host, pattern):
-            _copy(host, path, root, DEEPEST)
+            _copy(host, path, root, MAX_DEPTH)
     for path in OUTSIDE_ETC:
         if is_public(host, path):
-            _copy(host, path, root, DEEPEST)
+            _copy(host, path, root, MAX_DEPTH)
     for pattern in LINKED:
         for path in _matches(host, pattern):
-            if os.path.islink(os.path.join(host, path)) and not path.endswith(_MANUAL):
+            if os.path.islink(os.path.join(host, path)) and not path.endswith(_MANUAL_PAGE):
                 _copy(host, path, root, 0)
 
 
 def drop_dead_links(host: str, root: str, hidden: tuple[str, ...]) -> None:
-    """Remove links in `root`/etc that lead to nothing there nor in the host's /usr.
+    """Remove symlinks in `root`/etc to targets that exist neither there nor in the host's /usr.
 
-    Where a link leads to is itself a word about the host.
+    The target of a symlink is itself information about the host.
     """
     for directory, names, files in os.walk(os.path.join(root, "etc")):
         for name in names + files:
             path = os.path.join(directory, name)
-            if os.path.islink(path) and not _leads(host, root, path[len(root) :], hidden):
+            if os.path.islink(path) and not _target_exists(host, root, path[len(root) :], hidden):
                 os.unlink(path)
 
 
 def is_public(host: str, path: str) -> bool:
-    """Whether everybody may come to `path` by directories alone, without a link."""
+    """Return whether every user may reach `path`, without symlinks on the way."""
     directory = host
     for name in os.path.dirname(path).split("/"):
         directory = os.path.join(directory, name)
-        if not _is_open(directory):
+        if not _is_searchable(directory):
             return False
     return True
 
 
-def _is_open(directory: str) -> bool:
+def _is_searchable(directory: str) -> bool:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         mode = os.lstat(directory).st_mode
         return stat.S_ISDIR(mode) and bool(mode & stat.S_IXOTH)
@@ -164,46 +164,46 @@ def _is_open(directory: str) -> bool:
 
 
 def _matches(host: str, pattern: str) -> list[str]:
-    """What has that name below /etc, in directories that are open to everybody."""
+    """Return the paths below /etc that match, in directories that every user may search."""
     found = [f"etc/{name}" for name in glob.glob(pattern, root_dir=os.path.join(host, "etc"))]
     directories = {os.path.dirname(path): path for path in found}
     public = {name for name, path in directories.items() if is_public(host, path)}
     return sorted(path for path in found if os.path.dirname(path) in public)
 
 
-def _copy(host: str, path: str, root: str, deepest: int) -> None:
-    """Copy a file, link or tree; what is missing, private or odd is passed over."""
-    source, made = os.path.join(host, path), os.path.join(root, path)
-    if os.path.lexists(made) or os.path.basename(path) in LEFT_OUT:
+def _copy(host: str, path: str, root: str, depth_left: int) -> None:
+    """Copy a file, symlink or tree; missing, private and special files are skipped."""
+    source, target = os.path.join(host, path), os.path.join(root, path)
+    if os.path.lexists(target) or os.path.basename(path) in EXCLUDED:
         return
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):
-            _parents(root, path)
-            os.symlink(os.readlink(source), made)
+            _make_parents(root, path)
+            os.symlink(os.readlink(source), target)
         elif stat.S_ISREG(mode):
             data = _read(source)
             if data is not None:
-                _parents(root, path)
-                make_file(made, data, 0o755 if mode & stat.S_IXOTH else 0o644)
-        elif deepest and mode & stat.S_IROTH and _is_open(source):
+                _make_parents(root, path)
+                make_file(target, data, 0o755 if mode & stat.S_IXOTH else 0o644)
+        elif depth_left and mode & stat.S_IROTH and _is_searchable(source):
             for name in sorted(os.listdir(source)):
-                _copy(host, f"{path}/{name}", root, deepest - 1)
+                _copy(host, f"{path}/{name}", root, depth_left - 1)
 
 
 def _read(source: str) -> bytes | None:
-    """The bytes of a file that everybody may read and that holds no key, else None."""
+    """Return the bytes of a file that every user may read and that holds no key, else None."""
     with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not (stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH):
             return None
-        if found.st_size > LARGEST:
+        if found.st_size > MAX_FILE:
             return None
-        data = file.read(LARGEST)
+        data = file.read(MAX_FILE)
     return None if PRIVATE_KEY in data else data
 
 
-def _parents(root: str, path: str) -> None:
+def _make_parents(root: str, path: str) -> None:
     if os.path.isdir(os.path.join(root, os.path.dirname(path))):
         return
     directory = root
@@ -213,8 +213,8 @@ def _parents(root: str, path: str) -> None:
             make_directory(directory)
 
 
-def _leads(host: str, root: str, path: str, hidden: tuple[str, ...]) -> bool:
-    for _ in range(DEEPEST):
+def _target_exists(host: str, root: str, path: str, hidden: tuple[str, ...]) -> bool:
+    for _ in range(MAX_DEPTH):
         if path.startswith(("/usr/", "/bin/", "/sbin/", "/lib")):
             return not path.startswith(hidden) and os.path.exists(host + path)
         inside = root + path
@@ -225,24 +225,24 @@ def _leads(host: str, root: str, path: str, hidden: tuple[str, ...]) -> bool:
 
 
 def make_mask(usr: str, mask: str, *, local: bool) -> None:
-    """Fill the empty directory `mask`, to be laid over the directory `usr`.
+    """Fill the empty directory `mask`, a layer on top of the directory `usr`.
 
-    Without `local`, /usr/local is only a place for another layer, and is not looked at.
+    Without `local`, /usr/local is only a mount point for another layer, and is not searched.
     """
     if not local:
         make_directory(os.path.join(mask, "local"))
-    for path in sorted({*_known(usr), *_private(usr, local=local)}):
+    for path in sorted({*_hidden(usr), *_private(usr, local=local)}):
         if local or path.partition("/")[0] != "local":
             _whiteout(usr, mask, path)
     if local and os.geteuid() != 0:
         for pattern in _INSTALLED_INTO:
             for path in glob.glob(pattern, root_dir=usr):
                 _mirror(usr, mask, path)
-    _name_python(usr, mask, local=local)
+    _add_python(usr, mask, local=local)
 
 
-def _name_python(usr: str, mask: str, *, local: bool) -> None:
-    """Have `python` where the host has only `python3`: scripts and models call it by that name."""
+def _add_python(usr: str, mask: str, *, local: bool) -> None:
+    """Add the name `python` if the host has only `python3`: scripts and models use it."""
     folders = ("bin", "local/bin") if local else ("bin",)
     if any(os.path.lexists(f"{usr}/{folder}/python") for folder in folders):
         return
@@ -250,30 +250,30 @@ def _name_python(usr: str, mask: str, *, local: bool) -> None:
         os.symlink("python3", f"{mask}/bin/python")
 
 
-def _known(usr: str) -> Iterator[str]:
+def _hidden(usr: str) -> Iterator[str]:
     return (path for path in HIDDEN if os.path.lexists(os.path.join(usr, path)))
 
 
 def _private(usr: str, *, local: bool) -> Iterator[str]:
     for top, depth in DEPTHS.items():
         if local or top != "local":
-            yield from _private_below(usr, top, depth)
+            yield from _private_in(usr, top, depth)
 
 
-def _private_below(usr: str, directory: str, depth: int) -> Iterator[str]:
+def _private_in(usr: str, directory: str, depth: int) -> Iterator[str]:
     for entry in _entries(os.path.join(usr, directory)):
         path = f"{directory}/{entry.name}" if directory else entry.name
         if entry.is_symlink() or path in HIDDEN:
             continue
         mode = _mode(entry)
-        if not is_for_everybody(mode):
+        if not is_readable_by_all(mode):
             yield path
         elif stat.S_ISDIR(mode) and depth > 1 and path not in DEPTHS and path not in _PACKAGED:
-            yield from _private_below(usr, path, depth - 1)
+            yield from _private_in(usr, path, depth - 1)
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
-    # It may vanish, as packages are upgraded meanwhile.
+    # A package upgrade may remove it meanwhile.
     gone = contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
     with gone, os.scandir(directory) as found:
         return list(found)
@@ -281,14 +281,14 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 
 
 def _mode(entry: os.DirEntry[str]) -> int:
-    """Its mode; 0, which hides it, if it went away or nobody may tell."""
+    """Return its mode, or 0, which hides it, if that cannot be read."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         return entry.stat(follow_symlinks=False).st_mode
     return 0
 
 
-def is_for_everybody(mode: int) -> bool:
-    """Whether anybody may read what has that mode: a file, or the names in a directory."""
+def is_readable_by_all(mode: int) -> bool:
+    """Return whether every user may read a file, or enter and list a directory, of that mode."""
     if stat.S_ISDIR(mode):
         return mode & 0o005 == 0o005
     return stat.S_ISREG(mode) and bool(mode & 0o004)
@@ -300,21 +300,21 @@ def _whiteout(usr: str, mask: str, path: str) -> None:
 
 
 def _mirror(usr: str, mask: str, path: str) -> bool:
-    """Make a directory and its parents as they are in `usr`: the upper one's modes count.
+    """Create a directory and its parents with the modes in `usr`, as the upper layer's apply.
 
-    False if there is no such directory, or if it is hidden itself.
+    Returns False if there is no such directory, or if it is hidden itself.
     """
-    made = os.path.join(mask, path)
-    if os.path.lexists(made):
-        return os.path.isdir(made)
-    theirs = os.path.join(usr, path)
-    if os.path.islink(theirs) or not os.path.isdir(theirs):
+    target = os.path.join(mask, path)
+    if os.path.lexists(target):
+        return os.path.isdir(target)
+    source = os.path.join(usr, path)
+    if os.path.islink(source) or not os.path.isdir(source):
         return False
     if not _mirror(usr, mask, os.path.dirname(path)):
         return False
-    found = os.stat(theirs)
-    make_directory(made, stat.S_IMODE(found.st_mode))
-    # Only root may, and root of a container may not have those ids.
+    found = os.stat(source)
+    make_directory(target, stat.S_IMODE(found.st_mode))
+    # Fails for ordinary users, and in a container without those ids.
     with contextlib.suppress(OSError):
-        os.chown(made, found.st_uid, found.st_gid)
+        os.chown(target, found.st_uid, found.st_gid)
     return True

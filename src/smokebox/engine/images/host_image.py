@@ -1,4 +1,4 @@
-"""The image `host`: the programs of this host in a generated root, ready at once."""
+"""The image `host`: the programs of this host in a generated root."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.images import etc_files
-from smokebox.engine.images.host_files import copy_configuration, drop_dead_links, listed, make_mask
+from smokebox.engine.images.host_files import (
+    configuration_paths,
+    copy_configuration,
+    drop_dead_links,
+    make_mask,
+)
 from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
 from smokebox.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Links into /usr on most distributions, directories of their own on the others.
+# Symlinks into /usr on most distributions, directories on others.
 BESIDE_USR = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 
-# What the set-up of a sandbox mounts upon or writes to.
+# Directories that the set-up of a sandbox mounts on or writes to.
 MOUNT_POINTS = {
     "dev": 0o755,
     "proc": 0o755,
@@ -64,12 +69,12 @@ _LINKS = {
     "var/run": "/run",
 }
 _USER = 1000
-# Another one makes every host's skeleton afresh.
+# Part of the digest: a change makes new skeletons.
 VERSION = 3
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _LOCAL = {name: 0o755 for name in ("bin", "etc", "include", "lib", "sbin", "share", "src")}
-# Where the arrival of something in /usr shows.
+# Their times change when something is installed in /usr.
 _WATCHED = (
     "usr",
     "usr/lib",
@@ -82,14 +87,14 @@ _WATCHED = (
 )
 
 
-# A burst of sandboxes looks at the host once.
-LOOK_SECONDS = 1.0
+# Time for which an image is reused without checking the host again.
+CACHE_SECONDS = 1.0
 
 
 def make_skeleton(host: str, root: str, *, hidden: tuple[str, ...] = ()) -> None:
     """Fill the empty directory `root`; `host` is the root directory of the host.
 
-    Links into the prefixes `hidden` are left out.
+    Symlinks into the prefixes `hidden` are omitted.
     """
     make_directories(root, _DIRECTORIES)
     for name in BESIDE_USR:
@@ -98,19 +103,19 @@ def make_skeleton(host: str, root: str, *, hidden: tuple[str, ...] = ()) -> None
     drop_dead_links(host, root, hidden)
     for path, target in _LINKS.items():
         os.symlink(target, os.path.join(root, path))
-    # Only root may, and root of a container may not have that id to give.
+    # Fails for ordinary users, and in a container without that id.
     with contextlib.suppress(OSError):
         os.chown(os.path.join(root, "home/user"), _USER, _USER)
 
 
 def make_directories(root: str, modes: dict[str, int]) -> None:
-    """Make directories below `root`, parents first."""
+    """Create directories below `root`, parents first."""
     for path in sorted(modes):
         make_directory(os.path.join(root, path), modes[path])
 
 
-def own_directories(host: str) -> list[str]:
-    """Those of /bin, /lib and so on that are not links on this host."""
+def separate_directories(host: str) -> list[str]:
+    """Return those of /bin, /lib and so on that are not symlinks on this host."""
     return [name for name in BESIDE_USR if _is_directory(os.path.join(host, name))]
 
 
@@ -124,7 +129,7 @@ def _make_beside_usr(host: str, root: str, name: str) -> None:
 
 def _make_etc(host: str, root: str) -> None:
     etc = os.path.join(root, "etc")
-    for name, text in etc_files.MADE_UP.items():
+    for name, text in etc_files.GENERATED.items():
         make_file(os.path.join(etc, name), text.encode())
     copy_configuration(host, root)
     with contextlib.suppress(FileNotFoundError):
@@ -138,44 +143,44 @@ def _is_directory(path: str) -> bool:
 
 
 class HostImage:
-    """The host's /usr below a skeleton: no home, configuration or secret of the host is in it.
+    """The host's /usr below a skeleton, without homes, configuration or secrets of the host.
 
-    What a sandbox sees of /usr is what everybody on the host can read. `usr_local=False`
-    takes /usr/local out as well: programs that somebody installed by hand are there, public
-    on this host but perhaps not meant for guests. The default is to have it, because that is
-    where many hosts, and the usual container images, have Python and Node.
+    A sandbox sees those files of /usr that every user of the host can read. `usr_local=False`
+    excludes /usr/local: programs installed there by hand may not be meant for guests. It is
+    included by default, because many hosts and common container images have Python and Node
+    there.
 
-    Files that become private, or appear in the depths of /usr, after the skeleton was made are
-    not noticed until a package is installed or a directory near the top changes.
+    Files that become private, or appear deep in /usr, after the skeleton was made are not noticed
+    until a package is installed or a directory near the top changes.
     """
 
     def __init__(self, layer_store: LayerStore, *, host: str = "/", usr_local: bool = True) -> None:
         self._layer_store = layer_store
         self._host = host
         self._usr_local = usr_local
-        self._looked: tuple[float, Image] | None = None
+        self._cached: tuple[float, Image] | None = None
 
     async def get(self, name: str) -> Image:
-        """The image of this host as it is at this moment, give or take a second."""
-        if self._looked is not None:
-            at, image = self._looked
-            if time.monotonic() - at <= LOOK_SECONDS and self._layer_store.find(image.digest):
+        """Return the image of this host as it was at most a second ago."""
+        if self._cached is not None:
+            at, image = self._cached
+            if time.monotonic() - at <= CACHE_SECONDS and self._layer_store.find(image.digest):
                 return image
         at, digest = time.monotonic(), self._digest()
-        kept = self._layer_store.find(digest)
-        if kept is None:
-            kept = await asyncio.to_thread(self._layer_store.keep, digest, self._make)
+        directory = self._layer_store.find(digest)
+        if directory is None:
+            directory = await asyncio.to_thread(self._layer_store.ensure, digest, self._make)
         image = Image(
-            name=name, digest=digest, layers=self._layers(kept), env=default_env(self._host)
+            name=name, digest=digest, layers=self._layers(directory), env=default_env(self._host)
         )
-        self._looked = at, image
+        self._cached = at, image
         return image
 
     def _make(self, into: str) -> None:
         usr = os.path.join(self._host, "usr")
         if not os.path.isdir(os.path.join(usr, "bin")):
             raise Unsupported(
-                f"this host has no {usr}/bin, so it cannot lend its programs.",
+                f"this host has no {usr}/bin, so it cannot be used as an image.",
                 hint="Use an image 'dir:<path>' of a root file system.",
                 operation="image",
             )
@@ -188,23 +193,23 @@ class HostImage:
             make_directory(os.path.join(into, "local"))
             make_directories(os.path.join(into, "local"), _LOCAL)
 
-    def _layers(self, kept: str) -> tuple[Layer, ...]:
-        beside = own_directories(self._host)
+    def _layers(self, directory: str) -> tuple[Layer, ...]:
+        separate = separate_directories(self._host)
         return (
-            Layer(path=os.path.join(kept, "root")),
-            *(Layer(path=os.path.join(self._host, name), target=f"/{name}") for name in beside),
-            Layer(path=os.path.join(kept, "usr"), target="/usr"),
+            Layer(path=os.path.join(directory, "root")),
+            *(Layer(path=os.path.join(self._host, name), target=f"/{name}") for name in separate),
+            Layer(path=os.path.join(directory, "usr"), target="/usr"),
             Layer(path=os.path.join(self._host, "usr"), target="/usr"),
-            *self._local_layers(kept),
+            *self._local_layers(directory),
         )
 
-    def _local_layers(self, kept: str) -> Iterator[Layer]:
+    def _local_layers(self, directory: str) -> Iterator[Layer]:
         local = os.path.join(self._host, "usr/local")
         if not self._usr_local:
-            yield Layer(path=os.path.join(kept, "local"), target="/usr/local")
+            yield Layer(path=os.path.join(directory, "local"), target="/usr/local")
         elif _is_file_system(local):
-            # A layer ends where its file system does, so the mask and this one come again.
-            mask = os.path.join(kept, "usr/local")
+            # A layer does not include other file systems, so this one and its mask are added.
+            mask = os.path.join(directory, "usr/local")
             if os.path.isdir(mask):
                 yield Layer(path=mask, target="/usr/local")
             yield Layer(path=local, target="/usr/local")
@@ -213,12 +218,12 @@ class HostImage:
         digest = hashlib.sha256(f"{VERSION} {self._usr_local} {os.geteuid()}".encode())
         prefix = self._host.rstrip("/")
         for path in self._inputs():
-            digest.update(f"\0{path} {_sight(f'{prefix}/{path}')}".encode(errors="replace"))
+            digest.update(f"\0{path} {_fingerprint(f'{prefix}/{path}')}".encode(errors="replace"))
         return digest.hexdigest()
 
     def _inputs(self) -> Iterator[str]:
         yield from BESIDE_USR
-        yield from listed(self._host)
+        yield from configuration_paths(self._host)
         yield from _WATCHED
         local = os.path.join(self._host, "usr/local")
         if os.path.isdir(local):
@@ -226,7 +231,7 @@ class HostImage:
 
 
 def default_env(root: str) -> dict[str, str]:
-    """What a command finds in its environment in that root file system, by default."""
+    """Return the default environment of commands in a root file system."""
     env = {"PATH": PATH, "LANG": "C.UTF-8"}
     if os.path.lexists(os.path.join(root, "usr/bin/apt-get")):
         env["DEBIAN_FRONTEND"] = "noninteractive"
@@ -237,11 +242,11 @@ def _is_file_system(path: str) -> bool:
     return os.path.ismount(path) and not os.path.islink(path)
 
 
-def _sight(path: str) -> str:
-    """What changes when the file at `path`, or the names in a directory, do."""
+def _fingerprint(path: str) -> str:
+    """Return a text that changes when the file at `path`, or the names in a directory, change."""
     try:
         found = os.lstat(path)
-        told = f"{found.st_mode} {found.st_size} {found.st_mtime_ns}"
-        return f"{told} > {os.stat(path).st_mtime_ns}" if stat.S_ISLNK(found.st_mode) else told
+        text = f"{found.st_mode} {found.st_size} {found.st_mtime_ns}"
+        return f"{text} > {os.stat(path).st_mtime_ns}" if stat.S_ISLNK(found.st_mode) else text
     except OSError as error:
         return str(error.errno)

@@ -1,4 +1,4 @@
-"""An image: read-only layers with a configuration, and the store that keeps layers by digest."""
+"""Images, which are read-only layers with a configuration, and the store of layers by digest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ABANDONED_AFTER = 3600.0
 class Layer:
     """A read-only directory of the host, seen at `target`.
 
-    Layers of one target are stacked, the uppermost first, and what the sandbox writes goes
-    on top. `target` is `/`, or a directory that a layer of `/` has.
+    Layers of one target are stacked, the uppermost first, with the upper layer of the sandbox on
+    top. `target` is `/`, or a directory in a layer of `/`.
     """
 
     path: str
@@ -45,20 +45,20 @@ class Image:
 
 
 class LayerStore:
-    """Directories by digest. What lies there is never changed, only added to or removed."""
+    """Directories by digest, which are never changed once they are complete."""
 
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)
 
     def find(self, digest: str) -> str | None:
-        """The directory of that digest, if it was made before."""
+        """Return the directory of a digest, if it exists."""
         path = os.path.join(self.directory, digest)
         return path if os.path.isdir(path) else None
 
-    def keep(self, digest: str, make: Callable[[str], None]) -> str:
-        """The directory of that digest, filled by `make` if it is not there.
+    def ensure(self, digest: str, make: Callable[[str], None]) -> str:
+        """Return the directory of a digest, filled by `make` if it does not exist.
 
-        Two engines that make the same at once both get the one that was done first.
+        If two engines make the same one concurrently, both get the one that was finished first.
         """
         try:
             return self.find(digest) or self._add(digest, make)
@@ -75,7 +75,7 @@ class LayerStore:
             make(unfinished)
             os.rename(unfinished, path)
         except OSError:
-            # Another engine was faster, or there is a real reason.
+            # Fine if another engine was faster.
             if not os.path.isdir(path):
                 raise
         finally:
@@ -83,23 +83,23 @@ class LayerStore:
         return path
 
     def _sweep(self) -> None:
-        """Remove what an engine that was killed left half made."""
+        """Remove incomplete directories of killed engines."""
         with os.scandir(self.directory) as entries:
-            left = [entry.path for entry in entries if entry.name.startswith(_UNFINISHED)]
-        for path in left:
+            unfinished = [entry.path for entry in entries if entry.name.startswith(_UNFINISHED)]
+        for path in unfinished:
             with contextlib.suppress(OSError):
                 if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER:
                     shutil.rmtree(path, ignore_errors=True)
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """Make a directory of exactly that mode, whatever the umask is."""
+    """Create a directory of exactly that mode, independent of the umask."""
     os.mkdir(path)
     os.chmod(path, mode)
 
 
 def make_file(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Make a file of exactly that mode, whatever the umask is."""
-    with open(path, "xb") as made:
-        made.write(data)
-        os.fchmod(made.fileno(), mode)
+    """Create a file of exactly that mode, independent of the umask."""
+    with open(path, "xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)

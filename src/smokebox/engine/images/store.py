@@ -1,7 +1,7 @@
-"""The image store: maps the name of an image to its source, and adds Smokebox's own programs.
+"""The image store: finds the source of an image by its name, and adds the runtimes of Smokebox.
 
-Deno, where its wheel is installed, becomes the lowest layer of every image, in a directory of its
-own. It hides nothing that the image has, and is not on PATH.
+Deno, if its wheel is installed, is in the lowest layer of every image. It hides no file of the
+image, and is not on PATH.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ DEFAULT = "host"
 
 
 class Runtimes:
-    """What there is on this host, as a layer that is made once. `deno` is a program, if any."""
+    """Programs of this host as a layer that is made once. `deno` is a path, if it is installed."""
 
-    def __init__(self, kept: LayerStore, deno: str | None) -> None:
-        self._layer_store = kept
+    def __init__(self, layer_store: LayerStore, deno: str | None) -> None:
+        self._layer_store = layer_store
         self._deno = deno
 
-    async def beneath(self, image: Image) -> Image:
-        """The image with the programs beneath it."""
+    async def add_to(self, image: Image) -> Image:
+        """Return the image with the runtimes as its lowest layer."""
         if self._deno is None:
             return image
         try:
             found = os.stat(self._deno)
         except OSError:
-            # Who may not pass to it does without.
+            # This user may not access it.
             return image
-        told = f"runtimes {VERSION} {os.geteuid()} {self._deno} {found.st_size} {found.st_mtime_ns}"
-        digest = _digest(told)
+        digest = _digest(
+            f"runtimes {VERSION} {os.geteuid()} {self._deno} {found.st_size} {found.st_mtime_ns}"
+        )
         path = self._layer_store.find(digest)
         if path is None:
-            fill = functools.partial(_fill, program=self._deno)
-            path = await asyncio.to_thread(self._layer_store.keep, digest, fill)
+            make = functools.partial(_make_layer, program=self._deno)
+            path = await asyncio.to_thread(self._layer_store.ensure, digest, make)
         layers = (*image.layers, Layer(path=path))
         return replace(image, layers=layers, digest=_digest(f"{image.digest} {digest}"))
 
 
 @functools.cache
 def find_deno() -> str | None:
-    """The program of the wheel `deno`, if everybody may run it."""
+    """Return the program of the wheel `deno`, if every user may run it."""
     try:
         program = os.path.realpath(import_module("deno").find_deno_bin())
     except (ImportError, FileNotFoundError):
@@ -67,14 +68,14 @@ def find_deno() -> str | None:
     return program if os.stat(program).st_mode & 0o005 == 0o005 else None
 
 
-def _fill(into: str, *, program: str) -> None:
+def _make_layer(into: str, *, program: str) -> None:
     path = into
     for name in os.path.dirname(DENO).strip("/").split("/"):
         path = os.path.join(path, name)
         make_directory(path)
     target = os.path.join(path, os.path.basename(DENO))
     try:
-        # Not its 90 MB once more, where it can be had without: a layer is never written to.
+        # Saves 90 MB, and is safe because layers are never written.
         os.link(program, target)
     except OSError:
         shutil.copyfile(program, target)
@@ -86,19 +87,19 @@ def _digest(text: str) -> str:
 
 
 class ImageSource(Protocol):
-    """One way to come by images."""
+    """A source of images."""
 
     async def get(self, name: str) -> Image:
-        """The image of that whole name; raises `NotFound` with `kind="image"`."""
+        """Return the image of a complete name. Raises `NotFound` with `kind="image"`."""
         ...
 
 
 class ImageStore:
     """Images by name, from sources by name or prefix.
 
-    A source is registered as a whole name (`host`), as a prefix that ends with a colon
-    (`dir:`), or as the empty string, which takes what no other does. `runtimes` lie beneath
-    all of them.
+    A source is registered for a complete name (`host`), for a prefix that ends with a colon
+    (`dir:`), or for the empty string, which matches all other names. `runtimes` are added to
+    every image.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class ImageStore:
         self._runtimes = runtimes
 
     async def get(self, name: str) -> Image:
-        """The image of that name, made if it has to be."""
+        """Return an image, made if needed."""
         image = await self._source(name).get(name)
-        return image if self._runtimes is None else await self._runtimes.beneath(image)
+        return image if self._runtimes is None else await self._runtimes.add_to(image)
 
     def _source(self, name: str) -> ImageSource:
         prefix, colon, _ = name.partition(":")
@@ -120,7 +121,10 @@ class ImageStore:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> NotFound:
-        shown = {key.removesuffix(":"): _shown(key) for key in sorted(self._sources)}
+        shown = {
+            key.removesuffix(":"): f"{key}<path>" if key.endswith(":") else key
+            for key in sorted(self._sources)
+        }
         near = difflib.get_close_matches(name.partition(":")[0], shown, n=1, cutoff=0.5)
         hint = (
             f"Did you mean {shown[near[0]]!r}?" if near else f"It has: {', '.join(shown.values())}."
@@ -128,14 +132,10 @@ class ImageStore:
         return NotFound(f"the store has no image {name!r}.", hint=hint, kind="image", name=name)
 
 
-def _shown(key: str) -> str:
-    return f"{key}<path>" if key.endswith(":") else key
-
-
 def open_store(directory: str, *, usr_local: bool = True) -> ImageStore:
-    """The store of this host, whose layers are kept in `directory`.
+    """Return the image store of this host, with its layers in `directory`.
 
-    `usr_local` says whether the image `host` has the host's /usr/local.
+    `usr_local` includes /usr/local of the host in the image `host`.
     """
     layer_store = LayerStore(directory)
     return ImageStore(

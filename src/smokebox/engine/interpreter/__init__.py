@@ -1,1 +1,1 @@
-"""Code that runs in a sandbox and leaves its state for the code after it."""
+"""Code execution in a sandbox: contexts keep their state between executions."""

@@ -1,4 +1,4 @@
-"""One code context: a lasting process in the sandbox that runs code, one piece at a time."""
+"""One code context: a background process in the sandbox that runs code, one execution at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from smokebox.engine.interpreter.frames import (
     KernelOutput,
     KernelReady,
     KernelResult,
-    error_of,
-    result_of,
 )
 from smokebox.engine.processes.background_process import BackgroundProcess
 from smokebox.engine.processes.launch import STDIN
@@ -38,30 +36,29 @@ from smokebox.types import CodeContextInfo, CodeError, CodeExecution, OutputChun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.interpreter.frames import KernelFrame, KernelListener
     from smokebox.engine.record.rows import ContextRow
-    from smokebox.engine.run import Run
+    from smokebox.engine.run import UseRun
     from smokebox.sandbox.code import CodeEvent
     from smokebox.types import CodeLanguage
 
 START_SECONDS = 30.0
-# How long interrupted code may take to end, before its context is.
+# Time limit for interrupted code to end, before its context is killed.
 INTERRUPT_SECONDS = 3.0
-AGAIN_SECONDS = 1.0
-# What a kernel calls the error of code that it has ended by itself when its time was up.
+INTERRUPT_AGAIN_SECONDS = 1.0
+# Name of the error of code that the JavaScript kernel ended at its timeout.
 INTERRUPTED = "Interrupted"
-# The most that one piece of code may show.
-MOST_RESULTS = 1000
-LARGEST_RESULTS = 32 << 20
+# Limits of the results of one execution.
+MAX_RESULTS = 1000
+MAX_RESULT_BYTES = 32 << 20
 
 
 class CodeContext:
-    """The handle of one context, whose state is what its code did. Made by `Contexts.create`.
+    """The handle of one code context. Made by `Contexts.create`.
 
-    Code runs in the order in which it was asked for. Once the context has ended, or the run
-    of the sandbox that it is of, everything raises what became of it.
+    Executions run in the order of their calls. Once the context or its run of the sandbox has
+    ended, all methods raise the reason.
     """
 
     def __init__(
@@ -69,50 +66,52 @@ class CodeContext:
         row: ContextRow,
         *,
         stem: str,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
-        on_end: Callable[[CodeContext], None],
-        on_gone: Callable[[CodeContext], None],
+        use: UseRun,
+        on_exit: Callable[[CodeContext], None],
+        on_tree_end: Callable[[CodeContext], None],
     ) -> None:
         self.row = row
+        self.stem = stem
         self.used_at = row.created_at
         self.process = BackgroundProcess(
             _process_row(row),
             stem=stem,
             use=use,
-            on_end=self._ended,
-            on_gone=lambda: on_gone(self),
+            on_exit=self._exited,
+            on_tree_end=lambda: on_tree_end(self),
         )
+        self.lifetime = self.process.lifetime
         self._use = use
-        self._on_end = on_end
+        self._on_exit = on_exit
         self._reader = FrameReader(stem + SUFFIXES["stdout"])
-        self._turns = asyncio.Lock()
-        self._settling: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._interrupting: asyncio.Task[None] | None = None
         self._deleted = False
-        self._fate = ""
+        self._kill_reason = ""
 
     @property
     def id(self) -> str:
-        """Its name in the sandbox."""
+        """Its id in the sandbox."""
         return self.row.context_id
 
     @property
     def language(self) -> CodeLanguage:
-        """What is spoken in it."""
+        """Its language."""
         return self.row.language
 
     @property
     def running(self) -> bool:
-        """Whether it takes code."""
+        """True if it accepts code."""
         return self.process.running and not self._deleted
 
     @property
     def busy(self) -> bool:
-        """Whether code runs in it, or waits."""
-        return self._turns.locked()
+        """True if code runs in it or waits to run."""
+        return self._lock.locked()
 
     @property
     def info(self) -> CodeContextInfo:
-        """What its users see of it."""
+        """Its description for users."""
         return CodeContextInfo(
             id=self.id,
             language=self.language,
@@ -124,26 +123,25 @@ class CodeContext:
             busy=self.busy,
         )
 
-    async def ready(self) -> None:
-        """Wait until the kernel takes code. Raises `ProcessEnded` when it ends instead."""
+    async def wait_ready(self) -> None:
+        """Wait until the kernel accepts code. Raises `ProcessEnded` if it ends instead."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                with self._reader.watched() as ear:
-                    while not any(isinstance(one, KernelReady) for one in await self._hear(ear)):
+                with self._reader.listen() as listener:
+                    while not any(
+                        isinstance(frame, KernelReady) for frame in await self._read(listener)
+                    ):
                         pass
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the kernel of code context {self.id} did not begin within {START_SECONDS:g} s.",
+                f"the kernel of code context {self.id} did not start within {START_SECONDS:g} s.",
                 hint="Try again, or raise the limits of the sandbox.",
                 operation="create_code_context",
                 timeout=START_SECONDS,
             ) from None
 
     async def recover(self) -> None:
-        """Be as after a piece of code, in an engine that does not know of any.
-
-        What runs was asked for by somebody who cannot hear of it any more.
-        """
+        """Interrupt code that another engine started: its caller is gone."""
         self._reader.skip()
         with contextlib.suppress(SmokeboxError):
             await self.process.kill("SIGINT")
@@ -151,141 +149,149 @@ class CodeContext:
     async def stream(
         self, code: str, *, env: Mapping[str, str], timeout: float | None
     ) -> AsyncGenerator[CodeEvent | CodeExecution, None]:
-        """Run code, give what it writes and shows as it comes, and last how it ended.
+        """Run code, yield its output and results as they arrive, and last the execution.
 
-        Closing it interrupts the code. `timeout` counts from when its turn has come.
+        Closing the generator interrupts the code. `timeout` starts when the code does.
         """
-        self.check()
-        async with self._turns, self._use():
-            await self._settled()
-            self.check()
-            piece = _Piece(self.row, timeout)
-            with self._reader.watched() as ear:
+        self.check_running()
+        async with self._lock, self._use():
+            if self._interrupting is not None:
+                await asyncio.wait({self._interrupting})
+                self._interrupting = None
+            self.check_running()
+            execution = _Execution(self.row, timeout)
+            with self._reader.listen() as listener:
                 try:
-                    await self._ask(piece, code, env)
-                    while not piece.over:
-                        for event in piece.take(await self._hear(ear, piece.deadline)):
+                    await self._send(execution, code, env)
+                    while not execution.ended:
+                        frames = await self._read(listener, execution.deadline)
+                        for event in execution.convert(frames):
                             yield event
-                        piece.check_time()
+                        execution.check_time()
                 except TimeoutError:
-                    async with contextlib.aclosing(self._wind_up(piece, ear)) as rest:
+                    rest = self._end_late(execution, listener)
+                    async with contextlib.aclosing(rest):
                         async for event in rest:
                             yield event
                 finally:
                     self.used_at = time.time()
-                    if not piece.over and self.process.running:
-                        # Also when whoever asked has gone, and this with them.
-                        self._settling = asyncio.create_task(self._interrupt(piece.id))
-                        await asyncio.shield(self._settling)
-            yield piece.execution()
+                    if not execution.ended and self.process.running:
+                        # In a task: the caller may have been cancelled.
+                        self._interrupting = asyncio.create_task(self._interrupt(execution.id))
+                        await asyncio.shield(self._interrupting)
+            yield execution.result()
 
-    def check(self) -> None:
-        """Raise what became of it, where it takes no code any more."""
+    def check_running(self) -> None:
+        """Raise the reason if it no longer accepts code."""
         if not self.running:
-            raise self._gone()
+            raise self._ended_error()
 
     async def kill(self) -> None:
-        """End it at once, with all that its code started. Not to be used again."""
+        """Kill it with all processes that its code started. It cannot be used again."""
         self._deleted = True
         with contextlib.suppress(SandboxGone):
             await self.process.kill(grace=0)
 
-    def clear(self) -> None:
-        """Remove what nobody reads of one that has ended: all but its last words."""
+    def remove_pipes(self) -> None:
+        """Remove the files of an ended context except its stderr, which explains the end."""
         for suffix in (SUFFIXES["stdout"], STDIN):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.process.stem + suffix)
+                os.unlink(self.stem + suffix)
 
     def close(self) -> None:
-        """Let go, and leave it for another engine. Safe to repeat."""
-        if self._settling is not None:
-            self._settling.cancel()
+        """Release the handle, and leave the context running. Safe to repeat."""
+        if self._interrupting is not None:
+            self._interrupting.cancel()
         self.process.close()
 
-    async def _ask(self, piece: _Piece, code: str, env: Mapping[str, str]) -> None:
+    async def _send(self, execution: _Execution, code: str, env: Mapping[str, str]) -> None:
+        # json.dumps escapes all non-ASCII characters, so any string fits in one line.
         request = json.dumps(
-            {"id": piece.id, "code": code, "env": dict(env), "timeout": piece.left}
+            {"id": execution.id, "code": code, "env": dict(env), "timeout": execution.time_left}
         )
         try:
-            async with asyncio.timeout(piece.left):
-                # In ASCII, so that any string is a line.
+            async with asyncio.timeout(execution.time_left):
                 await self.process.write_stdin(f"{request}\n".encode())
         except ProcessEnded as error:
-            raise self._gone() from error
+            raise self._ended_error() from error
 
-    async def _hear(self, ear: KernelListener, deadline: float | None = None) -> list[KernelFrame]:
-        """What the kernel tells next. Raises what became of it, or TimeoutError when late."""
-        over = self.process.lifetime.over
+    async def _read(
+        self, listener: KernelListener, deadline: float | None = None
+    ) -> list[KernelFrame]:
+        """Wait for the next frames. Raises the reason if the kernel ended, or TimeoutError."""
+        exited = self.lifetime.exited
         while True:
-            heard, last = ear.bell.listen(), over.is_set()
-            if frames := await self._reader.read(ear):
-                # A kernel that tells something all the time would keep the loop to itself.
+            changed, last = listener.changed.event, exited.is_set()
+            if frames := await self._reader.read(listener):
+                # A kernel that writes all the time must not starve the event loop.
                 await asyncio.sleep(0)
                 return frames
             if last:
-                raise self._gone()
-            await _either(heard, over, deadline)
+                raise self._ended_error()
+            await _wait_for_any(changed, exited, deadline=deadline)
 
-    async def _wind_up(self, piece: _Piece, ear: KernelListener) -> AsyncGenerator[CodeEvent, None]:
-        """End code whose time is up: by an interrupt, and with its context if it must be."""
-        piece.timed_out = True
+    async def _end_late(
+        self, execution: _Execution, listener: KernelListener
+    ) -> AsyncGenerator[CodeEvent, None]:
+        """Interrupt code at its timeout, and kill the context if the code does not end."""
+        execution.timed_out = True
         deadline = time.monotonic() + INTERRUPT_SECONDS
         try:
             await self.process.kill("SIGINT")
-            while not piece.over:
-                for event in piece.take(await self._hear_interrupted(ear, deadline)):
+            while not execution.ended:
+                frames = await self._read_interrupted(listener, deadline)
+                for event in execution.convert(frames):
                     yield event
-                _check(deadline, over=piece.over)
+                if not execution.ended:
+                    _check_deadline(deadline)
         except (TimeoutError, ProcessEnded):
-            await self._give_up()
-            piece.context_ended = True
-        if (late := piece.too_late()) is not None:
-            yield late
+            await self._kill_uninterruptible()
+            execution.context_ended = True
+        if (error := execution.timeout_error()) is not None:
+            yield error
 
     async def _interrupt(self, id: str) -> None:
-        """End code that nobody waits for; its context where it must be."""
-        with contextlib.suppress(SmokeboxError, OSError), self._reader.watched() as ear:
+        """Interrupt code whose caller left, and kill the context if the code does not end."""
+        with contextlib.suppress(SmokeboxError, OSError), self._reader.listen() as listener:
             deadline = time.monotonic() + INTERRUPT_SECONDS
             try:
                 await self.process.kill("SIGINT")
-                while not _ends(id, await self._hear_interrupted(ear, deadline)):
-                    _check(deadline)
+                while not any(
+                    isinstance(frame, KernelEnd) and frame.id == id
+                    for frame in await self._read_interrupted(listener, deadline)
+                ):
+                    _check_deadline(deadline)
             except TimeoutError:
-                await self._give_up()
+                await self._kill_uninterruptible()
 
-    async def _hear_interrupted(self, ear: KernelListener, deadline: float) -> list[KernelFrame]:
-        """As `_hear`, with another interrupt after a silence: the first may have come too early.
-
-        Code that has not begun heeds none.
-        """
+    async def _read_interrupted(
+        self, listener: KernelListener, deadline: float
+    ) -> list[KernelFrame]:
+        """Do as `_read` does, and repeat the interrupt: code that has not begun ignores it."""
         while True:
             try:
-                return await self._hear(ear, min(deadline, time.monotonic() + AGAIN_SECONDS))
+                until = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
+                return await self._read(listener, until)
             except TimeoutError:
-                _check(deadline)
+                _check_deadline(deadline)
                 await self.process.kill("SIGINT")
 
-    async def _give_up(self) -> None:
+    async def _kill_uninterruptible(self) -> None:
         if self.process.running:
-            self._fate = ": its code did not heed an interrupt, and it was killed"
+            self._kill_reason = ": its code did not end after an interrupt, and it was killed"
             await self.process.kill(grace=0)
 
-    async def _settled(self) -> None:
-        if self._settling is not None:
-            await asyncio.wait({self._settling})
-            self._settling = None
-
-    def _ended(self, _: BackgroundProcess) -> None:
-        lifetime = self.process.lifetime
+    def _exited(self, _: BackgroundProcess) -> None:
+        run_error = self.lifetime.run_error
         self.row = replace(
             self.row,
-            exit_code=lifetime.row.exit_code,
-            ended_at=lifetime.row.ended_at,
-            reason=None if lifetime.stale is None else str(lifetime.stale.fields["reason"]),
+            exit_code=self.lifetime.row.exit_code,
+            ended_at=self.lifetime.row.ended_at,
+            reason=None if run_error is None else str(run_error.fields["reason"]),
         )
-        self._on_end(self)
+        self._on_exit(self)
 
-    def _gone(self) -> SmokeboxError:
+    def _ended_error(self) -> SmokeboxError:
         if self._deleted:
             return NotFound(
                 f"code context {self.id!r} was deleted.",
@@ -297,27 +303,28 @@ class CodeContext:
             return SandboxRestarted(
                 f"code context {self.id} ended with a run of sandbox {self.row.sandbox_id}: "
                 f"{self.row.reason}.",
-                hint="Create another: contexts end with the sandbox's sleep, files stay.",
+                hint="Create another: contexts end when the sandbox sleeps, files stay.",
                 reason=self.row.reason,
                 sandbox_id=self.row.sandbox_id,
             )
         code = self.row.exit_code
-        said = last_lines(self.process.log.path("stderr"))
+        how = self._kill_reason or _describe_exit(code)
+        output = last_lines(self.process.log.path("stderr"))
         return ProcessEnded(
-            f"code context {self.id} has ended with exit code {code}{self._fate or _meaning(code)}."
-            + (f" Its last words: {said}" if said else ""),
+            f"code context {self.id} has ended with exit code {code}{how}."
+            + (f" Its last output: {output}" if output else ""),
             hint="Create another context.",
             process=self.id,
             exit_code=code,
         )
 
 
-class _Piece:
-    """One piece of code: what came of it so far."""
+class _Execution:
+    """The state of one execution, updated from frames."""
 
     def __init__(self, row: ContextRow, timeout: float | None) -> None:
         self.id = new_id()
-        self.over = False
+        self.ended = False
         self.timed_out = False
         self.context_ended = False
         self.deadline = None if timeout is None else time.monotonic() + timeout
@@ -328,20 +335,21 @@ class _Piece:
         self._error: CodeError | None = None
         self._count: int | None = None
         self._results = 0
-        self._shown = 0
+        self._result_bytes = 0
 
     @property
-    def left(self) -> float | None:
-        """Seconds until its time is up."""
+    def time_left(self) -> float | None:
+        """Seconds until its timeout."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def check_time(self) -> None:
-        """Raise TimeoutError when its time is up, also where it writes all the time."""
-        _check(self.deadline, over=self.over)
+        """Raise TimeoutError after the timeout, also if the code writes all the time."""
+        if self.deadline is not None and not self.ended:
+            _check_deadline(self.deadline)
 
-    def take(self, frames: list[KernelFrame]) -> list[CodeEvent]:
-        """What frames are to whoever asked for the code. Nothing comes after the end."""
-        events = [self._event(frame) for frame in frames if not self.over]
+    def convert(self, frames: list[KernelFrame]) -> list[CodeEvent]:
+        """Convert frames to events for the caller. Frames after the end are dropped."""
+        events = [self._event(frame) for frame in frames if not self.ended]
         return [event for event in events if event is not None]
 
     def _event(self, frame: KernelFrame) -> CodeEvent | None:
@@ -353,28 +361,28 @@ class _Piece:
         if isinstance(frame, KernelOutput):
             return OutputChunk(frame.stream, frame.data) if frame.data else None
         if isinstance(frame, KernelResult):
-            return result_of(frame) if self._may_show(frame) else None
+            return frame.to_result() if self._count_result(frame) else None
         if isinstance(frame, KernelError):
-            # A kernel may have noticed before us, on a machine with much else to do.
-            self.timed_out |= frame.name == INTERRUPTED and self.left == 0
+            # On a busy machine, a kernel may notice the timeout before this process does.
+            self.timed_out |= frame.name == INTERRUPTED and self.time_left == 0
             if self.timed_out:
-                return self.too_late(frame.traceback)
-            self._error = error_of(frame)
+                return self.timeout_error(frame.traceback)
+            self._error = frame.to_error()
             return self._error
         if isinstance(frame, KernelEnd):
-            self.over, self._count = True, frame.count
+            self.ended, self._count = True, frame.count
         return None
 
-    def too_late(self, traceback: str = "") -> CodeError | None:
-        """The error of code whose time was up; None when it was told already."""
+    def timeout_error(self, traceback: str = "") -> CodeError | None:
+        """Return the error of code that timed out; None if it already has an error."""
         if self._error is not None:
             return None
         message = f"the code ran for longer than {self._timeout:g} s"
         self._error = CodeError(name="TimeoutError", message=message, traceback=traceback)
         return self._error
 
-    def execution(self) -> CodeExecution:
-        """How it ended."""
+    def result(self) -> CodeExecution:
+        """Return the result for users."""
         return CodeExecution(
             context=self._row.context_id,
             language=self._row.language,
@@ -386,18 +394,19 @@ class _Piece:
             context_ended=self.context_ended,
         )
 
-    def _may_show(self, frame: KernelResult) -> bool:
+    def _count_result(self, frame: KernelResult) -> bool:
+        """Count a result, and return whether it is within the limits."""
         self._results += 1
-        self._shown += frame.size
-        fits = self._results <= MOST_RESULTS and self._shown <= LARGEST_RESULTS
+        self._result_bytes += frame.size
+        fits = self._results <= MAX_RESULTS and self._result_bytes <= MAX_RESULT_BYTES
         self._truncated |= not fits
         return fits
 
 
-async def _either(one: asyncio.Event, other: asyncio.Event, deadline: float | None) -> None:
-    """Wait for one of two events. Raises TimeoutError at the deadline."""
+async def _wait_for_any(*events: asyncio.Event, deadline: float | None) -> None:
+    """Wait for one of the events. Raises TimeoutError at the deadline."""
     left = None if deadline is None else deadline - time.monotonic()
-    tasks = [asyncio.ensure_future(event.wait()) for event in (one, other)]
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -407,23 +416,19 @@ async def _either(one: asyncio.Event, other: asyncio.Event, deadline: float | No
         raise TimeoutError
 
 
-def _check(deadline: float | None, *, over: bool = False) -> None:
-    if deadline is not None and not over and time.monotonic() > deadline:
+def _check_deadline(deadline: float) -> None:
+    if time.monotonic() > deadline:
         raise TimeoutError
 
 
-def _ends(id: str, frames: list[KernelFrame]) -> bool:
-    return any(isinstance(one, KernelEnd) and one.id == id for one in frames)
-
-
-def _meaning(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code == 137:
-        return " (it was killed: out of memory, or by something inside)"
+        return " (it was killed: out of memory, or by a process inside)"
     return f" (by signal {code - 128})" if code is not None and 128 < code <= 192 else ""
 
 
 def _process_row(row: ContextRow) -> ProcessRow:
-    """The process that a context is, as far as it is known."""
+    """Return a row for the process of a context, as far as it is known."""
     return ProcessRow(
         sandbox_id=row.sandbox_id,
         process_id=row.context_id,

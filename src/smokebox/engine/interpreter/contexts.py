@@ -1,25 +1,22 @@
-"""The code contexts of one sandbox: made, found again, listed, ended, and code run in them.
+"""The code contexts of one sandbox: create, get, list, delete, and run code in them.
 
-Each is a lasting process, so it outlives this engine, with a row in the record and files in
-the sandbox's `run` directory. It ends with the run of the sandbox.
+Each is a background process, so it outlives this engine. It ends with the run of the sandbox.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from smokebox.engine.interpreter import kernels
 from smokebox.engine.interpreter.context import CodeContext
 from smokebox.engine.names import check_context_id
-from smokebox.engine.processes.launch import EXIT, abandon, launch, remove_files
-from smokebox.engine.processes.lifetime import is_held
 from smokebox.engine.processes.logs import last_lines
-from smokebox.engine.record.rows import ContextRow, delete, put, update
+from smokebox.engine.processes.registry import ProcessRegistry
+from smokebox.engine.record.rows import ContextRow
 from smokebox.errors import (
     Conflict,
     InvalidOption,
@@ -27,8 +24,6 @@ from smokebox.errors import (
     NotFound,
     PathNotFound,
     ProcessEnded,
-    SandboxGone,
-    StorageFull,
 )
 from smokebox.foundation.ids import new_id
 from smokebox.options import check_env, check_timeout
@@ -37,51 +32,31 @@ from smokebox.sandbox.code import CodeStream, check_language
 from smokebox.types import CodeExecution, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from smokebox.engine.interpreter.kernels import KernelSpec
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Program, Run
+    from smokebox.engine.run import Program, Run, UseRun
     from smokebox.sandbox.code import CodeEvent
     from smokebox.types import CodeLanguage
 
-T = TypeVar("T")
-
-MOST_RUNNING = 32
-# Ended ones are kept so that who still has their ids hears what became of them.
-MOST_ENDED = 32
+MAX_RUNNING = 32
+# Ended contexts are kept so that later calls with their ids get the reason.
+MAX_ENDED = 32
 LONGEST_CODE = 16 << 20
-# No id of a process ends so: their files lie in the same directory.
+# No process id contains "~": the files of processes are in the same directory.
 _SUFFIX = "~code"
 
 
-class Contexts:
-    """What contexts a sandbox has, and had lately.
-
-    `locate` and `use` are as for `Processes`: telling of contexts never wakes a sandbox.
-    """
+class Contexts(ProcessRegistry[CodeContext, ContextRow]):
+    """The contexts of a sandbox that run or ended recently."""
 
     def __init__(
-        self,
-        *,
-        id: str,
-        locate: Callable[[], Awaitable[str]],
-        record: Record,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
+        self, *, id: str, locate: Callable[[], Awaitable[str]], record: Record, use: UseRun
     ) -> None:
-        self._id = id
-        self._locate = locate
-        self._record = record
-        self._use = use
-        self._directory = ""
-        self._known: dict[str, CodeContext] = {}
+        super().__init__(ContextRow, id=id, locate=locate, record=record, use=use)
         self._starting: set[str] = set()
-        self._loaded = False
-        self._loading = asyncio.Lock()
-        self._defaults = asyncio.Lock()
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._writes: set[asyncio.Task[None]] = set()
+        self._default_lock = asyncio.Lock()
 
     async def create(
         self,
@@ -93,11 +68,20 @@ class Contexts:
         timeout: float | None = None,
         shared: bool = False,
     ) -> CodeContext:
-        """A context of its own: a process that begins in `cwd`, with `env` besides its own.
+        """Create a context: a process that starts in `cwd`, with `env` added.
 
-        `timeout` is for its code, where a call names no other. Raises `Unsupported` where the
-        image has nothing that runs the language, `LimitReached` for one context too many, and
-        `Conflict` for an id that is taken.
+        Args:
+            id: Id of the context; by default a random one.
+            language: Language of its code.
+            cwd: Working directory; by default that of the sandbox.
+            env: Environment variables to add.
+            timeout: Default timeout of its code, in seconds.
+            shared: Use it for code that names no context.
+
+        Raises:
+            Unsupported: The image has no program that runs the language.
+            LimitReached: The sandbox has too many contexts.
+            Conflict: The id is taken.
         """
         name = check_context_id(id) if id is not None else new_id("c")
         kernel = kernels.kernel_for(check_language(language))
@@ -105,34 +89,29 @@ class Contexts:
         async with self._use() as run:
             await self._load()
             self._reserve(name)
-            # In a task of its own: who stops waiting must not leave half of it behind.
-            making = self._spawn(self._make(run, name, kernel, cwd, env, timeout, shared))
-            try:
-                return await asyncio.shield(making)
-            except asyncio.CancelledError:
-                self._spawn(self._undo(making))
-                raise
+            creating = self._create(run, name, kernel, cwd, env, timeout, shared)
+            return await self._complete(run, creating)
 
     async def get(self, id: str) -> CodeContext:
-        """The context of that id, also one that has ended lately; raises `NotFound`."""
+        """Return a context by id, including one that ended recently. Raises `NotFound`."""
         await self._load()
-        found = self._known.get(check_context_id(id))
+        found = self._handles.get(check_context_id(id))
         if found is None:
             raise NotFound(
                 f"sandbox {self._id} has no code context {id!r}.",
-                hint="List its contexts, or create one. They end with the sandbox's sleep.",
+                hint="List its contexts, or create one. They end when the sandbox sleeps.",
                 kind="context",
                 name=id,
             )
         return found
 
     async def list(self) -> list[CodeContext]:
-        """All that take code, in the order in which they were made."""
+        """Return the contexts that accept code, in order of creation."""
         await self._load()
-        return [context for context in self._known.values() if context.running]
+        return [context for context in self._handles.values() if context.running]
 
     async def delete(self, id: str) -> None:
-        """End a context with all that its code started, and forget it."""
+        """Kill a context with all processes that its code started, and forget it."""
         context = await self.get(id)
         if context.running:
             await context.kill()
@@ -147,7 +126,7 @@ class Contexts:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CodeExecution:
-        """Run code and wait for it. See `stream` for its options."""
+        """Run code and wait for it. Takes the options of `stream`."""
         results: list[CodeResult] = []
         async with self._use() as run:
             collector = Collector(run.spills, MAX_OUTPUT)
@@ -183,50 +162,33 @@ class Contexts:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CodeStream:
-        """Run code and give what it writes and shows as it comes.
+        """Run code and stream its output and results.
 
-        Without `context` in the default one of `language`, which is nobody else's and is made
-        when it is not there. `env` holds for this code only. After `timeout` seconds, or when
-        nobody listens any more, the code is interrupted, and its context lives on; one that
-        does not heed that is ended.
+        After `timeout` seconds, or when the stream is closed, the code is interrupted. Its context
+        is killed only if the code does not end then.
+
+        Args:
+            code: The code.
+            context: Context to run it in; by default a shared one of `language`.
+            language: Language of the code; by default that of the context, or Python.
+            env: Environment variables for this code only.
+            timeout: Seconds; by default the timeout of the context.
         """
         known = None if language is None else check_language(language)
         options = check_env(env), check_timeout(timeout)
-        return CodeStream(self._stream(_checked(code), context, known, *options))
+        return CodeStream(self._stream(_check_code(code), context, known, *options))
 
     @property
     def busy(self) -> bool:
-        """Whether code runs in any of them."""
-        return any(context.busy for context in self._known.values())
+        """True if code runs in any of them."""
+        return any(context.busy for context in self._handles.values())
 
     async def adopt(self, run: Run) -> None:
-        """Take over what another engine left in this run of the sandbox."""
-        await self._load()
-        for context in list(self._known.values()):
-            process = context.process
-            if process.generation != run.generation:
-                if process.running:
-                    process.lifetime.cut_off(self._id, "the engine stopped")
-            elif process.running or is_held(process.stem + EXIT):
-                process.lifetime.attach(run)
-                if process.running:
-                    self._spawn(context.recover())
-        await self._written()
-
-    async def ended(self, reason: str, *, destroyed: bool = False) -> None:
-        """The run of the sandbox is over: what ran was killed, and who asks hears why."""
-        await self._load()
-        for context in list(self._known.values()):
-            context.process.lifetime.cut_off(self._id, reason, destroyed=destroyed)
-            context.close()
-        await self._written()
-
-    async def aclose(self) -> None:
-        """Let go of everything, and leave what runs for another engine. Safe to repeat."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        for context in self._known.values():
-            context.close()
+        """Take over the contexts that another engine left in this run of the sandbox."""
+        await super().adopt(run)
+        for context in self._handles.values():
+            if context.process.running:
+                self._spawn(context.recover())
 
     async def _stream(
         self,
@@ -237,9 +199,9 @@ class Contexts:
         timeout: float | None,
     ) -> AsyncGenerator[CodeEvent | CodeExecution, None]:
         async with self._use():
-            where = await self._find(context, language)
-            timeout = timeout if timeout is not None else where.row.timeout
-            events = where.stream(code, env=env, timeout=timeout)
+            found = await self._find(context, language)
+            timeout = timeout if timeout is not None else found.row.timeout
+            events = found.stream(code, env=env, timeout=timeout)
             async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
@@ -248,7 +210,7 @@ class Contexts:
         self, context: CodeContext | str | None, language: CodeLanguage | None
     ) -> CodeContext:
         if context is None:
-            return await self._default(language or "python")
+            return await self._get_shared(language or "python")
         found = await self.get(context) if isinstance(context, str) else context
         if language is not None and language != found.language:
             raise InvalidOption(
@@ -259,52 +221,41 @@ class Contexts:
             )
         return found
 
-    async def _default(self, language: CodeLanguage) -> CodeContext:
-        """The context for code that names none: another one, when the last has ended."""
-        async with self._defaults:
+    async def _get_shared(self, language: CodeLanguage) -> CodeContext:
+        """Return the running context for code that names none, or create one."""
+        async with self._default_lock:
             for context in await self.list():
                 if context.row.shared and context.language == language:
                     return context
             return await self.create(language=language, shared=True)
 
-    async def _load(self) -> None:
-        async with self._loading:
-            if self._loaded:
-                return
-            self._directory = await self._locate()
-            if not self._directory:
-                return
-            for row in await self._record.rows(ContextRow, self._id):
-                self._known[row.context_id] = self._context(row)
-            self._loaded = True
-
-    def _context(self, row: ContextRow) -> CodeContext:
+    def _open(self, row: ContextRow) -> CodeContext:
         return CodeContext(
             row,
-            stem=os.path.join(self._directory, "run", row.context_id + _SUFFIX),
+            stem=self._stem(row.context_id + _SUFFIX),
             use=self._use,
-            on_end=self._on_end,
-            on_gone=self._on_gone,
+            on_exit=self._on_exit,
+            on_tree_end=self._on_tree_end,
         )
 
     def _reserve(self, name: str) -> None:
-        if name in self._known or name in self._starting:
+        if name in self._handles or name in self._starting:
             raise Conflict(
-                f"sandbox {self._id} has a code context {name!r} already.",
-                hint="Use another id, or delete that one, also when it has ended.",
+                f"sandbox {self._id} already has a code context {name!r}.",
+                hint="Use another id, or delete that context, even if it has ended.",
                 kind="context",
                 name=name,
             )
-        running = sum(context.running for context in self._known.values())
-        if running + len(self._starting) >= MOST_RUNNING:
+        running = sum(context.running for context in self._handles.values())
+        if running + len(self._starting) >= MAX_RUNNING:
             raise LimitReached(
-                f"sandbox {self._id} has {MOST_RUNNING} code contexts, and may not have more.",
+                f"sandbox {self._id} has {MAX_RUNNING} code contexts, which is the limit.",
                 hint="Delete some of them.",
                 limit="contexts",
             )
         self._starting.add(name)
 
-    async def _make(
+    async def _create(
         self,
         run: Run,
         name: str,
@@ -315,21 +266,21 @@ class Contexts:
         shared: bool,
     ) -> CodeContext:
         try:
-            place = kernels.install(run)
-            for words in kernel.commands(run, place):
-                started = await run.program(words, cwd=cwd, env=env)
+            directory = kernels.install(run)
+            for words in kernel.commands(run, directory):
+                program = await run.program(words, cwd=cwd, env=env)
                 row = ContextRow(
                     sandbox_id=self._id,
                     context_id=name,
                     generation=run.generation,
                     language=kernel.language,
-                    cwd=started.cwd,
+                    cwd=program.cwd,
                     created_at=time.time(),
                     timeout=timeout,
                     shared=shared,
                 )
                 try:
-                    return await self._begin(run, started, self._context(row), kernel)
+                    return await self._begin(run, program, self._open(row), kernel)
                 except PathNotFound as error:
                     if error.path != words[0]:
                         raise
@@ -340,86 +291,42 @@ class Contexts:
     async def _begin(
         self, run: Run, program: Program, context: CodeContext, kernel: KernelSpec
     ) -> CodeContext:
-        process = context.process
         try:
-            await self._record.write(put(context.row))
-            told = await launch(run, program, process.stem, stdin=True, timeout=None)
-            process.lifetime.begin(told)
-            process.lifetime.attach(run)
-            await context.ready()
+            await self._start(run, program, context, stdin=True)
+            await context.wait_ready()
         except BaseException as error:
-            said = last_lines(process.log.path("stderr"))
-            context.close()
-            await abandon(run, process.stem)
-            with contextlib.suppress(SandboxGone):
-                await self._record.write(delete(ContextRow, self._id, context.id))
+            output = last_lines(context.process.log.path("stderr"))
+            await self._discard(run, context)
             if isinstance(error, ProcessEnded):
                 missing = error.fields["exit_code"] == kernels.NOT_FOUND
-                raise kernel.missing(self._id) if missing else kernel.unfit(said) from error
+                raise kernel.missing(self._id) if missing else kernel.failed(output) from error
             raise
-        self._known[context.id] = context
+        self._handles[context.id] = context
         return context
 
-    async def _undo(self, making: asyncio.Task[CodeContext]) -> None:
-        """End and forget a context whose making nobody waited for."""
-        with contextlib.suppress(Exception):
-            context = await making
-            await context.kill()
-            await self._forget([context])
-
-    def _on_end(self, context: CodeContext) -> None:
-        if self._known.get(context.id) is context:
-            task = self._spawn(self._write_end(context))
-            self._writes.add(task)
-            task.add_done_callback(self._writes.discard)
-
-    def _on_gone(self, context: CodeContext) -> None:
+    def _on_tree_end(self, context: CodeContext) -> None:
         if context.row.shared:
-            # Nobody has its id to ask by, and another takes its place.
+            # No caller knows its id, and another takes its place.
             self._spawn(self._forget([context]))
             return
-        context.clear()
-        ended = [one for one in self._known.values() if one.process.gone]
+        context.remove_pipes()
+        ended = [one for one in self._handles.values() if one.process.tree_ended]
         ended.sort(key=lambda one: one.row.ended_at or 0.0)
-        if len(ended) > MOST_ENDED:
-            self._spawn(self._forget(ended[:-MOST_ENDED]))
-
-    async def _write_end(self, context: CodeContext) -> None:
-        # On a full disk too: the next engine finds out by itself that it has ended.
-        with contextlib.suppress(SandboxGone, NotFound, StorageFull):
-            await self._record.write(update(context.row))
-
-    async def _forget(self, contexts: Sequence[CodeContext]) -> None:
-        for context in contexts:
-            context.close()
-            remove_files(context.process.stem)
-            self._known.pop(context.id, None)
-        with contextlib.suppress(SandboxGone):
-            rows = (delete(ContextRow, self._id, context.id) for context in contexts)
-            await self._record.write(*rows)
-
-    def _spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _written(self) -> None:
-        if self._writes:
-            await asyncio.wait(self._writes)
+        if len(ended) > MAX_ENDED:
+            self._spawn(self._forget(ended[:-MAX_ENDED]))
 
 
-def _checked(code: object) -> str:
+def _check_code(code: object) -> str:
     if not isinstance(code, str):
         raise InvalidOption(
             f"code is a str, not {type(code).__name__}.",
-            hint="Pass the code itself; for a file, its text.",
+            hint="Pass the source text; for a file, its content.",
             option="code",
         )
     if len(code) > LONGEST_CODE:
         raise InvalidOption(
-            f"the code has {len(code)} characters, and may have {LONGEST_CODE}.",
-            hint="Write its data to a file of the sandbox, and have the code read that.",
+            f"the code has {len(code)} characters, and the limit is {LONGEST_CODE}.",
+            hint="Write its data to a file of the sandbox, and read the file in the code.",
             option="code",
         )
     return code

@@ -1,7 +1,7 @@
-"""What a kernel tells, line by line, in the log that its minder fills.
+"""Frames that a kernel writes, one JSON object per line, to the log that its supervisor fills.
 
-All of it comes from inside the sandbox, where code can say in the kernel's place whatever it
-likes: lines are bounded, and what is no frame is passed over, and counted.
+All of them come from inside the sandbox, where code can write anything in the kernel's place.
+Lines are bounded, and invalid ones are skipped and counted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 40 << 20
 _READ = 1 << 18
-# How much deeper than here a result is wherever it goes.
-_DEEPER = 100
+# Levels of nesting that a result gets on its way to a client.
+_NESTING = 100
 
 CHART = "application/vnd.smokebox.chart+json"
 _TEXTS = {
@@ -41,65 +41,88 @@ _BYTES = {"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf"}
 
 
 class KernelFrame(msgspec.Struct, kw_only=True, tag_field="type"):
-    """What all frames are: of one piece of code, whose id they repeat; `size` is counted here."""
+    """A frame. `id` is that of the execution that it belongs to; `size` is set by the reader."""
 
     id: str = ""
     size: int = 0
 
 
 class KernelReady(KernelFrame, tag="ready"):
-    """The kernel takes code."""
+    """The kernel accepts code."""
 
 
 class KernelOutput(KernelFrame, tag="output"):
-    """A piece of what the code wrote."""
+    """A piece of the code's output."""
 
     stream: Stream
     data: str
 
 
 class KernelResult(KernelFrame, tag="result"):
-    """Something that the code showed, by MIME type."""
+    """A value that the code displayed, by MIME type."""
 
     data: dict[str, Any]
     main: bool = False
 
+    def to_result(self) -> CodeResult:
+        """Convert the frame for users, without the formats that are not valid."""
+        fields: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for mime, value in self.data.items():
+            if mime in _TEXTS and isinstance(value, str):
+                fields[_TEXTS[mime]] = value
+            elif mime in _BYTES and isinstance(value, str):
+                with contextlib.suppress(NotBase64, ValueError):
+                    fields[_BYTES[mime]] = a2b_base64(value)
+            elif mime == "application/json":
+                fields["json"] = value
+            elif mime == CHART and isinstance(value, dict):
+                fields["chart"] = value
+            elif mime not in _TEXTS and mime not in _BYTES:
+                rest[mime] = value
+        return CodeResult(**fields, data=rest, main=self.main)
+
 
 class KernelError(KernelFrame, tag="error"):
-    """What the code ended with."""
+    """The error that ended the code."""
 
     name: str
     message: str
     traceback: str
     line: int | None = None
 
+    def to_error(self) -> CodeError:
+        """Convert the frame for users."""
+        return CodeError(
+            name=self.name, message=self.message, traceback=self.traceback, line=self.line
+        )
+
 
 class KernelEnd(KernelFrame, tag="end"):
-    """The code is over; `count` is the how-manieth it was."""
+    """The code ended. `count` is the number of executions so far."""
 
     count: int
 
 
 class KernelDropped(KernelFrame, tag="dropped"):
-    """Made here, for bytes that are missing, or mean nothing."""
+    """Bytes that are missing or not valid. Made by the reader, never sent."""
 
     count: int
 
 
-Told = KernelReady | KernelOutput | KernelResult | KernelError | KernelEnd
-_decoder = msgspec.json.Decoder(Told)
+_decoder = msgspec.json.Decoder(KernelReady | KernelOutput | KernelResult | KernelError | KernelEnd)
 
 
 class KernelListener:
-    """What listens to a kernel: its log, also when that has no name any more, and a bell."""
+    """An open log of a kernel. `changed` notifies of new frames."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.bell = Notifier()
+        self.changed = Notifier()
 
 
 class FrameReader:
-    """Reads the frames of one kernel, from where it was when it was last asked."""
+    """Reads the frames of one kernel. It remembers its position between listeners."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -108,38 +131,41 @@ class FrameReader:
         self._size = 0
 
     def skip(self) -> None:
-        """Go on from what is told after this: the rest was for somebody else."""
-        self._offset = _size(self._path)
+        """Skip the frames so far: they were for another engine."""
+        try:
+            self._offset = os.stat(self._path).st_size
+        except FileNotFoundError:
+            self._offset = 0
         self._line, self._size = [], 0
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[KernelListener]:
-        """While inside, the ear is told when there is more."""
+    def listen(self) -> Iterator[KernelListener]:
+        """Open and watch the log inside the block, even if it is unlinked meanwhile."""
         fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            ear = KernelListener(fd)
-            watch = watch_end(fd, lambda _: ear.bell.ring())
+            listener = KernelListener(fd)
+            watch = watch_end(fd, lambda _: listener.changed.notify())
             try:
-                yield ear
+                yield listener
             finally:
                 watch.close()
         finally:
             os.close(fd)
 
-    async def read(self, ear: KernelListener) -> list[KernelFrame]:
-        """The frames that became whole since, some of them; none when all were given."""
+    async def read(self, listener: KernelListener) -> list[KernelFrame]:
+        """Return some of the complete frames that were not read yet; empty at the end."""
         while True:
-            found = self._leap(ear.fd)
-            data = os.pread(ear.fd, _READ, self._offset)
+            found = self._skip_hole(listener.fd)
+            data = os.pread(listener.fd, _READ, self._offset)
             self._offset += len(data)
-            found += self._take(data)
+            found += self._feed(data)
             if found or not data:
                 return found
-            # A very long line is read in turns with whatever else there is to do.
+            # A very long line must not block the event loop.
             await asyncio.sleep(0)
 
-    def _leap(self, fd: int) -> list[KernelFrame]:
-        """Leave out what is a hole by now: nobody read it for too long."""
+    def _skip_hole(self, fd: int) -> list[KernelFrame]:
+        """Skip the part of a long log that was dropped before it was read."""
         size = os.fstat(fd).st_size
         if size - self._offset <= KEEP:
             return []
@@ -153,7 +179,7 @@ class FrameReader:
         self._line, self._size = [], 0
         return [KernelDropped(count=dropped)]
 
-    def _take(self, data: bytes) -> list[KernelFrame]:
+    def _feed(self, data: bytes) -> list[KernelFrame]:
         *ends, rest = data.split(b"\n")
         found: list[KernelFrame] = []
         for end in ends:
@@ -178,61 +204,28 @@ class FrameReader:
 
 
 def parse(line: bytes) -> KernelFrame:
-    """What a line from inside means; `KernelDropped` for one that means nothing."""
+    """Parse an untrusted line. An invalid one becomes `KernelDropped`."""
     try:
         frame: KernelFrame = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return KernelDropped(count=len(line))
     frame.size = len(line)
-    if _can_be_sent(frame):
+    if _can_encode(frame):
         return frame
     if not isinstance(frame, KernelResult):
         return KernelDropped(count=len(line))
-    # Numbers that JSON has and programs have not, or lists in lists without end.
+    # Integers that are too large for msgspec, or lists nested too deeply.
     frame.data = {mime: value for mime, value in frame.data.items() if isinstance(value, str)}
     return frame
 
 
-def _can_be_sent(frame: KernelFrame) -> bool:
-    """Whether somebody can write down again what we have read, also within other things."""
-    within: object = frame
-    for _ in range(_DEEPER):
-        within = [within]
+def _can_encode(frame: KernelFrame) -> bool:
+    """Return whether the frame can be encoded again, nested in other objects."""
+    nested: object = frame
+    for _ in range(_NESTING):
+        nested = [nested]
     try:
-        msgspec.json.encode(within)
+        msgspec.json.encode(nested)
     except (msgspec.MsgspecError, OverflowError, RecursionError):
         return False
     return True
-
-
-def result_of(frame: KernelResult) -> CodeResult:
-    """A bundle by its fields; what cannot be in one is left out."""
-    fields: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
-    for mime, value in frame.data.items():
-        if mime in _TEXTS and isinstance(value, str):
-            fields[_TEXTS[mime]] = value
-        elif mime in _BYTES and isinstance(value, str):
-            with contextlib.suppress(NotBase64, ValueError):
-                fields[_BYTES[mime]] = a2b_base64(value)
-        elif mime == "application/json":
-            fields["json"] = value
-        elif mime == CHART and isinstance(value, dict):
-            fields["chart"] = value
-        elif mime not in _TEXTS and mime not in _BYTES:
-            rest[mime] = value
-    return CodeResult(**fields, data=rest, main=frame.main)
-
-
-def error_of(frame: KernelError) -> CodeError:
-    """An error as its users see it."""
-    return CodeError(
-        name=frame.name, message=frame.message, traceback=frame.traceback, line=frame.line
-    )
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0

@@ -1,4 +1,4 @@
-"""The kernels by language: which program of the image runs what, and what to do without it."""
+"""Kernels by language: the programs of the image that run them, and their installation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 PACKAGE = "smokebox_kernel"
 NOT_FOUND = 127
-# The directory where it starts is the user's, and shall not give the kernel its modules.
+# The kernel must not import modules from the user's working directory.
 _PYTHON = (
-    "import sys; sys.path[:] = [{place!r}, *filter(None, sys.path)]; "
+    "import sys; sys.path[:] = [{directory!r}, *filter(None, sys.path)]; "
     "from {package}.main import main; main()"
 )
-# To the kernel through 3 and 4: to the code 1 and 2 are its own. The image's Deno goes first,
-# then the one that came along, which another C library cannot load, then Node.
+# The kernel uses descriptors 3 and 4, and leaves 1 and 2 to the code. The image's Deno comes first,
+# then the engine's, which does not load with another C library, then Node.
 _SCRIPT = r"""
 exec 3<&0 4>&1 1>&2 </dev/null
 for deno in "$(command -v deno)" "$1"; do
@@ -43,81 +43,79 @@ exit 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
-    """How the kernel of a language is started, by one of these programs, and what mends it."""
+    """A kernel: its language, the programs that can run it, and a hint for images without them."""
 
     language: CodeLanguage
     programs: tuple[str, ...]
-    fix: str
+    hint: str
 
-    def commands(self, run: Run, place: str) -> Iterator[list[str]]:
-        """What to start, with the sources in a directory of the sandbox: the first that is."""
+    def commands(self, run: Run, directory: str) -> Iterator[list[str]]:
+        """Yield commands to try in order, with the sources in a directory of the sandbox."""
         if self.language == "python":
             for program in self.programs:
-                yield [program, "-c", _PYTHON.format(place=place, package=PACKAGE)]
+                yield [program, "-c", _PYTHON.format(directory=directory, package=PACKAGE)]
         else:
-            kernel = f"{place}/{PACKAGE}/kernel.mjs"
+            kernel = f"{directory}/{PACKAGE}/kernel.mjs"
             yield [run.shell, "-c", _SCRIPT, kernel, DENO, self.language]
 
     def missing(self, sandbox: str) -> Unsupported:
-        """The error for an image without any of the programs."""
+        """Return the error for an image that has none of the programs."""
         return Unsupported(
-            f"sandbox {sandbox} has no {' and no '.join(self.programs)}, which runs "
-            f"{self.language} code.",
-            hint=self.fix,
+            f"sandbox {sandbox} has no {' or '.join(self.programs)} to run {self.language} code.",
+            hint=self.hint,
             operation="run_code",
             language=self.language,
         )
 
-    def unfit(self, said: str) -> Unsupported:
-        """The error for a program that does not run the kernel."""
+    def failed(self, output: str) -> Unsupported:
+        """Return the error for a program that does not run the kernel."""
         return Unsupported(
-            f"what runs {self.language} code in the sandbox does not: "
-            f"{said or 'it ended without a word'}",
-            hint=self.fix,
+            f"the {self.language} kernel did not start in the sandbox: {output or 'no output'}",
+            hint=self.hint,
             operation="run_code",
             language=self.language,
         )
 
 
-_DENO = "Install 'smokebox[javascript]' where the server runs, or use an image that has"
+_DENO = "Install 'smokebox[javascript]' where the server runs, or use an image with"
 _KERNELS: dict[CodeLanguage, KernelSpec] = {
     "python": KernelSpec(
         language="python",
         programs=("python3", "python"),
-        fix="Use an image with Python 3.8 or later, or install one where its PATH leads.",
+        hint="Use an image with Python 3.8 or later, or install it on the PATH.",
     ),
     "javascript": KernelSpec(
         language="javascript",
         programs=("deno", "node"),
-        fix=f"{_DENO} Deno from 2.6 on, or Node from 20 on.",
+        hint=f"{_DENO} Deno 2.6 or Node 20, or later.",
     ),
     "typescript": KernelSpec(
         language="typescript",
         programs=("deno", "node"),
-        fix=f"{_DENO} Deno from 2.6 on, or Node from 22.13 on.",
+        hint=f"{_DENO} Deno 2.6 or Node 22.13, or later.",
     ),
 }
 
 
 def kernel_for(language: CodeLanguage) -> KernelSpec:
-    """The kernel of a language."""
+    """Return the kernel of a language."""
     return _KERNELS[language]
 
 
 def install(run: Run) -> str:
-    """Have the sources of the kernels be in the sandbox, read-only; where they are inside."""
-    name = f"code-{_fingerprint()}"
-    place = f"{run.directory}/run/io/{name}"
-    if not os.path.isdir(place):
-        making = f"{run.directory}/run/io/.{new_id()}"
+    """Install the kernels in the sandbox, read-only, and return their directory inside."""
+    name = f"code-{_digest()}"
+    target = f"{run.directory}/run/io/{name}"
+    if not os.path.isdir(target):
+        temporary = f"{run.directory}/run/io/.{new_id()}"
         try:
-            _copy(f"{making}/{PACKAGE}")
-            os.chmod(making, 0o755)
-            os.rename(making, place)
+            _copy(f"{temporary}/{PACKAGE}")
+            os.chmod(temporary, 0o755)
+            os.rename(temporary, target)
         except OSError:
-            shutil.rmtree(making, ignore_errors=True)
-            # Somebody else was quicker.
-            if not os.path.isdir(place):
+            shutil.rmtree(temporary, ignore_errors=True)
+            # A concurrent call may have installed them.
+            if not os.path.isdir(target):
                 raise
     return f"{IO}/{name}"
 
@@ -139,7 +137,7 @@ def _sources() -> dict[str, bytes]:
 
 
 @functools.cache
-def _fingerprint() -> str:
+def _digest() -> str:
     digest = hashlib.sha256()
     for name, data in _sources().items():
         digest.update(name.encode() + b"\0" + data)

@@ -1,8 +1,8 @@
 """The cgroup of one jail: its limits, its processes and the kernel's accounting of them.
 
 Hosts without cgroups get per-process rlimits and sums over /proc instead (`ProcessTree`). Every
-call blocks briefly, and `attach` for as long as the kernel waits for its readers (6 to 15 ms
-after a quiet period): callers on an event loop use a thread.
+call blocks briefly, and `attach` for as long as the kernel synchronises its readers (6 to 15 ms
+after a quiet period): use a thread on an event loop.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import os
 import resource
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import kernfs
-from smokebox.engine.jail.api import JailStats
-from smokebox.engine.jail.kernfs import field, number, read, write, write_if_there
+from smokebox.engine.jail.kernfs import field, number, read, write, write_if_exists
+from smokebox.engine.jail.spec import JailStats
 from smokebox.errors import Conflict, DeadlineExceeded, InvalidOption, LimitReached, SandboxGone
 from smokebox.runtime.supervisor import descendants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from smokebox.engine.jail.api import Enforcement
     from smokebox.engine.jail.cgroup_hierarchy import CgroupPlacement
+    from smokebox.engine.jail.spec import Enforcement
     from smokebox.limits import Limits
 
 FREEZE_SECONDS = 2.0
@@ -38,26 +37,13 @@ _ATTACH_ROUNDS = 8
 _SIGNAL_BATCH = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomKill:
-    """Why the kernel killed something in a jail: it wanted more memory than `limit`."""
-
-    count: int
-    limit: int | None
-
-    def __str__(self) -> str:
-        if self.limit is None:
-            return "out of memory (the host has no more)"
-        return f"out of memory (limit {self.limit / (1 << 20):.4g} MiB)"
-
-
 class Cgroup:
-    """What the kernel counts and limits of one jail. `Hierarchy.create` makes it."""
+    """The cgroup of one jail, created by `Hierarchy.create`."""
 
     def __init__(self, key: str, placement: CgroupPlacement) -> None:
         if not key or "/" in key or key.startswith("."):
             raise InvalidOption(
-                f"not the name of a cgroup: {key!r}",
+                f"invalid name of a cgroup: {key!r}",
                 hint="Use letters, digits and dashes.",
                 option="key",
                 value=key,
@@ -67,25 +53,24 @@ class Cgroup:
         self._core = f"{placement.core}/{key}" if placement.core else None
         self._paths = {name: f"{parent}/{key}" for name, parent in placement.parents.items()}
         self._directories = [f"{parent}/{key}" for parent in placement.directories]
-        self._last = JailStats()
-        self._memory: int | None = None
+        self._last_oom_kills: int | None = None
 
     @property
     def joined(self) -> bool:
-        """Whether a process cloned into `open()` is in, and needs no `attach`."""
+        """True if a process cloned into `open()` needs no `attach`."""
         return self.placement.enforcement == "cgroup-v2"
 
     def open(self) -> int | None:
-        """A descriptor for CLONE_INTO_CGROUP, which the caller closes; None without cgroup2."""
+        """Open a descriptor for CLONE_INTO_CGROUP; None without cgroup2."""
         if self._core is None:
             return None
-        with self._there():
+        with self._existing():
             return os.open(self._core, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def attach(self, pid: int) -> None:
-        """Bring a process in, with what it forks meanwhile.
+        """Add a process, and its children forked meanwhile.
 
-        What it forked before is found only if it was cloned into `open()`; otherwise attach
+        Children forked before are found only if it was cloned into `open()`; otherwise attach
         the first process of a jail before it forks.
         """
         done: set[int] = set()
@@ -94,28 +79,28 @@ class Cgroup:
             if not fresh:
                 return
             for member in fresh:
-                with self._there():
-                    self._attach(member, must=member == pid)
+                with self._existing():
+                    self._attach(member, required=member == pid)
             done |= fresh
 
-    def _attach(self, pid: int, *, must: bool) -> None:
-        # The one that `pids` reads comes first, so that a fork between two is seen.
+    def _attach(self, pid: int, *, required: bool) -> None:
+        # The directory that `pids` reads comes first, so that a fork in between is seen.
         for directory in self._directories:
             if directory == self._core and pid in self.pids():
                 continue
             try:
                 write(f"{directory}/cgroup.procs", str(pid))
             except ProcessLookupError as error:
-                if must:
+                if required:
                     raise SandboxGone(
-                        f"process {pid} ended before it could be held to its limits",
+                        f"process {pid} exited before its limits could be set",
                         reason="exited",
                     ) from error
                 return
 
     def set_limits(self, limits: Limits) -> None:
-        """Hold it to these limits from here on."""
-        with self._there():
+        """Set the limits."""
+        with self._existing():
             self._set_limits(limits)
 
     def _set_limits(self, limits: Limits) -> None:
@@ -126,56 +111,49 @@ class Cgroup:
             self._limit_cpu(limits.cpu)
 
     def stats(self) -> JailStats:
-        """What it uses; memory is without the page cache that the kernel would give back."""
+        """Return the usage; memory excludes page cache that the kernel can reclaim."""
         memory = self._paths.get("memory", "")
-        used = number(f"{memory}/{self._pick('memory.current', 'memory.usage_in_bytes')}")
-        idle = self._pick("inactive_file", "total_inactive_file")
-        cache = field(f"{memory}/memory.stat", idle) or 0
-        self._last = JailStats(
+        used = number(f"{memory}/{self._by_version('memory.current', 'memory.usage_in_bytes')}")
+        inactive = self._by_version("inactive_file", "total_inactive_file")
+        cache = field(f"{memory}/memory.stat", inactive) or 0
+        peak = self._by_version("memory.peak", "memory.max_usage_in_bytes")
+        return JailStats(
             cpu_seconds=self._cpu_seconds(),
             memory=None if used is None else max(0, used - cache),
-            memory_peak=number(
-                f"{memory}/{self._pick('memory.peak', 'memory.max_usage_in_bytes')}"
-            ),
+            memory_peak=number(f"{memory}/{peak}"),
             pids=number(f"{self._paths.get('pids', '')}/pids.current"),
             oom_kills=self.oom_kills(),
         )
-        return self._last
 
     def oom_kills(self) -> int | None:
-        """How many of its processes were killed for want of memory; kept after `remove`."""
-        file = self._pick("memory.events", "memory.oom_control")
+        """Return how many of its processes were killed out of memory; known after `remove`."""
+        file = self._by_version("memory.events", "memory.oom_control")
         count = field(f"{self._paths.get('memory', '')}/{file}", "oom_kill")
-        return self._last.oom_kills if count is None else count
-
-    def last_death(self, since: int = 0) -> OomKill | None:
-        """Why the kernel killed something, if it did after `oom_kills()` was `since`."""
-        count = self.oom_kills()
-        if count is None or count <= since:
-            return None
-        return OomKill(count=count, limit=self._memory_limit())
+        if count is not None:
+            self._last_oom_kills = count
+        return self._last_oom_kills
 
     def pids(self) -> list[int]:
-        """The living processes in it, in our numbering."""
+        """Return its processes, by their pids in our namespace."""
         lines = read(f"{self._directories[0]}/cgroup.procs").split()
-        # Zero is a process outside of our own pid namespace.
+        # Zero is a process outside of our pid namespace.
         return [int(line) for line in lines if line != "0"]
 
     def abandoned(self, seconds: float) -> bool:
-        """Whether it has no process, and is too old to wait for its first."""
-        made = []
+        """Return True if it has no process and is older than `seconds`."""
+        created = []
         for path in self._directories:
             # Its own engine may remove it at this moment.
             with contextlib.suppress(FileNotFoundError):
-                made.append(os.stat(path).st_ctime)
-        return not self.pids() and time.time() - max(made, default=0.0) >= seconds
+                created.append(os.stat(path).st_ctime)
+        return not self.pids() and time.time() - max(created, default=0.0) >= seconds
 
     def freeze(self, timeout: float = FREEZE_SECONDS) -> None:
-        """Stop every process, and return when all have; all go on if that takes too long."""
-        with self._there():
-            self._hold(True)
-        for _ in _until(timeout):
-            if self._frozen():
+        """Stop every process and wait for it; continue all if that takes too long."""
+        with self._existing():
+            self._set_frozen(True)
+        for _ in _retries(timeout):
+            if self._is_frozen():
                 return
         self.thaw()
         raise DeadlineExceeded(
@@ -186,41 +164,40 @@ class Cgroup:
         )
 
     def thaw(self) -> None:
-        """Let them go on."""
-        with self._there():
-            self._hold(False)
+        """Continue every process."""
+        with self._existing():
+            self._set_frozen(False)
 
     def kill(self, timeout: float = KILL_SECONDS) -> None:
-        """Kill every process, frozen or not, and return when none is left. Safe to repeat."""
-        for _ in _until(timeout):
-            self._strike()
+        """Kill every process, frozen or not, and wait for it. Safe to repeat."""
+        for _ in _retries(timeout):
+            self._kill_once()
             if not self.pids():
                 return
         raise DeadlineExceeded(
-            f"processes {self.pids()[:5]} of {self.key} outlived SIGKILL by {timeout} s",
-            hint="The kernel holds them, most often for a file system that does not answer.",
+            f"processes {self.pids()[:5]} of {self.key} survived SIGKILL for {timeout} s",
+            hint="They are stuck in the kernel, most often on a file system that hangs.",
             operation="kill",
             timeout=timeout,
         )
 
     def remove(self, timeout: float = REMOVE_SECONDS) -> None:
         """Remove it once its processes are gone. Safe to repeat."""
-        self._last = JailStats(oom_kills=self.oom_kills())
-        self._memory = self._memory_limit()
+        self.oom_kills()
         left = list(self._directories)
-        for _ in _until(timeout):
+        for _ in _retries(timeout):
             left = [path for path in left if not _remove(path)]
             if not left:
                 return
         raise DeadlineExceeded(
-            f"cgroup {left[0]} is still in use, by {self.pids()[:5] or 'nobody we see'}",
-            hint="Kill what is in it first.",
+            f"cgroup {left[0]} is still in use, by {self.pids()[:5] or 'an unknown process'}",
+            hint="Kill its processes first.",
             operation="remove",
             timeout=timeout,
         )
 
     def make(self, limits: Limits) -> None:
-        """Make its directories and set the limits."""
+        """Create its directories and set the limits."""
         try:
             self._make_directories(limits)
         except FileNotFoundError:
@@ -229,19 +206,19 @@ class Cgroup:
 
     def _make_directories(self, limits: Limits) -> None:
         for directory in self._directories:
-            # What a former life left would still count its deaths.
+            # One of an earlier run would still count its OOM kills.
             if not _remove(directory):
                 raise Conflict(
                     f"the cgroup {directory} is in use",
-                    hint="Kill what is in it first.",
+                    hint="Kill its processes first.",
                     kind="cgroup",
                     name=self.key,
                 )
             os.mkdir(directory, 0o755)
         self._set_limits(limits)
 
-    def _pick(self, second: str, first: str) -> str:
-        return second if self.placement.enforcement == "cgroup-v2" else first
+    def _by_version(self, v2: str, v1: str) -> str:
+        return v2 if self.placement.enforcement == "cgroup-v2" else v1
 
     def _limit_memory(self, limit: int | None) -> None:
         if "memory" not in self._paths:
@@ -249,24 +226,25 @@ class Cgroup:
         memory = self._paths["memory"]
         if self.placement.enforcement == "cgroup-v2":
             write(f"{memory}/memory.max", _or_max(limit))
-            write_if_there(f"{memory}/memory.swap.max", _or_max(None if limit is None else 0))
+            write_if_exists(f"{memory}/memory.swap.max", _or_max(None if limit is None else 0))
             return
         ram, swap = f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"
         text = str(-1 if limit is None else limit)
         try:
-            # With swap can never be less than without, not even between two writes.
-            if _less(limit, number(ram)):
+            # The limit with swap can never be below the one without, not even between two writes.
+            current = number(ram)
+            if limit is not None and current is not None and limit < current:
                 write(ram, text)
-                write_if_there(swap, text)
+                write_if_exists(swap, text)
             else:
-                write_if_there(swap, text)
+                write_if_exists(swap, text)
                 write(ram, text)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             raise LimitReached(
                 f"{self.key} uses more memory than {limit} bytes",
-                hint="Stop some of its processes first, or allow it more.",
+                hint="Stop some of its processes first, or pass a higher limit.",
                 limit="memory",
             ) from error
 
@@ -279,39 +257,31 @@ class Cgroup:
         write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
         write(f"{path}/cpu.cfs_quota_us", str(-1 if quota is None else quota))
 
-    def _memory_limit(self) -> int | None:
-        file = self._pick("memory.max", "memory.limit_in_bytes")
-        text = read(f"{self._paths.get('memory', '')}/{file}").strip()
-        if not text:
-            return self._memory
-        # Version 1 says "none" with the greatest number of whole pages.
-        return int(text) if text.isdigit() and int(text) < 1 << 62 else None
-
     def _cpu_seconds(self) -> float | None:
         if self._core:
-            spent = field(f"{self._core}/cpu.stat", "usage_usec")
-            return None if spent is None else spent / 1e6
-        spent = number(f"{self._paths.get('cpuacct', '')}/cpuacct.usage")
-        return None if spent is None else spent / 1e9
+            used = field(f"{self._core}/cpu.stat", "usage_usec")
+            return None if used is None else used / 1e6
+        used = number(f"{self._paths.get('cpuacct', '')}/cpuacct.usage")
+        return None if used is None else used / 1e9
 
-    def _hold(self, still: bool) -> None:
+    def _set_frozen(self, frozen: bool) -> None:
         if self._core:
-            write(f"{self._core}/cgroup.freeze", str(int(still)))
+            write(f"{self._core}/cgroup.freeze", str(int(frozen)))
         else:
-            state = "FROZEN" if still else "THAWED"
+            state = "FROZEN" if frozen else "THAWED"
             write(f"{self._paths['freezer']}/freezer.state", state)
 
-    def _frozen(self) -> bool:
+    def _is_frozen(self) -> bool:
         if self._core:
             return field(f"{self._core}/cgroup.events", "frozen") == 1
         return read(f"{self._paths['freezer']}/freezer.state").strip() == "FROZEN"
 
-    def _strike(self) -> None:
-        if self._core and write_if_there(f"{self._core}/cgroup.kill", "1"):
+    def _kill_once(self) -> None:
+        if self._core and write_if_exists(f"{self._core}/cgroup.kill", "1"):
             return
         with contextlib.suppress(SandboxGone, DeadlineExceeded):
             self.freeze()
-        # Frozen, none can fork, or end and leave its number to a stranger.
+        # A frozen process cannot fork, or exit and leave its pid to another.
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -319,7 +289,7 @@ class Cgroup:
             self.thaw()
 
     @contextlib.contextmanager
-    def _there(self) -> Iterator[None]:
+    def _existing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -328,13 +298,13 @@ class Cgroup:
                 raise
             raise SandboxGone(
                 f"the cgroup of {self.key} is gone, and its processes with it",
-                hint="Start the sandbox again.",
+                hint="Restart the sandbox.",
                 reason="removed",
             ) from error
 
 
-def _until(timeout: float) -> Iterator[None]:
-    """Go round at once and then ever more slowly, until the time is up."""
+def _retries(timeout: float) -> Iterator[None]:
+    """Yield at once and then at growing intervals, until the time is up."""
     end, pause = time.monotonic() + timeout, 0.0002
     yield
     while time.monotonic() < end:
@@ -362,39 +332,29 @@ def _or_max(value: int | None) -> str:
     return "max" if value is None else str(value)
 
 
-def _less(limit: int | None, than: int | None) -> bool:
-    return limit is not None and than is not None and limit < than
-
-
 class ProcessTree(Cgroup):
-    """The same for a host without cgroups: `rlimits_for` limits, and /proc counts.
+    """Replacement on a host without cgroups: the attached process and its descendants.
 
-    Nothing limits the sum of a jail's processes here, and nobody counts what was killed.
-    The processes are what `pids` lists, and otherwise the attached one and those below it.
+    Rlimits limit each process (`rlimits_for`), nothing limits their sum, and OOM kills are not
+    counted.
     """
 
-    def __init__(
-        self, key: str, placement: CgroupPlacement, pids: Callable[[], Iterable[int]] | None = None
-    ) -> None:
+    def __init__(self, key: str, placement: CgroupPlacement) -> None:
         super().__init__(key, placement)
-        self._list = pids
         self._first: int | None = None
 
     def attach(self, pid: int) -> None:
-        """Take a process for the first of the jail."""
+        """Set the first process of the jail."""
         self._first = pid
 
     def pids(self) -> list[int]:
-        """The jail's processes, in our numbering."""
-        if self._list is not None:
-            return list(self._list())
         if self._first is None:
             return []
-        alone = [self._first] if kernfs.state(self._first) not in "ZX" else []
-        return [*alone, *descendants(self._first)]
+        alive = [self._first] if kernfs.state(self._first) not in "ZX" else []
+        return [*alive, *descendants(self._first)]
 
     def stats(self) -> JailStats:
-        """The sums over its processes: memory by share, cpu with the children they reaped."""
+        """Return sums over its processes."""
         pids = self.pids()
         return JailStats(
             cpu_seconds=sum(kernfs.cpu_seconds(pid) for pid in pids),
@@ -402,41 +362,41 @@ class ProcessTree(Cgroup):
             pids=sum(kernfs.threads(pid) for pid in pids),
         )
 
-    def _hold(self, still: bool) -> None:
-        number = signal.SIGSTOP if still else signal.SIGCONT
+    def _set_frozen(self, frozen: bool) -> None:
+        number = signal.SIGSTOP if frozen else signal.SIGCONT
         pids = self.pids()
         for start in range(0, len(pids), _SIGNAL_BATCH):
             self._signal(pids[start : start + _SIGNAL_BATCH], number)
 
-    def _frozen(self) -> bool:
+    def _is_frozen(self) -> bool:
         running = [pid for pid in self.pids() if kernfs.state(pid) not in "TtZX"]
         self._signal(running[:_SIGNAL_BATCH], signal.SIGSTOP)
         return not running
 
-    def _strike(self) -> None:
+    def _kill_once(self) -> None:
         pids = self.pids()
         for start in range(0, len(pids), _SIGNAL_BATCH):
             self._signal(pids[start : start + _SIGNAL_BATCH], signal.SIGKILL)
 
     def _signal(self, pids: list[int], number: int) -> None:
-        """Signal those of `pids` that still are the jail's once we hold them."""
-        held: dict[int, int] = {}
+        """Signal processes that are still in the jail after their pidfds were opened."""
+        pidfds: dict[int, int] = {}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                held[pid] = os.pidfd_open(pid)
-        still = set(self.pids()) if held else set()
-        for pid, fd in held.items():
+                pidfds[pid] = os.pidfd_open(pid)
+        current = set(self.pids()) if pidfds else set()
+        for pid, fd in pidfds.items():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if pid in still:
+                if pid in current:
                     signal.pidfd_send_signal(fd, number)
             os.close(fd)
 
 
 def rlimits_for(limits: Limits, enforcement: Enforcement) -> dict[int, int]:
-    """What `setrlimit` holds every process of a jail to, none above our own hard limits.
+    """Return the rlimits of every process of a jail, at most our own hard limits.
 
-    Without cgroups, also how many processes and how much data; not address space, of which
-    node and WebAssembly reserve gigabytes that they never use.
+    Without cgroups, they include the number of processes and the data size; not the address
+    space, of which node and WebAssembly reserve gigabytes that they never use.
     """
     wanted = {
         resource.RLIMIT_CORE: 0,

@@ -1,4 +1,4 @@
-"""Where the cgroups of jails go on this host, detected once per process."""
+"""Location of the cgroups of jails on this host, detected once per process."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from smokebox.errors import DeadlineExceeded, IsolationUnavailable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from smokebox.engine.jail.api import Enforcement
+    from smokebox.engine.jail.spec import Enforcement
     from smokebox.limits import Limits
 
 NAME = "smokebox"
 ENGINE = "smokebox-engine"
 CONTROLLERS = ("memory", "pids", "cpu")
 
-# A cgroup without processes is its engine's until the first one enters, milliseconds later.
+# The first process of a new cgroup is attached milliseconds after it was created.
 IDLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupPlacement:
-    """Where the cgroups of jails go on this host.
+    """Location of the cgroups of jails on this host.
 
-    `parents` has the directory that holds them, by controller. `core` is the same in a
-    cgroup2 mount, which freezes and kills even where version 1 has the controllers.
-    `crowded` is a cgroup of our own whose processes must step aside before it can have
-    children with limits. Without any, `why` says what is missing.
+    `parents` has their parent directory by controller. `core` is their parent in a cgroup2 mount,
+    which freezes and kills even where version 1 has the controllers. `crowded` is a cgroup whose
+    processes, ours among them, must move to a leaf before it can have children with limits. If
+    there is no location, `why` says what is missing.
     """
 
     enforcement: Enforcement
@@ -44,30 +44,30 @@ class CgroupPlacement:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Every directory that holds jails' cgroups, each once, the core before the others."""
+        """Every parent directory once, the core first."""
         found = [self.core] if self.core else []
         return tuple(dict.fromkeys([*found, *self.parents.values()]))
 
     def describe(self) -> str:
-        """What holds and where, or what is missing and how to mend it, for people."""
+        """Describe the limits that apply, or what is missing and how to fix it."""
         if self.enforcement == "rlimits":
             return (
                 f"limits per process only (rlimits): {self.why}. For limits of a whole sandbox "
                 "run as root, or: systemd-run --user --scope -p Delegate=yes smokebox ..."
             )
-        held = ", ".join(name for name in CONTROLLERS if name in self.parents)
-        lacking = [name for name in CONTROLLERS if name not in self.parents]
-        text = f"{self.enforcement}: {held} in {self.parents['memory']}"
-        if lacking:
-            text += f"; not limited here: {', '.join(lacking)}"
+        limited = ", ".join(name for name in CONTROLLERS if name in self.parents)
+        missing = [name for name in CONTROLLERS if name not in self.parents]
+        text = f"{self.enforcement}: {limited} in {self.parents['memory']}"
+        if missing:
+            text += f"; not limited here: {', '.join(missing)}"
         if self.core and self.enforcement == "cgroup-v1":
             text += f"; frozen and killed through {self.core}"
         return text
 
     def prepare(self) -> None:
-        """Make the directories that hold jails' cgroups, and hand the controllers down."""
+        """Create the parent directories, and enable the controllers in them."""
         if self.crowded:
-            _step_aside(self.crowded)
+            _move_to_leaf(self.crowded)
         for directory in self.directories:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o755)
@@ -78,7 +78,7 @@ class CgroupPlacement:
 
 
 def survey(*, mountinfo: str, membership: str, privileged: bool) -> CgroupPlacement:
-    """Read off `/proc/self/mountinfo` and `/proc/self/cgroup` where jails can go."""
+    """Find the location from `/proc/self/mountinfo` and `/proc/self/cgroup`."""
     mounts = list(_mounts(mountinfo))
     own = {
         name: path
@@ -88,12 +88,12 @@ def survey(*, mountinfo: str, membership: str, privileged: bool) -> CgroupPlacem
     unified = next((mount for mount in mounts if mount.version == 2), None)
     why = "this host has no cgroups"
     if unified:
-        second = _second(unified, own.get("", "/"), privileged=privileged)
-        if second.enforcement != "rlimits":
-            return second
-        why = second.why
+        placement = _survey_v2(unified, own.get("", "/"), privileged=privileged)
+        if placement.enforcement != "rlimits":
+            return placement
+        why = placement.why
     if any(mount.version == 1 for mount in mounts):
-        return _first(mounts, own, unified, privileged=privileged)
+        return _survey_v1(mounts, own, unified, privileged=privileged)
     return CgroupPlacement(enforcement="rlimits", why=why)
 
 
@@ -105,7 +105,7 @@ class _Mount:
     controllers: frozenset[str]
 
     def path(self, own: str) -> str:
-        """Where the cgroup that /proc calls `own` is below the mount point."""
+        """Return the directory of the cgroup `own` of /proc below the mount point."""
         inside = os.path.relpath(own, self.root)
         return self.point if inside.startswith(".") else f"{self.point}/{inside}"
 
@@ -124,12 +124,12 @@ def _mounts(mountinfo: str) -> Iterator[_Mount]:
             )
 
 
-def _second(mount: _Mount, own: str, *, privileged: bool) -> CgroupPlacement:
-    """Version 2: a cgroup that was delegated to us, or for root the root of them all."""
-    where = mount.path(own)
-    why = f"the cgroup {where} is not delegated to us"
-    for base in (os.path.dirname(where), where, mount.point):
-        # Only the root of all cgroups has no type, and may have both processes and limits.
+def _survey_v2(mount: _Mount, own: str, *, privileged: bool) -> CgroupPlacement:
+    """Find a cgroup of version 2 that is delegated to us, or for root the root cgroup."""
+    current = mount.path(own)
+    why = f"the cgroup {current} is not delegated to us"
+    for base in (os.path.dirname(current), current, mount.point):
+        # Only the root cgroup has no type, and may have both processes and limits.
         top = not os.path.exists(f"{base}/cgroup.type")
         if not f"{base}/".startswith(f"{mount.point}/"):
             continue
@@ -141,7 +141,7 @@ def _second(mount: _Mount, own: str, *, privileged: bool) -> CgroupPlacement:
         elif not _writable(base):
             why = f"{base} is not writable"
         elif not top and not _all_ours(base):
-            why = f"{base} holds processes that are not ours to move"
+            why = f"{base} holds processes of others, which we cannot move"
         else:
             return CgroupPlacement(
                 enforcement="cgroup-v2",
@@ -152,10 +152,10 @@ def _second(mount: _Mount, own: str, *, privileged: bool) -> CgroupPlacement:
     return CgroupPlacement(enforcement="rlimits", why=why)
 
 
-def _first(
+def _survey_v1(
     mounts: list[_Mount], own: dict[str, str], unified: _Mount | None, *, privileged: bool
 ) -> CgroupPlacement:
-    """Version 1: each controller at its root, or where it was delegated to us."""
+    """Find each controller of version 1, at its root or where it is delegated to us."""
     parents: dict[str, str] = {}
     for name in (*CONTROLLERS, "freezer", "cpuacct"):
         for mount in (mount for mount in mounts if name in mount.controllers):
@@ -166,10 +166,10 @@ def _first(
     core = f"{unified.point}/{NAME}" if unified and shared else None
     missing = {"memory", "pids"} - parents.keys()
     if missing or not (core or "freezer" in parents):
-        lacking = ", ".join(sorted(missing or {"freezer"}))
-        return CgroupPlacement(enforcement="rlimits", why=f"no cgroup of ours for {lacking}")
+        names = ", ".join(sorted(missing or {"freezer"}))
+        return CgroupPlacement(enforcement="rlimits", why=f"no writable cgroup for {names}")
     if core:
-        # It freezes and counts time, and each hierarchy less is an attach less.
+        # It freezes and counts CPU time, and each hierarchy less is an attach less.
         parents = {name: parents[name] for name in CONTROLLERS if name in parents}
     return CgroupPlacement(enforcement="cgroup-v1", parents=parents, core=core)
 
@@ -179,11 +179,11 @@ def _writable(directory: str) -> bool:
 
 
 def _delegated(directory: str, mount: _Mount) -> bool:
-    """Whether systemd gave it to us, or it is the top of our own cgroup namespace."""
+    """Return True if systemd delegated it to us, or it is the root of our cgroup namespace."""
     if directory == mount.point:
         return True
     if os.path.exists(f"{directory}/init.scope"):
-        # Given to the user's systemd, which minds it alone.
+        # Delegated to the user's systemd, which manages it.
         return False
     with contextlib.suppress(OSError):
         return os.getxattr(directory, "user.delegate") == b"1"
@@ -191,18 +191,18 @@ def _delegated(directory: str, mount: _Mount) -> bool:
 
 
 def _all_ours(directory: str) -> bool:
-    """Whether every process directly in a cgroup is us, came of us, or led to us."""
+    """Return True if every process directly in a cgroup is our ancestor or descendant."""
     inside = {int(line) for line in read(f"{directory}/cgroup.procs").split()}
     above = set(ancestors(os.getpid()))
     return all(pid in above or os.getpid() in ancestors(pid) for pid in inside)
 
 
-def _step_aside(directory: str) -> None:
-    """Move a cgroup's own processes into a leaf: only leaves may have both them and limits."""
+def _move_to_leaf(directory: str) -> None:
+    """Move the processes of a cgroup into a leaf: only leaves may have both them and limits."""
     leaf = f"{directory}/{ENGINE}"
     with contextlib.suppress(FileExistsError):
         os.mkdir(leaf, 0o755)
-    # Once more for what they forked meanwhile.
+    # Twice, for children forked meanwhile.
     for _ in range(2):
         for pid in read(f"{directory}/cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
@@ -211,7 +211,7 @@ def _step_aside(directory: str) -> None:
 
 @functools.cache
 def detect() -> Hierarchy:
-    """What this host offers to this process. Nothing is changed before the first `create`."""
+    """Return the cgroups of this host. Nothing is changed before the first `create`."""
     return Hierarchy(
         survey(
             mountinfo=read("/proc/self/mountinfo"),
@@ -222,22 +222,22 @@ def detect() -> Hierarchy:
 
 
 class Hierarchy:
-    """What holds jails to their limits on this host."""
+    """Creates and finds the cgroups of jails on this host."""
 
     def __init__(self, placement: CgroupPlacement) -> None:
         self.placement = placement
 
     @property
     def enforcement(self) -> Enforcement:
-        """Which kind of limits hold here."""
+        """Kind of limits on this host."""
         return self.placement.enforcement
 
     def describe(self) -> str:
-        """What holds and where, or what is missing and how to mend it, for people."""
+        """Describe the limits that apply, or what is missing and how to fix it."""
         return self.placement.describe()
 
     def create(self, key: str, limits: Limits) -> Cgroup:
-        """Make a jail's cgroup and set its limits."""
+        """Create the cgroup of a jail and set its limits."""
         cgroup = self._cgroup(key)
         try:
             cgroup.make(limits)
@@ -245,14 +245,14 @@ class Hierarchy:
             with contextlib.suppress(OSError):
                 cgroup.remove()
             raise IsolationUnavailable(
-                f"cannot make the cgroup {key}: {error}",
-                hint="`smokebox doctor` says which cgroups this host lets us use.",
+                f"cannot create the cgroup {key}: {error}",
+                hint="Run `smokebox doctor` to see which cgroups this host allows.",
                 tier="namespaces",
             ) from error
         return cgroup
 
     def adopt(self, key: str, pid: int) -> Cgroup:
-        """The cgroup of a jail that another engine made, whose first process is `pid`."""
+        """Return the cgroup of a jail that another engine created, whose first process is `pid`."""
         cgroup = self._cgroup(key)
         if isinstance(cgroup, ProcessTree):
             cgroup.attach(pid)
@@ -261,11 +261,11 @@ class Hierarchy:
     def sweep(
         self, live: Collection[str], *, prefix: str | None = None, idle: float = IDLE_SECONDS
     ) -> list[str]:
-        """Remove what engines that died left behind, and return the keys.
+        """Remove cgroups that dead engines left behind, and return their keys.
 
-        Several engines may share a host, and each knows only its own jails. With `prefix`,
-        which begins the caller's keys and nobody else's, everything of that name but `live`
-        is killed. Without, only what holds no process and is older than `idle` is removed.
+        Several engines may share a host, and each knows only its own jails. With `prefix`, which
+        only the keys of the caller start with, all such cgroups except `live` are killed and
+        removed. Without it, only those without processes and older than `idle` are removed.
         """
         swept = []
         for key in sorted(self._keys() - set(live)):

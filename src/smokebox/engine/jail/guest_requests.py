@@ -1,4 +1,4 @@
-"""Short requests to the agent of a jail, each a connection of its own with a deadline."""
+"""Short requests to the guest init of a jail, each on a new connection and with a deadline."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from smokebox.runtime.pipes import readable
 from smokebox.runtime.supervisor import FAILED, LENGTH, MESSAGE, receive_fds
 
 if TYPE_CHECKING:
-    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.jail.jail import Jail
 
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 
 _STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
 # With IPv6 on the host, and without.
-_DOORS = (
+_EGRESS_SOCKETS = (
     [
         (socket.AF_INET6, _STREAM),
         (socket.AF_INET, _DATAGRAM),
@@ -31,33 +31,30 @@ _DOORS = (
 )
 
 
-async def send_signal(jail: Jail, supervisor: int, number: int, *, tree: bool) -> bool:
-    """Signal what a supervisor has; False when it has nothing left."""
-    target = b"%d" % supervisor
-    answer, fds = await _ask(
-        jail,
-        guest_init.SIGNAL,
-        target,
-        b"%d" % number,
-        guest_init.TREE if tree else guest_init.LEADER,
-    )
+async def send_signal(jail: Jail, pid: int, number: int, scope: bytes) -> bool:
+    """Send a signal and return whether there was a process to receive it.
+
+    `scope` is `guest_init.LEADER` for the process group of a command, and `TREE` or
+    `SUPERVISOR` for the processes of a supervisor or the supervisor itself.
+    """
+    response, fds = await _request(jail, guest_init.SIGNAL, b"%d" % pid, b"%d" % number, scope)
     _close(fds)
-    return answer == guest_init.DONE
+    return response == guest_init.DONE
 
 
 async def open_root(jail: Jail) -> int:
-    """A descriptor of the root directory as the agent sees it."""
-    answer, fds = await _ask(jail, guest_init.ROOT)
-    if answer == guest_init.DONE and len(fds) == 1 and stat.S_ISDIR(os.fstat(fds[0]).st_mode):
+    """Open the root directory as guest init sees it."""
+    response, fds = await _request(jail, guest_init.ROOT)
+    if response == guest_init.DONE and len(fds) == 1 and stat.S_ISDIR(os.fstat(fds[0]).st_mode):
         return fds[0]
     _close(fds)
-    raise _nonsense(jail)
+    raise _invalid_response(jail)
 
 
 async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
-    """An unconnected TCP socket in the network of the jail."""
-    answer, fds = await _ask(jail, guest_init.SOCKET, b"%d" % version)
-    if answer == guest_init.DONE and len(fds) == 1 and stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
+    """Open an unconnected TCP socket in the network of the jail."""
+    response, fds = await _request(jail, guest_init.SOCKET, b"%d" % version)
+    if response == guest_init.DONE and len(fds) == 1 and stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
         sock = socket.socket(fileno=fds[0])
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setblocking(False)
@@ -65,54 +62,72 @@ async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
         sock.close()
         fds = []
     _close(fds)
-    raise _nonsense(jail)
+    raise _invalid_response(jail)
 
 
 async def egress_sockets(jail: Jail) -> EgressSockets:
-    """The sockets that lead out of the jail, which its agent has kept."""
-    answer, fds = await _ask(jail, guest_init.EGRESS_SOCKETS)
+    """Return duplicates of the egress sockets, which guest init keeps."""
+    response, fds = await _request(jail, guest_init.EGRESS_SOCKETS)
     sockets = [socket.socket(fileno=fd) for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]
     kinds = [(sock.family, sock.type) for sock in sockets]
-    if answer == guest_init.DONE and len(sockets) == len(fds) and kinds in _DOORS:
+    if response == guest_init.DONE and len(sockets) == len(fds) and kinds in _EGRESS_SOCKETS:
         return EgressSockets(sockets)
     for sock in sockets:
         sock.detach()
     _close(fds)
     if not fds:
-        # As an agent says that has none, or that is of a version before this.
-        return EgressSockets(reason="it was made without a way out")
-    raise _nonsense(jail)
+        return EgressSockets(reason="it was created without egress sockets")
+    raise _invalid_response(jail)
 
 
 async def namespaces(jail: Jail) -> tuple[int, int]:
-    """Descriptors of the user namespace of the jail, and of its mounts.
+    """Return descriptors of the user and mount namespaces of the jail.
 
-    Its first process lets nobody look, not even who made it. setns(2) checks what they are.
+    Its first process is not dumpable, so /proc does not give them, not even to the engine.
+    setns(2) checks their kinds.
     """
-    answer, fds = await _ask(jail, guest_init.NAMESPACES)
-    if answer == guest_init.DONE and len(fds) == 2:
+    response, fds = await _request(jail, guest_init.NAMESPACES)
+    if response == guest_init.DONE and len(fds) == 2:
         return fds[0], fds[1]
     _close(fds)
-    raise _nonsense(jail)
+    raise _invalid_response(jail)
 
 
-async def _ask(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
-    """Send a request, and give the answer with the descriptors that came along."""
-    body = b"\0".join(fields)
-    loop = asyncio.get_running_loop()
+async def attach(jail: Jail) -> socket.socket:
+    """Attach an engine to a running jail until the returned connection is closed."""
+    control = await jail.connect()
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            with await jail.connect() as control:
-                await loop.sock_sendall(control, LENGTH.pack(len(body)) + body)
-                await readable(control.fileno())
-                answer, fds = receive_fds(control, MESSAGE.size, MAX_EGRESS_SOCKETS)
+        response, fds = await _exchange(jail, control, guest_init.ATTACH)
+        _close(fds)
+        if response != guest_init.DONE:
+            raise _invalid_response(jail)
+    except BaseException:
+        control.close()
+        raise
+    return control
+
+
+async def _request(jail: Jail, *fields: bytes) -> tuple[bytes, list[int]]:
+    """Send a request, and return the response with its descriptors."""
+    with await jail.connect() as control:
+        return await _exchange(jail, control, *fields)
+
+
+async def _exchange(jail: Jail, control: socket.socket, *fields: bytes) -> tuple[bytes, list[int]]:
+    body = b"\0".join(fields)
+    try:
+        async with asyncio.timeout(RESPONSE_SECONDS):
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(control, LENGTH.pack(len(body)) + body)
+            await readable(control.fileno())
+            response, fds = receive_fds(control, MESSAGE.size, MAX_EGRESS_SOCKETS)
     except (TimeoutError, ConnectionError) as error:
         raise SandboxGone(
-            f"the agent of jail {jail.state.key} does not answer.",
-            hint="Run the command again: the sandbox starts afresh.",
-            reason="agent silent",
+            f"the guest init of jail {jail.state.key} does not respond.",
+            hint="Run the command again: the sandbox restarts.",
+            reason="guest init does not respond",
         ) from error
-    return (b"" if answer[:1] == FAILED else answer), fds
+    return (b"" if response[:1] == FAILED else response), fds
 
 
 def _close(fds: list[int]) -> None:
@@ -120,9 +135,9 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _nonsense(jail: Jail) -> SandboxGone:
+def _invalid_response(jail: Jail) -> SandboxGone:
     return SandboxGone(
-        f"the agent of jail {jail.state.key} answered what no agent of ours would.",
-        hint="Destroy the sandbox: something in it has taken the agent over.",
-        reason="agent hostile",
+        f"the guest init of jail {jail.state.key} sent an invalid response.",
+        hint="Destroy the sandbox: a program in it has taken control of its guest init.",
+        reason="guest init compromised",
     )

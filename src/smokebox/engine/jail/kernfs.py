@@ -1,4 +1,4 @@
-"""The kernel's small text files: the controls of cgroups, and what /proc tells of a process."""
+"""Small text files of the kernel: cgroup controls, and processes in /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def write(path: str, text: str) -> None:
-    """Write a control in one call, as the kernel wants it; the file must be there."""
+    """Write an existing control file in one call, as the kernel requires."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -20,8 +20,8 @@ def write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def write_if_there(path: str, text: str) -> bool:
-    """The same for a control that not every kernel has; whether this one does."""
+def write_if_exists(path: str, text: str) -> bool:
+    """Write a control file that not every kernel has; False if it does not exist."""
     try:
         write(path, text)
     except OSError as error:
@@ -33,7 +33,7 @@ def write_if_there(path: str, text: str) -> bool:
 
 
 def read(path: str) -> str:
-    """A small file of the kernel's, or "" where there is none (or not any more)."""
+    """Read a file, or return "" if it cannot be read."""
     try:
         with open(path, "rb", 0) as file:
             return file.readall().decode(errors="replace")
@@ -42,13 +42,13 @@ def read(path: str) -> str:
 
 
 def number(path: str) -> int | None:
-    """The one number in a file, or None."""
+    """Return the number in a file, or None."""
     text = read(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def field(path: str, name: str) -> int | None:
-    """The number on the line that begins with `name`, or None."""
+    """Return the number on the line that starts with `name`, or None."""
     for line in read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -57,38 +57,38 @@ def field(path: str, name: str) -> int | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat from the state on; a name may hold anything before them."""
+    """Return the fields of /proc/pid/stat after the name, which may hold anything."""
     return read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
 
 
 def state(pid: int) -> str:
-    """Its letter in /proc; X when it is gone."""
+    """Return the state letter of a process; X if it is gone."""
     return next(iter(stat_fields(pid)), "X")
 
 
 def threads(pid: int) -> int:
-    """How many tasks it has."""
+    """Return the number of threads of a process."""
     fields = stat_fields(pid)
     return int(fields[17]) if fields else 0
 
 
 def cpu_seconds(pid: int) -> float:
-    """The time that it and the children it reaped have had."""
+    """Return the CPU time of a process and the children it has reaped."""
     return sum(map(int, stat_fields(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
-    """The bytes it holds, with its share of what it shares."""
+    """Return the memory of a process in bytes, with its share of shared memory."""
     for line in read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
-    # Another user's, by setuid: what it shares with others is counted with each.
+    # A process of another user (setuid): shared memory counts in full.
     pages = read(f"/proc/{pid}/statm").split()[1:2]
     return sum(map(int, pages)) * resource.getpagesize()
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The process, its parent, and so on up to the first."""
+    """Yield a process, its parent, and so on up to the first process."""
     while pid:
         yield pid
         fields = stat_fields(pid)

@@ -1,4 +1,4 @@
-"""The system calls of Linux that Python lacks, one typed function each. No policy lives here.
+"""Linux system calls that Python lacks, one typed function each. No policy lives here.
 
 Numbers from 424 up are the same on every architecture; older calls go through libc.
 """
@@ -58,6 +58,11 @@ def _checked(result: int, call: str) -> int:
     return result
 
 
+def syscall(call: str, number: int, *args: object) -> int:
+    """Make a system call. Raises OSError with a text that starts with `call`."""
+    return _checked(_libc.syscall(number, *args), call)
+
+
 class _CloneArgs(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -87,7 +92,7 @@ class _OpenHow(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
 
 
-# A function of its own, whose types are told once: every file of a sandbox is opened by it.
+# With fixed argument types, which saves conversions: it opens every file of a sandbox.
 _openat2 = _libc["syscall"]
 _openat2.argtypes = (
     ctypes.c_long,
@@ -105,7 +110,7 @@ def _open_how(flags: int, mode: int, resolve: int) -> _OpenHow:
 
 
 class CloneResult:
-    """What `clone3` gives: in the child `pid` is 0, in the parent `pidfd` holds the child."""
+    """Result of `clone3`: in the child `pid` is 0, in the parent `pidfd` refers to the child."""
 
     __slots__ = ("pid", "pidfd")
 
@@ -115,9 +120,9 @@ class CloneResult:
 
 
 def clone3(namespaces: int, *, cgroup: int | None = None) -> CloneResult:
-    """Fork into fresh namespaces, and into a cgroup of v2 given by its descriptor.
+    """Fork into new namespaces, and into a cgroup of version 2 by its descriptor.
 
-    Python does not know that it forked, so the caller has one thread only.
+    Python is not notified of the fork, so the caller must be single-threaded.
     """
     pidfd = ctypes.c_int(-1)
     args = _CloneArgs(
@@ -126,12 +131,12 @@ def clone3(namespaces: int, *, cgroup: int | None = None) -> CloneResult:
     if cgroup is not None:
         args.flags |= _CLONE_INTO_CGROUP
         args.cgroup = cgroup
-    pid = _libc.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args))
-    return CloneResult(_checked(pid, "clone3"), pidfd.value)
+    pid = syscall("clone3", _SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args))
+    return CloneResult(pid, pidfd.value)
 
 
 def unshare(namespaces: int) -> None:
-    """Leave the namespaces that are named for fresh ones."""
+    """Move this process into new namespaces."""
     _checked(_libc.unshare(namespaces), "unshare")
 
 
@@ -156,43 +161,40 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def open_tree(path: str, *, at: int = _AT_FDCWD, recursive: bool = False) -> int:
-    """A detached copy of the mount at `path`, as a descriptor."""
+    """Return a descriptor of a detached copy of the mount at `path`."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
-    return _checked(_libc.syscall(_SYS_OPEN_TREE, at, _path(path), flags), f"open_tree {path}")
+    return syscall(f"open_tree {path}", _SYS_OPEN_TREE, at, _path(path), flags)
 
 
 def move_mount(tree: int, target: str) -> None:
     """Attach a detached mount at `target`."""
-    result = _libc.syscall(
-        _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, _path(target), _MOVE_MOUNT_F_EMPTY_PATH
-    )
-    _checked(result, f"move_mount {target}")
+    call, flags = f"move_mount {target}", _MOVE_MOUNT_F_EMPTY_PATH
+    syscall(call, _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, _path(target), flags)
 
 
-def move_mount_onto(tree: int, place: int) -> None:
+def move_mount_onto(tree: int, directory: int) -> None:
     """Attach a detached mount at an open directory."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
-    _checked(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", place, b"", flags), "move_mount")
+    syscall("move_mount", _SYS_MOVE_MOUNT, tree, b"", directory, b"", flags)
 
 
 def make_filesystem(kind: str, options: Mapping[str, str | None], attributes: int) -> int:
-    """A filesystem that is mounted nowhere yet, as a descriptor; flags have the value None."""
-    context = _checked(_libc.syscall(_SYS_FSOPEN, _path(kind), _FSOPEN_CLOEXEC), f"fsopen {kind}")
+    """Return a descriptor of a new, detached filesystem; a flag has the value None."""
+    context = syscall(f"fsopen {kind}", _SYS_FSOPEN, _path(kind), _FSOPEN_CLOEXEC)
+    call = f"fsconfig {kind}"
     try:
         for name, value in options.items():
             command = _FSCONFIG_SET_FLAG if value is None else _FSCONFIG_SET_STRING
-            result = _libc.syscall(_SYS_FSCONFIG, context, command, _path(name), _path(value), 0)
-            _checked(result, f"fsconfig {kind} {name}")
-        result = _libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
-        _checked(result, f"fsconfig {kind}")
-        result = _libc.syscall(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
-        return _checked(result, f"fsmount {kind}")
+            key, text = _path(name), _path(value)
+            syscall(f"{call} {name}", _SYS_FSCONFIG, context, command, key, text, 0)
+        syscall(call, _SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        return syscall(f"fsmount {kind}", _SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(context)
 
 
 def setns(namespace: int, kind: int) -> None:
-    """Enter a namespace of that kind. Not with several threads."""
+    """Enter a namespace of that kind. The process must be single-threaded."""
     _checked(_libc.setns(namespace, kind), "setns")
 
 
@@ -202,17 +204,17 @@ def mount_setattr(tree: int, attributes: int, *, userns: int | None = None) -> N
     if userns is not None:
         attr.attr_set |= ATTR_IDMAP
         attr.userns_fd = userns
-    result = _libc.syscall(
-        _SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr)
+    size = ctypes.sizeof(attr)
+    syscall(
+        "mount_setattr", _SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attr), size
     )
-    _checked(result, "mount_setattr")
 
 
 def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, *, resolve: int) -> int:
-    """Open `path` seen from a directory, under the rules of `resolve`. Always close-on-exec.
+    """Open `path` relative to a directory, under the rules of `resolve`. Always close-on-exec.
 
-    The kernel answers EAGAIN where something was renamed while it climbed a `..`, and for a
-    leased file. Both are tried again, but not for ever: a sandbox can keep either up.
+    The kernel returns EAGAIN if a directory was renamed while it resolved a `..`, and for a leased
+    file. Both are retried, but not for ever: a sandbox can sustain either.
     """
     how = _open_how(flags, mode, resolve)
     name = os.fsencode(path)
@@ -227,33 +229,33 @@ def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, *, res
 
 
 def filesystem_of(fd: int) -> int:
-    """The magic number of the filesystem that an open file is of, as statfs(2) lists them."""
-    # struct statfs begins with it, and takes 120 bytes.
-    found = ctypes.create_string_buffer(256)
-    _checked(_libc.fstatfs(fd, found), "fstatfs")
-    (magic,) = struct.unpack_from("@l", found)
+    """Return the magic number, as in statfs(2), of the filesystem of an open file."""
+    # struct statfs starts with it, and takes 120 bytes.
+    statfs = ctypes.create_string_buffer(256)
+    _checked(_libc.fstatfs(fd, statfs), "fstatfs")
+    (magic,) = struct.unpack_from("@l", statfs)
     return int(magic)
 
 
 def sethostname(name: str) -> None:
-    """Name this UTS namespace."""
+    """Set the host name of this UTS namespace."""
     data = name.encode()
     _checked(_libc.sethostname(data, len(data)), "sethostname")
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Let processes of the same user look into this one, or not."""
+    """Allow or deny other processes of the same user to trace and inspect this one."""
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
 def set_process_name(name: str) -> None:
-    """The name that `ps` and /proc show, up to 15 bytes of it."""
+    """Set the name that `ps` and /proc show, truncated to 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 
 
 def set_command_line(text: str) -> None:
-    """What /proc shows as the command line of this process and of what it forks."""
+    """Set the command line in /proc of this process and of those that it forks."""
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b") ")[2].split()
     start, end = int(fields[45]), int(fields[46])
@@ -262,17 +264,17 @@ def set_command_line(text: str) -> None:
 
 
 def set_no_new_privileges() -> None:
-    """From here on no exec gains privileges."""
+    """Prevent every later exec from gaining privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def become_subreaper() -> None:
-    """Be the parent of every orphan below this process."""
+    """Become the parent of every orphaned descendant."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def limit_capabilities(keep: Iterable[int]) -> None:
-    """Let no exec from here on give a capability that is not in `keep`."""
+    """Remove all capabilities except `keep` from the bounding set."""
     kept = frozenset(keep)
     for capability in range(64):
         if capability not in kept:
@@ -285,7 +287,7 @@ def limit_capabilities(keep: Iterable[int]) -> None:
 
 
 def set_capabilities(keep: Iterable[int]) -> None:
-    """Hold just these capabilities, permitted and effective, none inheritable."""
+    """Set the permitted and effective capabilities; none are inheritable."""
     mask = sum(1 << capability for capability in keep)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
@@ -293,7 +295,7 @@ def set_capabilities(keep: Iterable[int]) -> None:
 
 
 def raise_loopback() -> None:
-    """Switch the loopback interface of this network namespace on."""
+    """Bring up the loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = bytearray(struct.pack("16sh22x", b"lo", 0))
         fcntl.ioctl(sock, _SIOCGIFFLAGS, request)
@@ -302,9 +304,7 @@ def raise_loopback() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
+    _checked(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def _path(path: str | None) -> bytes | None:

@@ -1,8 +1,8 @@
-"""From the pipes of a lasting program to its log files, inside the jail.
+"""Copying of output from the pipes of a background process to its log files, inside the jail.
 
-A program that had the files themselves would empty them with `echo oops > /dev/stderr`, and
-could fill the disk of the host. Pipes are what programs expect, and the supervisor, which
-outlives the engine, moves what is in them.
+With the files as stdout and stderr, a program would truncate them by `echo oops > /dev/stderr`,
+and could fill the disk of the host. So it gets pipes, and its supervisor, which outlives the
+engine, moves their content.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import fcntl
 import os
 import time
 
-# How much of the end of a log stays, and in which steps the rest goes. Whole blocks go, so
-# that no zeros are left where text was.
+# Size of the end of a log that is kept, and the step in which the rest is removed. Whole blocks
+# are removed, so that no zeros replace text.
 KEEP = 64 << 20
 STEP = 4 << 20
 
@@ -24,40 +24,40 @@ _PUNCH_HOLE_KEEP_SIZE = 3
 
 
 class LogPump:
-    """The read ends of pipes, each with the log file that it is moved to.
+    """Read ends of pipes, each with its log file.
 
-    With a rate it moves no more bytes a second than that, and the program waits.
+    With a `rate`, it moves at most so many bytes per second, and the program waits.
     """
 
     def __init__(self, logs: list[int], uid: int, gid: int, rate: int) -> None:
         self.rate = rate
-        # A tenth of a second's worth at a time: so long the supervisor may be deaf.
+        # A tenth of a second's worth at a time: the supervisor handles no event meanwhile.
         self.most = min(_BUSY_PIPE_SIZE, rate // 10 or 1) if rate else _BUSY_PIPE_SIZE
         self.logs: dict[int, int] = {}
         self.starts: dict[int, int] = {}
         self.lost: dict[int, int] = {}
         self.writers: list[int] = []
         for log in logs:
-            read, write = _pipe_of(uid, gid)
+            read, write = _owned_pipe(uid, gid)
             os.set_blocking(read, False)
             self.logs[read] = log
             self.starts[read] = 0
             self.writers.append(write)
 
     def move(self, read: int) -> bool:
-        """Move what a pipe holds; False when nobody can write to it any more."""
+        """Move the content of a pipe; False if it has no more writers."""
         count = self.splice(read, self.most)
         if self.rate and count > 0:
             time.sleep(count / self.rate)
         return count != 0
 
     def drain(self) -> None:
-        """Move what a program that has ended left: no more than the pipes can hold."""
+        """Move what an exited program left, at most the capacity of the pipes."""
         for read in self.logs:
             self.splice(read, _BUSY_PIPE_SIZE)
 
     def splice(self, read: int, most: int) -> int:
-        """How much was moved; 0 at the end, and -1 for nothing at this moment."""
+        """Return the number of bytes moved; 0 at the end of file, -1 if there are none now."""
         log = self.logs[read]
         try:
             if read in self.lost:
@@ -67,17 +67,17 @@ class LogPump:
         except (BlockingIOError, InterruptedError):
             return -1
         except OSError:
-            return self.lose(read)
+            return self.drop(read)
         size = os.lseek(log, 0, os.SEEK_CUR)
         if size - self.starts[read] > KEEP + STEP:
-            self.starts[read] = _forget(log, size)
+            self.starts[read] = _trim(log, size)
         if count == _PIPE_SIZE:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _BUSY_PIPE_SIZE)
         return count
 
-    def lose(self, read: int) -> int:
-        # A full disk costs the log, and never holds the program.
+    def drop(self, read: int) -> int:
+        # With a full disk output is lost, but the program is not blocked.
         try:
             count = len(os.read(read, _BUSY_PIPE_SIZE))
         except BlockingIOError:
@@ -87,9 +87,9 @@ class LogPump:
         return count
 
 
-def _pipe_of(uid: int, gid: int) -> tuple[int, int]:
-    """A pipe that whoever the program runs as may open by a name, such as /dev/stdout."""
-    # Not by fchown, which gVisor has not had for pipes for long.
+def _owned_pipe(uid: int, gid: int) -> tuple[int, int]:
+    """Create a pipe that the user of the program may open by name, such as /dev/stdout."""
+    # Older versions of gVisor lack fchown for pipes.
     if uid or gid:
         os.setegid(gid)
         os.seteuid(uid)
@@ -101,10 +101,10 @@ def _pipe_of(uid: int, gid: int) -> tuple[int, int]:
             os.setegid(0)
 
 
-def _forget(log: int, size: int) -> int:
-    """Make a hole of the older part of a log, and return where it ends.
+def _trim(log: int, size: int) -> int:
+    """Punch a hole in place of the older part of a log, and return its end.
 
-    Where no hole can be made (gVisor, some file systems) all of it goes at once.
+    Where that is not supported (gVisor, some file systems), all of the log is removed.
     """
     end = (size - KEEP) // STEP * STEP
     if not _libc.fallocate(log, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(end)):

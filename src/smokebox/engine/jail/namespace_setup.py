@@ -1,7 +1,7 @@
-"""What the first process of a jail does before it is the agent: build the walls, lock the door.
+"""Set-up of a jail by its first process, before it becomes guest init.
 
-It runs in fresh namespaces, forked from the zygote, and has nothing from the image: all of
-it is Python that was loaded before the fork.
+It runs in new namespaces, forked from the zygote, and uses nothing of the image: all of its
+Python was loaded before the fork.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ import socket
 import stat
 
 from smokebox.engine.jail import kernfs, landlock, linux, network, seccomp
-from smokebox.engine.jail.guest_init import GuestInit, hold_to, lock_up, take_name
+from smokebox.engine.jail.engine_lease import EngineLease
+from smokebox.engine.jail.guest_init import (
+    GuestInit,
+    drop_privileges,
+    set_hostname,
+    set_rlimits,
+)
 from smokebox.runtime.supervisor import receive_fds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# All but that of the network, which takes the kernel as long as the rest, and which the child
-# makes while it waits for its ids.
+# All but the network namespace, which takes the kernel as long as the rest: the child creates it
+# while it waits for its id maps.
 NAMESPACES = (
     linux.NEWUSER | linux.NEWNS | linux.NEWPID | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
 )
-# Where the engine's pipes are seen inside.
+# Mount point of the engine's pipes inside.
 IO = "/run/smokebox"
 MESSAGE_SIZE = 1 << 16
 
@@ -39,7 +45,7 @@ _LINKS = (
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 )
-# Names in /proc that speak of the host, or to it.
+# Names in /proc that expose the host or control it.
 _HIDDEN_FILES = (
     "interrupts",
     "kcore",
@@ -54,33 +60,33 @@ _READ_ONLY = ("bus", "fs", "irq", "sys")
 _TTY_GROUP = 5
 _FEWEST_WATCHES = 16
 _SHARED_MEMORY = "mode=1777,size=64m"
-# Of those that the kernel has for everybody.
+# The kernel has a limited number for all sandboxes.
 _MOST_TERMINALS = 256
 
 
 class JailRequest:
-    """What the zygote was asked for: layers as (path, target), and how many ids there are."""
+    """Request to the zygote: layers as (path, target), and the range of ids."""
 
-    def __init__(self, words: dict[str, object]) -> None:
-        self.key = str(words["key"])
-        self.directory = str(words["directory"])
-        layers = words["layers"]
+    def __init__(self, fields: dict[str, object]) -> None:
+        self.key = str(fields["key"])
+        self.directory = str(fields["directory"])
+        layers = fields["layers"]
         assert isinstance(layers, list)
         self.layers = [(str(path), str(target)) for path, target in layers]
-        self.first_uid = int(str(words["first_uid"]))
-        self.uids = int(str(words["uids"]))
-        self.tier = str(words.get("tier", "namespaces"))
-        self.words = words
+        self.first_uid = int(str(fields["first_uid"]))
+        self.uids = int(str(fields["uids"]))
+        self.tier = str(fields.get("tier", "namespaces"))
+        self.fields = fields
         self.targets = sorted({target for _, target in self.layers})
 
     @property
     def mapped(self) -> bool:
-        """Whether a range of ids is mapped, and the layers with it."""
+        """True if a range of ids is mapped, and the layers with it."""
         return self.uids > 1
 
 
 class NamespaceSetup:
-    """One jail from the inside, until its agent takes over. Errors say which stage failed."""
+    """Builds one jail from the inside. `stage` names the step that failed in an error."""
 
     def __init__(
         self, request: JailRequest, *, setup: socket.socket, listener: socket.socket
@@ -88,34 +94,36 @@ class NamespaceSetup:
         self.request = request
         self.setup = setup
         self.listener = listener
-        self.run = -1
+        self.run_directory = -1
+        self.orphan_timeout = 0.0
         self.egress_sockets = network.EgressSockets()
         self.stage = "ids"
 
-    def live(self, go: socket.socket) -> None:
-        """Everything from the fork to the end of the jail."""
+    def run(self, go: socket.socket) -> None:
+        """Build the jail and serve it until its end."""
         try:
             self.build(go)
-            self.present(os.open("/", os.O_PATH | os.O_CLOEXEC))
+            self.report_ready(os.open("/", os.O_PATH | os.O_CLOEXEC))
             if not self.enter():
                 return
         except OSError as error:
-            self.report({"error": error.errno or 0, "stage": self.stage, "text": str(error)}, [])
+            self.report_error(error.errno or 0, str(error))
             return
-        self.setup.close()
         close_files()
         gc.freeze()
-        GuestInit(self.listener, self.egress_sockets.sockets).run()
+        guest_init = GuestInit(self.listener, self.egress_sockets.sockets)
+        guest_init.lease = EngineLease(guest_init.poll, self.setup, self.orphan_timeout)
+        guest_init.run()
 
     def build(self, go: socket.socket) -> None:
-        """Wait for the ids, then make the root and stand in it."""
-        trees = self.settle(go)
+        """Mount the root and change into it."""
+        trees = self.become_root(go)
         linux.set_process_name("smokebox-init")
         self.stage = "root"
-        self.run = os.open("run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.run_directory = os.open("run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
-        make_way("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
+        make_directories("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
         self.stage = "devices"
         mount_dev("dev", tty_group=self.request.mapped)
         mount_proc("proc", "dev/null")
@@ -126,26 +134,30 @@ class NamespaceSetup:
         )
         linux.move_mount(pipes, IO[1:])
         os.close(pipes)
+        self.pivot()
+
+    def pivot(self) -> None:
+        """Make the current directory the root, and set up the network."""
         self.stage = "pivot"
         linux.pivot_root(".", ".")
         linux.umount(".", linux.MNT_DETACH)
         os.chdir("/")
         self.stage = "network"
-        self.egress_sockets = network.furnish()
+        self.egress_sockets = network.set_up()
 
-    def present(self, root: int) -> None:
-        """Tell the engine that the jail stands, with its root and what leads out of it."""
-        # Copies of the sockets stay here, for the engine that may come after this one.
-        egress_sockets = [os.dup(sock.fileno()) for sock in self.egress_sockets.sockets]
-        self.report({"ready": True, "closed": self.egress_sockets.reason}, [root, *egress_sockets])
+    def report_ready(self, root: int) -> None:
+        """Send the engine the root and the egress sockets."""
+        # Duplicates of the sockets stay here, for an engine that adopts the jail.
+        fds = [root, *(os.dup(sock.fileno()) for sock in self.egress_sockets.sockets)]
+        self.report({"ready": True, "no_egress": self.egress_sockets.reason}, fds)
 
-    def settle(self, go: socket.socket) -> list[int]:
-        """Wait for the ids, and be root in the box, among mounts of our own."""
+    def become_root(self, go: socket.socket) -> list[int]:
+        """Wait for the id maps and become root inside. Returns the mounts of mapped layers."""
         refusal = None
         try:
             linux.unshare(linux.NEWNET)
         except OSError as error:
-            # Said below: the zygote is busy with us, and would only see that we are gone.
+            # Raised below: the zygote is busy with us, and would only see that we are gone.
             refusal = error
         _, trees = receive_fds(go, 16, 64)
         go.close()
@@ -153,20 +165,20 @@ class NamespaceSetup:
             raise refusal
         os.setsid()
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-        # As who we were outside: nobody else can pass to it.
+        # Before the change of ids: only the engine's user can enter the directories above.
         os.chdir(self.request.directory)
-        self.reach()
+        self.open_host_paths()
         if self.request.mapped:
             os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         return trees
 
-    def reach(self) -> None:
-        """Take hold of what only its owner outside can pass to."""
+    def open_host_paths(self) -> None:
+        """Open paths of the host that a tier needs, while they can be reached."""
 
     def mount_root(self, trees: Sequence[int]) -> None:
-        """Stack the layers of each target with what the sandbox wrote on top; stand in it."""
+        """Mount an overlay per target of the layers, and change into the root."""
         linux.mount("tmpfs", "root", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
         os.chdir("root")
         places = ["data", *(f"low{n}" for n in range(len(self.request.layers)))]
@@ -194,37 +206,41 @@ class NamespaceSetup:
         os.chdir("merged")
 
     def enter(self) -> bool:
-        """Wait for the name and the limits, and give up what only building needed."""
+        """Wait for the host name and limits, and drop privileges. False if the engine is gone."""
         self.stage = "enter"
         message = self.setup.recv(MESSAGE_SIZE)
         if not message:
             return False
-        words = json.loads(message)
-        take_name(str(words["hostname"]))
-        hold_to({int(kind): value for kind, value in words["rlimits"].items()})
+        fields = json.loads(message)
+        self.orphan_timeout = float(fields["orphan_timeout"])
+        set_hostname(str(fields["hostname"]))
+        set_rlimits({int(kind): value for kind, value in fields["rlimits"].items()})
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        lock_up()
+        drop_privileges()
         linux.set_no_new_privileges()
-        # What else commands get as stdin, and may open by name, are the host's.
-        landlock.confine("/", "/dev/null", f"/proc/self/fd/{self.run}")
-        os.close(self.run)
+        # Other files that commands get as stdin, and may open by name, are the host's.
+        landlock.confine("/", "/dev/null", f"/proc/self/fd/{self.run_directory}")
+        os.close(self.run_directory)
         seccomp.install(seccomp.profile())
-        self.report({"entered": True}, [])
+        self.report({"entered": True})
         return True
 
-    def report(self, words: dict[str, object], fds: list[int]) -> None:
-        # The engine may be gone, and then nobody wants to know.
+    def report_error(self, number: int, text: str) -> None:
+        self.report({"error": number, "stage": self.stage, "text": text})
+
+    def report(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
+        # The engine may be gone.
         with contextlib.suppress(OSError):
-            socket.send_fds(self.setup, [json.dumps(words).encode()], fds)
+            socket.send_fds(self.setup, [json.dumps(message).encode()], fds)
         for fd in fds:
             os.close(fd)
 
 
-def make_way(*paths: str) -> None:
-    """Have a directory at each path, whatever the sandbox left there when it last ran.
+def make_directories(*paths: str) -> None:
+    """Create directories, replacing files and symlinks that the sandbox left at those paths.
 
-    The root of the host is still ours here: a symlink of the sandbox's would lead into it.
+    The root is still the host's at this point: a symlink of the sandbox would lead into it.
     """
     for path in paths:
         try:
@@ -237,10 +253,10 @@ def make_way(*paths: str) -> None:
 
 
 def close_files() -> None:
-    """Close what is open save pipes, sockets and terminals.
+    """Close open directories, files and block devices.
 
-    A command may start in /proc/self/fd/6, and from a directory of the host all of the host
-    is one `..` after the other.
+    A command may start in /proc/self/fd/6, and from a directory of the host, `..` leads to all of
+    the host.
     """
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -250,7 +266,7 @@ def close_files() -> None:
 
 
 def mount_dev(dev: str, *, tty_group: bool) -> None:
-    """A /dev with nothing of the host but what every program may have."""
+    """Mount a /dev with the devices that are safe for every program."""
     linux.mount(
         "tmpfs", dev, "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k,nr_inodes=256"
     )
@@ -268,20 +284,20 @@ def mount_dev(dev: str, *, tty_group: bool) -> None:
         os.symlink(target, f"{dev}/{name}")
 
 
-def share_watches(settings: str) -> None:
-    """Leave others some of what the kernel counts by who made the sandbox, not by sandbox."""
+def limit_watches(settings: str) -> None:
+    """Limit inotify to a share of what the kernel allows the user who created the sandbox."""
     for kind in ("instances", "watches"):
         most = kernfs.number(f"{settings}/fs/inotify/max_user_{kind}")
         if most is not None:
             share = str(max(_FEWEST_WATCHES, most // 4))
-            kernfs.write_if_there(f"{settings}/user/max_inotify_{kind}", share)
+            kernfs.write_if_exists(f"{settings}/user/max_inotify_{kind}", share)
 
 
 def mount_proc(proc: str, null: str) -> None:
-    """A /proc of this pid namespace, without what speaks of the host or to it."""
+    """Mount a /proc of this pid namespace, without names that expose or control the host."""
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", proc, "proc", flags)
-    share_watches(f"{proc}/sys")
+    limit_watches(f"{proc}/sys")
     for name in _HIDDEN_FILES:
         if os.path.lexists(f"{proc}/{name}"):
             linux.mount(null, f"{proc}/{name}", None, linux.MS_BIND)

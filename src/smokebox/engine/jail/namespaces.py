@@ -1,11 +1,11 @@
-"""The default tier: jails made of the kernel's namespaces, by ourselves, without any helper."""
+"""The default tier: jails made of the kernel's namespaces, without helper programs."""
 
 from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.zygote_jail import ZygoteJailer
+from smokebox.engine.jail.jail import Jailer
 from smokebox.errors import IsolationUnavailable, SandboxGone, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -13,21 +13,19 @@ if TYPE_CHECKING:
     from smokebox.isolation import Tier
 
 
-class NamespaceJailer(ZygoteJailer):
-    """Makes and finds jails of namespaces on this host."""
+class NamespaceJailer(Jailer):
+    """Creates and adopts jails made of namespaces."""
 
     @property
     def tier(self) -> Tier:
-        """`namespaces`."""
         return "namespaces"
 
     def explain(self, error: OSError) -> SmokeboxError:
-        """What the kernel's refusal to make a jail means, and what mends it."""
         return explain(error, self.tier)
 
 
 def explain(error: OSError, tier: Tier) -> SmokeboxError:
-    """What the kernel's refusal to make a jail means, and what mends it."""
+    """Return the error, with a hint, for a jail that the kernel did not let us create."""
     number, text = error.errno, error.strerror or str(error)
     if number in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
         return ServiceUnavailable(
@@ -37,9 +35,9 @@ def explain(error: OSError, tier: Tier) -> SmokeboxError:
         )
     if number == errno.ESRCH:
         return SandboxGone(
-            f"{text}: something killed it.",
-            hint="Run the command again; if it stays so, give the sandbox more memory.",
-            reason="killed while it was built",
+            f"{text}: it was killed.",
+            hint="Run the command again; if it fails again, give the sandbox more memory.",
+            reason="killed during its set-up",
         )
     if number == errno.ENOSPC and "clone3" in text:
         hint = "Run: sysctl -w user.max_user_namespaces=15000"

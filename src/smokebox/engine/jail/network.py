@@ -39,76 +39,76 @@ _META_FAMILY, _META_PROTOCOL = 15, 16
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _TCP, _UDP = bytes([socket.IPPROTO_TCP]), bytes([socket.IPPROTO_UDP])
 _DNS = 53
-# The sandbox's own: programs do not look for addresses by IPv4 where they have none.
+# Address of the sandbox: programs resolve IPv4 addresses only if the host has one.
 ADDRESS = "10.11.0.2"
-# What programs do not want for themselves: of TCP and of UDP.
+# Port of the egress sockets, TCP and UDP: one that programs do not use.
 PORT = 1
 MAX_EGRESS_SOCKETS = 4
 
 _LOOPBACK = 1
-# Of IPv4 and of IPv6 alike.
+# SO_ORIGINAL_DST, the same for IPv4 and IPv6.
 _ORIGINAL_DESTINATION = 80
 _NEW_ADDRESS, _NEW_ROUTE = 20, 24
 _TABLE_LOCAL, _PROTOCOL_STATIC, _SCOPE_HOST, _TYPE_LOCAL = 255, 4, 254, 2
-_MADE = REQUEST | ACK | CREATE | EXCLUSIVE
+_NEW = REQUEST | ACK | CREATE | EXCLUSIVE
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute, padded as the kernel wants it."""
+    """Encode a netlink attribute with its padding."""
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
 
 
 def message(kind: int, flags: int, body: bytes, *, number: int = 1) -> bytes:
-    """One message with its header."""
+    """Encode a netlink message with its header."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
 
 
 def send(protocol: int, *messages: bytes) -> None:
-    """Send messages in one go; raises the first error that the kernel answers with.
+    """Send messages at once, and raise the first error that the kernel reports.
 
-    The kernel has answered when `send` returns, so nothing is waited for.
+    The kernel processes messages during `send`, so its responses can be read without waiting.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
         sock.bind((0, 0))
         sock.send(b"".join(messages))
         while True:
             try:
-                answer = sock.recv(_READ, socket.MSG_DONTWAIT)
+                response = sock.recv(_READ, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            _check(answer)
+            _raise_error(response)
 
 
-def _check(answer: bytes) -> None:
-    place = 0
-    while place + _HEADER.size <= len(answer):
-        length, kind, _, number, _ = _HEADER.unpack_from(answer, place)
+def _raise_error(response: bytes) -> None:
+    offset = 0
+    while offset + _HEADER.size <= len(response):
+        length, kind, _, number, _ = _HEADER.unpack_from(response, offset)
         if kind == _ERROR:
-            (error,) = struct.unpack_from("=i", answer, place + _HEADER.size)
+            (error,) = struct.unpack_from("=i", response, offset + _HEADER.size)
             if error:
                 raise OSError(-error, f"netlink message {number}: {os.strerror(-error)}")
-        place += max(length + 3 & ~3, _HEADER.size)
+        offset += max(length + 3 & ~3, _HEADER.size)
 
 
 def redirect(*, port: int, own: str) -> None:
-    """Lead all TCP, and UDP to port 53, to `port` of the loopback.
+    """Redirect all TCP, and UDP to port 53, to `port` of the loopback.
 
-    What goes to a loopback address, or to the address `own`, goes there.
+    Traffic to a loopback address or to the address `own` is not redirected.
     """
     send(NETFILTER, redirect_rules(port=port, own=own))
 
 
 @functools.cache
 def redirect_rules(*, port: int, own: str) -> bytes:
-    """The message with which `redirect` asks for that. Writing it takes as long as sending it."""
+    """Return the message of `redirect`. Encoding it takes as long as sending it."""
     v4 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET]))
     v6 = _matches(_meta(_META_FAMILY), bytes([socket.AF_INET6]))
     tcp = _matches(_meta(_META_PROTOCOL), _TCP)
     udp = _matches(_meta(_META_PROTOCOL), _UDP)
     to = _redirect_to(port)
     loopback = socket.inet_pton(socket.AF_INET6, "::1")
-    lines = (
+    rules = (
         v4 + _matches(_payload(_NETWORK_HEADER, 16, 1), b"\x7f") + _accept(),
         v4 + _matches(_payload(_NETWORK_HEADER, 16, 4), socket.inet_aton(own)) + _accept(),
         v6 + _matches(_payload(_NETWORK_HEADER, 24, 16), loopback) + _accept(),
@@ -124,19 +124,18 @@ def redirect_rules(*, port: int, own: str) -> bytes:
         + attribute(7, b"nat\0")
     )
     bodies = [(_NEW_TABLE, attribute(1, _TABLE) + attribute(2, _number(0))), (_NEW_CHAIN, chain)]
-    for rule in lines:
-        place = attribute(1, _TABLE) + attribute(2, _CHAIN)
-        bodies.append((_NEW_RULE, place + attribute(4 | NESTED, rule)))
+    for rule in rules:
+        where = attribute(1, _TABLE) + attribute(2, _CHAIN)
+        bodies.append((_NEW_RULE, where + attribute(4 | NESTED, rule)))
     return _batch(bodies)
 
 
 def _batch(bodies: list[tuple[int, bytes]]) -> bytes:
-    """All of it or nothing, in one transaction."""
-    made = CREATE | EXCLUSIVE
+    """Encode messages as one transaction."""
     messages = [
         message(
             _SUBSYSTEM << 8 | kind,
-            REQUEST | made | (APPEND if kind == _NEW_RULE else 0),
+            REQUEST | CREATE | EXCLUSIVE | (APPEND if kind == _NEW_RULE else 0),
             _head(_FAMILY_INET) + body,
             number=number,
         )
@@ -189,9 +188,9 @@ def _redirect_to(port: int) -> bytes:
 
 
 class EgressSockets:
-    """The sockets that lead out of a jail: where all TCP arrives, and where DNS does.
+    """Sockets at which all TCP and all DNS traffic of a jail arrives.
 
-    Without any, `reason` says why.
+    If there are none, `reason` says why.
     """
 
     __slots__ = ("dns", "reason", "tcp")
@@ -205,76 +204,73 @@ class EgressSockets:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All of them, in the order that makes them again."""
+        """All sockets, in the order that the constructor takes."""
         return [] if self.tcp is None else [self.tcp, *self.dns]
 
-    def take(self, others: EgressSockets) -> None:
-        """Be those others."""
+    def replace(self, others: EgressSockets) -> None:
+        """Take over the sockets of `others`."""
         self.tcp, self.dns, self.reason = others.tcp, others.dns, others.reason
 
     def release(self) -> EgressSockets:
-        """The same, for another to close; here there are none left."""
+        """Return the sockets, for the caller to close; none are left here."""
         released = EgressSockets(self.sockets, reason=self.reason)
         self.tcp, self.dns = None, ()
         return released
 
     def close(self) -> None:
-        """Let go of them."""
         for sock in self.sockets:
             sock.close()
 
 
 def prepare() -> None:
-    """Have what `furnish` says to the kernel ready: all that are forked from here share it."""
+    """Encode the messages of `set_up` ahead, for all processes forked later."""
     redirect_rules(port=PORT, own=ADDRESS)
 
 
-def furnish() -> EgressSockets:
-    """Make the network of this namespace, which has nothing yet.
+def set_up() -> EgressSockets:
+    """Set up the network of a new namespace.
 
-    Where the kernel has no nf_tables there is a loopback, and no way out.
+    If the kernel has no nf_tables, there is a loopback and no egress.
     """
     linux.raise_loopback()
     try:
         redirect(port=PORT, own=ADDRESS)
     except OSError as error:
-        return EgressSockets(
-            reason=f"this kernel does not let us turn connections (nf_tables): {error}"
-        )
+        return EgressSockets(reason=f"this kernel cannot redirect connections (nf_tables): {error}")
     own = socket.inet_aton(ADDRESS)
     address = struct.pack("=BBBBi", socket.AF_INET, 32, 0, 0, _LOOPBACK)
     address += attribute(2, own) + attribute(1, own)
-    to_all = _everything(socket.AF_INET, attribute(7, own))
-    send(ROUTE, message(_NEW_ADDRESS, _MADE, address), to_all)
-    sockets = [_bound(socket.AF_INET, socket.SOCK_DGRAM, "127.0.0.1")]
+    route = _default_route(socket.AF_INET, attribute(7, own))
+    send(ROUTE, message(_NEW_ADDRESS, _NEW, address), route)
+    sockets = [_bind(socket.AF_INET, socket.SOCK_DGRAM, "127.0.0.1")]
     try:
-        send(ROUTE, _everything(socket.AF_INET6))
-        sockets.append(_bound(socket.AF_INET6, socket.SOCK_DGRAM, "::1"))
-        listener = _bound(socket.AF_INET6, socket.SOCK_STREAM, "::")
+        send(ROUTE, _default_route(socket.AF_INET6))
+        sockets.append(_bind(socket.AF_INET6, socket.SOCK_DGRAM, "::1"))
+        listener = _bind(socket.AF_INET6, socket.SOCK_STREAM, "::")
     except OSError:
-        # A host without IPv6: there is no way to such addresses.
-        listener = _bound(socket.AF_INET, socket.SOCK_STREAM, "127.0.0.1")
+        # A host without IPv6: such addresses are unreachable.
+        listener = _bind(socket.AF_INET, socket.SOCK_STREAM, "127.0.0.1")
     return EgressSockets([listener, *sockets])
 
 
 def destination(sock: socket.socket) -> tuple[str, int] | None:
-    """Where a connection that came to the door wanted to go; None where nobody can tell."""
+    """Return the original address and port of a redirected connection, if the kernel has them."""
     for level in (socket.SOL_IP, socket.IPPROTO_IPV6):
         with contextlib.suppress(OSError):
-            return read_destination(sock.getsockopt(level, _ORIGINAL_DESTINATION, 28))
+            return parse_destination(sock.getsockopt(level, _ORIGINAL_DESTINATION, 28))
     return None
 
 
-def read_destination(found: bytes) -> tuple[str, int]:
-    """The address and the port in what the kernel has of a socket's address."""
-    (port,) = struct.unpack_from("!H", found, 2)
-    if struct.unpack_from("=H", found) == (socket.AF_INET,):
-        return socket.inet_ntop(socket.AF_INET, found[4:8]), port
-    return socket.inet_ntop(socket.AF_INET6, found[8:24]), port
+def parse_destination(sockaddr: bytes) -> tuple[str, int]:
+    """Return the address and port of a `struct sockaddr_in` or `sockaddr_in6`."""
+    (port,) = struct.unpack_from("!H", sockaddr, 2)
+    if struct.unpack_from("=H", sockaddr) == (socket.AF_INET,):
+        return socket.inet_ntop(socket.AF_INET, sockaddr[4:8]), port
+    return socket.inet_ntop(socket.AF_INET6, sockaddr[8:24]), port
 
 
-def _everything(family: int, source: bytes = b"") -> bytes:
-    """The route by which every address is ours."""
+def _default_route(family: int, source: bytes = b"") -> bytes:
+    """Encode the route that makes every address a local one."""
     route = struct.pack(
         "=BBBBBBBBI",
         family,
@@ -288,11 +284,11 @@ def _everything(family: int, source: bytes = b"") -> bytes:
         0,
     )
     device = attribute(4, struct.pack("=i", _LOOPBACK))
-    return message(_NEW_ROUTE, _MADE, route + device + source)
+    return message(_NEW_ROUTE, _NEW, route + device + source)
 
 
-def _bound(family: int, kind: int, address: str) -> socket.socket:
-    """A socket in its place. One for TCP does not listen yet: what comes is refused at once."""
+def _bind(family: int, kind: int, address: str) -> socket.socket:
+    """Bind a socket. One for TCP does not listen yet: connections are refused at once."""
     sock = socket.socket(family, kind)
     try:
         if family == socket.AF_INET6:

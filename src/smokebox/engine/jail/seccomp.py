@@ -1,24 +1,23 @@
-"""The system-call filter of a jail: what may be asked of the kernel at all, as a BPF program.
+"""The system-call filter of a jail, as a BPF program.
 
-It is an allow-list that starts from Docker's default profile, as it is for a container with
-no capability beyond the default ones. What is not listed answers EPERM. What the table of
-numbers does not know answers ENOSYS, so that a program takes the older way: `clone3` does
-too, since a filter cannot see its flags, and so do x32's numbers. Where this is stricter
-than the default:
+It is an allow-list that starts from Docker's default profile, for a container with no capability
+beyond the default ones. System calls that are not listed fail with EPERM. Numbers missing in the
+table fail with ENOSYS, so that a program falls back to an older call; so does `clone3`, since a
+filter cannot see its flags, and so do the numbers of x32. It is stricter than the default:
 
-- A call by another architecture's door (`int 0x80`, AArch32) kills the process. Its numbers
-  mean other calls, and its kernel code is the less travelled.
-- `socket` and `socketpair` make AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, and answer
+- A call through another architecture's entry point (`int 0x80`, AArch32) kills the process. Its
+  numbers mean other calls, and its kernel code is less tested.
+- `socket` and `socketpair` allow AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, and fail with
   EAFNOSUPPORT for the rest. AF_VSOCK would reach the hypervisor. AF_PACKET (CVE-2017-7308,
   CVE-2020-14386), AF_ALG (CVE-2013-7421, CVE-2016-8646), AF_KEY, AF_TIPC (CVE-2021-43267,
   CVE-2022-0435), AF_CAN (CVE-2021-3609), AF_RDS (CVE-2010-3904), AF_XDP, Bluetooth and the
-  old protocols are where holes were, and asking for one loads its module.
-- Of the internet protocols there are TCP, UDP, ICMP and raw ones, without SCTP, DCCP
-  (CVE-2017-6074) and L2TP; of netlink's there are routes, socket diagnosis and device
-  events, without netfilter and IPsec. The rest answers EPROTONOSUPPORT.
-- TIOCSTI and TIOCLINUX, which type into the terminal of whoever looks at the sandbox, and
-  TIOCSETD, which loads line disciplines (CVE-2017-2636), answer EPERM.
-- `modify_ldt` answers EPERM: it serves 16 and 32-bit programs, and there are none.
+  old protocols had vulnerabilities, and opening one loads its module.
+- Of the internet protocols, TCP, UDP, ICMP and raw ones are allowed, without SCTP, DCCP
+  (CVE-2017-6074) and L2TP; of netlink, routes, socket diagnosis and device events, without
+  netfilter and IPsec. The rest fails with EPROTONOSUPPORT.
+- TIOCSTI and TIOCLINUX, which type into the terminal of a user of the sandbox, and TIOCSETD, which
+  loads line disciplines (CVE-2017-2636), fail with EPERM.
+- `modify_ldt` fails with EPERM: it serves 16 and 32-bit programs, which cannot run here.
 """
 
 from __future__ import annotations
@@ -29,11 +28,13 @@ import functools
 import os
 import struct
 
+from smokebox.engine.jail.linux import syscall
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Names in the order of their numbers; a number says which one the next name has.
+# Names in the order of their numbers; a number is that of the next name.
 _X86_64 = """
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction
     rt_sigprocmask rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield
@@ -107,7 +108,7 @@ _AARCH64 = """
     io_pgetevents rseq kexec_file_load
 """
 
-# Every architecture counts alike from 424 on. The last is that of Linux 6.10.
+# Numbers are the same on every architecture from 424 on, here up to Linux 6.10.
 _COMMON = """
     424
     pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
@@ -119,7 +120,7 @@ _COMMON = """
 """
 
 _TABLES = {"x86_64": _X86_64, "aarch64": _AARCH64}
-# Names that one architecture lacks are passed over there.
+# Names that an architecture lacks are ignored there.
 _ALLOWED = """
     accept accept4 access adjtimex alarm arch_prctl bind brk cachestat capget capset chdir chmod
     chown chroot clock_adjtime clock_getres clock_gettime clock_nanosleep close close_range connect
@@ -156,42 +157,37 @@ _ALLOWED = """
     utimensat utimes vfork vmsplice wait4 waitid write writev
 """
 
-# Looked up before a jail is forked, which would pay for the memory that it touches.
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _MACHINE = os.uname().machine
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
 
-# Instructions of classic BPF, and where they find what is asked, both little-endian.
+# Instructions of classic BPF, and offsets in struct seccomp_data, both little-endian.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _INSTRUCTION = struct.Struct("=HBBI")
 
-# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. CLONE_NEWTIME is one of
-# the bits that `clone` reads as the signal at the end.
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. `clone` reads CLONE_NEWTIME
+# as a bit of the exit signal.
 _CLONE_NEW = 0x7E020000
-# PER_LINUX and PER_LINUX32, each with UNAME26 or without, and the question which it is.
+# PER_LINUX and PER_LINUX32, each with UNAME26 or without, and the query of the current one.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 # SOCK_STREAM, DGRAM and RAW. AF_INET with SOCK_PACKET, a fourth, is an AF_PACKET socket.
 _INET_TYPES = (1, 2, 3)
 _SOCK_TYPE_MASK = 0xF
-# IP (the type's own), ICMP, TCP, UDP, ICMPv6 and RAW.
+# IP (the default of the type), ICMP, TCP, UDP, ICMPv6 and RAW.
 _INET_PROTOCOLS = (0, 1, 6, 17, 58, 255)
 # ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
 _NETLINK_PROTOCOLS = (0, 4, 15)
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """What each system call is called by on `machine`, as `os.uname` names it.
-
-    The order is that of the numbers.
-    """
+    """Return the system calls of `machine`, as `os.uname` names it, in order of their numbers."""
     if machine not in _TABLES:
-        # Imported here, since what runs inside a jail has no use for it.
+        # Imported here, as a jail does not need it.
         from smokebox.errors import IsolationUnavailable
 
         raise IsolationUnavailable(
@@ -211,13 +207,13 @@ def numbers(machine: str) -> dict[str, int]:
 
 
 def allowed() -> frozenset[str]:
-    """The system calls that are let through whatever their arguments are."""
+    """Return the system calls that are allowed with any arguments."""
     return frozenset(_ALLOWED.split())
 
 
 @functools.cache
 def profile(machine: str = _MACHINE) -> bytes:
-    """The filter as a BPF program, for `machine` as `os.uname` names it."""
+    """Return the filter as a BPF program, for `machine` as `os.uname` names it."""
     rules = _search(_ranges(numbers(machine)))
     return (
         _op(_LOAD, _ARCHITECTURE)
@@ -229,21 +225,20 @@ def profile(machine: str = _MACHINE) -> bytes:
 
 
 def install(program: bytes) -> None:
-    """Put this thread and all that it will start under `program`, for good.
+    """Filter this thread and its future children by `program`. It cannot be undone.
 
-    The caller has set no_new_privs. Mitigations of speculation stay as strict as the kernel
-    has them for filtered processes.
+    Needs no_new_privs. Mitigations of speculation stay as strict as the kernel has them for
+    filtered processes.
     """
-    where = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
-    # struct sock_fprog: a count of instructions, and where they are.
-    handle = struct.pack("@HP", len(program) // _INSTRUCTION.size, where)
-    if _syscall(_SYS_SECCOMP.get(_MACHINE, -1), _SET_MODE_FILTER, 0, handle) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"the system-call filter was refused: {os.strerror(number)}")
+    address = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
+    # struct sock_fprog: the number of instructions and their address.
+    sock_fprog = struct.pack("@HP", len(program) // _INSTRUCTION.size, address)
+    number = _SYS_SECCOMP.get(_MACHINE, -1)
+    syscall("the system-call filter was refused", number, _SET_MODE_FILTER, 0, sock_fprog)
 
 
 def _op(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-    """One instruction; `then` and `otherwise` count the instructions to skip, at most 255."""
+    """Encode an instruction; `then` and `otherwise` are instructions to skip, at most 255."""
     return _INSTRUCTION.pack(code, then, otherwise, value)
 
 
@@ -262,21 +257,21 @@ _KILL = _op(_RETURN, 0x80000000)
 def _argument(index: int) -> bytes:
     """Load the low half of an argument.
 
-    The kernel reads no more of those that are judged here. A rule for the whole would let
-    through a value with any bit of the high half set.
+    The kernel uses no more of the arguments that are checked here. A rule for the whole value would
+    pass one with any bit of the high half set.
     """
     return _op(_LOAD, _ARGUMENTS + 8 * index)
 
 
 def _one_of(values: Sequence[int], then: bytes, otherwise: bytes) -> bytes:
-    """Go on with `then` if what is loaded is one of `values`. Both end in a verdict."""
+    """Continue with `then` if the loaded value is one of `values`. Both end in a verdict."""
     farthest = _size(otherwise) + len(values) - 1
     tests = (_op(_IF_EQUAL, value, then=farthest - at) for at, value in enumerate(values))
     return b"".join(tests) + otherwise + then
 
 
 def _conditional() -> dict[str, bytes]:
-    """The system calls whose arguments decide, each with its rule."""
+    """Return the rules of system calls that depend on arguments."""
     perm = _refuse(errno.EPERM)
     return {
         "clone": _argument(0) + _op(_IF_ANY_BIT, _CLONE_NEW, otherwise=1) + perm + _ALLOW,
@@ -305,7 +300,7 @@ def _socket() -> bytes:
 
 
 def _ranges(table: dict[str, int]) -> list[tuple[int, bytes]]:
-    """The rules in the order of the numbers, each with the first number that it is for."""
+    """Return rules by number, each with the first number it applies to."""
     rules = dict.fromkeys(table, _refuse(errno.EPERM))
     rules |= dict.fromkeys(allowed() & table.keys(), _ALLOW)
     rules |= _conditional()
@@ -320,7 +315,7 @@ def _ranges(table: dict[str, int]) -> list[tuple[int, bytes]]:
 
 
 def _search(ranges: Sequence[tuple[int, bytes]]) -> bytes:
-    """Find the rule for the number that is loaded by halving."""
+    """Find the rule of the loaded number by binary search."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2

@@ -1,7 +1,7 @@
-"""What a supervisor does for the shell of a session, which outlives its commands.
+"""Supervision of the shell of a session, which outlives its commands.
 
-A command that must end is not the shell: all that came since the last `MARK` is killed,
-and the shell is sent `INTERRUPTION`, for which it has a trap.
+To stop a command without the shell, the supervisor kills every process started since the last
+`MARK`, and sends the shell `INTERRUPT_SIGNAL`, for which it has a trap.
 """
 
 from __future__ import annotations
@@ -12,129 +12,123 @@ import select
 import signal
 import time
 
-from smokebox.runtime.supervisor import (
-    ALONE,
-    EXITED,
-    KILL_SECONDS,
-    receive_fds,
-)
+from smokebox.runtime.supervisor import CHILDLESS, EXITED, KILL_SECONDS, receive_fds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.runtime.supervisor import Supervisor
 
-# What the supervisor is told: what runs belongs to earlier commands; end the command, with a
-# grace or at once; kill the shell itself; read these pipes, which nobody wants any more.
+# Messages to the supervisor: current processes belong to earlier commands; stop the command, with
+# a grace period or at once; kill the shell; drain the pipes that come with the message.
 MARK, INTERRUPT, INTERRUPT_NOW, END, DRAIN = b"M", b"I", b"N", b"E", b"D"
-# What it answers to the first.
+# Response to MARK.
 MARKED = b"M"
-# SIGRTMIN + 5 of glibc, by its number, which is the same for every C library.
-INTERRUPTION = 39
+# SIGRTMIN + 5 of glibc, as a number, which is the same for every C library.
+INTERRUPT_SIGNAL = 39
 
 
 class SupervisedShell:
-    """The shell that a supervisor has started, and what it left in the background."""
+    """The shell of a supervisor, and the background processes of its commands."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.earlier: set[int] = set()
-        self.due: float | None = None
-        # Not every kernel lists the children of a process, or gives us its orphans.
+        self.interrupt_grace: float | None = None
+        # Not every kernel lists the children of a process, or reparents orphans to a subreaper.
         listing = f"/proc/self/task/{os.getpid()}/children"
-        self.listed = supervisor.subreaper and os.path.exists(listing)
+        self.lists_children = supervisor.subreaper and os.path.exists(listing)
 
     def supervise(self) -> None:
-        """Report the shell's end, and stay while anything of it is left or until told."""
+        """Report the shell's exit, and stay while any process of it is left."""
         supervisor, reported = self.supervisor, False
-        for fd in (supervisor.control.fileno(), supervisor.wake):
+        for fd in (supervisor.control.fileno(), supervisor.wakeup):
             supervisor.poll.register(fd, select.POLLIN)
         while not supervisor.childless or not reported:
             if supervisor.status is not None and not reported:
-                supervisor.say(EXITED, ALONE if supervisor.childless else 0, supervisor.status)
+                flags = CHILDLESS if supervisor.childless else 0
+                supervisor.send(EXITED, flags, supervisor.status)
                 reported = True
-            elif supervisor.next(None) == "end" or not self.interrupt_if_due():
-                supervisor.destroy()
+            elif supervisor.next_event(None) == "stop" or not self.interrupt_if_requested():
+                supervisor.kill_all()
                 return
 
-    def hear(self) -> bool:
-        """Take what the engine says; False when everything must end."""
+    def handle_message(self) -> bool:
+        """Handle a message of the engine; False if everything must end."""
         try:
             word, fds = receive_fds(self.supervisor.control, 1, 2)
         except ConnectionError:
-            # It has closed its end without having read our last message.
+            # The engine closed its end without reading our last message.
             return False
         if word == MARK:
-            self.earlier = self.below()
-            self.supervisor.say(MARKED, 0, 0)
+            self.earlier = self.all_processes()
+            self.supervisor.send(MARKED, 0, 0)
         elif word in (INTERRUPT, INTERRUPT_NOW):
-            self.due = self.supervisor.grace if word == INTERRUPT else 0.0
+            self.interrupt_grace = self.supervisor.grace if word == INTERRUPT else 0.0
         elif word == END:
-            self.signal(self.supervisor.leader, signal.SIGKILL)
+            _signal(self.supervisor.leader, signal.SIGKILL)
         elif word == DRAIN:
             for fd in fds:
                 self.supervisor.poll.register(fd, select.POLLIN)
-            self.supervisor.leftovers.update(fds)
+            self.supervisor.released.update(fds)
         else:
             return False
         return True
 
-    def interrupt_if_due(self) -> bool:
-        """End the command, if that was asked for; False when everything must end."""
-        grace, self.due = self.due, None
+    def interrupt_if_requested(self) -> bool:
+        """Stop the command if that was requested; False if everything must end."""
+        grace, self.interrupt_grace = self.interrupt_grace, None
         if grace is None or self.supervisor.status is not None:
             return True
         leader = self.supervisor.leader
-        # Stopped, it cannot go on to the next command while this one is brought down.
-        self.signal(leader, signal.SIGSTOP)
+        # A stopped shell cannot start the next command while this one is being killed.
+        _signal(leader, signal.SIGSTOP)
         alive = not grace or self.terminate(time.monotonic() + grace)
         self.kill()
-        self.signal(leader, INTERRUPTION)
-        self.signal(leader, signal.SIGCONT)
+        _signal(leader, INTERRUPT_SIGNAL)
+        _signal(leader, signal.SIGCONT)
         return alive
 
     def terminate(self, until: float) -> bool:
-        """Ask what the command started to end, and wait for it; False if told to end all."""
-        self.signal_all(self.fresh(), signal.SIGTERM, signal.SIGCONT)
-        while self.fresh() and time.monotonic() < until:
-            event = self.supervisor.next(min(until, time.monotonic() + 0.01))
-            if event == "end":
+        """Send SIGTERM to the command, and wait for it; False if everything must end."""
+        for pid in self.command_processes():
+            _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)
+        while self.command_processes() and time.monotonic() < until:
+            if self.supervisor.next_event(min(until, time.monotonic() + 0.01)) == "stop":
                 return False
         return True
 
     def kill(self) -> None:
-        """Kill what the command started, which cannot fork its way out meanwhile."""
+        """Kill the command's processes; none can escape by forking."""
         until = time.monotonic() + KILL_SECONDS
         stopped: set[int] = set()
-        while (fresh := self.fresh()) and time.monotonic() < until:
-            if fresh - stopped:
-                self.signal_all(fresh - stopped, signal.SIGSTOP)
-                stopped |= fresh
+        while (found := self.command_processes()) and time.monotonic() < until:
+            if found - stopped:
+                for pid in found - stopped:
+                    _signal(pid, signal.SIGSTOP)
+                stopped |= found
             else:
-                self.signal_all(fresh, signal.SIGKILL)
+                for pid in found:
+                    _signal(pid, signal.SIGKILL)
                 time.sleep(0.002)
 
-    def fresh(self) -> set[int]:
-        """What the command has started, and still lives."""
-        return set(self.supervisor.below(os.getpid())) - self.earlier - {self.supervisor.leader}
+    def command_processes(self) -> set[int]:
+        """Return the live processes that the current command has started."""
+        return set(self.supervisor.tree(os.getpid())) - self.earlier - {self.supervisor.leader}
 
-    def below(self) -> set[int]:
-        """All that is below the supervisor."""
-        if not self.listed:
-            return set(self.supervisor.below(os.getpid()))
+    def all_processes(self) -> set[int]:
+        """Return all processes of the supervisor."""
+        if not self.lists_children:
+            return set(self.supervisor.tree(os.getpid()))
         found: list[int] = _children(os.getpid())
         for pid in found:
             found += _children(pid)
         return set(found)
 
-    def signal_all(self, pids: set[int], *numbers: int) -> None:
-        for number in numbers:
-            for pid in pids:
-                self.signal(pid, number)
 
-    @staticmethod
-    def signal(pid: int, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _children(pid: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Supervision of a program in a terminal: nothing of it outlives the terminal.
+"""Supervision of a program in a terminal: no process of it outlives the terminal.
 
-When the program has ended, or the engine closes the connection, every process left below the
+When the program has exited, or the engine closes the connection, every process left below the
 supervisor gets SIGHUP, and SIGKILL after a grace period.
 
 Where the kernel is not the host's (gVisor), neither end of a terminal can leave that kernel. The
@@ -27,20 +27,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from smokebox.runtime.supervisor import Supervisor
 
-# What the supervisor says once the program runs.
+# Message of the supervisor once the program runs.
 STARTED = b"S"
-# How long what is hung up may take to end by itself.
+# Time for processes to exit after SIGHUP.
 HANGUP_SECONDS = 2.0
-
-_LOOK_SECONDS = 0.02
-# What the supervisor is told, with a size after it.
+# Message to the supervisor, followed by a size.
 RESIZE = b"R"
 SIZE = struct.Struct("!HH")
 
+_REAP_SECONDS = 0.02
 _READ = 1 << 16
-# gVisor keeps megabytes of what a program has written and nobody read.
-_MOST_LEFT = 1 << 24
-# Where termios has the local modes, and the keys.
+# gVisor buffers megabytes of unread terminal output.
+_MOST_BUFFERED = 1 << 24
+# Indexes of the local modes and of the control characters in the list of `tcgetattr`.
 _LOCAL, _KEYS = 3, 6
 _SIGNALS = (
     (termios.VINTR, signal.SIGINT),
@@ -50,93 +49,93 @@ _SIGNALS = (
 
 
 class SupervisedTerminal:
-    """The program that a supervisor has started in a terminal, and what came of it."""
+    """A program that a supervisor has started in a terminal, and its descendants."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        self.told = False
+        self.reported = False
 
     def supervise(self) -> None:
-        """Report the program's start and its end, and end all that is left of it."""
+        """Report the program's start and its exit, and end all that is left of it."""
         supervisor = self.supervisor
-        for fd in (supervisor.control.fileno(), supervisor.wake):
+        for fd in (supervisor.control.fileno(), supervisor.wakeup):
             supervisor.poll.register(fd, select.POLLIN)
-        supervisor.say(STARTED, 0, supervisor.leader)
-        while supervisor.status is None and supervisor.next(None) != "end":
+        supervisor.send(STARTED, 0, supervisor.leader)
+        while supervisor.status is None and supervisor.next_event(None) != "stop":
             pass
-        self.tell()
+        self.report_exit()
         self.hang_up()
-        self.tell()
+        self.report_exit()
 
-    def enter(self) -> None:
-        """Called in what will be the program, once the terminal is its own."""
+    def before_exec(self) -> None:
+        """Prepare the forked process that will run the program in the terminal."""
 
-    def hear(self) -> bool:
-        """Take what the engine says; False when it means the end, as all does."""
+    def handle_message(self) -> bool:
+        """Handle a message of the engine; False, as every one means that everything must end."""
         return False
 
-    def move(self) -> None:
-        """Carry what there is to and fro, where that is on us."""
+    def relay(self) -> None:
+        """Copy pending bytes between the terminal and the pipes, where there are pipes."""
 
-    def tell(self) -> None:
-        """Report how the program ended, once, as soon as that is known."""
-        if self.supervisor.status is not None and not self.told:
-            self.told = True
-            self.supervisor.say(EXITED, 0, self.supervisor.status)
+    def report_exit(self) -> None:
+        """Report the program's exit once, as soon as it is known."""
+        if self.supervisor.status is not None and not self.reported:
+            self.reported = True
+            self.supervisor.send(EXITED, 0, self.supervisor.status)
 
     def hang_up(self) -> None:
-        """End everything, for a bounded time."""
+        """End all processes, by SIGKILL after `HANGUP_SECONDS`."""
         supervisor = self.supervisor
         if not supervisor.childless:
             supervisor.signal_all(signal.SIGHUP, signal.SIGCONT)
         until = time.monotonic() + HANGUP_SECONDS
         while not supervisor.childless and (left := until - time.monotonic()) > 0:
-            # Not every kernel tells of an orphan's end.
-            supervisor.await_child(min(left, _LOOK_SECONDS))
-            self.tell()
-        supervisor.destroy()
+            # Not every kernel reports the exit of an orphan.
+            supervisor.wait_for_child(min(left, _REAP_SECONDS))
+            self.report_exit()
+        supervisor.kill_all()
 
 
 class RelayedTerminal(SupervisedTerminal):
-    """A terminal of this kernel, and the pipes that lead to the engine."""
+    """A terminal of this kernel, and the pipes between it and the engine."""
 
     def __init__(self, supervisor: Supervisor, pipes: list[int], size: bytes, uid: int) -> None:
         super().__init__(supervisor)
         self.source, self.sink = pipes
         cols, rows = size.split(b":")
-        self.orders, self.usher = os.pipe()
-        # The other end stays open here: with the last of them, the terminal would be gone
-        # for a program that closes it and opens it again.
+        self.signals, self.signal_relay = os.pipe()
+        # The peer stays open here: a program may close its last descriptor of the terminal and
+        # open it again.
         self.master, self.peer = os.openpty()
         self.resize(int(cols), int(rows))
         os.fchown(self.peer, uid, -1)
         for fd in (self.master, self.source, self.sink):
             os.set_blocking(fd, False)
-        self.typed = b""
-        self.written = b""
+        self.input = b""
+        self.output = b""
 
     def descriptors(self) -> list[int]:
-        """What the program gets."""
+        """Return stdin, stdout and stderr of the program."""
         return [os.dup(self.peer) for _ in range(3)]
 
-    def enter(self) -> None:
-        """Leave an usher in the session of the program, who is nobody's child there."""
+    def before_exec(self) -> None:
+        """Fork the signal relay into the session of the program, but not as its child."""
         if pid := os.fork():
             os.waitpid(pid, 0)
             return
         try:
             if not os.fork():
-                self.ush()
+                self.run_signal_relay()
         finally:
             os._exit(0)
 
-    def ush(self) -> None:
-        """Send who is in the foreground the signals that the supervisor names, until it is gone."""
+    def run_signal_relay(self) -> None:
+        """Send the foreground group the signals that the supervisor names, until it is gone."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        os.dup2(self.orders, 1)
-        # The engine would wait for the end of what is still open here.
+        os.dup2(self.signals, 1)
+        # The engine waits for the end of pipes that are open here too.
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if int(name) > 1:
@@ -146,19 +145,19 @@ class RelayedTerminal(SupervisedTerminal):
                 os.killpg(os.tcgetpgrp(0), number[0])
 
     def supervise(self) -> None:
-        """As for any terminal, and carry the rest of its output."""
-        os.close(self.orders)
-        self.listen()
+        """Supervise the program, then copy the rest of its output."""
+        os.close(self.signals)
+        self.update_poll()
         super().supervise()
-        self.drain()
+        self.flush()
 
     def hang_up(self) -> None:
-        """End everything, for a bounded time."""
-        os.close(self.usher)
+        """End the signal relay and all processes."""
+        os.close(self.signal_relay)
         super().hang_up()
 
-    def hear(self) -> bool:
-        """Take what the engine says; False when it means the end."""
+    def handle_message(self) -> bool:
+        """Handle a resize; False if everything must end."""
         try:
             word = self.supervisor.control.recv(1 + SIZE.size)
         except ConnectionError:
@@ -166,82 +165,82 @@ class RelayedTerminal(SupervisedTerminal):
         if len(word) != 1 + SIZE.size or word[:1] != RESIZE:
             return False
         self.resize(*SIZE.unpack(word[1:]))
-        self.order(signal.SIGWINCH)
+        self.signal_foreground(signal.SIGWINCH)
         return True
 
-    def move(self) -> None:
-        """Carry what there is, and wait for what there is to wait for."""
-        if not self.typed:
+    def relay(self) -> None:
+        """Copy pending bytes in both directions."""
+        if not self.input:
             with contextlib.suppress(OSError):
-                self.typed = self.without_keys(os.read(self.source, _READ))
-        if self.typed:
+                self.input = self.send_key_signals(os.read(self.source, _READ))
+        if self.input:
             with contextlib.suppress(OSError):
-                self.typed = self.typed[os.write(self.master, self.typed) :]
-        self.take()
-        self.give()
-        self.listen()
+                self.input = self.input[os.write(self.master, self.input) :]
+        self.read_output()
+        self.write_output()
+        self.update_poll()
 
-    def take(self) -> int:
-        """Read what was written, unless there is some; how much there is."""
-        if not self.written:
+    def read_output(self) -> int:
+        """Read output unless some is pending, and return the number of pending bytes."""
+        if not self.output:
             with contextlib.suppress(OSError):
-                self.written = os.read(self.master, _READ)
-        return len(self.written)
+                self.output = os.read(self.master, _READ)
+        return len(self.output)
 
-    def give(self) -> None:
-        """Write of it what the pipe takes. One without an engine behind it takes all."""
-        if self.written:
+    def write_output(self) -> None:
+        """Write pending output, and drop it if the engine is gone."""
+        if self.output:
             with contextlib.suppress(BlockingIOError):
                 try:
-                    self.written = self.written[os.write(self.sink, self.written) :]
+                    self.output = self.output[os.write(self.sink, self.output) :]
                 except BrokenPipeError:
-                    self.written = b""
+                    self.output = b""
 
-    def listen(self) -> None:
-        """Wait for the one to be written to that has not taken all, and not for its source."""
+    def update_poll(self) -> None:
+        """Poll the target of pending bytes for writing, and otherwise their source for reading."""
         poll = self.supervisor.poll
-        poll.register(self.source, 0 if self.typed else select.POLLIN)
-        poll.register(self.sink, select.POLLOUT if self.written else 0)
-        takes = select.POLLOUT if self.typed else 0
-        poll.register(self.master, takes if self.written else takes | select.POLLIN)
-        self.supervisor.leftovers.update((self.source, self.sink, self.master))
+        poll.register(self.source, 0 if self.input else select.POLLIN)
+        poll.register(self.sink, select.POLLOUT if self.output else 0)
+        writable = select.POLLOUT if self.input else 0
+        poll.register(self.master, writable if self.output else writable | select.POLLIN)
+        self.supervisor.released.update((self.source, self.sink, self.master))
 
-    def drain(self) -> None:
-        """Carry what is left to the engine, which may take its time."""
+    def flush(self) -> None:
+        """Write the rest of the output to the engine, however slowly it reads."""
         poll = select.poll()
         poll.register(self.supervisor.control, 0)
         poll.register(self.sink, select.POLLOUT)
-        # Somebody else in the sandbox may have the terminal open, and write for ever.
-        left = _MOST_LEFT
-        while left > 0 and (size := self.take()):
+        # Another process in the sandbox may have the terminal open, and write for ever.
+        left = _MOST_BUFFERED
+        while left > 0 and (size := self.read_output()):
             left -= size
-            while self.written:
+            while self.output:
                 if self.supervisor.control.fileno() in dict(poll.poll()):
                     return
-                self.give()
+                self.write_output()
 
     def resize(self, cols: int, rows: int) -> None:
-        """Have the terminal be of another size."""
+        """Set the size of the terminal."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("@4H", rows, cols, 0, 0))
 
-    def without_keys(self, data: bytes) -> bytes:
-        """What is typed, once the keys in it that mean a signal have made one.
+    def send_key_signals(self, data: bytes) -> bytes:
+        """Send the signals of keys such as Ctrl-C in the input, and return the rest of it.
 
-        As a terminal does: what was typed before is forgotten, and the key is shown.
+        Like a terminal, it drops the input before such a key, and echoes the key.
         """
         mode = termios.tcgetattr(self.master)
         if not mode[_LOCAL] & termios.ISIG:
             return data
-        for place, number in _SIGNALS:
-            key = mode[_KEYS][place]
+        for index, number in _SIGNALS:
+            key = mode[_KEYS][index]
             if key != b"\0" and key in data:
                 data = data.rpartition(key)[2]
                 if mode[_LOCAL] & termios.ECHO:
-                    self.written += b"^%c" % (key[0] ^ 0x40)
-                self.order(number)
+                    self.output += b"^%c" % (key[0] ^ 0x40)
+                self.signal_foreground(number)
         return data
 
-    def order(self, number: int) -> None:
-        """Have a signal sent to who is in the foreground."""
+    def signal_foreground(self, number: int) -> None:
+        """Make the signal relay signal the foreground group."""
         with contextlib.suppress(OSError):
-            os.write(self.usher, bytes([number]))
+            os.write(self.signal_relay, bytes([number]))

@@ -1,4 +1,4 @@
-"""The ids of sandboxes on the host: a range of 64k for each, held by a lock that dies with it."""
+"""Ranges of user ids for sandboxes: 64k ids each, held by a lock that goes with the sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from smokebox.engine.jail import linux
-from smokebox.engine.jail.api import Owner
+from smokebox.engine.jail.spec import Owner
 from smokebox.errors import LimitReached
 
 FIRST, LAST, COUNT = 0x50000000, 0x6FFF0000, 0x10000
@@ -18,20 +18,20 @@ _NEEDED = (linux.CAP_SYS_ADMIN, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_DA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UidRange:
-    """Who the root of one jail is outside, and what holds that against other engines."""
+    """The ids of one jail, and the lock that keeps other engines from using them."""
 
     owner: Owner
     lock: socket.socket | None = None
 
     def close(self) -> None:
-        """Let go of the lock; the jail holds a copy for as long as it lives."""
+        """Close the lock; the jail holds a duplicate for as long as it runs."""
         if self.lock is not None:
             self.lock.close()
 
 
 def privileged() -> bool:
-    """Whether this process can give a sandbox ids that are not its own."""
-    if os.geteuid() != 0 or not (_has_all("uid_map") and _has_all("gid_map")):
+    """Return True if this process can map ids other than its own."""
+    if os.geteuid() != 0 or not (_maps_all("uid_map") and _maps_all("gid_map")):
         return False
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("CapEff:"))
@@ -39,18 +39,18 @@ def privileged() -> bool:
     return all(mask >> capability & 1 for capability in _NEEDED)
 
 
-def _has_all(name: str) -> bool:
-    """Whether the ids that sandboxes get are there: root of a container may have a few only."""
+def _maps_all(name: str) -> bool:
+    """Return True if the ids of sandboxes exist: root of a container may have only a few."""
     with open(f"/proc/self/{name}") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= FIRST and first + count >= LAST + COUNT for first, _, count in ranges)
 
 
-def take(*, privileged: bool) -> UidRange:
-    """A range of ids that no other sandbox on this host has, or just our own.
+def allocate(*, privileged: bool) -> UidRange:
+    """Allocate ids that no other sandbox on this host uses; without privileges, our own id.
 
-    The lock is a name in the abstract socket namespace of the host: no file is left by a
-    jail that was killed, and none inside can reach it.
+    The lock is a name in the abstract socket namespace of the host: a killed jail leaves no file,
+    and no program inside can reach it.
     """
     if not privileged:
         return UidRange(owner=Owner(uid=os.geteuid(), gid=os.getegid(), count=1))

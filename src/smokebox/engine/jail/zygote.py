@@ -1,9 +1,9 @@
-"""The zygote: a small process with one thread, which jails are forked from.
+"""The zygote: a small single-threaded process that jails are forked from.
 
-It is started by `namespaces`, and serves one request after the other: clone into fresh
-namespaces, give the child its ids and its layers, answer with its pid. What the child then
-does is in `cell`, and it tells the engine of that by a socket of its own. A zygote whose
-engine is gone ends; the jails it made do not.
+`zygote_client` starts it. It serves one request after the other: clone into new namespaces, map
+the child's ids and layers, respond with its pid. The child continues in `namespace_setup`, and
+reports to the engine through a socket of its own. A zygote exits when its engine is gone; its
+jails keep running.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from smokebox.engine.jail.namespace_setup import (
 )
 from smokebox.runtime.supervisor import receive_fds
 
-# What comes with a request: the socket to the engine, the one that the agent listens on, and
-# perhaps a lock on its ids and a cgroup to be born in.
+# Descriptors of a request: the socket to the engine, the one that guest init listens on, and
+# possibly some of the tier, a lock on the ids, and a cgroup to clone into.
 SETUP, LISTENER, REQUIRED = 0, 1, 2
 
 
@@ -35,9 +35,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     linux.set_process_name("smokebox-zygote")
-    # A sandbox sees the command line of its first process: no path of the host's.
+    # A sandbox sees the command line of its first process: no paths of the host.
     linux.set_command_line("smokebox")
-    # Nobody asks for the status of a jail: its end is seen by pidfd.
+    # Jails are watched by pidfd, not reaped here.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     seccomp.profile()
     network.prepare()
@@ -50,87 +50,85 @@ def main() -> None:
         serve(control, json.loads(message), fds)
 
 
-def serve(control: socket.socket, words: dict[str, object], fds: list[int]) -> None:
-    """Make one jail and answer with its pid and a pidfd, or with what kept it from being made."""
-    request = JailRequest(words)
+def serve(control: socket.socket, fields: dict[str, object], fds: list[int]) -> None:
+    """Fork one jail and respond with its pid and a pidfd, or with the error."""
+    request = JailRequest(fields)
+    response: dict[str, object] = {"key": request.key}
     try:
-        pid, pidfd = make(control, request, fds, in_cgroup=bool(words.get("cgroup")))
+        cloned = fork_jail(control, request, fds, in_cgroup=bool(fields["cgroup"]))
     except OSError as error:
-        answer: dict[str, object] = {
-            "key": request.key,
-            "error": error.errno or 0,
-            "text": str(error),
-        }
-        control.send(json.dumps(answer).encode())
+        response |= {"error": error.errno or 0, "text": str(error)}
+        control.send(json.dumps(response).encode())
     else:
-        socket.send_fds(control, [json.dumps({"key": request.key, "pid": pid}).encode()], [pidfd])
-        os.close(pidfd)
+        response["pid"] = cloned.pid
+        socket.send_fds(control, [json.dumps(response).encode()], [cloned.pidfd])
+        os.close(cloned.pidfd)
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def make(
+def fork_jail(
     control: socket.socket, request: JailRequest, fds: list[int], *, in_cgroup: bool
-) -> tuple[int, int]:
-    """Clone a cell and hand it its ids; its pid and a pidfd."""
+) -> linux.CloneResult:
+    """Clone the first process of a jail and map its ids."""
     if len(fds) < REQUIRED:
-        raise OSError(24, "descriptors were lost on the way: too many open files")
-    go, theirs = socket.socketpair()
+        raise OSError(24, "descriptors were lost in transfer: too many open files")
+    go, child_go = socket.socketpair()
     cgroup = fds.pop() if in_cgroup else None
     try:
-        kind = setup_of(request)
+        setup = setup_class(request.tier)
         cloned = linux.clone3(NAMESPACES, cgroup=cgroup)
         if not cloned.pid:
             if cgroup is not None:
                 os.close(cgroup)
-            become(kind, control, request, fds, go, theirs)
+            run_child(setup, control, request, fds, go, child_go)
     finally:
-        theirs.close()
+        child_go.close()
         if cgroup is not None:
             os.close(cgroup)
     try:
         with go:
-            hand_over(cloned.pid, request, go)
+            map_child(cloned.pid, request, go)
     except BaseException:
         signal.pidfd_send_signal(cloned.pidfd, signal.SIGKILL)
         os.close(cloned.pidfd)
         raise
-    return cloned.pid, cloned.pidfd
+    return cloned
 
 
-def setup_of(request: JailRequest) -> type[NamespaceSetup]:
-    """What the child is to be, by the tier; loaded here once, for all that are forked."""
-    if request.tier != "gvisor":
+def setup_class(tier: str) -> type[NamespaceSetup]:
+    """Return the set-up of a tier, imported here once for all children."""
+    if tier != "gvisor":
         return NamespaceSetup
     from smokebox.engine.jail.gvisor_setup import GvisorSetup
 
     return GvisorSetup
 
 
-def become(
-    kind: type[NamespaceSetup],
+def run_child(
+    setup: type[NamespaceSetup],
     control: socket.socket,
     request: JailRequest,
     fds: list[int],
     go: socket.socket,
-    theirs: socket.socket,
+    child_go: socket.socket,
 ) -> None:
-    """Be the child, and never return."""
+    """Run the child. Never returns."""
     try:
         control.close()
         go.close()
-        kind(
+        setup(
             request,
             setup=socket.socket(fileno=fds[SETUP]),
             listener=socket.socket(fileno=fds[LISTENER]),
-        ).live(theirs)
+        ).run(child_go)
     finally:
         os._exit(1)
 
 
-def hand_over(pid: int, request: JailRequest, go: socket.socket) -> None:
-    """Map the child's ids, and its layers by them, and let it go on."""
+def map_child(pid: int, request: JailRequest, go: socket.socket) -> None:
+    """Map the child's ids and layers, and let it continue."""
     if not request.mapped:
         write(f"/proc/{pid}/setgroups", "deny")
     write(f"/proc/{pid}/uid_map", f"0 {request.first_uid} {request.uids}")
@@ -147,7 +145,7 @@ def hand_over(pid: int, request: JailRequest, go: socket.socket) -> None:
 
 
 def map_layers(pid: int, request: JailRequest) -> list[int]:
-    """Detached copies of what the jail is made of, with ids as the child sees them."""
+    """Return detached mounts of the upper layer and the image layers, with the child's ids."""
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     trees: list[int] = []
     try:
@@ -163,7 +161,3 @@ def map_layers(pid: int, request: JailRequest) -> list[int]:
     finally:
         os.close(userns)
     return trees
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,15 @@
-"""The process that serves one mounted bucket, beside the sandbox and as its user outside.
+"""The process that serves one mounted bucket, outside the sandbox, as the user that owns it.
 
-It outlives the engine, and ends when nobody has the bucket mounted any more. Credentials
-reach it on its standard input, and leave it only as signatures.
+It outlives the engine, and ends with the mount. It reads credentials from its standard input, and
+sends them nowhere except as signatures.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+
+# Imported on the first name resolution otherwise, when this process may no longer read it.
 import encodings.idna  # noqa: F401
 import errno
 import hmac
@@ -24,7 +26,7 @@ import msgspec
 
 from smokebox.egress.pattern import is_public
 from smokebox.engine.jail import linux
-from smokebox.engine.mounts.attachment import Attachment, MountPoint, detach
+from smokebox.engine.mounts.fuse_mount import MountPoint, PendingMount, unmount
 from smokebox.engine.mounts.fuse_server import FuseServer
 from smokebox.engine.mounts.inodes import Spool
 from smokebox.engine.mounts.volume import Volume
@@ -43,129 +45,130 @@ from smokebox.wire.failure import failure_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-# Looked for when a name is first resolved, by when this process may not read it any more.
-
-
 CACHE_BYTES = 32 << 20
-# How long what was listed is believed, in seconds.
-HOLDS = 5.0
+# Time for which cached listings are valid.
+LISTING_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
+
+_MAX_HEAD = 1 << 16
+_CHUNK = 1 << 18
+_PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_OTHER_PROXY_VARIABLES = ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
 
 
 def main() -> None:
-    """Do what the message on standard input says, and say how that went."""
-    words = json.loads(sys.stdin.buffer.read())
-    with socket.socket(fileno=words["report"]) as report:
+    """Run the task in the message on standard input, and send a reply."""
+    message = json.loads(sys.stdin.buffer.read())
+    with socket.socket(fileno=message["reply"]) as reply:
         try:
-            if words["task"] == "unmount":
-                detach(_place(words), lazy=words["lazy"])
-                report.send(b"{}")
+            if message["task"] == "unmount":
+                unmount(_mount_point(message), lazy=message["lazy"])
+                reply.send(b"{}")
                 return
-            # The process that was started ends, so that the engine need not wait for this one.
+            # The process that the engine started ends, so that the daemon is not its child.
             if os.fork():
                 return
-            server, volume = _mount(words)
-            report.send(json.dumps({"pid": os.getpid()}).encode())
+            server, volume = _mount(message)
+            reply.send(json.dumps({"pid": os.getpid()}).encode())
         except SmokeboxError as error:
-            _refuse(report, error)
+            _send_error(reply, error)
             return
         except OSError as error:
-            _refuse(report, _explained(error, words["path"]))
+            _send_error(reply, _translate(error, message["path"]))
             return
     server.run(volume)
     os._exit(0)
 
 
-def _mount(words: dict[str, Any]) -> tuple[FuseServer, Volume]:
+def _mount(message: dict[str, Any]) -> tuple[FuseServer, Volume]:
     linux.set_process_name("smokebox-mount")
-    attaching = Attachment(_place(words), read_only=words["read_only"])
+    pending = PendingMount(_mount_point(message), read_only=message["read_only"])
     try:
-        if words["mapped"]:
+        if message["mapped"]:
             os.setgroups([])
-            os.setresgid(words["gid"], words["gid"], words["gid"])
-            os.setresuid(words["uid"], words["uid"], words["uid"])
+            os.setresgid(message["gid"], message["gid"], message["gid"])
+            os.setresuid(message["uid"], message["uid"], message["uid"])
         linux.set_dumpable(False)
-        if not words["private"]:
-            check_public(words["access"]["endpoint"])
-            lead_outside()
-        target = open_target(words["bucket"], words["prefix"], Access(**words["access"]))
+        if not message["private"]:
+            check_public(message["access"]["endpoint"])
+            use_public_proxy()
+        target = open_target(message["bucket"], message["prefix"], Access(**message["access"]))
         bucket = BucketFilesystem(
             target.store,
             target.prefix,
-            read_only=words["read_only"],
+            read_only=message["read_only"],
             cache_bytes=CACHE_BYTES,
-            place=target.place,
+            label=target.label,
         )
-        if words["check"]:
+        if message["check"]:
             bucket.refresh()
-        bucket.serve(HOLDS)
+        bucket.serve(LISTING_SECONDS)
     except BaseException:
-        attaching.leave()
+        pending.cancel()
         raise
-    # Inside, root of the sandbox; outside, who that is there.
-    uid, gid = (words["uid"], words["gid"]) if words["mapped"] else (0, 0)
-    server = FuseServer(attaching.make(), uid=uid, gid=gid)
-    spool = Spool(words["spool"], words["room"])
+    # The owner of all files, as seen outside: root of the sandbox.
+    uid, gid = (message["uid"], message["gid"]) if message["mapped"] else (0, 0)
+    server = FuseServer(pending.mount(), uid=uid, gid=gid)
+    spool = Spool(message["spool"], message["spool_limit"])
     return server, Volume(bucket, spool, server.invalidate)
 
 
-def _place(words: dict[str, Any]) -> MountPoint:
+def _mount_point(message: dict[str, Any]) -> MountPoint:
     return MountPoint(
-        user=words["user"],
-        mounts=words["mounts"],
-        root=words["root"],
-        path=words["path"],
-        mapped=words["mapped"],
+        user_namespace=message["user_namespace"],
+        mount_namespace=message["mount_namespace"],
+        root=message["root"],
+        path=message["path"],
+        mapped=message["mapped"],
     )
 
 
-def _explained(error: OSError, path: str) -> SmokeboxError:
+def _translate(error: OSError, path: str) -> SmokeboxError:
     if error.errno == errno.EBUSY:
         return Conflict(
             f"{path} is in use in the sandbox.",
-            hint="End what has files open or works there, or pass force=True.",
+            hint="End the processes with open files or a working directory there, or pass "
+            "force=True.",
             kind="mount",
             name=path,
         )
     return from_os_error(error, path)
 
 
-def _refuse(report: socket.socket, error: SmokeboxError) -> None:
-    report.send(msgspec.json.encode(failure_of(error)))
+def _send_error(reply: socket.socket, error: SmokeboxError) -> None:
+    reply.send(msgspec.json.encode(failure_of(error)))
 
 
-CONNECT_SECONDS = 10.0
+def use_public_proxy(is_allowed: Callable[[str], bool] = is_public) -> None:
+    """Make HTTP clients of this process that are created later reach public addresses only.
 
-_LONGEST_HEAD = 1 << 16
-_PIECE = 1 << 18
-_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-_DIRECT = ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
-
-
-def lead_outside(allowed: Callable[[str], bool] = is_public) -> None:
-    """Have every HTTP client of this process that is made from here on go this way."""
+    They use a proxy in this process, which checks the address of every connection.
+    """
     secret = secrets.token_hex(16)
     listener = socket.create_server(("127.0.0.1", 0))
-    word = "Basic " + base64.b64encode(f"smokebox:{secret}".encode()).decode()
+    credentials = base64.b64encode(f"smokebox:{secret}".encode())
     threading.Thread(
-        target=_listen, args=(listener, word.encode(), allowed), name="smokebox-way", daemon=True
+        target=_accept,
+        args=(listener, b"Basic " + credentials, is_allowed),
+        name="smokebox-proxy",
+        daemon=True,
     ).start()
     url = f"http://smokebox:{secret}@127.0.0.1:{listener.getsockname()[1]}"
-    os.environ.update(dict.fromkeys(_VARIABLES, url))
-    for name in _DIRECT:
+    os.environ.update(dict.fromkeys(_PROXY_VARIABLES, url))
+    for name in _OTHER_PROXY_VARIABLES:
         os.environ.pop(name, None)
 
 
 def check_public(endpoint: str | None) -> None:
-    """Say at once of an address that it is not to be asked, and how it can be."""
+    """Raise for an endpoint at a private address, with a hint how it can be allowed."""
     url = urlsplit(endpoint or "")
     try:
         if url.hostname:
-            _checked(url.hostname, url.port or 80, is_public)
+            _resolve(url.hostname, url.port or 80, is_public)
     except PermissionError as error:
         raise InvalidOption(
-            f"{endpoint} does not lead to a public address, so nothing was asked of it.",
-            hint="Whoever runs the server can allow that: smokebox serve --bucket-private.",
+            f"{endpoint} does not lead to a public address, so it was not contacted.",
+            hint="The operator of the server can allow it: smokebox serve --bucket-private.",
             option="endpoint",
             value=endpoint,
         ) from error
@@ -177,82 +180,89 @@ def check_public(endpoint: str | None) -> None:
         ) from error
 
 
-def _listen(listener: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
+def _accept(
+    listener: socket.socket, authorization: bytes, is_allowed: Callable[[str], bool]
+) -> None:
     while True:
-        connection, _ = listener.accept()
+        client, _ = listener.accept()
         threading.Thread(
-            target=_carry, args=(connection, word, allowed), name="smokebox-way", daemon=True
+            target=_proxy,
+            args=(client, authorization, is_allowed),
+            name="smokebox-proxy",
+            daemon=True,
         ).start()
 
 
-def _carry(connection: socket.socket, word: bytes, allowed: Callable[[str], bool]) -> None:
-    with connection, contextlib.suppress(OSError, ValueError):
-        head, rest = _head(connection)
+def _proxy(client: socket.socket, authorization: bytes, is_allowed: Callable[[str], bool]) -> None:
+    with client, contextlib.suppress(OSError, ValueError):
+        head, rest = _read_head(client)
         line, *fields = head.split(b"\r\n")
-        if not any(_opens(field, word) for field in fields):
-            connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+        if not any(_is_authorized(field, authorization) for field in fields):
+            client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
             return
         method, target, _ = line.decode("latin-1").split(" ", 2)
-        connects = method == "CONNECT"
-        url = urlsplit(f"//{target}" if connects else target)
+        is_tunnel = method == "CONNECT"
+        url = urlsplit(f"//{target}" if is_tunnel else target)
         try:
-            outside = _connected(url.hostname or "", url.port or 80, allowed)
+            server = _connect(url.hostname or "", url.port or 80, is_allowed)
         except PermissionError:
-            connection.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            client.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
             return
         except OSError:
-            connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
+            client.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
             return
-        with outside:
-            if connects:
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        with server:
+            if is_tunnel:
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
-                # What opens this way is for nobody further on.
-                kept = [line, *(field for field in fields if not _opens(field, word))]
-                outside.sendall(b"\r\n".join(kept) + b"\r\n\r\n")
-            outside.sendall(rest)
-            back = threading.Thread(target=_relay, args=(outside, connection), daemon=True)
-            back.start()
-            _relay(connection, outside)
-            back.join()
+                # The credentials are for this proxy only.
+                kept = [field for field in fields if not _is_authorized(field, authorization)]
+                server.sendall(b"\r\n".join([line, *kept]) + b"\r\n\r\n")
+            server.sendall(rest)
+            responses = threading.Thread(target=_relay, args=(server, client), daemon=True)
+            responses.start()
+            _relay(client, server)
+            responses.join()
 
 
-def _head(connection: socket.socket) -> tuple[bytes, bytes]:
+def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     data = b""
-    while b"\r\n\r\n" not in data and len(data) < _LONGEST_HEAD:
-        piece = connection.recv(_PIECE)
-        if not piece:
+    while b"\r\n\r\n" not in data and len(data) < _MAX_HEAD:
+        chunk = client.recv(_CHUNK)
+        if not chunk:
             break
-        data += piece
+        data += chunk
     head, _, rest = data.partition(b"\r\n\r\n")
     return head, rest
 
 
-def _opens(field: bytes, word: bytes) -> bool:
+def _is_authorized(field: bytes, authorization: bytes) -> bool:
     name, _, value = field.partition(b":")
-    return name.lower() == b"proxy-authorization" and hmac.compare_digest(value.strip(), word)
+    return name.lower() == b"proxy-authorization" and hmac.compare_digest(
+        value.strip(), authorization
+    )
 
 
-def _connected(host: str, port: int, allowed: Callable[[str], bool]) -> socket.socket:
-    for address in _checked(host, port, allowed):
+def _connect(host: str, port: int, is_allowed: Callable[[str], bool]) -> socket.socket:
+    for address in _resolve(host, port, is_allowed):
         with contextlib.suppress(OSError):
-            outside = socket.create_connection((address, port), CONNECT_SECONDS)
-            outside.settimeout(None)
-            return outside
-    raise ConnectionRefusedError(f"{host} does not answer")
+            server = socket.create_connection((address, port), CONNECT_SECONDS)
+            server.settimeout(None)
+            return server
+    raise ConnectionRefusedError(f"{host} does not respond")
 
 
-def _checked(host: str, port: int, allowed: Callable[[str], bool]) -> list[str]:
+def _resolve(host: str, port: int, is_allowed: Callable[[str], bool]) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(one[4][0]) for one in found if allowed(str(one[4][0]))]
+    addresses = [str(info[4][0]) for info in found if is_allowed(str(info[4][0]))]
     if found and not addresses:
-        raise PermissionError(f"{host} leads inside")
+        raise PermissionError(f"{host} has only private addresses")
     return addresses
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while piece := source.recv(_PIECE):
-            target.sendall(piece)
+        while chunk := source.recv(_CHUNK):
+            target.sendall(chunk)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""Our end of the process that mounts, serves or unmounts: started, told what to do, heard."""
+"""Client of the mount daemon: starts the process that mounts and serves, or unmounts, a bucket."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import guest_requests
-from smokebox.engine.jail.zygote_jail import start_time
+from smokebox.engine.jail.jail import start_time
 from smokebox.errors import ServiceUnavailable, SmokeboxError
 from smokebox.runtime.pipes import readable
 
 if TYPE_CHECKING:
-    from smokebox.engine.jail.api import Jail
+    from smokebox.engine.jail.jail import Jail
 
-# A store that does not answer is given up by then.
-ANSWER_SECONDS = 45.0
+# Includes the first request to the store.
+RESPONSE_SECONDS = 45.0
 _MESSAGE_SIZE = 1 << 16
 _MAIN = """
 import json, sys
@@ -29,23 +29,23 @@ sys.path[:] = json.loads(sys.argv[1])
 from smokebox.engine.mounts.daemon import main
 main()
 """
-# What an interpreter and TLS need of our environment, which may hold credentials of ours.
+# Variables for the interpreter and TLS. The others may hold credentials.
 _ENV = ("LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
 class MountDaemon:
-    """The process that serves a mount, found by its number and when it started."""
+    """The process that serves a mount, identified by its pid and start time."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.started = start_time(pid)
         self._pidfd = pidfd
         self._ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pidfd, self._end)
+        asyncio.get_running_loop().add_reader(pidfd, self._reap)
 
     @classmethod
     def find(cls, pid: int, started: int) -> MountDaemon | None:
-        """One of another engine's time, if it is there."""
+        """Return a daemon that another engine started, if it still runs."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -56,52 +56,53 @@ class MountDaemon:
         return cls(pid, pidfd)
 
     async def wait(self) -> None:
-        """Return when it has ended."""
+        """Wait for its end."""
         await self._ended.wait()
 
     def kill(self) -> None:
-        """End it at once: what is mounted answers with an error from here on."""
+        """Kill it. Access to the mount fails with an error from then on."""
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of it, and leave it running."""
+        """Release the descriptor, and leave it running."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
             self._ended.set()
 
-    def _end(self) -> None:
-        # Nobody else does, where the engine is the first process of a container.
+    def _reap(self) -> None:
+        # It is our child if the engine is the first process of a container.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         self.close()
 
 
-async def serve(jail: Jail, words: dict[str, object], spool: str) -> MountDaemon:
-    """Have a bucket mounted and served; raises what stopped that."""
+async def serve(jail: Jail, fields: dict[str, object], spool: str) -> MountDaemon:
+    """Mount a bucket and start its daemon. Raises the error of the daemon."""
     directory = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        answer = await _run(jail, {**words, "task": "mount", "spool": directory}, directory)
+        reply = await _run(jail, {**fields, "task": "mount", "spool": directory}, directory)
     finally:
         os.close(directory)
-    pid = answer.get("pid")
+    pid = reply.get("pid")
     if not isinstance(pid, int):
-        raise _broken()
+        raise _failed()
     try:
         return MountDaemon(pid, os.pidfd_open(pid))
     except ProcessLookupError as error:
-        raise _broken() from error
+        raise _failed() from error
 
 
 async def unmount(jail: Jail, path: str, *, lazy: bool) -> None:
-    """Have what is mounted at a path be so no more; raises EBUSY as a `PathError`."""
+    """Unmount a path. Raises `Conflict` while it is in use, unless `lazy`."""
     await _run(jail, {"task": "unmount", "path": path, "lazy": lazy})
 
 
-async def _run(jail: Jail, words: dict[str, object], *fds: int) -> dict[str, object]:
+async def _run(jail: Jail, fields: dict[str, object], *fds: int) -> dict[str, object]:
+    """Start a process for one task and return its reply."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     owner = jail.owner
     with ours:
@@ -109,33 +110,33 @@ async def _run(jail: Jail, words: dict[str, object], *fds: int) -> dict[str, obj
             user, mounts = await guest_requests.namespaces(jail)
             stack.callback(os.close, user)
             stack.callback(os.close, mounts)
-            told = {
-                **words,
-                "user": user,
-                "mounts": mounts,
+            message = {
+                **fields,
+                "user_namespace": user,
+                "mount_namespace": mounts,
                 "root": jail.root,
                 "mapped": owner.count > 1,
                 "uid": owner.uid,
                 "gid": owner.gid,
-                "report": theirs.fileno(),
+                "reply": theirs.fileno(),
             }
             passed = [theirs.fileno(), user, mounts, jail.root, *fds]
-            process = await asyncio.to_thread(_start, passed, json.dumps(told).encode())
+            process = await asyncio.to_thread(_start, passed, json.dumps(message).encode())
         try:
-            if not await readable(ours.fileno(), ANSWER_SECONDS):
-                raise _broken("took too long")
-            message = ours.recv(_MESSAGE_SIZE)
+            if not await readable(ours.fileno(), RESPONSE_SECONDS):
+                raise _failed("took too long")
+            data = ours.recv(_MESSAGE_SIZE)
         finally:
-            # Of a mount this is only who started it.
+            # A daemon is a child of this process and lives on.
             if process.poll() is None:
                 process.kill()
             await asyncio.to_thread(process.wait)
-    if not message:
-        raise _broken()
-    answer: dict[str, object] = json.loads(message)
-    if "code" in answer:
-        raise _refusal(message)
-    return answer
+    if not data:
+        raise _failed()
+    reply: dict[str, object] = json.loads(data)
+    if "code" in reply:
+        raise _decode_error(data)
+    return reply
 
 
 def _start(passed: list[int], message: bytes) -> subprocess.Popen[bytes]:
@@ -155,16 +156,16 @@ def _start(passed: list[int], message: bytes) -> subprocess.Popen[bytes]:
     return process
 
 
-def _refusal(message: bytes) -> SmokeboxError:
-    # Not before it is needed: an engine that refuses nothing needs no more than the stdlib.
+def _decode_error(data: bytes) -> SmokeboxError:
+    # Imported here: without errors the engine needs only the standard library for this.
     import msgspec
 
     from smokebox.wire.failure import Failure, error_of
 
-    return error_of(msgspec.json.decode(message, type=Failure))
+    return error_of(msgspec.json.decode(data, type=Failure))
 
 
-def _broken(what: str = "ended") -> ServiceUnavailable:
+def _failed(what: str = "ended") -> ServiceUnavailable:
     return ServiceUnavailable(
         f"the process that serves a bucket {what}.", hint="Try again.", service="mount"
     )

@@ -1,7 +1,4 @@
-"""The messages of FUSE, between the kernel and who serves a filesystem (linux/fuse.h, 7.31).
-
-Only what they look like: `serving` answers them.
-"""
+"""Encoding of FUSE messages between the kernel and a filesystem server (linux/fuse.h, 7.31)."""
 
 from __future__ import annotations
 
@@ -14,20 +11,20 @@ if TYPE_CHECKING:
 
 DEVICE = "/dev/fuse"
 MAJOR, MINOR = 7, 31
-# As much as one request may carry, in bytes and in pages of the kernel's.
-MOST_DATA = 1 << 20
-MOST_PAGES = 256
-# The head of the longest request, and what it carries.
-BUFFER_SIZE = MOST_DATA + 4096
+# Largest payload of a request, in bytes and in pages.
+MAX_DATA = 1 << 20
+MAX_PAGES = 256
+# The payload and the longest header.
+BUFFER_SIZE = MAX_DATA + 4096
 ROOT = 1
 NAME_MAX = 255
-# How the kernel knows the filesystem (FUSE_SUPER_MAGIC), for statfs(2).
+# FUSE_SUPER_MAGIC of statfs(2).
 MAGIC = 0x65735546
 NOTIFY_INVALID_INODE = 2
 
 
 class Op(IntEnum):
-    """What is asked. What is not here is answered with ENOSYS."""
+    """Opcodes. Others get ENOSYS."""
 
     LOOKUP = 1
     FORGET = 2
@@ -62,7 +59,7 @@ class Op(IntEnum):
 
 
 class Init(IntFlag):
-    """What both sides can do."""
+    """Flags of INIT."""
 
     ASYNC_READ = 1 << 0
     ATOMIC_O_TRUNC = 1 << 3
@@ -75,7 +72,7 @@ class Init(IntFlag):
 
 
 class Valid(IntFlag):
-    """Which attributes SETATTR sets."""
+    """Attributes that SETATTR sets."""
 
     MODE = 1 << 0
     UID = 1 << 1
@@ -92,14 +89,14 @@ IN_HEADER = struct.Struct("=IIQQIIIHH")
 # len, error, unique
 OUT_HEADER = struct.Struct("=IiQ")
 INIT_IN = struct.Struct("=IIII")
-# major, minor, readahead, flags, background, congestion, write, granularity, pages, the rest
+# major, minor, readahead, flags, background, congestion, write, granularity, pages, unused
 INIT_OUT = struct.Struct("=IIIIHHIIHH32x")
-# ino, size, blocks, three times, their parts, mode, links, uid, gid, rdev, block size, flags
+# ino, size, blocks, 3 times, their nanoseconds, mode, links, uid, gid, rdev, block size, flags
 ATTR = struct.Struct("=QQQQQQIIIIIIIIII")
-# nodeid, generation, validity of the name and of the attributes, in seconds and parts of them
+# nodeid, generation, validity of the entry and of its attributes in seconds, their nanoseconds
 ENTRY = struct.Struct("=QQQQII")
 ATTR_OUT = struct.Struct("=QII")
-# valid, padding, fh, size, lock, atime, mtime, ctime, their parts, mode, unused, uid, gid, unused
+# valid, padding, fh, size, lock, 3 times, their nanoseconds, mode, unused, uid, gid, unused
 SETATTR_IN = struct.Struct("=IIQQQQQQIIIIIIII")
 MKNOD_IN = struct.Struct("=IIII")
 MKDIR_IN = struct.Struct("=II")
@@ -115,7 +112,7 @@ HANDLE_IN = struct.Struct("=Q")
 FORGET_IN = struct.Struct("=Q")
 FORGET_ONE = struct.Struct("=QQ")
 BATCH_FORGET_IN = struct.Struct("=II")
-# blocks, free, available, files, free ones, block size, name length, fragment size, the rest
+# blocks, free, available, files, free files, block size, name length, fragment size, unused
 STATFS_OUT = struct.Struct("=QQQQQIII28x")
 # ino, offset of the next, length of the name, type
 DIRENT = struct.Struct("=QQII")
@@ -123,18 +120,18 @@ INVALID_INODE = struct.Struct("=Qqq")
 
 
 def names(body: memoryview) -> list[bytes]:
-    """The names that end a request, each ended by a NUL."""
+    """Return the names at the end of a request, each terminated by a NUL."""
     return bytes(body).split(b"\0")[:-1]
 
 
-def forgotten(body: memoryview) -> Iterator[tuple[int, int]]:
-    """The inodes of a BATCH_FORGET, each with how many lookups it is to forget."""
+def parse_batch_forget(body: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield the inodes of a BATCH_FORGET, each with a number of lookups."""
     count, _ = BATCH_FORGET_IN.unpack_from(body)
-    for place in range(count):
-        yield FORGET_ONE.unpack_from(body, BATCH_FORGET_IN.size + place * FORGET_ONE.size)
+    for index in range(count):
+        yield FORGET_ONE.unpack_from(body, BATCH_FORGET_IN.size + index * FORGET_ONE.size)
 
 
 def dirent(number: int, offset: int, name: bytes, kind: int) -> bytes:
-    """One entry of a directory, padded to eight bytes."""
+    """Encode an entry of a directory, padded to eight bytes."""
     data = DIRENT.pack(number, offset, len(name), kind) + name
     return data + b"\0" * (-len(data) % 8)

@@ -1,4 +1,4 @@
-"""Answers what the kernel asks of a mounted bucket, in as many threads as that takes."""
+"""FUSE server of a mounted bucket: handles requests of the kernel in a pool of threads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING
 from smokebox.engine.mounts import fuse_protocol
 from smokebox.engine.mounts.fuse_protocol import Init, Op, Valid
 from smokebox.engine.mounts.volume import DOTS, Attributes
-from smokebox.errors import (
-    AccessDenied,
-    InvalidPath,
-    Unsupported,
-)
+from smokebox.errors import AccessDenied, InvalidPath, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smokebox.engine.mounts.volume import Volume
 
-# So many requests at a time: one that waits for the store holds up no other.
-THREADS = 64
-# What the kernel may believe without asking, in seconds.
+# Many, so that a request that waits for the store delays no other.
+MAX_THREADS = 64
+# Time for which the kernel caches names and attributes.
 VALID_SECONDS = 1
 
 _WANTED = (
@@ -39,18 +35,18 @@ _WANTED = (
     | Init.MAX_PAGES
 )
 _BLOCK = 4096
-# A bucket has no end; `df` wants a number.
+# A bucket has no size, but `df` needs one.
 _BLOCKS = 1 << 40
-# Waking a thread that waits takes longer than most answers, so a few wait always.
-_IDLE = 2
-# For a name of which the kernel shall not know more than the name.
+# Starting a thread takes longer than most requests, so a few stay idle.
+_MAX_IDLE = 2
+# Entry without attributes, for a name that is not a lookup.
 _NO_ENTRY = bytes(fuse_protocol.ENTRY.size + fuse_protocol.ATTR.size)
 
-Answer = bytes | list[bytes]
+Reply = bytes | list[bytes]
 
 
 class FuseServer:
-    """One connection to the kernel. `uid` and `gid` are who all files are of."""
+    """One connection to the kernel. `uid` and `gid` own all files."""
 
     def __init__(self, fd: int, *, uid: int, gid: int) -> None:
         self._fd = fd
@@ -61,7 +57,7 @@ class FuseServer:
         self._threads = 0
         self._idle = 0
         self._ended = threading.Event()
-        self._answers: dict[int, Callable[[int, memoryview], Answer]] = {
+        self._handlers: dict[int, Callable[[int, memoryview], Reply]] = {
             Op.LOOKUP: self._lookup,
             Op.GETATTR: self._getattr,
             Op.SETATTR: self._setattr,
@@ -82,30 +78,30 @@ class FuseServer:
             Op.READDIR: self._readdir,
             Op.READDIRPLUS: self._readdirplus,
             Op.RELEASEDIR: self._releasedir,
-            Op.FSYNCDIR: _nothing,
+            Op.FSYNCDIR: _ignore,
             Op.STATFS: _statfs,
             Op.INIT: _init,
-            Op.SYMLINK: _not_here,
-            Op.LINK: _not_here,
-            Op.READLINK: _no_link,
-            Op.DESTROY: _nothing,
+            Op.SYMLINK: _refuse_link,
+            Op.LINK: _refuse_link,
+            Op.READLINK: _readlink,
+            Op.DESTROY: _ignore,
         }
 
     @property
     def volume(self) -> Volume:
-        """What is served."""
-        assert self._volume is not None, "a server serves one volume"
+        """The volume that is served."""
+        assert self._volume is not None, "run() sets it"
         return self._volume
 
     def run(self, volume: Volume) -> None:
-        """Answer until nobody has it mounted any more."""
+        """Serve a volume until it is unmounted."""
         self._volume = volume
         with self._lock:
             self._add_thread()
         self._ended.wait()
 
     def invalidate(self, number: int) -> None:
-        """Have the kernel ask again for all that it knows of an inode."""
+        """Drop everything that the kernel has cached of an inode."""
         body = fuse_protocol.INVALID_INODE.pack(number, 0, 0)
         self._send(0, fuse_protocol.NOTIFY_INVALID_INODE, [body])
 
@@ -124,35 +120,35 @@ class FuseServer:
                 size = os.readv(self._fd, [buffer])
             except OSError as error:
                 size = 0
-                # Unmounted, or cut off. What is interrupted before we had it is ENOENT.
+                # Others mean unmounted or aborted. ENOENT: interrupted before we read it.
                 if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
                     self._ended.set()
             with self._lock:
                 self._idle -= 1
-                if size and not self._idle and self._threads < THREADS:
+                if size and not self._idle and self._threads < MAX_THREADS:
                     self._add_thread()
             if size:
-                self._answer(view[:size])
+                self._handle(view[:size])
             with self._lock:
-                if self._idle > _IDLE:
+                if self._idle > _MAX_IDLE:
                     self._threads -= 1
                     return
 
-    def _answer(self, request: memoryview) -> None:
+    def _handle(self, request: memoryview) -> None:
         _, opcode, unique, node, *_ = fuse_protocol.IN_HEADER.unpack_from(request)
         body = request[fuse_protocol.IN_HEADER.size :]
         if opcode in (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT):
-            self._take_note(opcode, node, body)
+            self._handle_without_reply(opcode, node, body)
             return
-        answer = self._answers.get(opcode)
+        handler = self._handlers.get(opcode)
         try:
-            if answer is None:
-                raise OSError(errno.ENOSYS, "not here")
-            found = answer(node, body)
+            if handler is None:
+                raise OSError(errno.ENOSYS, "not supported")
+            reply = handler(node, body)
         except Exception as error:
-            self._send(unique, -_number(error), [])
+            self._send(unique, -_error_number(error), [])
             return
-        self._send(unique, 0, found if isinstance(found, list) else [found])
+        self._send(unique, 0, reply if isinstance(reply, list) else [reply])
 
     def _send(self, unique: int, error: int, parts: list[bytes]) -> None:
         size = fuse_protocol.OUT_HEADER.size + sum(map(len, parts))
@@ -162,38 +158,30 @@ class FuseServer:
             if failure.errno == errno.ENODEV:
                 self._ended.set()
             elif failure.errno != errno.ENOENT and not error:
-                # Whoever waits for an answer would do so for ever.
+                # Without a reply the caller would wait for ever.
                 self._send(unique, -errno.EIO, [])
-            # ENOENT: nobody waits for it any more, or the kernel knows of no such inode.
+            # ENOENT: the request was interrupted, or the kernel does not know the inode.
 
-    def _take_note(self, opcode: int, node: int, body: memoryview) -> None:
-        """What wants no answer."""
+    def _handle_without_reply(self, opcode: int, node: int, body: memoryview) -> None:
         inodes = self.volume.inodes
         if opcode == Op.FORGET:
             inodes.forget(node, fuse_protocol.FORGET_IN.unpack_from(body)[0])
         elif opcode == Op.BATCH_FORGET:
-            for number, lookups in fuse_protocol.forgotten(body):
+            for number, lookups in fuse_protocol.parse_batch_forget(body):
                 inodes.forget(number, lookups)
 
-    def _lookup(self, node: int, body: memoryview) -> Answer:
+    def _lookup(self, node: int, body: memoryview) -> Reply:
         [name] = fuse_protocol.names(body)
         return self._entry(self.volume.lookup(node, name))
 
-    def _getattr(self, node: int, body: memoryview) -> Answer:
+    def _getattr(self, node: int, body: memoryview) -> Reply:
         return self._attributes(self.volume.attributes(node))
 
-    def _setattr(self, node: int, body: memoryview) -> Answer:
+    def _setattr(self, node: int, body: memoryview) -> Reply:
         fields = fuse_protocol.SETATTR_IN.unpack_from(body)
-        valid, size, mtime, nanoseconds, mode = (
-            fields[0],
-            fields[3],
-            fields[6],
-            fields[9],
-            fields[11],
-        )
-        uid, gid = fields[13], fields[14]
+        valid, _, _, size, _, _, mtime, _, _, nanoseconds, _, mode, _, uid, gid, _ = fields
         if (valid & Valid.UID and uid != self._uid) or (valid & Valid.GID and gid != self._gid):
-            raise PermissionError(errno.EPERM, "a bucket has no owners")
+            raise PermissionError(errno.EPERM, "files of a bucket have no owners")
         when = None
         if valid & Valid.MTIME:
             when = time.time() if valid & Valid.MTIME_NOW else mtime + nanoseconds / 1e9
@@ -206,10 +194,10 @@ class FuseServer:
             )
         )
 
-    def _mknod(self, node: int, body: memoryview) -> Answer:
+    def _mknod(self, node: int, body: memoryview) -> Reply:
         mode, *_ = fuse_protocol.MKNOD_IN.unpack_from(body)
         if not stat.S_ISREG(mode):
-            raise PermissionError(errno.EPERM, "a bucket holds files")
+            raise PermissionError(errno.EPERM, "a bucket holds only files")
         [name] = fuse_protocol.names(body[fuse_protocol.MKNOD_IN.size :])
         attributes, handle = self.volume.create(node, name, mode)
         try:
@@ -218,48 +206,48 @@ class FuseServer:
             self.volume.release(handle)
         return self._entry(attributes)
 
-    def _mkdir(self, node: int, body: memoryview) -> Answer:
+    def _mkdir(self, node: int, body: memoryview) -> Reply:
         [name] = fuse_protocol.names(body[fuse_protocol.MKDIR_IN.size :])
         return self._entry(self.volume.make_directory(node, name))
 
-    def _unlink(self, node: int, body: memoryview) -> Answer:
+    def _unlink(self, node: int, body: memoryview) -> Reply:
         [name] = fuse_protocol.names(body)
         self.volume.unlink(node, name)
         return b""
 
-    def _rmdir(self, node: int, body: memoryview) -> Answer:
+    def _rmdir(self, node: int, body: memoryview) -> Reply:
         [name] = fuse_protocol.names(body)
         self.volume.remove_directory(node, name)
         return b""
 
-    def _rename(self, node: int, body: memoryview) -> Answer:
+    def _rename(self, node: int, body: memoryview) -> Reply:
         (target,) = fuse_protocol.RENAME_IN.unpack_from(body)
         name, to = fuse_protocol.names(body[fuse_protocol.RENAME_IN.size :])
         self.volume.rename(node, name, target, to)
         return b""
 
-    def _rename2(self, node: int, body: memoryview) -> Answer:
+    def _rename2(self, node: int, body: memoryview) -> Reply:
         target, flags, _ = fuse_protocol.RENAME2_IN.unpack_from(body)
         name, to = fuse_protocol.names(body[fuse_protocol.RENAME2_IN.size :])
         self.volume.rename(node, name, target, to, flags)
         return b""
 
-    def _open(self, node: int, body: memoryview) -> Answer:
+    def _open(self, node: int, body: memoryview) -> Reply:
         flags, _ = fuse_protocol.OPEN_IN.unpack_from(body)
-        handle, kept = self.volume.open(node, flags)
-        return fuse_protocol.OPEN_OUT.pack(handle, fuse_protocol.KEEP_CACHE if kept else 0, 0)
+        handle, keep_cache = self.volume.open(node, flags)
+        return fuse_protocol.OPEN_OUT.pack(handle, fuse_protocol.KEEP_CACHE if keep_cache else 0, 0)
 
-    def _create(self, node: int, body: memoryview) -> Answer:
+    def _create(self, node: int, body: memoryview) -> Reply:
         _, mode, *_ = fuse_protocol.CREATE_IN.unpack_from(body)
         [name] = fuse_protocol.names(body[fuse_protocol.CREATE_IN.size :])
         attributes, handle = self.volume.create(node, name, mode)
         return [self._entry(attributes), fuse_protocol.OPEN_OUT.pack(handle, 0, 0)]
 
-    def _read(self, node: int, body: memoryview) -> Answer:
+    def _read(self, node: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
         return self.volume.read(handle, offset, size)
 
-    def _write(self, node: int, body: memoryview) -> Answer:
+    def _write(self, node: int, body: memoryview) -> Reply:
         handle, offset, size, _, _, flags, _ = fuse_protocol.WRITE_IN.unpack_from(body)
         data = body[fuse_protocol.WRITE_IN.size : fuse_protocol.WRITE_IN.size + size]
         append = bool(flags & os.O_APPEND)
@@ -267,50 +255,51 @@ class FuseServer:
             self.volume.write(handle, offset, data, append=append), 0
         )
 
-    def _sync(self, node: int, body: memoryview) -> Answer:
+    def _sync(self, node: int, body: memoryview) -> Reply:
         self.volume.sync(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
         return b""
 
-    def _release(self, node: int, body: memoryview) -> Answer:
+    def _release(self, node: int, body: memoryview) -> Reply:
         self.volume.release(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
         return b""
 
-    def _opendir(self, node: int, body: memoryview) -> Answer:
+    def _opendir(self, node: int, body: memoryview) -> Reply:
         return fuse_protocol.OPEN_OUT.pack(self.volume.open_directory(node), 0, 0)
 
-    def _readdir(self, node: int, body: memoryview) -> Answer:
+    def _readdir(self, node: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
-        found: list[bytes] = []
-        for place, one in enumerate(self.volume.listing(handle)[offset:], offset + 1):
-            kind = (stat.S_IFDIR if one.entry.kind == "directory" else stat.S_IFREG) >> 12
-            # A number is given out with a lookup only; programs that list take any but 0.
-            item = fuse_protocol.dirent(place + 1, place, one.name.encode(), kind)
-            size -= len(item)
+        entries: list[bytes] = []
+        for next_offset, item in enumerate(self.volume.listing(handle)[offset:], offset + 1):
+            kind = (stat.S_IFDIR if item.entry.kind == "directory" else stat.S_IFREG) >> 12
+            # Only a lookup assigns an inode number; programs that list accept any but 0.
+            entry = fuse_protocol.dirent(next_offset + 1, next_offset, item.name.encode(), kind)
+            size -= len(entry)
             if size < 0:
                 break
-            found.append(item)
-        return b"".join(found)
+            entries.append(entry)
+        return b"".join(entries)
 
-    def _readdirplus(self, node: int, body: memoryview) -> Answer:
+    def _readdirplus(self, node: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
-        found: list[bytes] = []
-        for place, one in enumerate(self.volume.listing(handle)[offset:], offset + 1):
-            name = one.name.encode()
+        entries: list[bytes] = []
+        for next_offset, item in enumerate(self.volume.listing(handle)[offset:], offset + 1):
+            name = item.name.encode()
             size -= len(_NO_ENTRY) + fuse_protocol.DIRENT.size + (len(name) + 7 & ~7)
             if size < 0:
                 break
-            if one.name in DOTS:
-                found += [_NO_ENTRY, fuse_protocol.dirent(node, place, name, stat.S_IFDIR >> 12)]
+            if item.name in DOTS:
+                kind = stat.S_IFDIR >> 12
+                entries += [_NO_ENTRY, fuse_protocol.dirent(node, next_offset, name, kind)]
                 continue
-            attributes = self.volume.listed(node, one.name, one.entry)
+            attributes = self.volume.look_up_listed(node, item.name, item.entry)
             kind = stat.S_IFMT(attributes.mode) >> 12
-            found += [
+            entries += [
                 self._entry(attributes),
-                fuse_protocol.dirent(attributes.number, place, name, kind),
+                fuse_protocol.dirent(attributes.number, next_offset, name, kind),
             ]
-        return b"".join(found)
+        return b"".join(entries)
 
-    def _releasedir(self, node: int, body: memoryview) -> Answer:
+    def _releasedir(self, node: int, body: memoryview) -> Reply:
         self.volume.release_directory(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
         return b""
 
@@ -323,17 +312,16 @@ class FuseServer:
 
     def _packed(self, attributes: Attributes) -> bytes:
         size = attributes.size
-        seconds, rest = divmod(attributes.mtime, 1)
-        when, part = int(seconds), int(rest * 1e9)
+        seconds, fraction = divmod(attributes.mtime, 1)
+        when, nanoseconds = int(seconds), int(fraction * 1e9)
         links = 2 if stat.S_ISDIR(attributes.mode) else 1
         return fuse_protocol.ATTR.pack(
-            *(attributes.number, size, -(-size // 512), when, when, when, part, part, part),
+            *(attributes.number, size, -(-size // 512), *[when] * 3, *[nanoseconds] * 3),
             *(attributes.mode, links, self._uid, self._gid, 0, _BLOCK, 0),
         )
 
 
-def _number(error: Exception) -> int:
-    """The errno for what went wrong."""
+def _error_number(error: Exception) -> int:
     if isinstance(error, InvalidPath):
         return errno.EINVAL
     if isinstance(error, AccessDenied):
@@ -345,34 +333,34 @@ def _number(error: Exception) -> int:
     return errno.EIO
 
 
-def _init(node: int, body: memoryview) -> Answer:
+def _init(node: int, body: memoryview) -> Reply:
     _, minor, readahead, offered = fuse_protocol.INIT_IN.unpack_from(body)
     if minor < fuse_protocol.MINOR:
-        raise OSError(errno.EPROTO, "a kernel before 5.4")
+        raise OSError(errno.EPROTO, "the kernel is older than 5.4")
     return fuse_protocol.INIT_OUT.pack(
         *(
             fuse_protocol.MAJOR,
             fuse_protocol.MINOR,
-            max(readahead, fuse_protocol.MOST_DATA),
+            max(readahead, fuse_protocol.MAX_DATA),
             offered & _WANTED,
         ),
-        *(THREADS, THREADS * 3 // 4, fuse_protocol.MOST_DATA, 1, fuse_protocol.MOST_PAGES, 0),
+        *(MAX_THREADS, MAX_THREADS * 3 // 4, fuse_protocol.MAX_DATA, 1, fuse_protocol.MAX_PAGES, 0),
     )
 
 
-def _statfs(node: int, body: memoryview) -> Answer:
+def _statfs(node: int, body: memoryview) -> Reply:
     return fuse_protocol.STATFS_OUT.pack(
         *(_BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCK, fuse_protocol.NAME_MAX, _BLOCK)
     )
 
 
-def _nothing(node: int, body: memoryview) -> Answer:
+def _ignore(node: int, body: memoryview) -> Reply:
     return b""
 
 
-def _not_here(node: int, body: memoryview) -> Answer:
+def _refuse_link(node: int, body: memoryview) -> Reply:
     raise PermissionError(errno.EPERM, "a bucket holds no links")
 
 
-def _no_link(node: int, body: memoryview) -> Answer:
+def _readlink(node: int, body: memoryview) -> Reply:
     raise OSError(errno.EINVAL, "not a symlink")

@@ -1,4 +1,4 @@
-"""What the kernel knows of a mounted bucket: a number for each path that it has looked up."""
+"""State that the kernel refers to by number: inodes of a mounted bucket, with unsaved drafts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.disk import room
+from smokebox.engine.disk import available_bytes
 from smokebox.engine.mounts.fuse_protocol import ROOT
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class Inode:
     """One file or directory that the kernel has a number for.
 
-    `draft` is what was written and may not be in the bucket yet, `handles` counts who has it
-    open, and `lookups` how often the kernel was told of it. One that is `gone` was removed or
-    replaced. `mode` and `mtime` were set here: a bucket has no place for them. `told` is the
-    size that the kernel has been given, `cached` the version that it read.
+    `draft` is content that may not be in the bucket yet. `handles` counts open files, and
+    `lookups` the references of the kernel. `gone` means removed or replaced. `mode` and `mtime`
+    were set by programs: a bucket cannot store them. `known_size` is the size that the kernel
+    last got, and `cached` the version that it has in its page cache.
     """
 
     __slots__ = (
@@ -29,13 +29,13 @@ class Inode:
         "draft",
         "gone",
         "handles",
+        "known_size",
         "lock",
         "lookups",
         "mode",
         "mtime",
         "number",
         "path",
-        "told",
     )
 
     def __init__(self, number: int, path: str) -> None:
@@ -47,14 +47,14 @@ class Inode:
         self.gone = False
         self.mode: int | None = None
         self.mtime: float | None = None
-        self.told: int | None = None
+        self.known_size: int | None = None
         self.cached = ""
-        # Held while its draft comes to be, is written to or is uploaded.
+        # Held while its draft is created, written or uploaded.
         self.lock = threading.RLock()
 
 
 class Inodes:
-    """All of them, by number and by path. Threads share it."""
+    """The inodes of a mount, by number and by path. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,11 +69,11 @@ class Inodes:
         return self._by_number[number]
 
     def at(self, path: str) -> Inode | None:
-        """The one that is at a path, if the kernel knows it."""
+        """Return the inode at a path, if the kernel knows it."""
         return self._by_path.get(path)
 
-    def looked_up(self, path: str) -> Inode:
-        """The one at a path, of which the kernel is told once more."""
+    def look_up(self, path: str) -> Inode:
+        """Return the inode at a path, and count a reference of the kernel."""
         with self._lock:
             inode = self._by_path.get(path)
             if inode is None:
@@ -84,42 +84,42 @@ class Inodes:
             return inode
 
     def forget(self, number: int, lookups: int) -> None:
-        """The kernel has forgotten so many times that it was told."""
+        """Subtract references of the kernel."""
         with self._lock:
             inode = self._by_number.get(number)
             if inode is None or number == ROOT:
                 return
             inode.lookups -= lookups
-            self._drop_if_unknown(inode)
+            self._drop_if_unused(inode)
 
     def released(self, inode: Inode) -> None:
-        """Nobody has it open any more."""
+        """Drop an inode without open files, unless the kernel refers to it."""
         with self._lock:
-            self._drop_if_unknown(inode)
+            self._drop_if_unused(inode)
 
     def remove(self, path: str) -> None:
-        """What was at a path is gone, though the kernel may still hold it."""
+        """Mark the inode at a path as gone; the kernel may still refer to it."""
         with self._lock:
             self._remove(path)
 
     def move(self, source: str, target: str) -> None:
-        """What was at a path, and all below it, is at another now."""
+        """Change the paths of an inode and of those below it."""
         with self._lock:
             self._remove(target)
             for inode in list(self._below(source)):
                 del self._by_path[inode.path]
                 inode.path = target + inode.path[len(source) :]
-                inode.told = None
+                inode.known_size = None
                 self._by_path[inode.path] = inode
 
-    def begin(self, inode: Inode, draft: Draft) -> None:
-        """Give one a draft."""
+    def add_draft(self, inode: Inode, draft: Draft) -> None:
+        """Give an inode a draft."""
         with self._lock:
             inode.draft = draft
             self._drafted.add(inode)
 
-    def end(self, inode: Inode) -> None:
-        """Let go of the draft of one, if it has any."""
+    def discard_draft(self, inode: Inode) -> None:
+        """Close the draft of an inode, if it has one."""
         with self._lock:
             draft, inode.draft = inode.draft, None
             self._drafted.discard(inode)
@@ -127,16 +127,17 @@ class Inodes:
             draft.close()
 
     def drafts(self, directory: str) -> list[Inode]:
-        """Those anywhere below a directory that have a draft."""
-        inside = directory.rstrip("/") + "/"
+        """Return the inodes at any depth below a directory that have a draft."""
+        prefix = directory.rstrip("/") + "/"
         with self._lock:
-            found = [one for one in self._drafted if not one.gone]
-        return [inode for inode in found if inode.path.startswith(inside)]
+            return [
+                inode for inode in self._drafted if not inode.gone and inode.path.startswith(prefix)
+            ]
 
     def _below(self, path: str) -> Iterator[Inode]:
-        inside = path.rstrip("/") + "/"
+        prefix = path.rstrip("/") + "/"
         for known, inode in self._by_path.items():
-            if known == path or known.startswith(inside):
+            if known == path or known.startswith(prefix):
                 yield inode
 
     def _remove(self, path: str) -> None:
@@ -144,7 +145,7 @@ class Inodes:
         if inode is not None:
             inode.gone = True
 
-    def _drop_if_unknown(self, inode: Inode) -> None:
+    def _drop_if_unused(self, inode: Inode) -> None:
         if inode.lookups <= 0 and not inode.handles:
             self._by_number.pop(inode.number, None)
             if self._by_path.get(inode.path) is inode:
@@ -152,7 +153,7 @@ class Inodes:
 
 
 class Spool:
-    """The directory where drafts are, and how much all of them may take, None for no limit."""
+    """The directory of drafts. `limit` bounds their total size, None for no limit."""
 
     def __init__(self, directory: int, limit: int | None) -> None:
         self._directory = directory
@@ -161,24 +162,24 @@ class Spool:
         self._lock = threading.Lock()
 
     def open(self) -> int:
-        """A file without a name, which ends with the last who has it open."""
+        """Open an unnamed file."""
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         return os.open(".", flags, 0o600, dir_fd=self._directory)
 
-    def grow(self, before: int, after: int) -> None:
-        """A draft is to have another size; raises ENOSPC where there is no room for it."""
+    def resize(self, before: int, after: int) -> None:
+        """Account for a draft's new size; raises ENOSPC if there is no room for it."""
         with self._lock:
             growth = after - before
             if growth > 0:
                 above = self._limit is not None and self._used + growth > self._limit
-                # A hole takes nothing now, and all of it when it is sent.
-                if above or growth > room(self._directory):
-                    raise OSError(errno.ENOSPC, "no room for what is written to the bucket")
+                # A hole occupies nothing here, but its whole size when it is uploaded.
+                if above or growth > available_bytes(self._directory):
+                    raise OSError(errno.ENOSPC, "no room for writes to the bucket")
             self._used += growth
 
 
 class Draft:
-    """The content of one file, here. Used under the lock of its inode."""
+    """Local content of one file, used under the lock of its inode."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -187,42 +188,41 @@ class Draft:
         self.mtime = time.time()
         self.dirty = True
 
-    def fill(self, pieces: Iterator[bytes]) -> None:
-        """Begin with what the object holds."""
-        for piece in pieces:
-            self.write(self.size, piece)
+    def fill(self, chunks: Iterator[bytes]) -> None:
+        """Start with the content of the object."""
+        for chunk in chunks:
+            self.write(self.size, chunk)
         self.dirty = False
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from an offset on, fewer at the end."""
+        """Read from an offset, less at the end."""
         return os.pread(self.fd, size, offset)
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Put bytes at an offset."""
+        """Write all of `data` at an offset."""
         end = offset + len(data)
         if end > self.size:
-            self._spool.grow(self.size, end)
+            self._spool.resize(self.size, end)
             self.size = end
         written = 0
         while written < len(data):
             written += os.pwrite(self.fd, data[written:], offset + written)
-        self.touch()
+        self._mark_dirty()
         return written
 
     def truncate(self, size: int) -> None:
-        """Cut it, or fill it up with zeros."""
-        self._spool.grow(self.size, size)
+        """Shorten it, or extend it with zeros."""
+        self._spool.resize(self.size, size)
         os.ftruncate(self.fd, size)
         self.size = size
-        self.touch()
-
-    def touch(self) -> None:
-        """It is not what the bucket has."""
-        self.dirty = True
-        self.mtime = time.time()
+        self._mark_dirty()
 
     def close(self) -> None:
-        """Let go of it and of its room."""
-        self._spool.grow(self.size, 0)
+        """Close the file and free its space."""
+        self._spool.resize(self.size, 0)
         self.size = 0
         os.close(self.fd)
+
+    def _mark_dirty(self) -> None:
+        self.dirty = True
+        self.mtime = time.time()

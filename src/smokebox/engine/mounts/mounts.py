@@ -1,7 +1,7 @@
-"""The buckets that are mounted in one sandbox: kept in its record, mounted in each of its runs.
+"""Buckets mounted in one sandbox: stored in the record, and mounted in each of its runs.
 
-A mount is verified before it is said to be one, and so is its end. One that was made comes
-back when the sandbox wakes, when the engine was killed, and when its own process was.
+Mounts and unmounts are verified before success is reported. A mount is restored when the sandbox
+wakes, and when the engine or the mount's daemon was killed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import logging
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smokebox.engine.files.executor import RootExecutor
-from smokebox.engine.files.rooted import Rooted
+from smokebox.engine.files.rooted_files import RootedFiles
 from smokebox.engine.mounts import daemon_client
-from smokebox.engine.mounts.attachment import is_mounted
+from smokebox.engine.mounts.fuse_mount import is_mounted
 from smokebox.engine.mounts.request import MountRequest, check_host, parse_path
 from smokebox.engine.record.rows import MountRow, delete, put
+from smokebox.engine.run import RunPart
 from smokebox.errors import (
     Conflict,
     NotFound,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.jail.api import Jail, Owner
+    from smokebox.engine.jail.jail import Jail
+    from smokebox.engine.jail.spec import Owner
     from smokebox.engine.mounts.daemon_client import MountDaemon
     from smokebox.engine.record.record import Record
     from smokebox.engine.run import Run
@@ -44,14 +46,14 @@ T = TypeVar("T")
 _log = logging.getLogger("smokebox.engine")
 
 SPOOL = "spool"
-# What a sandbox may write when it is told to end, before its mounts are cut off.
-SETTLE_SECONDS = 5.0
-# A look at what is mounted, which its own process answers.
-_LOOK_SECONDS = 10.0
+# Time to flush writes at the end of a run, before its daemons are killed.
+FLUSH_SECONDS = 5.0
+# Time for a daemon to respond to the check of its mount.
+_CHECK_SECONDS = 10.0
 _END_SECONDS = 10.0
 
 
-class Mounts:
+class Mounts(RunPart):
     """The mounts of one sandbox, by path."""
 
     def __init__(
@@ -72,40 +74,40 @@ class Mounts:
         self._cwd = cwd
         self._rows: dict[str, MountRow] | None = None
         self._daemons: dict[str, MountDaemon] = {}
-        self._changing = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
-        self._cutting: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
 
     async def mount(self, request: MountRequest) -> Mount:
-        """Mount a bucket on a directory, which is made if need be; wakes the sandbox.
+        """Mount a bucket on a directory, which is created if needed; wakes the sandbox.
 
-        What the directory holds is hidden meanwhile. Safe to repeat; raises `Conflict` where
-        another bucket is mounted.
+        The content of the directory is hidden meanwhile. Safe to repeat; raises `Conflict` if
+        another bucket is mounted there.
         """
         check_host()
-        return await asyncio.shield(self._keep(self._mount(request)))
+        return await asyncio.shield(self._start(self._mount(request)))
 
     async def unmount(self, path: str, *, force: bool = False) -> None:
-        """Unmount what is mounted at a path; all that was written is in the bucket then.
+        """Unmount a path after flushing pending writes. Does not wake the sandbox.
 
-        Raises `Conflict` while somebody uses it. With `force` it is gone for who comes, and
-        ends with the last who uses it. Wakes nothing.
+        Raises `Conflict` while it is in use. With `force` it is detached at once, and ends with
+        the last process that uses it.
         """
         path = parse_path(path, self._cwd())
-        await asyncio.shield(self._keep(self._unmount(path, force=force)))
+        await asyncio.shield(self._start(self._unmount(path, force=force)))
 
     async def list(self) -> list[Mount]:
-        """What is mounted, or will be when the sandbox wakes, in the order of mounting."""
-        return [self._described(row) for row in (await self._load()).values()]
+        """Return the mounts, including those of a sleeping sandbox, in the order of mounting."""
+        return [self._describe(row) for row in (await self._load()).values()]
 
     async def begin(self, run: Run) -> None:
-        """Mount in a run that starts what is in the record, without asking the stores."""
+        """Mount the buckets of the record in a new run, without contacting the stores."""
         for row in list((await self._load()).values()):
             if row.path not in self._daemons:
                 await self._restore(run, row)
 
     async def adopt(self, run: Run) -> None:
-        """Find what serves the mounts of a run of another engine's time, or mount again."""
+        """Find the daemons of a run that another engine started, or mount again."""
         for row in list((await self._load()).values()):
             daemon = (
                 daemon_client.MountDaemon.find(row.pid, row.started)
@@ -119,25 +121,25 @@ class Mounts:
                 await daemon_client.unmount(run.jail, row.path, lazy=True)
             await self._restore(run, row)
 
-    async def settle(self) -> None:
-        """The run is to end: what hangs in a mount hangs for so long only."""
-        if self._daemons and self._cutting is None:
+    async def before_end(self) -> None:
+        """Kill the daemons after a while, so that no mount blocks the end of the run."""
+        if self._daemons and self._kill_timer is None:
             loop = asyncio.get_running_loop()
-            self._cutting = loop.call_later(SETTLE_SECONDS, self._cut)
+            self._kill_timer = loop.call_later(FLUSH_SECONDS, self._kill_daemons)
 
     async def ended(self, reason: str) -> None:
-        """A run is over, and with it all that was mounted in it."""
-        self._cut()
+        """End the daemons of a run that ended."""
+        self._kill_daemons()
         for daemon in list(self._daemons.values()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_SECONDS):
                     await daemon.wait()
         self._daemons.clear()
 
-    async def close(self) -> None:
-        """Let go, and leave what is mounted."""
-        if self._cutting is not None:
-            self._cutting.cancel()
+    async def aclose(self) -> None:
+        """Release the daemons, and leave them running."""
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         daemons, self._daemons = self._daemons, {}
         for daemon in daemons.values():
             daemon.close()
@@ -145,7 +147,7 @@ class Mounts:
             await asyncio.wait(self._tasks)
 
     async def _mount(self, request: MountRequest) -> Mount:
-        async with self._use() as run, self._changing:
+        async with self._use() as run, self._lock:
             rows = await self._load()
             row = MountRow(
                 sandbox_id=self.id, path=request.path, request=request, generation=run.generation
@@ -159,41 +161,41 @@ class Mounts:
                         kind="mount",
                         name=request.path,
                     )
-                return self._described(known)
+                return self._describe(known)
             _check_tier(run)
             await self._make_directory(run.jail, request.path)
-            # Before it is there: one that nobody knows of would outlive whoever made it.
+            # Before mounting: a mount that is not recorded would outlive a killed engine.
             await self._record.write(put(row))
             try:
-                made = await self._serve(run, row, check=True)
+                served = await self._serve(run, row, check=True)
             except BaseException:
                 await self._record.write(delete(MountRow, self.id, row.path))
                 raise
-            rows[row.path] = made
-            return self._described(made)
+            rows[row.path] = served
+            return self._describe(served)
 
     async def _unmount(self, path: str, *, force: bool) -> None:
-        async with self._changing:
+        async with self._lock:
             rows = await self._load()
             if path not in rows:
                 raise NotFound(
                     f"nothing is mounted at {path} in sandbox {self.id}.",
-                    hint="`smokebox mounts` lists what is.",
+                    hint="List the mounts with `smokebox mounts`.",
                     kind="mount",
                     name=path,
                 )
             run = self._run()
             if run is not None:
-                await self._take_off(run, path, force=force)
+                await self._unmount_in(run, path, force=force)
             await self._record.write(delete(MountRow, self.id, path))
             del rows[path]
 
-    async def _take_off(self, run: Run, path: str, *, force: bool) -> None:
+    async def _unmount_in(self, run: Run, path: str, *, force: bool) -> None:
         daemon = self._daemons.get(path)
         try:
             await daemon_client.unmount(run.jail, path, lazy=force)
         except PathError:
-            # Its directory was moved inside: what cannot be taken off by its name is cut off.
+            # The directory was moved in the sandbox, so that its path does not lead to the mount.
             if not force or daemon is None:
                 raise
             daemon.kill()
@@ -203,68 +205,70 @@ class Mounts:
         if daemon is not None and force:
             daemon.close()
         elif daemon is not None:
-            # It ends once it has nothing more to put.
+            # It ends after its last upload.
             async with asyncio.timeout(_END_SECONDS):
                 await daemon.wait()
 
     async def _restore(self, run: Run, row: MountRow) -> None:
         try:
             await self._make_directory(run.jail, row.path)
-            made = await self._serve(run, row, check=False)
+            served = await self._serve(run, row, check=False)
         except SmokeboxError as error:
             raise ServiceUnavailable(
-                f"sandbox {self.id} cannot have {row.path} mounted: {error}",
-                hint=f"Mend that, or unmount {row.path}.",
+                f"{row.path} cannot be mounted in sandbox {self.id}: {error}",
+                hint=f"Fix that, or unmount {row.path}.",
                 service="mount",
                 path=row.path,
             ) from error
-        (await self._load())[row.path] = made
+        (await self._load())[row.path] = served
 
     async def _serve(self, run: Run, row: MountRow, *, check: bool) -> MountRow:
-        spool = await asyncio.to_thread(_spool, run)
-        words = {**row.request.words(), "check": check, "room": run.limits.disk}
-        daemon = await daemon_client.serve(run.jail, words, spool)
+        spool = await asyncio.to_thread(_make_spool, run)
+        options = {"check": check, "spool_limit": run.limits.disk}
+        daemon = await daemon_client.serve(run.jail, asdict(row.request) | options, spool)
         try:
             if not await self._is_mounted(run.jail, row.path):
                 raise self._unverified(row.path, "was not mounted")
-            made = replace(row, generation=run.generation, pid=daemon.pid, started=daemon.started)
-            await self._record.write(put(made))
+            served = replace(row, generation=run.generation, pid=daemon.pid, started=daemon.started)
+            await self._record.write(put(served))
         except BaseException:
             with contextlib.suppress(SmokeboxError):
                 await daemon_client.unmount(run.jail, row.path, lazy=True)
             daemon.kill()
             raise
         self._watch(row.path, daemon, run.jail)
-        return made
+        return served
 
     async def _make_directory(self, jail: Jail, path: str) -> None:
         async def root() -> tuple[int, Owner]:
             return jail.root, jail.owner
 
-        await RootExecutor(root, self._workers).run(Rooted.make_directory, path, recursive=True)
+        await RootExecutor(root, self._workers).run(
+            RootedFiles.make_directory, path, recursive=True
+        )
 
     async def _is_mounted(self, jail: Jail, path: str) -> bool:
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_CHECK_SECONDS):
                 return await asyncio.to_thread(is_mounted, jail.root, path)
         except (OSError, TimeoutError):
             return False
 
     def _watch(self, path: str, daemon: MountDaemon, jail: Jail) -> None:
         self._daemons[path] = daemon
-        self._keep(self._revive(path, daemon, jail))
+        self._start(self._restart(path, daemon, jail))
 
-    async def _revive(self, path: str, daemon: MountDaemon, jail: Jail) -> None:
-        """Mount again where what serves it was killed, while its run goes on."""
+    async def _restart(self, path: str, daemon: MountDaemon, jail: Jail) -> None:
+        """Mount again when a daemon was killed during its run."""
         await daemon.wait()
-        async with self._changing:
+        async with self._lock:
             run = self._run()
             row = (await self._load()).get(path)
-            current = run is not None and run.jail is jail and self._cutting is None
+            current = run is not None and run.jail is jail and self._kill_timer is None
             if self._daemons.get(path) is not daemon or run is None or not current or row is None:
                 return
             del self._daemons[path]
-            _log.warning("sandbox %s: what served %s ended, and is begun again", self.id, path)
+            _log.warning("sandbox %s: the daemon of %s ended and is restarted", self.id, path)
             with contextlib.suppress(SmokeboxError):
                 await daemon_client.unmount(jail, path, lazy=True)
             await self._restore(run, row)
@@ -276,14 +280,14 @@ class Mounts:
                 self._rows = {row.path: row for row in found}
         return self._rows
 
-    def _cut(self) -> None:
-        if self._cutting is not None:
-            self._cutting.cancel()
-            self._cutting = None
+    def _kill_daemons(self) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
         for daemon in self._daemons.values():
             daemon.kill()
 
-    def _described(self, row: MountRow) -> Mount:
+    def _describe(self, row: MountRow) -> Mount:
         request = row.request
         return Mount(
             path=row.path,
@@ -296,12 +300,12 @@ class Mounts:
 
     def _unverified(self, path: str, what: str) -> ServiceUnavailable:
         return ServiceUnavailable(
-            f"{path} of sandbox {self.id} {what}, though nothing refused it.",
-            hint="Try again; the sandbox may have moved the directory.",
+            f"{path} of sandbox {self.id} {what}, although no call failed.",
+            hint="Try again; a process in the sandbox may have moved the directory.",
             service="mount",
         )
 
-    def _keep(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+    def _start(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -313,8 +317,8 @@ class Mounts:
             _log.debug("sandbox %s: a mount failed: %s", self.id, error)
 
 
-def _spool(run: Run) -> str:
-    """A directory for what is written and not put yet, of who serves it."""
+def _make_spool(run: Run) -> str:
+    """Create the directory of pending writes, owned by the user of the daemon."""
     path = f"{run.directory}/{SPOOL}"
     os.makedirs(path, mode=0o700, exist_ok=True)
     owner = run.jail.owner
@@ -326,8 +330,8 @@ def _spool(run: Run) -> str:
 def _check_tier(run: Run) -> None:
     if run.jail.state.tier != "namespaces":
         raise Unsupported(
-            f"a sandbox of the tier {run.jail.state.tier!r} has no buckets mounted.",
-            hint="Use the tier 'namespaces', or copy what is needed.",
+            f"buckets cannot be mounted in a sandbox of the tier {run.jail.state.tier!r}.",
+            hint="Use the tier 'namespaces', or copy the files.",
             operation="mount",
             sandbox=run.id,
         )

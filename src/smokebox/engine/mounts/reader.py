@@ -1,7 +1,7 @@
-"""Reading one version of an object: small ones whole, large ones in pieces, ahead of who reads.
+"""Reading of one version of an object: small ones whole, large ones in blocks with readahead.
 
-What a file holds does not change while it is open: where the object was replaced meanwhile,
-its reader is told so (ESTALE) and gets no mixture.
+The content of an open file does not change: if the object was replaced, reads fail with ESTALE
+instead of mixing versions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 
 SMALL = 1 << 20
-PIECE = 4 << 20
-# All readers share so many pieces, and one has so many fetched ahead of it.
-_PIECES = 16
-_MOST_AHEAD = 4
-# The kernel reads ahead in requests of its own, which may overtake each other.
+BLOCK = 4 << 20
+# Blocks in the cache that all readers share, and blocks that one reader fetches ahead.
+_MAX_BLOCKS = 16
+_MAX_AHEAD = 4
+# The kernel's own readahead requests may arrive out of order within this distance.
 _NEAR = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """An object as it was when somebody opened it."""
+    """An object as it was when it was opened."""
 
     path: str
     tag: str
@@ -41,78 +41,81 @@ class _Key(NamedTuple):
     number: int
 
 
-class PieceCache:
-    """Pieces of objects, the least recently used given up. Each is fetched once at a time."""
+class BlockCache:
+    """LRU cache of blocks of objects. Concurrent requests for a block share one fetch."""
 
     def __init__(self, fetch: Callable[[ObjectVersion, int, int], bytes]) -> None:
         self._fetch = fetch
         self._lock = threading.Lock()
-        self._held: OrderedDict[_Key, Future[bytes]] = OrderedDict()
-        self._pool = ThreadPoolExecutor(_PIECES // 2, thread_name_prefix="smokebox-pieces")
+        self._blocks: OrderedDict[_Key, Future[bytes]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_MAX_BLOCKS // 2, thread_name_prefix="smokebox-blocks")
 
     def get(self, version: ObjectVersion, number: int) -> bytes:
-        """A piece, as soon as it is there."""
-        return self.start(version, number).result()
+        """Return a block. If its queued fetch was evicted, fetches it in this thread."""
+        try:
+            return self.start(version, number).result()
+        except CancelledError:
+            return self._fetch_block(_Key(version, number))
 
     def start(self, version: ObjectVersion, number: int) -> Future[bytes]:
-        """A piece on its way."""
+        """Return a block that is cached or being fetched."""
         key = _Key(version, number)
         with self._lock:
-            coming = self._held.get(key)
-            if coming is None:
-                coming = self._held[key] = self._pool.submit(self._fetched, key)
-                while len(self._held) > _PIECES:
-                    _, oldest = self._held.popitem(last=False)
+            block = self._blocks.get(key)
+            if block is None:
+                block = self._blocks[key] = self._pool.submit(self._fetch_block, key)
+                while len(self._blocks) > _MAX_BLOCKS:
+                    _, oldest = self._blocks.popitem(last=False)
                     oldest.cancel()
             else:
-                self._held.move_to_end(key)
-            return coming
+                self._blocks.move_to_end(key)
+            return block
 
     def holds(self, version: ObjectVersion, number: int) -> bool:
-        """Whether a piece is there, or on its way."""
+        """Return whether a block is cached or being fetched."""
         with self._lock:
-            return _Key(version, number) in self._held
+            return _Key(version, number) in self._blocks
 
-    def _fetched(self, key: _Key) -> bytes:
-        start = key.number * PIECE
+    def _fetch_block(self, key: _Key) -> bytes:
+        start = key.number * BLOCK
         try:
-            return self._fetch(key.version, start, min(start + PIECE, key.version.size))
+            return self._fetch(key.version, start, min(start + BLOCK, key.version.size))
         except BaseException:
             with self._lock:
-                self._held.pop(key, None)
+                self._blocks.pop(key, None)
             raise
 
 
 class ObjectSource:
-    """What all readers of a mounted bucket read from."""
+    """Access to the objects of a mounted bucket, shared by all readers."""
 
     def __init__(self, bucket: BucketFilesystem) -> None:
         self._bucket = bucket
-        self.pieces = PieceCache(self.fetch)
+        self.blocks = BlockCache(self.fetch)
 
     def fetch(self, version: ObjectVersion, start: int, end: int) -> bytes:
-        """Bytes of an object; raises ESTALE where it is another by now."""
+        """Fetch a range of an object; raises ESTALE if it was replaced."""
         data = self._bucket.part(version.path, start, end, version.tag)
         if data is None:
-            raise stale(version.path)
+            raise _stale(version.path)
         return data
 
-    def whole(self, version: ObjectVersion) -> bytes:
-        """All of a small object."""
+    def read_small(self, version: ObjectVersion) -> bytes:
+        """Return all of a small object."""
         body = self._bucket.body(version.path)
         if body.version != version.tag:
-            raise stale(version.path)
+            raise _stale(version.path)
         return body.data
 
-    def everything(self, version: ObjectVersion) -> Iterator[bytes]:
-        """All of an object of any size, piece by piece."""
+    def chunks(self, version: ObjectVersion) -> Iterator[bytes]:
+        """Yield all of an object of any size."""
         if version.size <= SMALL:
-            yield self.whole(version)
+            yield self.read_small(version)
             return
-        for number in range(-(-version.size // PIECE)):
-            if (number + 1) * PIECE < version.size:
-                self.pieces.start(version, number + 1)
-            yield self.pieces.get(version, number)
+        for number in range(-(-version.size // BLOCK)):
+            if (number + 1) * BLOCK < version.size:
+                self.blocks.start(version, number + 1)
+            yield self.blocks.get(version, number)
 
 
 class ObjectReader:
@@ -121,38 +124,36 @@ class ObjectReader:
     def __init__(self, source: ObjectSource, version: ObjectVersion) -> None:
         self.version = version
         self._source = source
-        self._reached = 0
+        self._position = 0
         self._ahead = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from an offset on, fewer at the end."""
+        """Read from an offset, less at the end."""
         end = min(offset + size, self.version.size)
         if offset >= end:
             return b""
         if self.version.size <= SMALL:
-            return self._source.whole(self.version)[offset:end]
-        first = offset // PIECE
-        goes_on = abs(offset - self._reached) <= _NEAR
-        self._reached = end
-        if not goes_on and not self._source.pieces.holds(self.version, first):
+            return self._source.read_small(self.version)[offset:end]
+        first = offset // BLOCK
+        sequential = abs(offset - self._position) <= _NEAR
+        self._position = end
+        if not sequential and not self._source.blocks.holds(self.version, first):
             self._ahead = 0
             return self._source.fetch(self.version, offset, end)
-        return self._in_pieces(first, offset, end)
+        return self._read_blocks(first, offset, end)
 
-    def _in_pieces(self, first: int, offset: int, end: int) -> bytes:
-        last = (end - 1) // PIECE
-        pieces = self._source.pieces
-        coming = [pieces.start(self.version, number) for number in range(first, last + 1)]
-        for number in range(last + 1, last + 1 + self._ahead):
-            if number * PIECE < self.version.size:
-                pieces.start(self.version, number)
-        self._ahead = min(_MOST_AHEAD, max(1, self._ahead * 2))
-        start = first * PIECE
-        data = [one.result() for one in coming]
-        whole = data[0] if len(data) == 1 else b"".join(data)
-        return whole[offset - start : end - start]
+    def _read_blocks(self, first: int, offset: int, end: int) -> bytes:
+        last = (end - 1) // BLOCK
+        blocks = self._source.blocks
+        for number in range(first, last + 1 + self._ahead):
+            if number * BLOCK < self.version.size:
+                blocks.start(self.version, number)
+        self._ahead = min(_MAX_AHEAD, max(1, self._ahead * 2))
+        start = first * BLOCK
+        parts = [blocks.get(self.version, number) for number in range(first, last + 1)]
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return data[offset - start : end - start]
 
 
-def stale(path: str) -> OSError:
-    """The error for an object that is another than the one that was opened."""
+def _stale(path: str) -> OSError:
     return OSError(errno.ESTALE, "the object was replaced or removed", path)

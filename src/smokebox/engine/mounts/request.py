@@ -1,34 +1,28 @@
-"""What is to be mounted and where, as users say it, checked once."""
+"""Requests to mount a bucket, checked once."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from smokebox.engine.mounts.fuse_protocol import DEVICE
-from smokebox.errors import (
-    InvalidOption,
-    InvalidPath,
-    MissingDependency,
-    Unsupported,
-)
+from smokebox.errors import InvalidOption, InvalidPath, MissingDependency, Unsupported
 from smokebox.foundation.paths import resolve
-from smokebox.sandbox.access import Access
-from smokebox.sandbox.bucket_names import BUCKET_NAME, check_prefix
+from smokebox.sandbox.access import BUCKET_NAME, Access, check_prefix
 
-# What the engine itself has mounted, and what every program needs to be as it is.
-_TAKEN = ("/dev", "/proc", "/run/smokebox", "/sys")
-_NEEDED = ("/", "/bin", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr")
+# Directories with mounts of the engine in or below them, and directories that programs need.
+_ENGINE_DIRECTORIES = ("/dev", "/proc", "/run/smokebox", "/sys")
+_SYSTEM_DIRECTORIES = ("/", "/bin", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountRequest:
     """A bucket, or a folder of it, for one directory of a sandbox.
 
-    It may be at a `private` address, or else at a public one only. `name` is what it is
-    called where that is not what the store calls it.
+    `private` permits endpoints at private addresses. `name` is the name of a bucket that the
+    operator configured, if it is one.
     """
 
     path: str
@@ -39,22 +33,10 @@ class MountRequest:
     private: bool = False
     name: str | None = None
 
-    def words(self) -> dict[str, object]:
-        """All of it for the process that serves it."""
-        return {
-            "path": self.path,
-            "bucket": self.bucket,
-            "prefix": self.prefix,
-            "read_only": self.read_only,
-            "access": asdict(self.access),
-            "private": self.private,
-            "name": self.name,
-        }
-
     @classmethod
-    def of(cls, words: dict[str, Any]) -> MountRequest:
-        """What `words` gave."""
-        return cls(**{**words, "access": Access(**words["access"])})
+    def from_dict(cls, fields: dict[str, Any]) -> MountRequest:
+        """Return the request that `dataclasses.asdict` turned into `fields`."""
+        return cls(**{**fields, "access": Access(**fields["access"])})
 
 
 def parse_request(
@@ -67,9 +49,9 @@ def parse_request(
     read_only: bool = False,
     private: bool = False,
 ) -> MountRequest:
-    """Check what can be checked before anything is asked of anybody."""
-    name, folder = _bucket(bucket)
-    inside = check_prefix(f"{folder}/{prefix.strip('/')}")
+    """Check everything that needs no access to the sandbox or the store."""
+    name, folder = _parse_bucket(bucket)
+    full_prefix = check_prefix(f"{folder}/{prefix.strip('/')}")
     if access.access_key is None and not access.anonymous:
         raise InvalidOption(
             f"there are no credentials for the bucket {name!r}.",
@@ -80,7 +62,7 @@ def parse_request(
     return MountRequest(
         path=parse_path(path, cwd),
         bucket=name,
-        prefix=inside,
+        prefix=full_prefix,
         read_only=read_only,
         access=access,
         private=private,
@@ -88,41 +70,44 @@ def parse_request(
 
 
 def parse_path(path: str, cwd: str) -> str:
-    """Where a bucket may be mounted."""
-    found = resolve(path, cwd)
-    if found in _NEEDED or any(found == one or found.startswith(f"{one}/") for one in _TAKEN):
+    """Return the absolute form of a path that is allowed as a mount point."""
+    absolute = resolve(path, cwd)
+    if absolute in _SYSTEM_DIRECTORIES or any(
+        absolute == directory or absolute.startswith(f"{directory}/")
+        for directory in _ENGINE_DIRECTORIES
+    ):
         raise InvalidPath(
-            f"{found} is the system's: nothing is mounted there.",
-            hint="Mount on a directory of its own, such as /data or /workspace/data.",
-            path=found,
+            f"{absolute} is a system directory, where nothing can be mounted.",
+            hint="Mount on another directory, such as /data or /workspace/data.",
+            path=absolute,
         )
-    return found
+    return absolute
 
 
 def check_host() -> None:
-    """Refuse where this host cannot mount buckets."""
+    """Raise if this host cannot mount buckets."""
     if importlib.util.find_spec("obstore") is None:
         raise MissingDependency(
-            "buckets need obstore, which is not installed here.",
-            hint="Run: pip install 'smokebox[bucket]', where the server is.",
+            "buckets need obstore, which is not installed on the server.",
+            hint="Run `pip install 'smokebox[bucket]'` there.",
             extra="bucket",
         )
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         raise Unsupported(
-            f"this host has no {DEVICE} that the engine may open, so it mounts nothing.",
+            f"this host has no {DEVICE} that the engine may open, so it cannot mount buckets.",
             hint=f"Run: modprobe fuse; in Docker add --device {DEVICE}.",
             operation="mount",
         )
 
 
-def _bucket(bucket: object) -> tuple[str, str]:
+def _parse_bucket(bucket: object) -> tuple[str, str]:
+    """Return the name of a bucket and a folder in it."""
     if isinstance(bucket, str):
-        text = bucket.removeprefix("s3://") if bucket.startswith("s3://") else bucket
-        name, _, folder = text.partition("/")
+        name, _, folder = bucket.removeprefix("s3://").partition("/")
         if BUCKET_NAME.fullmatch(name) and (not folder or bucket.startswith("s3://")):
             return name, folder.strip("/")
     raise InvalidOption(
-        f"{bucket!r:.200} is not a bucket that speaks S3.",
+        f"{bucket!r:.200} is not an S3 bucket.",
         hint="Use its name of 3 to 63 lower-case letters, digits, dots and hyphens, "
         "or s3://name/folder.",
         option="bucket",

@@ -1,7 +1,7 @@
-"""A bucket as the kernel sees it: inodes, attributes, open files. What is written is kept here
-as a draft until its file is closed or synced, and then put whole.
+"""A bucket as a filesystem for the kernel: inodes, attributes and open files.
 
-All raise `OSError` or an error of ours. Calls come from several threads at once.
+Writes go to a local draft, which is uploaded as a whole when the file is closed or synced. All
+methods raise `OSError` or a `SmokeboxError`, and are called from several threads.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from smokebox.engine.mounts.inodes import Spool
     from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 
-# A bucket has no users: whoever is in the sandbox may do what the mount may.
+# A bucket has no users: everyone in the sandbox may do what the mount may.
 DIRECTORY_MODE = stat.S_IFDIR | 0o777
 FILE_MODE = 0o666
 
-# What every directory holds besides.
+# Entries of every directory.
 DOTS = (".", "..")
 
 _NO_REPLACE = 1
-# Each holds some of its file in memory.
-_UPLOADS = 4
+# Each upload holds a part of its file in memory.
+_MAX_UPLOADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) says of an inode."""
+    """Attributes of an inode for stat(2)."""
 
     number: int
     mode: int
@@ -52,7 +52,7 @@ class Attributes:
 
 
 class OpenFile:
-    """One open file. `reader` is of the version that was there, for who does not write."""
+    """One open file. `reader` reads the version at the time of opening, if it is not written."""
 
     __slots__ = ("inode", "reader")
 
@@ -62,7 +62,7 @@ class OpenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryListing:
+class ListedName:
     """One name in a directory, as it was when that was opened."""
 
     name: str
@@ -70,7 +70,7 @@ class DirectoryListing:
 
 
 class Volume:
-    """One mounted bucket. `invalidate` tells the kernel that an inode is not what it knows."""
+    """One mounted bucket. `invalidate` drops what the kernel has cached of an inode."""
 
     def __init__(
         self, bucket: BucketFilesystem, spool: Spool, invalidate: Callable[[int], None]
@@ -80,25 +80,25 @@ class Volume:
         self._spool = spool
         self._invalidate = invalidate
         self._source = ObjectSource(bucket)
-        self._opened: dict[int, OpenFile] = {}
-        self._listed: dict[int, list[DirectoryListing]] = {}
+        self._open_files: dict[int, OpenFile] = {}
+        self._listings: dict[int, list[ListedName]] = {}
         self._handles = count(1)
-        self._began = time.time()
+        self._mounted_at = time.time()
         self._changing = threading.Lock()
-        self._uploads = threading.Semaphore(_UPLOADS)
+        self._uploads = threading.Semaphore(_MAX_UPLOADS)
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """What has a name in a directory, of which the kernel then knows."""
+        """Return the attributes of a name, and count a reference of the kernel."""
         path = self._child(parent, name)
         entry = self._entry(path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
-        return self._told(self.inodes.looked_up(path), entry)
+        return self._attributes(self.inodes.look_up(path), entry)
 
     def attributes(self, number: int) -> Attributes:
-        """What is at an inode."""
+        """Return the attributes of an inode."""
         inode = self.inodes[number]
-        return self._told(inode, self._present(inode))
+        return self._attributes(inode, self._existing_entry(inode))
 
     def set_attributes(
         self,
@@ -108,17 +108,17 @@ class Volume:
         mode: int | None = None,
         mtime: float | None = None,
     ) -> Attributes:
-        """Cut a file, or have another mode or time, which are kept here and not in the bucket."""
+        """Truncate a file, or set a mode or time, which last only as long as the mount."""
         inode = self.inodes[number]
-        entry = self._present(inode)
+        entry = self._existing_entry(inode)
         if size is not None:
             if entry.kind == "directory":
                 raise IsADirectoryError(errno.EISDIR, "a directory", inode.path)
             with inode.lock:
-                self._draft(inode, keep=size > 0).truncate(size)
+                self._get_draft(inode, keep=size > 0).truncate(size)
                 if not inode.handles:
                     self._upload(inode)
-                    self.inodes.end(inode)
+                    self.inodes.discard_draft(inode)
         if mode is not None:
             inode.mode = stat.S_IMODE(mode)
         if mtime is not None:
@@ -126,39 +126,39 @@ class Volume:
         return self.attributes(number)
 
     def make_directory(self, parent: int, name: bytes) -> Attributes:
-        """Make a directory, which is an object that says so."""
+        """Create a directory, which is a marker object."""
         path = self._child(parent, name, new=True)
         self._bucket.mkdir(path)
-        return self._told(self.inodes.looked_up(path), DIRECTORY.entry)
+        return self._attributes(self.inodes.look_up(path), DIRECTORY.entry)
 
     def create(self, parent: int, name: bytes, mode: int) -> tuple[Attributes, int]:
-        """Make a file and open it. It is in the bucket when it is closed."""
+        """Create a file and open it. It is uploaded when it is closed."""
         path = self._child(parent, name, new=True)
         if self._entry(path) is not None:
-            raise FileExistsError(errno.EEXIST, "there is one already", path)
-        inode = self.inodes.looked_up(path)
+            raise FileExistsError(errno.EEXIST, "the name is taken", path)
+        inode = self.inodes.look_up(path)
         with inode.lock:
             inode.mode = stat.S_IMODE(mode)
-            self.inodes.begin(inode, Draft(self._spool))
-            handle = self._handle(inode, None)
-        return self._told(inode, self._present(inode)), handle
+            self.inodes.add_draft(inode, Draft(self._spool))
+            handle = self._add_handle(inode, None)
+        return self._attributes(inode, self._existing_entry(inode)), handle
 
     def open(self, number: int, flags: int) -> tuple[int, bool]:
-        """Open a file. The handle, and whether what the kernel read of it still holds."""
+        """Open a file; return a handle, and whether the page cache of the kernel is still valid."""
         inode = self.inodes[number]
         if flags & os.O_ACCMODE == os.O_RDONLY:
-            return self._open_to_read(inode)
+            return self._open_for_reading(inode)
         with inode.lock:
-            if self._present(inode).kind == "directory":
+            if self._existing_entry(inode).kind == "directory":
                 raise IsADirectoryError(errno.EISDIR, "a directory", inode.path)
             if flags & os.O_TRUNC:
-                self._draft(inode, keep=False).truncate(0)
+                self._get_draft(inode, keep=False).truncate(0)
             inode.cached = ""
-            return self._handle(inode, None), False
+            return self._add_handle(inode, None), False
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Bytes of an open file."""
-        opened = self._opened[handle]
+        """Read from an open file."""
+        opened = self._open_files[handle]
         inode = opened.inode
         if inode.draft is not None:
             with inode.lock:
@@ -169,34 +169,34 @@ class Volume:
         return opened.reader.read(offset, size)
 
     def write(self, handle: int, offset: int, data: memoryview, *, append: bool) -> int:
-        """Put bytes in an open file, or at its end."""
-        inode = self._opened[handle].inode
+        """Write to an open file, at an offset or at its end."""
+        inode = self._open_files[handle].inode
         with inode.lock:
-            draft = self._draft(inode, keep=True)
+            draft = self._get_draft(inode, keep=True)
             return draft.write(draft.size if append else offset, data)
 
     def sync(self, handle: int) -> None:
-        """Have what was written be in the bucket."""
-        inode = self._opened[handle].inode
+        """Upload pending writes."""
+        inode = self._open_files[handle].inode
         with inode.lock:
             self._upload(inode)
 
     def release(self, handle: int) -> None:
-        """Nobody uses a handle any more."""
-        inode = self._opened.pop(handle).inode
+        """Close a handle; the last one of an inode uploads its draft."""
+        inode = self._open_files.pop(handle).inode
         with inode.lock:
             inode.handles -= 1
             if inode.handles:
                 return
             try:
-                # Written after the last close, by who had it mapped.
+                # Written through a memory mapping after the last close.
                 self._upload(inode)
             finally:
-                self.inodes.end(inode)
+                self.inodes.discard_draft(inode)
                 self.inodes.released(inode)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file. Who writes it goes on, and none of it gets into the bucket."""
+        """Remove a file. Open handles stay usable, but are not uploaded any more."""
         path = self._child(parent, name)
         inode = self.inodes.at(path)
         in_bucket = self._bucket.find(path)
@@ -215,70 +215,70 @@ class Volume:
         self.inodes.remove(path)
 
     def rename(self, parent: int, name: bytes, target: int, to: bytes, flags: int = 0) -> None:
-        """Move a file or a directory, of which each object is copied."""
-        source, place = self._child(parent, name), self._child(target, to, new=True)
+        """Move a file or a directory, which copies each of its objects."""
+        source, destination = self._child(parent, name), self._child(target, to, new=True)
         if flags & ~_NO_REPLACE:
-            raise OSError(errno.EINVAL, "files cannot change places", source)
-        entry, existing = self._entry(source), self._entry(place)
+            raise OSError(errno.EINVAL, "exchanging files is not supported", source)
+        entry, existing = self._entry(source), self._entry(destination)
         if entry is None:
             raise PathNotFound(source)
         if existing is not None and flags & _NO_REPLACE:
-            raise FileExistsError(errno.EEXIST, "there is one already", place)
-        check_move(source, place, entry, existing)
+            raise FileExistsError(errno.EEXIST, "the name is taken", destination)
+        check_move(source, destination, entry, existing)
         with self._changing:
             if entry.kind == "directory":
                 for drafted in self.inodes.drafts(source):
                     with drafted.lock:
                         self._upload(drafted)
-                self._bucket.rename(source, place)
+                self._bucket.rename(source, destination)
             else:
-                self._move_file(source, place)
-            self.inodes.move(source, place)
+                self._move_file(source, destination)
+            self.inodes.move(source, destination)
 
     def open_directory(self, number: int) -> int:
-        """Take a look at a directory, which is then read from."""
+        """List a directory for later reads, and return a handle."""
         path = self.inodes[number].path
         found = {name: item.entry for name, item in self._bucket.listing(path).items()}
-        inside = path.rstrip("/") + "/"
+        prefix = path.rstrip("/") + "/"
         for inode in self.inodes.drafts(path):
-            name = inode.path.removeprefix(inside)
+            name = inode.path.removeprefix(prefix)
             if "/" not in name and inode.draft is not None:
                 found[name] = Entry("file", inode.draft.size, inode.draft.mtime)
         handle = next(self._handles)
-        self._listed[handle] = [DirectoryListing(name, DIRECTORY.entry) for name in DOTS] + [
-            DirectoryListing(name, entry)
+        self._listings[handle] = [ListedName(name, DIRECTORY.entry) for name in DOTS] + [
+            ListedName(name, entry)
             for name, entry in sorted(found.items())
             if len(name.encode()) <= NAME_MAX
         ]
         return handle
 
-    def listing(self, handle: int) -> list[DirectoryListing]:
-        """What a directory held when it was opened."""
-        return self._listed[handle]
+    def listing(self, handle: int) -> list[ListedName]:
+        """Return the entries of a directory when it was opened."""
+        return self._listings[handle]
 
-    def listed(self, directory: int, name: str, entry: Entry) -> Attributes:
-        """One name of a directory, of which the kernel then knows."""
+    def look_up_listed(self, directory: int, name: str, entry: Entry) -> Attributes:
+        """Like `lookup`, for an entry of a listing."""
         path = self.inodes[directory].path.rstrip("/") + f"/{name}"
-        inode = self.inodes.looked_up(path)
-        return self._told(inode, self._drafted(inode) or entry)
+        inode = self.inodes.look_up(path)
+        return self._attributes(inode, self._draft_entry(inode) or entry)
 
     def release_directory(self, handle: int) -> None:
-        """Nobody reads from it any more."""
-        self._listed.pop(handle, None)
+        """Close a handle of a directory."""
+        self._listings.pop(handle, None)
 
-    def _open_to_read(self, inode: Inode) -> tuple[int, bool]:
+    def _open_for_reading(self, inode: Inode) -> tuple[int, bool]:
         with inode.lock:
             if inode.draft is not None:
-                return self._handle(inode, None), False
+                return self._add_handle(inode, None), False
         reader = self._reader(inode)
         version = reader.version
-        kept = version.tag == inode.cached
+        keep_cache = version.tag == inode.cached
         inode.cached = version.tag
-        if inode.told not in (None, version.size):
-            # The kernel would cut what is read at the size that it knows.
+        if inode.known_size not in (None, version.size):
+            # The kernel would truncate reads to the size that it knows.
             self._invalidate(inode.number)
         with inode.lock:
-            return self._handle(inode, reader), kept
+            return self._add_handle(inode, reader), keep_cache
 
     def _reader(self, inode: Inode) -> ObjectReader:
         found = None if inode.gone else self._bucket.find(inode.path)
@@ -288,40 +288,40 @@ class Volume:
             raise IsADirectoryError(errno.EISDIR, "a directory", inode.path)
         version = ObjectVersion(inode.path, found.version, found.entry.size)
         if version.size <= SMALL:
-            # What is read is what is there now, which may be another than was seen before.
+            # The body is of the current version, which may be newer than the entry.
             body = self._bucket.body(inode.path)
             version = ObjectVersion(inode.path, body.version, len(body.data))
         return ObjectReader(self._source, version)
 
-    def _handle(self, inode: Inode, reader: ObjectReader | None) -> int:
+    def _add_handle(self, inode: Inode, reader: ObjectReader | None) -> int:
         handle = next(self._handles)
-        self._opened[handle] = OpenFile(inode, reader)
+        self._open_files[handle] = OpenFile(inode, reader)
         inode.handles += 1
         return handle
 
-    def _draft(self, inode: Inode, *, keep: bool) -> Draft:
-        """What is to be written to, with what the object holds where that is to be kept."""
+    def _get_draft(self, inode: Inode, *, keep: bool) -> Draft:
+        """Return the draft of an inode; a new one starts with the object's content if `keep`."""
         if inode.draft is not None:
             return inode.draft
         draft = Draft(self._spool)
         try:
             if keep:
-                draft.fill(self._source.everything(self._reader(inode).version))
+                draft.fill(self._source.chunks(self._reader(inode).version))
         except BaseException:
             draft.close()
             raise
         inode.mtime = None
-        self.inodes.begin(inode, draft)
+        self.inodes.add_draft(inode, draft)
         return draft
 
     def _upload(self, inode: Inode) -> None:
-        """Put what was written, unless its name is gone. The lock of the inode is held.
+        """Upload a changed draft, unless its name is gone. The caller holds the inode's lock.
 
-        What the engine has in the making is put under its last name alone: where the engine
-        is killed, nothing of it is left.
+        A temporary file of the engine is uploaded only under its final name, so that a killed
+        engine leaves nothing in the bucket.
         """
-        in_the_making = TEMPORARY.fullmatch(inode.path.rpartition("/")[2])
-        if inode.draft is not None and inode.draft.dirty and not inode.gone and not in_the_making:
+        temporary = TEMPORARY.fullmatch(inode.path.rpartition("/")[2])
+        if inode.draft is not None and inode.draft.dirty and not inode.gone and not temporary:
             self._put(inode.draft, inode.path)
 
     def _put(self, draft: Draft, path: str) -> None:
@@ -330,17 +330,17 @@ class Volume:
             self._bucket.put(path, file, draft.size)
         draft.dirty = False
 
-    def _move_file(self, source: str, place: str) -> None:
+    def _move_file(self, source: str, destination: str) -> None:
         inode = self.inodes.at(source)
         if inode is None:
-            self._bucket.rename(source, place)
+            self._bucket.rename(source, destination)
             return
         with inode.lock:
             if inode.draft is None or not inode.draft.dirty:
-                self._bucket.rename(source, place)
+                self._bucket.rename(source, destination)
                 return
-            # At once to where it shall be: whoever looks there sees the old or the new.
-            self._put(inode.draft, place)
+            # Directly to the target, where readers see either the old or the new content.
+            self._put(inode.draft, destination)
             if self._bucket.find(source) is not None:
                 self._bucket.remove(source)
 
@@ -354,7 +354,7 @@ class Volume:
             number = errno.EILSEQ if new else errno.ENOENT
             raise OSError(number, "not UTF-8") from error
         if len(name) > NAME_MAX:
-            raise OSError(errno.ENAMETOOLONG, "a long name")
+            raise OSError(errno.ENAMETOOLONG, "the name is too long")
         path = directory.path.rstrip("/") + f"/{text}"
         if new:
             self._bucket.check_name(path)
@@ -362,25 +362,25 @@ class Volume:
 
     def _entry(self, path: str) -> Entry | None:
         inode = self.inodes.at(path)
-        return (self._drafted(inode) if inode is not None else None) or self._bucket.peek(path)
+        return (self._draft_entry(inode) if inode is not None else None) or self._bucket.peek(path)
 
-    def _present(self, inode: Inode) -> Entry:
-        entry = self._drafted(inode)
+    def _existing_entry(self, inode: Inode) -> Entry:
+        entry = self._draft_entry(inode)
         if entry is None and not inode.gone:
             entry = self._bucket.peek(inode.path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", inode.path)
         return entry
 
-    def _drafted(self, inode: Inode) -> Entry | None:
+    def _draft_entry(self, inode: Inode) -> Entry | None:
         draft = inode.draft
         return None if draft is None else Entry("file", draft.size, draft.mtime)
 
-    def _told(self, inode: Inode, entry: Entry) -> Attributes:
+    def _attributes(self, inode: Inode, entry: Entry) -> Attributes:
         if entry.kind == "directory":
             mode = DIRECTORY_MODE if inode.mode is None else stat.S_IFDIR | inode.mode
-            return Attributes(inode.number, mode, 0, inode.mtime or self._began)
+            return Attributes(inode.number, mode, 0, inode.mtime or self._mounted_at)
         mode = stat.S_IFREG | (FILE_MODE if inode.mode is None else inode.mode)
-        inode.told = entry.size
+        inode.known_size = entry.size
         mtime = entry.mtime if inode.mtime is None else inode.mtime
         return Attributes(inode.number, mode, entry.size, mtime)

@@ -1,1 +1,1 @@
-"""Long-running processes of a sandbox, and their logs."""
+"""Background processes of a sandbox, and their logs."""

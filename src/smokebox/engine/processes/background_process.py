@@ -1,4 +1,4 @@
-"""The handle of a background process: it outlives the call, and the engine, that started it."""
+"""The handle of a background process, which outlives the call and the engine that started it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import contextlib
 import signal as signals
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail import guest_requests
-from smokebox.engine.processes.launch import EXIT, STDIN, Stdin, signal_supervisor
-from smokebox.engine.processes.lifetime import Lifetime, ended_before, no_stdin, run_ended, too_late
-from smokebox.engine.processes.logs import ProcessLog, read_logs, start_of
+from smokebox.engine.jail import guest_init, guest_requests
+from smokebox.engine.processes.launch import EXIT, STDIN, Stdin
+from smokebox.engine.processes.lifetime import (
+    Lifetime,
+    ended_before,
+    run_ended_error,
+    wait_timed_out,
+)
+from smokebox.engine.processes.logs import ProcessLog
 from smokebox.engine.processes.readiness import (
-    check_for_port,
     check_pattern,
     find_line,
-    until_ready,
+    parse_port_check,
+    wait_until_ready,
 )
-from smokebox.errors import (
-    InvalidOption,
-    ProcessEnded,
-    SandboxGone,
-    ServiceUnavailable,
-)
+from smokebox.errors import InvalidOption, ServiceUnavailable, Unsupported
 from smokebox.options import check_timeout
 
 if TYPE_CHECKING:
     import re
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.processes.readiness import PortMode, Status
     from smokebox.engine.record.rows import ProcessRow
-    from smokebox.engine.run import Run
+    from smokebox.engine.run import Run, UseRun
+    from smokebox.errors import ProcessEnded, SandboxGone
     from smokebox.types import LogChunk, LogMatch, ProcessLogs, ProcessStatus
 
-_LAST = 64
 GRACE_SECONDS = 5.0
 KILL_SECONDS = 10.0
 
+_HIGHEST_SIGNAL = 64
 _RETRY_SECONDS = 0.5
 
 
 def check_signal(signal: str | int | None) -> int | None:
-    """The number of a signal: of SIGTERM, TERM or 15; None for None."""
+    """Return the number of a signal such as SIGTERM, TERM or 15; None for None."""
     if signal is None:
         return None
     if isinstance(signal, str):
@@ -51,18 +51,18 @@ def check_signal(signal: str | int | None) -> int | None:
         found = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
         if isinstance(found, signals.Signals):
             return int(found)
-    elif isinstance(signal, int) and not isinstance(signal, bool) and 1 <= signal <= _LAST:
+    elif not isinstance(signal, bool) and signal in range(1, _HIGHEST_SIGNAL + 1):
         return int(signal)
     raise InvalidOption(
         f"{signal!r:.80} is not a signal.",
-        hint=f"Pass a name such as 'SIGTERM', or a number from 1 to {_LAST}.",
+        hint=f"Pass a name such as 'SIGTERM', or a number from 1 to {_HIGHEST_SIGNAL}.",
         option="signal",
         value=signal,
     )
 
 
 def check_grace(grace: float) -> float:
-    """`grace` itself, once it is a number of seconds."""
+    """Return `grace` if it is a number of seconds."""
     if (
         isinstance(grace, bool)
         or not isinstance(grace, (int, float))
@@ -78,10 +78,9 @@ def check_grace(grace: float) -> float:
 
 
 class BackgroundProcess:
-    """The handle of one process that `Processes.start` started, in this engine or another.
+    """The handle of a process that `Processes.start` started, in this engine or another.
 
-    What it says of the process is kept up to date while the engine runs. Once the run of the
-    sandbox is over, status and logs stay readable, and everything else raises
+    After the run of the sandbox ends, status and logs stay readable, and all other methods raise
     `SandboxRestarted`.
     """
 
@@ -90,25 +89,27 @@ class BackgroundProcess:
         row: ProcessRow,
         *,
         stem: str,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
-        on_end: Callable[[BackgroundProcess], None],
-        on_gone: Callable[[], None],
+        use: UseRun,
+        on_exit: Callable[[BackgroundProcess], None],
+        on_tree_end: Callable[[], None],
     ) -> None:
         self.stem = stem
         self.log = ProcessLog(stem)
         self._use = use
-        self._on_end = on_end
+        self._on_exit = on_exit
         self._stdin = Stdin(stem + STDIN, row.process_id) if row.stdin else None
-        self.lifetime = Lifetime(row, stem + EXIT, self.log, on_end=self._ended, on_gone=on_gone)
+        self.lifetime = Lifetime(
+            row, stem + EXIT, self.log, on_exit=self._exited, on_tree_end=on_tree_end
+        )
 
     @property
     def row(self) -> ProcessRow:
-        """What the record has of it, or is about to."""
+        """The current row of the record, written or about to be."""
         return self.lifetime.row
 
     @property
     def id(self) -> str:
-        """Its name in the sandbox."""
+        """Its id in the sandbox."""
         return self.row.process_id
 
     @property
@@ -118,113 +119,115 @@ class BackgroundProcess:
 
     @property
     def command(self) -> str:
-        """What was started, as a shell would read it."""
+        """The command line, quoted for a shell."""
         return self.row.command
 
     @property
     def status(self) -> ProcessStatus:
-        """`exited` by itself, `killed` by a signal or its lifetime, `lost` with its supervisor."""
+        """`exited` by itself, `killed` by a signal or its timeout, `lost` with its supervisor."""
         return self.row.status
 
     @property
     def exit_code(self) -> int | None:
-        """As in bash, 124 for one whose lifetime was up; None while it runs."""
+        """The exit code as in bash, 124 after its timeout, None while it runs."""
         return self.row.exit_code
 
     @property
     def started_at(self) -> float:
-        """When it was started, in seconds since the epoch."""
+        """Time of its start, in seconds since the epoch."""
         return self.row.started_at
 
     @property
     def ended_at(self) -> float | None:
-        """When its end was noticed, in seconds since the epoch."""
+        """Time when its end was noticed, in seconds since the epoch."""
         return self.row.ended_at
 
     @property
     def generation(self) -> int:
-        """Which run of the sandbox it is of."""
+        """The run of the sandbox that it belongs to."""
         return self.row.generation
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
-        return not self.lifetime.over.is_set()
+        """True until it ends."""
+        return self.lifetime.running
 
     @property
-    def gone(self) -> bool:
-        """Whether it has ended, and with it all that it left in the background."""
-        return self.lifetime.gone.is_set()
+    def tree_ended(self) -> bool:
+        """True once it and all processes that it left in the background have ended."""
+        return self.lifetime.tree_ended.is_set()
 
     async def kill(self, signal: str | int | None = None, *, grace: float = GRACE_SECONDS) -> bool:
-        """End it with all that it started: SIGTERM, after `grace` seconds SIGKILL.
+        """Kill the process tree, or send a signal. Return whether a process received it.
 
-        Returns when nothing of it is left, background processes included. With a signal,
-        sends that one to the process group of its leader, and does not wait. What has ended
-        is left alone. Tells whether there was anything to end.
+        Without `signal`, sends SIGTERM, after `grace` seconds SIGKILL, and returns when the whole
+        tree has ended, background processes included. A `signal` is sent to the process group of
+        the leader, without waiting.
         """
         number = check_signal(signal)
         grace = check_grace(grace)
-        self._check_stale()
-        if self.gone or (number is not None and not self.running):
+        self._check_run()
+        if self.tree_ended or (number is not None and not self.running):
             return False
-        async with self._active() as run:
+        async with self._use_run() as run:
             if number is None:
-                return await self._end_tree(run, grace)
+                return await self._kill_tree(run, grace)
             if self.pid is not None:
-                return await guest_requests.send_signal(run.jail, self.pid, number, tree=False)
+                return await guest_requests.send_signal(
+                    run.jail, self.pid, number, guest_init.LEADER
+                )
         return False
 
     async def logs(self) -> ProcessLogs:
-        """What it has written so far; of a very long log the end."""
-        return await asyncio.to_thread(read_logs, self.log)
+        """Return its output so far, or the end of a very long log."""
+        return await asyncio.to_thread(self.log.read)
 
     async def stream_logs(
         self, *, replay: bool = True, follow: bool = True, cursor: str | None = None
     ) -> AsyncGenerator[LogChunk, None]:
-        """What it has written, and with `follow` what it writes until it ends.
+        """Yield its output so far, and with `follow` until it ends.
 
-        `cursor`, that of an earlier chunk, goes on right after that chunk; without one and
-        without `replay` only what is to come is given. What background processes write
-        after the end is in the log, and given to who asks later.
+        `cursor` continues after the chunk that it came from. Without one, and without `replay`,
+        only later output is yielded. Output that background processes write after the end is in
+        the log for later calls.
         """
-        offsets = start_of(self.log, cursor, replay=replay)
+        offsets = self.log.parse_cursor(cursor, replay=replay)
         async with contextlib.AsyncExitStack() as stack:
             if follow and self.running:
-                await stack.enter_async_context(self._active())
+                await stack.enter_async_context(self._use_run())
             chunks = self.log.follow(offsets, follow=follow)
             stack.push_async_callback(chunks.aclose)
             async for chunk in chunks:
                 yield chunk
         if follow:
-            self._check_cut()
+            self._check_interrupted()
 
     async def wait_for_exit(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for it to end, and return its exit code."""
         timeout = check_timeout(timeout)
         if self.running:
-            async with self._waiting(timeout, "to end"):
-                await self.lifetime.over.wait()
-        self._check_cut()
+            async with self._wait(timeout, "for it to end"):
+                await self.lifetime.exited.wait()
+        self._check_interrupted()
         assert self.row.exit_code is not None
         return self.row.exit_code
 
     async def wait_for_log(
         self, pattern: str | re.Pattern[str], timeout: float | None = None
     ) -> LogMatch:
-        """The first line of its log, from the beginning on, in which `pattern` is found.
+        """Wait for the first line of its log, from the beginning, that `pattern` matches.
 
-        Each line is searched by itself, without its end, and an unfinished last line too.
+        Each line is searched by itself, without its end, including an incomplete last line.
         Raises `ProcessEnded` when the process ends without one.
         """
         pattern, timeout = check_pattern(pattern), check_timeout(timeout)
-        what = f"to log {getattr(pattern, 'pattern', pattern)!r:.80}"
+        condition = f"for it to log {getattr(pattern, 'pattern', pattern)!r:.80}"
         async with contextlib.AsyncExitStack() as stack:
             if self.running:
-                await stack.enter_async_context(self._waiting(timeout, what))
+                await stack.enter_async_context(self._wait(timeout, condition))
             found = await find_line(self.log, pattern)
         if found is None:
-            raise self._ended_before(what)
+            raise self._ended_before(condition)
         return found
 
     async def wait_for_port(
@@ -237,130 +240,138 @@ class BackgroundProcess:
         timeout: float | None = None,
         interval: float = 0.1,
     ) -> None:
-        """Return when a port of the sandbox answers, on 127.0.0.1 or ::1.
+        """Wait until a port of the sandbox responds, on 127.0.0.1 or ::1.
 
-        `http` takes an answer to `GET path` with such a status, `tcp` any connection.
+        Mode `http` needs a response to `GET path` with one of the statuses, `tcp` a connection.
         Raises `ProcessEnded` when the process ends first.
         """
-        check = check_for_port(port, mode, path, status, interval)
-        timeout = check_timeout(timeout)
+        check = parse_port_check(port, mode, path, status, interval)
+        timeout, condition = check_timeout(timeout), f"for {check}"
         if not self.running:
-            raise self._ended_before(f"for {check}")
-        async with self._waiting(timeout, f"for {check}") as run:
-            asking = asyncio.ensure_future(until_ready(run.jail, check))
-            ending = asyncio.ensure_future(self.lifetime.over.wait())
+            raise self._ended_before(condition)
+        async with self._wait(timeout, condition) as run:
+            ready = asyncio.ensure_future(wait_until_ready(run.jail, check))
+            exited = asyncio.ensure_future(self.lifetime.exited.wait())
             try:
-                await asyncio.wait((asking, ending), return_when=asyncio.FIRST_COMPLETED)
-                if not asking.done():
-                    raise self._ended_before(f"for {check}")
-                await asking
+                await asyncio.wait((ready, exited), return_when=asyncio.FIRST_COMPLETED)
+                if not ready.done():
+                    raise self._ended_before(condition)
+                await ready
             finally:
-                asking.cancel()
-                ending.cancel()
-                await asyncio.wait((asking, ending))
+                ready.cancel()
+                exited.cancel()
+                await asyncio.wait((ready, exited))
 
     async def write_stdin(self, data: str | bytes) -> None:
-        """Write to its stdin, and return when all of it is read or in the pipe."""
-        stdin, what = self._writable(), "to read its stdin"
+        """Write to its stdin, and return when all data is read or in the pipe."""
+        stdin, condition = self._writable_stdin(), "for it to read its stdin"
         if not self.running:
-            raise self._ended_before(what)
-        async with self._active():
-            if not await stdin.write(data, self.lifetime.over):
-                raise self._ended_before(what)
+            raise self._ended_before(condition)
+        async with self._use_run():
+            if not await stdin.write(data, self.lifetime.exited):
+                raise self._ended_before(condition)
 
     async def close_stdin(self) -> None:
-        """End of file for the process. Safe to repeat."""
-        stdin = self._writable()
+        """Close its stdin: the process reads the end of file. Safe to repeat."""
+        stdin = self._writable_stdin()
         if not self.running:
             return
-        async with self._active() as run:
+        async with self._use_run() as run:
             await stdin.close()
-            if self.lifetime.supervisor_pid is not None:
-                await signal_supervisor(run, self.lifetime.supervisor_pid, signals.SIGUSR1)
+            await self._signal_supervisor(run, signals.SIGUSR1)
 
     def close(self) -> None:
-        """Let go, and leave it running for another engine. Safe to repeat."""
+        """Release the handle, and leave the process running. Safe to repeat."""
         self.lifetime.close()
         if self._stdin is not None:
-            self._stdin.let_go()
+            self._stdin.release()
 
-    def _ended(self) -> None:
+    def _exited(self) -> None:
         if self._stdin is not None:
-            self._stdin.let_go()
-        self._on_end(self)
+            self._stdin.release()
+        self._on_exit(self)
 
-    async def _end_tree(self, run: Run, grace: float) -> bool:
-        """End it, and tell whether anything of it was left but who minds it."""
-        gone, supervisor_pid, some = self.lifetime.gone, self.lifetime.supervisor_pid, False
-        if supervisor_pid is None:
+    async def _kill_tree(self, run: Run, grace: float) -> bool:
+        """Kill the tree, and return whether any process of it was left."""
+        pid, found = self.lifetime.supervisor_pid, False
+        if pid is None:
             return False
         if grace:
-            some = await guest_requests.send_signal(
-                run.jail, supervisor_pid, signals.SIGTERM, tree=True
+            found = await guest_requests.send_signal(
+                run.jail, pid, signals.SIGTERM, guest_init.TREE
             )
-            if await _comes(gone, grace):
-                return some
+            if await self._wait_for_tree(grace):
+                return found
         tries = int(KILL_SECONDS / _RETRY_SECONDS)
         for number in range(tries):
-            some |= await guest_requests.send_signal(
-                run.jail, supervisor_pid, signals.SIGKILL, tree=True
+            found |= await guest_requests.send_signal(
+                run.jail, pid, signals.SIGKILL, guest_init.TREE
             )
-            if number in (1, tries // 2):
-                # It may have been stopped; and what it minds ends with it.
-                last = signals.SIGKILL if number > 1 else signals.SIGCONT
-                await signal_supervisor(run, supervisor_pid, last)
-            if await _comes(gone, _RETRY_SECONDS):
-                return some
+            if number == 1:
+                # The supervisor may have been stopped.
+                await self._signal_supervisor(run, signals.SIGCONT)
+            elif number == tries // 2:
+                # Its processes are killed with it.
+                await self._signal_supervisor(run, signals.SIGKILL)
+            if await self._wait_for_tree(_RETRY_SECONDS):
+                return found
         raise ServiceUnavailable(
-            f"process {self.id} does not end: the kernel holds something of it.",
+            f"process {self.id} does not end: the kernel cannot kill one of its processes yet.",
             hint="Try again, or destroy the sandbox.",
             service="kernel",
         )
 
+    async def _signal_supervisor(self, run: Run, number: int) -> None:
+        if self.lifetime.supervisor_pid is not None:
+            await guest_requests.send_signal(
+                run.jail, self.lifetime.supervisor_pid, number, guest_init.SUPERVISOR
+            )
+
+    async def _wait_for_tree(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.lifetime.tree_ended.wait()
+        return self.tree_ended
+
     @contextlib.asynccontextmanager
-    async def _active(self) -> AsyncIterator[Run]:
-        """Keep the sandbox awake, which must be in the run that the process is of."""
-        self._check_stale()
+    async def _use_run(self) -> AsyncIterator[Run]:
+        """Keep the sandbox awake. Raises if it is not in the run of this process."""
+        self._check_run()
         async with self._use() as run:
-            self._check_stale()
+            self._check_run()
             if run.generation != self.generation:
-                raise run_ended(self.row, run.id, "it was restarted", destroyed=False)
+                raise run_ended_error(self.row, "it was restarted")
             yield run
 
     @contextlib.asynccontextmanager
-    async def _waiting(self, timeout: float | None, what: str) -> AsyncIterator[Run]:
-        """As `_active`, for a limited time."""
-        async with self._active() as run:
+    async def _wait(self, timeout: float | None, condition: str) -> AsyncIterator[Run]:
+        """Do as `_use_run` does, with a time limit."""
+        async with self._use_run() as run:
             try:
                 async with asyncio.timeout(timeout) as limit:
                     yield run
             except TimeoutError as error:
                 if timeout is None or not limit.expired():
                     raise
-                raise too_late(self.row, what, timeout) from error
+                raise wait_timed_out(self.row, condition, timeout) from error
 
-    def _check_stale(self) -> None:
-        if self.lifetime.stale is not None:
-            raise self.lifetime.stale
+    def _check_run(self) -> None:
+        if self.lifetime.run_error is not None:
+            raise self.lifetime.run_error
 
-    def _check_cut(self) -> None:
-        if self.lifetime.cut is not None:
-            raise self.lifetime.cut
+    def _check_interrupted(self) -> None:
+        if self.lifetime.interrupted is not None:
+            raise self.lifetime.interrupted
 
-    def _ended_before(self, what: str) -> ProcessEnded | SandboxGone:
-        return self.lifetime.cut or ended_before(self.row, self.log, what)
+    def _ended_before(self, condition: str) -> ProcessEnded | SandboxGone:
+        return self.lifetime.interrupted or ended_before(self.row, self.log, condition)
 
-    def _writable(self) -> Stdin:
+    def _writable_stdin(self) -> Stdin:
         if self._stdin is None:
-            raise no_stdin(self.row)
-        self._check_stale()
+            raise Unsupported(
+                f"process {self.id} has no stdin to write to.",
+                hint="Start it with stdin=True.",
+                operation="write_stdin",
+            )
+        self._check_run()
         return self._stdin
-
-
-async def _comes(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

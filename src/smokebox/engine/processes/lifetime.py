@@ -1,8 +1,8 @@
-"""The lifetime of a background process, as told by the file its supervisor writes.
+"""The lifetime of a background process, read from the exit file that its supervisor writes.
 
-The engine locks the file before it hands it over. The supervisor then holds the lock for as long
-as it lives, whatever is written, killed or restarted, so another engine needs neither a pid nor a
-response to know whether the process runs. The file's content comes from inside the sandbox and is
+The engine locks the exit file before it passes it to the supervisor, which holds the lock until it
+ends, whatever is killed or restarted meanwhile. So another engine needs neither a pid nor a
+response to know whether the process runs. The content comes from inside the sandbox and is
 validated.
 """
 
@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.inotify import CLOSE_WRITE, InotifyWatch, watch_end
 from smokebox.engine.jail import guest_init
-from smokebox.engine.processes.logs import last_lines
-from smokebox.errors import (
-    DeadlineExceeded,
-    ProcessEnded,
-    SandboxGone,
-    SandboxRestarted,
-    Unsupported,
-)
+from smokebox.engine.run import DESTROYED
+from smokebox.errors import DeadlineExceeded, ProcessEnded, SandboxGone, SandboxRestarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,22 +29,21 @@ if TYPE_CHECKING:
     from smokebox.engine.run import Run
     from smokebox.types import ProcessStatus
 
-# The exit codes of a process whose time was up, and of one that was killed with its supervisor.
 TIMED_OUT = 124
 KILLED = 137
-# For a wait status that no process can have.
-NONSENSE = 255
-# A supervisor that ends without a word: its whole jail may be ending, of which others know why.
+# Exit code for a wait status that no process can have.
+INVALID_STATUS = 255
+# A supervisor that ends without a report may end with its whole jail, whose owner knows why.
 _LOST_SECONDS = 0.25
-# The kernel tells of the closing of a file a moment before it lets go of its lock.
-_LOOK_AGAIN_SECONDS = 0.1
-# How long the end of a sandbox may take to be told by who ended it.
+# The kernel reports that a file was closed just before it releases the lock.
+_RECHECK_SECONDS = 0.1
+# Time limit for the owner of a sandbox to report why it ended.
 _OWNER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """How a process ended: bash's code, and whether a signal or its lifetime did it."""
+    """The end of a process: exit code as in bash, and whether a signal or the timeout caused it."""
 
     code: int
     killed: bool
@@ -58,7 +51,7 @@ class ProcessExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord:
-    """What a supervisor has told: who it is, the process once it runs, the exit once it ended."""
+    """Content of an exit file: the supervisor, the process once it runs, its exit once it ended."""
 
     leader: int | None = None
     supervisor_pid: int | None = None
@@ -66,34 +59,38 @@ class ExitRecord:
 
 
 def read_exit_file(path: str) -> ExitRecord:
-    """What is in the file so far; nothing for a file that is not there."""
+    """Read an exit file. A missing file is an empty one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return ExitRecord()
     try:
-        return parse_exit_file(os.pread(fd, guest_init.BEGUN.size + guest_init.EXIT.size, 0))
+        return parse_exit_file(
+            os.pread(fd, guest_init.START_RECORD.size + guest_init.EXIT_RECORD.size, 0)
+        )
     finally:
         os.close(fd)
 
 
 def parse_exit_file(data: bytes) -> ExitRecord:
-    """What bytes from inside the sandbox mean, or nothing where they mean nothing."""
-    if len(data) < guest_init.BEGUN.size:
+    """Parse untrusted content of an exit file. Invalid content counts as absent."""
+    if len(data) < guest_init.START_RECORD.size:
         return ExitRecord()
-    kind, leader, supervisor_pid = guest_init.BEGUN.unpack_from(data)
-    # To the kernel's calls 1 and less are not one process, but many.
+    kind, leader, supervisor_pid = guest_init.START_RECORD.unpack_from(data)
+    # In kill(2), pids of 1 and below do not mean one process.
     if kind != guest_init.STARTED or supervisor_pid <= 1:
         return ExitRecord()
     if leader <= 1:
         return ExitRecord(supervisor_pid=supervisor_pid)
     return ExitRecord(
-        leader=leader, supervisor_pid=supervisor_pid, exit=_exit(data[guest_init.BEGUN.size :])
+        leader=leader,
+        supervisor_pid=supervisor_pid,
+        exit=_parse_exit(data[guest_init.START_RECORD.size :]),
     )
 
 
-def is_held(path: str) -> bool:
-    """Whether the supervisor that was given the file is alive."""
+def is_locked(path: str) -> bool:
+    """Return whether the supervisor that holds an exit file is alive."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -107,27 +104,27 @@ def is_held(path: str) -> bool:
     return False
 
 
-def _exit(data: bytes) -> ProcessExit | None:
-    if len(data) < guest_init.EXIT.size:
+def _parse_exit(data: bytes) -> ProcessExit | None:
+    if len(data) < guest_init.EXIT_RECORD.size:
         return None
-    kind, status = guest_init.EXIT.unpack_from(data)
+    kind, status = guest_init.EXIT_RECORD.unpack_from(data)
     if kind == guest_init.LATE:
         return ProcessExit(code=TIMED_OUT, killed=True)
     try:
         code = os.waitstatus_to_exitcode(status)
     except ValueError:
-        code = NONSENSE
-    if kind != guest_init.ENDED or not -64 <= code <= 255:
-        return ProcessExit(code=NONSENSE, killed=False)
+        code = INVALID_STATUS
+    if kind != guest_init.EXITED or not -64 <= code <= 255:
+        return ProcessExit(code=INVALID_STATUS, killed=False)
     return ProcessExit(code=128 - code if code < 0 else code, killed=code < 0)
 
 
 class Lifetime:
-    """One process's row, kept up to date from the file that its supervisor writes.
+    """The row of one process, kept up to date from its exit file.
 
-    `over` once the process has ended, `gone` once nothing of it is left in the background
-    either. `stale` is the error for what needs the run of the sandbox that is over, and
-    `cut` the one for who waits, where the end of the run was the end of the process.
+    `exited` is set once the process has ended, `tree_ended` once its background processes have
+    too. `run_error` is set when the run of the sandbox ends, for calls that need that run, and
+    `interrupted` is the same error where the end of the run also ended the process.
     """
 
     def __init__(
@@ -136,61 +133,66 @@ class Lifetime:
         path: str,
         log: ProcessLog,
         *,
-        on_end: Callable[[], None],
-        on_gone: Callable[[], None],
+        on_exit: Callable[[], None],
+        on_tree_end: Callable[[], None],
     ) -> None:
         self.row = row
         self.supervisor_pid: int | None = None
-        self.cut: SandboxGone | None = None
-        self.stale: SandboxGone | None = None
-        self.over = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.interrupted: SandboxGone | None = None
+        self.run_error: SandboxGone | None = None
+        self.exited = asyncio.Event()
+        self.tree_ended = asyncio.Event()
         self._path = path
         self._log = log
-        self._on_end = on_end
-        self._on_gone = on_gone
+        self._on_exit = on_exit
+        self._on_tree_end = on_tree_end
         self._run: Run | None = None
         self._watch: InotifyWatch | None = None
         self._timers: list[asyncio.TimerHandle] = []
         if row.status not in ("starting", "running"):
-            self.over.set()
-            self.gone.set()
+            self.exited.set()
+            self.tree_ended.set()
             log.finish()
 
+    @property
+    def running(self) -> bool:
+        """True until the process ends."""
+        return not self.exited.is_set()
+
     def attach(self, run: Run) -> None:
-        """Listen to the supervisor, which is of this run. What it has told already counts."""
+        """Read and watch the exit file of a process of this run."""
         self._run = run
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            self._lose()
+            self._supervisor_lost()
             return
         try:
-            self.gone.clear()
-            self._watch = watch_end(fd, self._look)
+            self.tree_ended.clear()
+            self._watch = watch_end(fd, self._check_file)
         finally:
             os.close(fd)
-        self._look(0)
-        if not self.gone.is_set():
-            self._later(_LOOK_AGAIN_SECONDS, lambda: self._look(0))
+        self._check_file(0)
+        if not self.tree_ended.is_set():
+            self._call_later(_RECHECK_SECONDS, lambda: self._check_file(0))
 
-    def begin(self, told: ExitRecord) -> None:
-        """Take the pids of the process, which runs."""
-        self.supervisor_pid = told.supervisor_pid
-        if self.row.status == "starting" and told.leader is not None:
-            self.row = replace(self.row, status="running", pid=told.leader)
+    def set_started(self, record: ExitRecord) -> None:
+        """Set the pids of a process that runs."""
+        self.supervisor_pid = record.supervisor_pid
+        if self.row.status == "starting" and record.leader is not None:
+            self.row = replace(self.row, status="running", pid=record.leader)
 
-    def cut_off(self, sandbox: str, reason: str, *, destroyed: bool = False) -> None:
-        """The run of the sandbox is over, and what still ran was killed with it."""
-        self.stale = run_ended(self.row, sandbox, reason, destroyed=destroyed)
-        if not self.over.is_set():
-            self.cut = self.stale
-        self._end("killed", KILLED)
-        self._vanish()
+    def run_ended(self, reason: str) -> None:
+        """Mark the process as killed if it still ran: the run of the sandbox ended."""
+        self.run_error = run_ended_error(self.row, reason)
+        if self.running:
+            self.interrupted = self.run_error
+        self._set_exit("killed", KILLED)
+        self._set_tree_ended()
         self.close()
 
     def close(self) -> None:
-        """Listen no more. Safe to repeat."""
+        """Stop watching. Safe to repeat."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -198,93 +200,81 @@ class Lifetime:
             timer.cancel()
         self._timers.clear()
 
-    def _look(self, mask: int) -> None:
-        """See what the file says, and whether the supervisor still has it."""
+    def _check_file(self, mask: int) -> None:
         if self._watch is None:
             return
-        told = read_exit_file(self._path)
-        if told.supervisor_pid is not None:
-            self.begin(told)
-        if told.exit is not None:
-            self._exit(told.exit)
-        if mask & CLOSE_WRITE or not is_held(self._path):
+        record = read_exit_file(self._path)
+        if record.supervisor_pid is not None:
+            self.set_started(record)
+        if record.exit is not None:
+            self._set_exit("killed" if record.exit.killed else "exited", record.exit.code)
+        if mask & CLOSE_WRITE or not is_locked(self._path):
             self.close()
-            if self.over.is_set():
-                self._vanish()
+            if self.exited.is_set():
+                self._set_tree_ended()
             else:
-                self._later(_LOST_SECONDS, self._lose)
+                self._call_later(_LOST_SECONDS, self._supervisor_lost)
 
-    def _exit(self, exit: ProcessExit) -> None:
-        self._end("killed" if exit.killed else "exited", exit.code)
-
-    def _lose(self) -> None:
-        """The supervisor has ended without telling: it was killed, and its tree with it."""
+    def _supervisor_lost(self) -> None:
+        """Handle a supervisor that ended without a report: it was killed with its tree."""
         self.close()
         if self._run is not None and not self._run.jail.alive:
-            # With all of the sandbox, whose owner says why when nothing of it is left.
-            cut = functools.partial(self.cut_off, self._run.id, "it stopped")
-            self._later(_OWNER_SECONDS, cut)
+            # The whole sandbox ended; its owner calls `run_ended` with the reason.
+            ended = functools.partial(self.run_ended, "it stopped")
+            self._call_later(_OWNER_SECONDS, ended)
             return
-        self._end("lost", KILLED)
-        self._vanish()
+        self._set_exit("lost", KILLED)
+        self._set_tree_ended()
 
-    def _end(self, status: ProcessStatus, code: int) -> None:
-        if self.over.is_set():
+    def _set_exit(self, status: ProcessStatus, code: int) -> None:
+        if self.exited.is_set():
             return
         self.row = replace(self.row, status=status, exit_code=code, ended_at=time.time())
-        self.over.set()
+        self.exited.set()
         self._log.finish()
-        self._on_end()
+        self._on_exit()
 
-    def _vanish(self) -> None:
-        if not self.gone.is_set():
-            self.gone.set()
-            self._on_gone()
+    def _set_tree_ended(self) -> None:
+        if not self.tree_ended.is_set():
+            self.tree_ended.set()
+            self._on_tree_end()
 
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
 
 
-def ended_before(row: ProcessRow, log: ProcessLog, what: str) -> ProcessEnded:
-    """It ended while somebody waited for it `what` ("to log 'x'", "for port 80 ...")."""
-    said = last_lines(log.path("stderr")) or last_lines(log.path("stdout"))
+def ended_before(row: ProcessRow, log: ProcessLog, condition: str) -> ProcessEnded:
+    """Return the error of a wait that cannot end, `condition` being "for it to log 'x'"."""
+    output = log.last_lines()
     return ProcessEnded(
-        f"process {row.process_id} (`{row.command:.80}`) ended with exit code {row.exit_code} "
-        f"before it came {what}." + (f" Its last lines: {said}" if said else ""),
+        f"process {row.process_id} (`{row.command:.80}`) ended with exit code {row.exit_code}. "
+        f"A call was waiting {condition}." + (f" Its last lines: {output}" if output else ""),
         hint="Look at its logs().",
         process=row.process_id,
         exit_code=row.exit_code,
     )
 
 
-def too_late(row: ProcessRow, what: str, timeout: float) -> DeadlineExceeded:
-    """It went on for longer than somebody wanted to wait."""
+def wait_timed_out(row: ProcessRow, condition: str, timeout: float) -> DeadlineExceeded:
+    """Return the error of a wait that took too long, `condition` being "for it to end"."""
     return DeadlineExceeded(
-        f"waited {timeout:g} s for process {row.process_id} (`{row.command:.80}`) {what}.",
+        f"process {row.process_id} (`{row.command:.80}`): waited {timeout:g} s {condition}.",
         hint="Pass a longer timeout, or look at its logs().",
-        operation=what,
+        operation=condition,
         process=row.process_id,
         timeout=timeout,
     )
 
 
-def run_ended(row: ProcessRow, sandbox: str, reason: str, *, destroyed: bool) -> SandboxGone:
-    """Its sandbox stopped, and it with it."""
+def run_ended_error(row: ProcessRow, reason: str) -> SandboxGone:
+    """Return the error for calls to a process whose run of the sandbox ended."""
+    destroyed = reason == DESTROYED
     kind = SandboxGone if destroyed else SandboxRestarted
     return kind(
         f"process {row.process_id} (`{row.command:.80}`) ended with a run of the sandbox "
-        f"{sandbox}: {reason}.",
+        f"{row.sandbox_id}: {reason}.",
         hint="Start another sandbox." if destroyed else "Start the process again.",
         reason=reason,
-        sandbox_id=sandbox,
+        sandbox_id=row.sandbox_id,
         process=row.process_id,
-    )
-
-
-def no_stdin(row: ProcessRow) -> Unsupported:
-    """It was started without a stdin to write to."""
-    return Unsupported(
-        f"process {row.process_id} has no stdin to write to.",
-        hint="Start it with stdin=True.",
-        operation="write_stdin",
     )

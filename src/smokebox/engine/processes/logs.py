@@ -1,7 +1,7 @@
-"""The logs of a lasting process: two files that it fills by itself, read behind a cursor.
+"""The logs of a background process: two files that its supervisor fills, read behind a cursor.
 
-A cursor is how far both files were read. Offsets never change, also where the older part of
-a long log is gone: it is a hole in the file.
+A cursor is the offset in both files. Offsets never change: the dropped beginning of a long log is
+a hole in the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from smokebox.types import Stream
 
 SUFFIXES: dict[Stream, str] = {"stdout": ".out", "stderr": ".err"}
-# The most of one stream that `read_logs` gives.
-MOST_TEXT = 16 << 20
+# The most bytes of one stream that `ProcessLog.read` returns.
+MAX_TEXT = 16 << 20
 
 _LAST_BYTES, _LAST_LINES = 2048, 5
 _READ = 1 << 18
@@ -34,45 +34,67 @@ _CURSOR = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
 class Notifier:
-    """Wakes all who listen. Listen first, then look, then wait: so nothing is missed."""
+    """Wakes all waiting tasks. To miss nothing, take `event`, then check, then wait for it."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self.event = asyncio.Event()
 
-    def listen(self) -> asyncio.Event:
-        """What the next ring will set."""
-        return self._event
-
-    def ring(self) -> None:
-        """Wake everybody."""
-        self._event.set()
-        self._event = asyncio.Event()
+    def notify(self) -> None:
+        """Set the current event and replace it."""
+        self.event.set()
+        self.event = asyncio.Event()
 
 
 class ProcessLog:
-    """The two files of one process, and the bell that rings when there is more in them."""
+    """The two log files of one process. `changed` notifies of output and of the end."""
 
     def __init__(self, stem: str) -> None:
-        self.bell = Notifier()
-        self.over = False
+        self.changed = Notifier()
+        self.finished = False
         self._paths = {stream: stem + suffix for stream, suffix in SUFFIXES.items()}
         self._followers = 0
         self._watches: list[InotifyWatch] = []
 
     def path(self, stream: Stream) -> str:
-        """The file of a stream."""
+        """Return the file of a stream."""
         return self._paths[stream]
 
     def finish(self) -> None:
-        """Nothing more is to come: let followers end when they have all there is."""
-        self.over = True
-        self.bell.ring()
+        """Let followers stop once they have read everything: the process ended."""
+        self.finished = True
+        self.changed.notify()
+
+    def read(self) -> ProcessLogs:
+        """Return both streams as text, or the end of a long one. Blocks on the disk."""
+        return ProcessLogs(
+            stdout=tail(self.path("stdout"), MAX_TEXT), stderr=tail(self.path("stderr"), MAX_TEXT)
+        )
+
+    def last_lines(self) -> str:
+        """Return the last lines of stderr, else of stdout. See `last_lines`."""
+        return last_lines(self.path("stderr")) or last_lines(self.path("stdout"))
+
+    def parse_cursor(self, cursor: str | None, *, replay: bool = True) -> dict[Stream, int]:
+        """Return the offsets of a cursor; without one the beginning, or the present."""
+        sizes = {stream: _size_of(path) for stream, path in self._paths.items()}
+        if cursor is None:
+            return dict.fromkeys(SUFFIXES, 0) if replay else sizes
+        found = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+        offsets = dict(zip(SUFFIXES, map(int, found.groups()), strict=True)) if found else {}
+        if not found or any(offsets[stream] > size for stream, size in sizes.items()):
+            raise InvalidOption(
+                f"{cursor!r:.80} is not a cursor into this log.",
+                hint="Pass the cursor of a chunk of the same process, or None.",
+                option="cursor",
+                value=cursor,
+            )
+        return offsets
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While inside, the bell rings for what is written. Many share two watches."""
+        """Notify of output inside the block. All followers share two watches."""
         if not self._followers:
-            self._watches = [_watch(path, self.bell) for path in self._paths.values()]
+            self._watches = [self._watch(path) for path in self._paths.values()]
         self._followers += 1
         try:
             yield
@@ -85,25 +107,32 @@ class ProcessLog:
     async def follow(
         self, offsets: dict[Stream, int], *, follow: bool
     ) -> AsyncGenerator[LogChunk, None]:
-        """What is written from the offsets on: to the end of the process, or what is there."""
+        """Yield output from the offsets on: the present output, or until the process ends."""
         with LogReader(self, offsets) as reader, contextlib.ExitStack() as stack:
             if follow:
                 stack.enter_context(self.watched())
             count = 0
             while True:
-                heard = self.bell.listen()
-                last = self.over or not follow
+                changed = self.changed.event
+                last = self.finished or not follow
                 if last:
                     reader.stop_at_present()
-                while chunk := await reader.next(final=self.over and last):
+                while chunk := await reader.next(final=self.finished and last):
                     yield chunk
                     count += 1
-                    # A program that never stops writing would keep the loop to itself.
+                    # A program that never stops writing would starve the event loop.
                     if count % _CHUNKS_PER_TURN == 0:
                         await asyncio.sleep(0)
                 if last:
                     return
-                await heard.wait()
+                await changed.wait()
+
+    def _watch(self, path: str) -> InotifyWatch:
+        fd = _open(path)
+        try:
+            return watch_log(fd, lambda _: self.changed.notify())
+        finally:
+            os.close(fd)
 
 
 class LogReader:
@@ -125,17 +154,17 @@ class LogReader:
 
     @property
     def cursor(self) -> str:
-        """How far it has read."""
+        """The position in both files."""
         return f"{self._offsets['stdout']}-{self._offsets['stderr']}"
 
     def stop_at_present(self) -> None:
-        """Give no more than there is at this moment."""
+        """Return no output that is written after this call."""
         self._stops = {stream: self._size(stream) for stream in SUFFIXES}
 
     async def next(self, *, final: bool) -> LogChunk | None:
-        """The next piece of either stream, if there is one.
+        """Return the next chunk of either stream, if there is one.
 
-        With `final` also a character that is not whole, as nothing will complete it.
+        With `final`, an incomplete character at the end is included: no more output follows.
         """
         for stream in tuple(self._turns):
             if chunk := await self._next_of(stream, final):
@@ -149,25 +178,25 @@ class LogReader:
         if size < offset:
             return self._skip(stream, size)
         fd = self._files[stream]
-        if size - offset > KEEP and (start := _data(fd, offset, size)) > offset:
-            return self._skip(stream, _character(fd, start))
+        if size - offset > KEEP and (start := _find_data(fd, offset, size)) > offset:
+            return self._skip(stream, _find_character(fd, start))
         data = await self._read(fd, min(_READ, size - offset), offset)
-        whole = final and offset + len(data) >= size
-        text, used = codecs.utf_8_decode(data, "replace", whole)
+        at_end = final and offset + len(data) >= size
+        text, used = codecs.utf_8_decode(data, "replace", at_end)
         if not used:
             return None
         self._offsets[stream] += used
         return LogChunk(stream=stream, data=text, cursor=self.cursor)
 
     async def _read(self, fd: int, count: int, offset: int) -> memoryview | bytes:
-        """Read at once what is in memory; for what is only on the disk, wait in a thread."""
+        """Read from the page cache directly, and from the disk in a thread."""
         view = memoryview(self._buffer)[:count]
         try:
             return view[: os.preadv(fd, [view], offset, os.RWF_NOWAIT)]
         except BlockingIOError:
             return await asyncio.to_thread(os.pread, fd, count, offset)
         except OSError:
-            # Not every file system can say.
+            # The file system does not support RWF_NOWAIT.
             return os.pread(fd, count, offset)
 
     def _skip(self, stream: Stream, start: int) -> LogChunk:
@@ -183,38 +212,14 @@ class LogReader:
         return min(size, self._stops.get(stream, size))
 
 
-def start_of(log: ProcessLog, cursor: str | None, *, replay: bool = True) -> dict[Stream, int]:
-    """The offsets that a cursor stands for; without one the beginning, or the present."""
-    sizes = {stream: _size_of(log.path(stream)) for stream in SUFFIXES}
-    if cursor is None:
-        return dict.fromkeys(SUFFIXES, 0) if replay else sizes
-    found = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
-    offsets = dict(zip(SUFFIXES, map(int, found.groups()), strict=True)) if found else {}
-    if not found or any(offsets[stream] > size for stream, size in sizes.items()):
-        raise InvalidOption(
-            f"{cursor!r:.80} is not a cursor into this log.",
-            hint="Pass the cursor of a chunk of the same process, or None.",
-            option="cursor",
-            value=cursor,
-        )
-    return offsets
-
-
-def read_logs(log: ProcessLog) -> ProcessLogs:
-    """Both streams as text. Blocks for as long as a disk takes."""
-    return ProcessLogs(
-        stdout=tail(log.path("stdout"), MOST_TEXT), stderr=tail(log.path("stderr"), MOST_TEXT)
-    )
-
-
-def tail(path: str, most: int) -> str:
-    """The last bytes of a log as text, after a line that counts those before."""
+def tail(path: str, limit: int) -> str:
+    """Return the last bytes of a log as text, after a line that counts the bytes left out."""
     fd = _open(path)
     try:
         size = os.fstat(fd).st_size
-        start = max(0, size - most)
+        start = max(0, size - limit)
         if start:
-            start = _character(fd, _data(fd, start, size))
+            start = _find_character(fd, _find_data(fd, start, size))
         data = os.pread(fd, size - start, start)
     finally:
         os.close(fd)
@@ -222,12 +227,11 @@ def tail(path: str, most: int) -> str:
     return f"[smokebox: {start} bytes before this are left out]\n{text}" if start else text
 
 
-def _watch(path: str, bell: Notifier) -> InotifyWatch:
-    fd = _open(path)
-    try:
-        return watch_log(fd, lambda _: bell.ring())
-    finally:
-        os.close(fd)
+def last_lines(path: str) -> str:
+    """Return the end of a log in one line, without control characters."""
+    lines = tail(path, _LAST_BYTES).splitlines()[-_LAST_LINES:]
+    text = " | ".join(line.strip() for line in lines if line.strip())
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _open(path: str) -> int:
@@ -237,16 +241,16 @@ def _open(path: str) -> int:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _data(fd: int, offset: int, size: int) -> int:
-    """Where from `offset` on the file has data, and no hole."""
+def _find_data(fd: int, offset: int, size: int) -> int:
+    """Return the first offset from `offset` on that is not in a hole."""
     try:
         return min(size, os.lseek(fd, offset, os.SEEK_DATA))
     except OSError:
         return size
 
 
-def _character(fd: int, offset: int) -> int:
-    """Where from `offset` on a character begins."""
+def _find_character(fd: int, offset: int) -> int:
+    """Return the first offset from `offset` on where a UTF-8 character begins."""
     for byte in os.pread(fd, 3, offset):
         if byte & 0xC0 != 0x80:
             break
@@ -259,10 +263,3 @@ def _size_of(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
-
-
-def last_lines(path: str) -> str:
-    """The end of a log in one line, with nothing in it that a terminal would obey."""
-    lines = tail(path, _LAST_BYTES).splitlines()[-_LAST_LINES:]
-    text = " | ".join(line.strip() for line in lines if line.strip())
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

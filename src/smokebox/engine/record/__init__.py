@@ -1,1 +1,1 @@
-"""The durable record of what sandboxes there are."""
+"""The durable record of all sandboxes."""

@@ -1,7 +1,4 @@
-"""The durable record: everything known about every sandbox, in one SQLite file.
-
-`rows` defines the rows and the changes to them, `schema` the file itself.
-"""
+"""The durable record of all sandboxes, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from smokebox.engine.record.rows import BackupRow, RestoreRow, SandboxRow, load, table, where
-from smokebox.engine.record.schema import RECORD, fault
+from smokebox.engine.record.rows import TABLES, BackupRow, RestoreRow, SandboxRow, load, where
+from smokebox.engine.record.schema import RECORD, translate_error
 from smokebox.errors import SandboxGone
 from smokebox.foundation.storage import DatabaseWriter
 
@@ -23,21 +20,24 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """The record, open. Made by `Record.open`, used in the event loop that opened it."""
+    """An open record. Use it only on the event loop that opened it."""
 
     def __init__(self, path: str, writer: sqlite3.Connection, reader: sqlite3.Connection) -> None:
         self.path = path
         self._closed = False
-        self._writer = Writer(path, writer)
+        self._writer = DatabaseWriter(
+            writer, name="smokebox-record", translate=lambda error: translate_error(error, path)
+        )
         self._reader = reader
         self._reads = ThreadPoolExecutor(1, thread_name_prefix="smokebox-record-read")
 
     @classmethod
     async def open(cls, path: str) -> Self:
-        """Open the record, made or brought up to date as needed. Its home must be ours.
+        """Open the record, and create or migrate it if needed. The caller holds the home's lock.
 
-        Raises `PathError` for a file that is broken, and `Unsupported` for one of a later
-        version.
+        Raises:
+            PathError: The file is damaged.
+            Unsupported: The file is of a later version.
         """
         writer = await asyncio.to_thread(RECORD.open, path)
         try:
@@ -47,23 +47,27 @@ class Record:
             raise
 
     async def write(self, *changes: RowChange) -> int:
-        """Make all the changes or none, and return how many rows they touched.
+        """Make all changes or none, in the order of calls, and return the number of changed rows.
 
-        Once it returns, they survive the death of this process; who is cancelled before
-        that cannot know. Calls take effect in their order. Raises `NotFound` for a row of a
-        sandbox that is not there.
+        Once it returns, the changes survive the death of this process. When it is cancelled, they
+        may have been made. Raises `NotFound` for a row of an unknown sandbox.
         """
         self._check_open()
-        return await self._writer.submit(changes)
+
+        def apply(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(one.sql, one.values).rowcount for one in changes)
+
+        return await self._writer.submit(apply)
 
     async def get(self, kind: type[R], *key: Value) -> R | None:
-        """The row with that key, or None."""
-        found = await self._select(kind, where(table(kind).keys), *key)
+        """Return the row with that key, or None."""
+        found = await self._select(kind, where(TABLES[kind].keys), *key)
         return found[0] if found else None
 
     async def rows(self, kind: type[R], sandbox_id: str) -> list[R]:
-        """The rows of a sandbox, in the order in which they were added."""
-        return await self._select(kind, where(table(kind).keys[:1]) + " ORDER BY rowid", sandbox_id)
+        """Return the rows of a sandbox, in the order of insertion."""
+        condition = where(TABLES[kind].keys[:1]) + " ORDER BY rowid"
+        return await self._select(kind, condition, sandbox_id)
 
     async def sandboxes(
         self,
@@ -74,11 +78,11 @@ class Record:
         after: str = "",
         limit: int | None = None,
     ) -> list[SandboxRow]:
-        """The sandboxes that fit, by id: with all of these labels, and an id that begins so.
+        """Return sandboxes by id, filtered by status, labels and prefix of the id.
 
-        With `limit` at most that many; the id of the last is the next call's `after`.
+        Returns at most `limit` of those with an id greater than `after`.
         """
-        # Ids are ASCII: what begins with the prefix is before the prefix and DEL.
+        # Ids are ASCII: those with the prefix sort before the prefix and DEL.
         conditions = ["id > ?", "id BETWEEN ? AND ?"]
         values: list[Value] = [after, prefix, f"{prefix}\x7f"]
         if status is not None:
@@ -93,22 +97,22 @@ class Record:
         return await self._select(SandboxRow, condition, *values, -1 if limit is None else limit)
 
     async def all_active(self) -> list[SandboxRow]:
-        """What an engine that starts must see to: sandboxes to adopt, or to finish destroying."""
+        """Return the sandboxes that a starting engine has to adopt or finish destroying."""
         return await self._select(SandboxRow, " WHERE status IN ('active', 'destroying')")
 
     async def backups(self, *, sandbox_id: str | None = None) -> list[BackupRow]:
-        """The backups that there are, in any state, of all sandboxes or of one; oldest first."""
+        """Return the backups of all sandboxes or of one, in any state, oldest first."""
         if sandbox_id is None:
             return await self._select(BackupRow, " ORDER BY created_at, rowid")
         condition = " WHERE sandbox_id = ? ORDER BY created_at, rowid"
         return await self._select(BackupRow, condition, sandbox_id)
 
     async def restores(self) -> list[RestoreRow]:
-        """What an engine before this one has begun to restore, and not finished."""
+        """Return the unfinished restores of an earlier engine."""
         return await self._select(RestoreRow, " ORDER BY rowid")
 
     async def aclose(self) -> None:
-        """Commit what was asked for, and close the file. Safe to repeat."""
+        """Commit pending changes, and close the file. Safe to repeat."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._close)
@@ -121,7 +125,7 @@ class Record:
 
     async def _select(self, kind: type[R], condition: str, *values: Value) -> list[R]:
         self._check_open()
-        sql = table(kind).select + condition
+        sql = TABLES[kind].select + condition
 
         def read() -> list[R]:
             return [load(kind, row) for row in self._reader.execute(sql, values)]
@@ -129,13 +133,13 @@ class Record:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reads, read)
         except sqlite3.Error as error:
-            raise fault(error, self.path) from error
+            raise translate_error(error, self.path) from error
 
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxGone(
                 f"the record {self.path} was closed.",
-                hint="Its engine has ended: start another.",
+                hint="Its engine was closed: open another.",
                 reason="closed",
             )
 
@@ -143,24 +147,3 @@ class Record:
         self._reads.shutdown()
         self._reader.close()
         self._writer.close()
-
-
-class Writer:
-    """Writes changes in the order in which they are asked for."""
-
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
-        self._commits = DatabaseWriter(
-            connection, name="smokebox-record", translate=lambda error: fault(error, path)
-        )
-
-    def submit(self, changes: tuple[RowChange, ...]) -> asyncio.Future[int]:
-        """Ask for changes. The future has the number of rows once they are committed."""
-
-        def apply(connection: sqlite3.Connection) -> int:
-            return sum(connection.execute(one.sql, one.values).rowcount for one in changes)
-
-        return self._commits.submit(apply)
-
-    def close(self) -> None:
-        """Commit what was asked for, and end the thread. Blocks until then."""
-        self._commits.close()

@@ -1,4 +1,4 @@
-"""The rows of the durable record, and the changes that can be made to them."""
+"""The rows of the durable record, and changes to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from smokebox.egress.layers import EgressLayers
-from smokebox.engine.jail.api import JailState
+from smokebox.engine.jail.spec import JailState
 from smokebox.engine.mounts.request import MountRequest
 from smokebox.errors import InvalidOption
 from smokebox.limits import Limits
@@ -24,8 +24,8 @@ DEFAULT_CWD = "/workspace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a sandbox behaves; `sleep_after` is seconds without a call, None for never."""
+class SandboxSettings:
+    """Behaviour of a sandbox. `sleep_after` is in seconds without a call, None for never."""
 
     sleep_after: float | None = 600.0
     keep_alive: bool = False
@@ -33,16 +33,21 @@ class Settings:
     cwd: str = DEFAULT_CWD
     user: str = "root"
 
+    @property
+    def idle_timeout(self) -> float | None:
+        """Seconds after which a sandbox without calls, or without an engine, stops; or None."""
+        return None if self.keep_alive else self.sleep_after
 
-# What most have, so that it is made once.
+
+# Most sandboxes have this one.
 _CLOSED = EgressLayers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRow:
-    """One sandbox. `generation` counts its runs, `jail` finds the one that runs.
+    """A sandbox. `generation` counts its runs, and `jail` identifies the current one.
 
-    Times are seconds since the epoch. `stop_reason` says why the last run ended.
+    Times are in seconds since the epoch. `stop_reason` is the reason why the last run ended.
     """
 
     id: str
@@ -57,7 +62,7 @@ class SandboxRow:
     limits: Limits = field(default_factory=Limits)
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: SandboxSettings = field(default_factory=SandboxSettings)
     jail: JailState | None = None
     stop_reason: str | None = None
     egress: EgressLayers = _CLOSED
@@ -65,7 +70,7 @@ class SandboxRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """One session of a sandbox; `state` is what its shell begins with."""
+    """A session of a sandbox. `state` is the state that its next shell starts with."""
 
     sandbox_id: str
     name: str
@@ -78,7 +83,7 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
-    """One long-running process, of the run that `generation` says."""
+    """A background process of the run with number `generation`."""
 
     sandbox_id: str
     process_id: str
@@ -98,10 +103,10 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRow:
-    """One port of a sandbox that may be reached from outside, by whoever has the token.
+    """A port of a sandbox that is exposed to clients with the token.
 
-    It is reached in the run that `generation` says. A `private` one is for who has a key of
-    the server, too.
+    It is active in the run with number `generation`. A `private` one also needs a key of the
+    server.
     """
 
     sandbox_id: str
@@ -114,9 +119,9 @@ class PortRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRow:
-    """One code context, of the run that `generation` says; `shared` is one that nobody named.
+    """A code context of the run with number `generation`.
 
-    `reason` says why it ended, where that was not its own doing.
+    A `shared` one runs code that names no context. `reason` is set if it ended with its run.
     """
 
     sandbox_id: str
@@ -134,9 +139,9 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountRow:
-    """One bucket that is mounted at a path of a sandbox, with the credentials for it.
+    """A bucket that is mounted at a path of a sandbox, with its credentials.
 
-    In the run that `generation` says, the process `pid`, which started at `started`, serves it.
+    In the run with number `generation`, the process `pid`, which started at `started`, serves it.
     """
 
     sandbox_id: str
@@ -149,10 +154,10 @@ class MountRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupRow:
-    """One backup, of a sandbox that may be gone. It is there for users once it is "ready".
+    """A backup of a sandbox that may no longer exist. Users see it once it is "ready".
 
-    `place` is the bucket that holds it, empty for the state directory. `disk` is what its
-    files take when they are restored.
+    `place` is the bucket that holds it, empty for the state directory. `disk` is the space that
+    its files need when they are restored.
     """
 
     id: str
@@ -172,10 +177,10 @@ class BackupRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRow:
-    """A restore under way: of which directory, and where inside its files are unpacked.
+    """An unfinished restore of the directory `path`, whose files are unpacked in `staging`.
 
-    Up to "unpacking" nothing was changed. What is "clearing" or "placing" goes on to its end,
-    also by another engine, and "done" leaves the former files to be removed.
+    While "unpacking" nothing is changed. A restore that is "clearing" or "placing" is completed,
+    if need be by the next engine, and after "done" the former files are removed.
     """
 
     sandbox_id: str
@@ -201,42 +206,42 @@ R = TypeVar(
 
 
 class RowChange(NamedTuple):
-    """A statement with its values, made by `put`, `update` or `delete`, for `Record.write`."""
+    """A statement with its values for `Record.write`, made by `put`, `update` or `delete`."""
 
     sql: str
     values: tuple[Value, ...]
 
 
 def put(row: Row) -> RowChange:
-    """Add a row, or replace the one with its key."""
-    return RowChange(table(type(row)).upsert, _values(row))
+    """Insert a row, or replace the one with its key."""
+    return RowChange(TABLES[type(row)].upsert, _values(row))
 
 
 def update(row: Row) -> RowChange:
-    """Replace the row with this one's key if it is there: never brings back a deleted one."""
+    """Replace the row with the same key if there is one. Never inserts."""
     values = _values(row)
-    keys = table(type(row)).keys
-    return RowChange(table(type(row)).replace, (*values[len(keys) :], *values[: len(keys)]))
+    keys = TABLES[type(row)].keys
+    return RowChange(TABLES[type(row)].replace, (*values[len(keys) :], *values[: len(keys)]))
 
 
 def delete(kind: type[Row], *key: Value) -> RowChange:
-    """Remove the row with that key; with a sandbox everything that is of it.
+    """Delete the row with that key, and with a sandbox all its other rows.
 
-    The first part of a key alone, the sandbox's id, removes all rows of that sandbox.
+    The first part of a key alone, a sandbox id, deletes all rows of that sandbox.
     """
-    of = table(kind)
-    return RowChange(f"DELETE FROM {of.name}{where(of.keys[: len(key)])}", key)
+    table = TABLES[kind]
+    return RowChange(f"DELETE FROM {table.name}{where(table.keys[: len(key)])}", key)
 
 
 def where(columns: tuple[str, ...]) -> str:
-    """The condition that all these columns have the values to come."""
+    """Build the condition that these columns equal the values of the statement."""
     if not columns:
         raise ValueError("a key has at least one part")
     return " WHERE " + " AND ".join(f"{one} = ?" for one in columns)
 
 
 class Table:
-    """How the rows of one kind are written. Keys come first among the columns."""
+    """The statements for one kind of row. Keys come first among the columns."""
 
     def __init__(self, name: str, kind: type[Row], keys: tuple[str, ...]) -> None:
         self.name = name
@@ -245,11 +250,11 @@ class Table:
         self.columns = (*keys, *(one for one in names if one not in keys))
         rest = self.columns[len(keys) :]
         listed, marks = ", ".join(self.columns), ", ".join("?" * len(names))
-        taken = ", ".join(f"{one} = excluded.{one}" for one in rest)
-        # Not INSERT OR REPLACE, which deletes first and takes the rows of a sandbox along.
+        assignments = ", ".join(f"{one} = excluded.{one}" for one in rest)
+        # Not INSERT OR REPLACE, which deletes first, and with a sandbox all its rows.
         self.upsert = (
             f"INSERT INTO {name} ({listed}) VALUES ({marks}) "
-            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {taken}"
+            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {assignments}"
         )
         self.replace = f"UPDATE {name} SET {', '.join(f'{one} = ?' for one in rest)}{where(keys)}"
         self.select = f"SELECT {listed} FROM {name}"
@@ -267,28 +272,23 @@ TABLES: dict[type[Row], Table] = {
 }
 
 
-def table(kind: type[Row]) -> Table:
-    """The table of a kind of rows."""
-    return TABLES[kind]
-
-
 def load(kind: type[R], values: tuple[Any, ...]) -> R:
-    """The row that `select` found."""
-    named = zip(table(kind).columns, values, strict=True)
+    """Build a row from the values of `Table.select`."""
+    named = zip(TABLES[kind].columns, values, strict=True)
     return kind(**{name: _decode(name, value) for name, value in named})
 
 
 def _values(row: Row) -> tuple[Value, ...]:
-    return tuple(_encode(name, getattr(row, name)) for name in table(type(row)).columns)
+    return tuple(_encode(name, getattr(row, name)) for name in TABLES[type(row)].columns)
 
 
 def _encode(column: str, value: Any) -> Value:
-    if isinstance(value, (Limits, Settings)):
+    if isinstance(value, (Limits, SandboxSettings)):
         return _dump_shared(value)
     if isinstance(value, EgressLayers):
         return "{}" if value == _CLOSED else _dump(value.to_json())
     if isinstance(value, MountRequest):
-        return _dump(value.words())
+        return _dump(asdict(value))
     if isinstance(value, (dict, tuple, JailState)):
         return _dump(value)
     if isinstance(value, str) and not value.isascii():
@@ -297,7 +297,7 @@ def _encode(column: str, value: Any) -> Value:
         except UnicodeEncodeError:
             raise InvalidOption(
                 f"{column} is not valid UTF-8: {value!a:.80}.",
-                hint="Leave out what cannot be encoded.",
+                hint="Remove the characters that UTF-8 cannot encode.",
                 option=column,
                 value=value,
             ) from None
@@ -310,12 +310,12 @@ def _decode(column: str, value: Any) -> Any:
 
 
 def _dump(value: Any) -> str:
-    data = asdict(value) if isinstance(value, (Limits, Settings, JailState)) else value
-    # ASCII, so that even half of a surrogate pair in an environment comes back as it was.
+    data = asdict(value) if isinstance(value, (Limits, SandboxSettings, JailState)) else value
+    # In ASCII, so that lone surrogates in an environment are preserved.
     return json.dumps(data, separators=(",", ":"))
 
 
-# Most sandboxes have the same of these, which cannot change: made once, shared by all rows.
+# These are immutable, and most sandboxes have the same ones.
 _dump_shared = functools.lru_cache(256)(_dump)
 
 
@@ -325,9 +325,10 @@ def _load_limits(text: str) -> Limits:
 
 
 @functools.lru_cache(256)
-def _load_settings(text: str) -> Settings:
-    known = {one.name for one in fields(Settings)}
-    return Settings(**{name: value for name, value in json.loads(text).items() if name in known})
+def _load_settings(text: str) -> SandboxSettings:
+    known = {one.name for one in fields(SandboxSettings)}
+    values = json.loads(text).items()
+    return SandboxSettings(**{name: value for name, value in values if name in known})
 
 
 @functools.lru_cache(256)
@@ -346,5 +347,5 @@ _LOADERS: dict[str, Callable[[Any], object]] = {
     "private": bool,
     "shared": bool,
     "egress": _load_egress,
-    "request": lambda text: MountRequest.of(json.loads(text)),
+    "request": lambda text: MountRequest.from_dict(json.loads(text)),
 }

@@ -1,4 +1,4 @@
-"""The file of the durable record: opened, brought up to date, and its faults in words."""
+"""The database of the durable record: its migrations, and its errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from smokebox.errors import (
     Conflict,
     NotFound,
     SmokeboxError,
-    Unsupported,
 )
 from smokebox.foundation.storage import DatabaseFormat
 
-# One tuple of statements for each version. Those that were released never change.
+# One tuple of statements per version. Released ones never change.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
@@ -81,7 +80,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
     ),
     (
-        # Backups outlive the sandbox that they are of: no reference to it.
+        # No reference to the sandbox: backups outlive it.
         """
         CREATE TABLE backups (
             id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, path TEXT NOT NULL, name TEXT,
@@ -103,15 +102,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def fault(error: sqlite3.Error, path: str) -> SmokeboxError:
-    """Return the Smokebox error for an error of SQLite about the record."""
+def translate_error(error: sqlite3.Error, path: str) -> SmokeboxError:
+    """Convert an error of SQLite to a Smokebox error."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         return NotFound(
-            "the record has no sandbox of that id.", hint="It was destroyed.", kind="sandbox"
+            "the record has no sandbox with that id.", hint="It was destroyed.", kind="sandbox"
         )
     if code in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY):
-        return Conflict(f"the record has such a row already ({error}).", kind="record", name=path)
+        return Conflict(f"the record already has such a row ({error}).", kind="record", name=path)
     return RECORD.translate(error, path)
 
 
@@ -124,16 +123,6 @@ def _repair_hint(path: str) -> str:
     )
 
 
-def _too_new(path: str, version: int, latest: int) -> Unsupported:
-    return Unsupported(
-        f"the record {path} is of version {version}, from a later Smokebox: this one knows "
-        f"versions up to {latest}.",
-        hint="Upgrade Smokebox, or set SMOKEBOX_HOME to another directory.",
-        operation="open",
-        version=version,
-    )
-
-
 RECORD = DatabaseFormat(
     label="record",
     # "SMKB"
@@ -142,6 +131,5 @@ RECORD = DatabaseFormat(
     synchronous="NORMAL",
     busy_seconds=5.0,
     repair_hint=_repair_hint,
-    too_new=_too_new,
     quick_check=True,
 )

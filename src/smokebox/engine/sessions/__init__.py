@@ -1,1 +1,1 @@
-"""Shells that remember from one command to the next."""
+"""Shell sessions, which keep their state between commands."""

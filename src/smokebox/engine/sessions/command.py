@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
+import signal
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from smokebox.engine.jail import shell_supervisor
-from smokebox.engine.sessions import driver
-from smokebox.engine.sessions.driver import assignments, pack_fields
-from smokebox.engine.sessions.shell import LOOK_SECONDS, CommandNotRead
+from smokebox.engine.sessions import bash_protocol
+from smokebox.engine.sessions.bash_protocol import export_script, pack_fields
+from smokebox.engine.sessions.shell import CHECK_SECONDS, CommandNotRead
 from smokebox.errors import InvalidOption, SandboxGone
 from smokebox.foundation.paths import check_path
 from smokebox.foundation.text import encode_option
 from smokebox.options import check_env, check_timeout
 from smokebox.runtime.pipes import Pipes
-from smokebox.runtime.process import TERMINATE_SECONDS, Exit, cannot_start, encode
-from smokebox.runtime.supervisor_client import ANSWER_SECONDS
+from smokebox.runtime.process import TERMINATE_SECONDS, Exit, cannot_start, encode, exit_code
+from smokebox.runtime.supervisor_client import RESPONSE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from smokebox.runtime.stream import Chunk
 
 _NUMBERS = itertools.count(1)
-# How long an interrupted shell may take to tell its state.
+# Time limit for an interrupted shell to report its state.
 INTERRUPTED_SECONDS = 1.0
-# How long it may take to learn that all of the sandbox has ended.
-HANGUP_SECONDS = 0.5
+# Time limit for the whole sandbox to end after its supervisor.
+JAIL_END_SECONDS = 0.5
 _LARGE_STDIN = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command for a shell, checked: its text, and what holds for it alone.
+    """A checked command for a shell.
 
-    `values` are what the text refers to as fields after those of `env`; `number` is that of
-    its first field, and no other order's.
+    `values` are the fields after those of `env` that `text` refers to. `number` is the unique
+    index of its first field.
     """
 
     text: bytes
@@ -54,7 +54,7 @@ class CommandRequest:
 
     @property
     def fields(self) -> bytes:
-        """As bash reads it."""
+        """The content of the file that bash reads."""
         values = [encode(value, "env") for value in (*self.env.values(), *self.values)]
         return pack_fields([self.text, encode(self.cwd or "", "cwd"), *values])
 
@@ -62,12 +62,12 @@ class CommandRequest:
 def command_request(
     command: str,
     *,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    timeout: float | None,
-    stdin: str | bytes | None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    stdin: str | bytes | None = None,
 ) -> CommandRequest:
-    """The order to run a command, once everything about it can be."""
+    """Check the options of a command."""
     if not isinstance(command, str):
         raise InvalidOption(
             f"a command of a session is a str, not {type(command).__name__}.",
@@ -84,76 +84,79 @@ def command_request(
 
 
 def export_request(values: Mapping[str, str], removed: Sequence[str]) -> CommandRequest:
-    """The order to export variables, and to unset others; their names are checked."""
-    order = CommandRequest(text=b"", values=tuple(values.values()))
-    return replace(order, text=assignments(tuple(values), removed, order.number))
+    """Return the request to export variables and unset others, whose names are checked."""
+    request = CommandRequest(text=b"", values=tuple(values.values()))
+    return replace(request, text=export_script(tuple(values), removed, request.number))
 
 
 class SessionCommand:
-    """A running command of a shell: `read` until None, then look at `exit`.
+    """A running command of a shell: `read` until None, then use `exit`.
 
-    Leaving early kills it, and with it the shell that waits for it, but for its state.
-    `ended` says that the shell has ended by the command's doing.
+    Leaving early kills it together with its shell; the state that the shell reports is kept.
+    `ended_shell` is True if the command itself ended the shell.
     """
 
-    def __init__(self, shell: SessionShell, order: CommandRequest) -> None:
+    def __init__(self, shell: SessionShell, request: CommandRequest) -> None:
         self.exit: Exit | None = None
-        self.ended = False
+        self.ended_shell = False
         self._shell = shell
-        self._order = order
+        self._request = request
         self._interrupted = False
         self._timed_out = False
-        self._lost = 0
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        self._give_up: float | None = None
-        loop = asyncio.get_running_loop()
+        self._idle_checks = 0
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        self._deadline: float | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        ears = {fd: self._heed(hear) for fd, hear in shell.ears.items()}
-        self._pipes = Pipes(shell.folder.open_outputs(), ears)
-        if order.timeout is not None:
-            self._timers.append(loop.call_later(order.timeout, self._time_out))
+        handlers = {fd: self._handler(read) for fd, read in shell.readers.items()}
+        self._pipes = Pipes(shell.directory.open_outputs(), handlers)
+        if request.timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(request.timeout, self._time_out))
 
     @classmethod
-    async def start(cls, shell: SessionShell, order: CommandRequest) -> SessionCommand:
-        """Start a command, once the one before it is done with."""
-        await shell.settled()
-        if not shell.fit:
+    async def start(cls, shell: SessionShell, request: CommandRequest) -> SessionCommand:
+        """Start a command after the one before it has finished."""
+        await shell.wait_idle()
+        if not shell.usable:
             raise CommandNotRead
         try:
-            name = await _put_stdin(shell, order.stdin)
-            shell.folder.put(order.fields)
-            command = cls(shell, order)
+            stdin = await _write_stdin(shell, request.stdin)
+            shell.directory.write_fields(request.fields)
+            command = cls(shell, request)
         except OSError as error:
             raise cannot_start(error) from error
-        shell.give(order, name)
-        command._see()
+        shell.run_command(request, stdin)
+        command._check_end()
         return command
 
     async def read(self) -> Chunk | None:
-        """The next bytes of its output, or None when it is over."""
+        """Return the next bytes of its output, or None at its end."""
         while True:
             try:
-                chunk = await self._pipes.read(self._look_at)
+                chunk = await self._pipes.read(self._next_check)
             except TimeoutError:
-                self._look()
+                self._check_progress()
                 continue
             if chunk is None:
-                await self._check()
+                await self._check_result()
             return chunk
 
     async def aclose(self) -> None:
-        """Kill what runs, or after the end let the background run on; then let go."""
+        """Kill the command if it runs, else leave its background processes running."""
         try:
             if self.exit is None:
                 await self._kill()
-            if (left := self._pipes.open) and not self._shell.told:
-                self._shell.say(shell_supervisor.DRAIN, left)
-                self._renew_outputs()
+            if (fds := self._pipes.open_fds) and not self._shell.reports:
+                self._shell.send(shell_supervisor.DRAIN, fds)
+                try:
+                    self._shell.directory.replace_outputs()
+                except OSError:
+                    self._shell.broken = True
         finally:
             for timer in self._timers:
                 timer.cancel()
             self._pipes.close()
-            self._shell.folder.take_stdin_away()
+            self._shell.directory.remove_stdin()
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,59 +164,49 @@ class SessionCommand:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    @property
-    def cut_short(self) -> bool:
-        """Whether the shell ended because we had to end the command."""
-        return self._interrupted
+    def _handler(self, read: Callable[[], None]) -> Callable[[], None]:
+        def handle() -> None:
+            read()
+            self._check_end()
 
-    def _renew_outputs(self) -> None:
-        try:
-            self._shell.folder.renew_outputs()
-        except OSError:
-            self._shell.broken = True
+        return handle
 
-    def _heed(self, hear: Callable[[], None]) -> Callable[[], None]:
-        def heed() -> None:
-            hear()
-            self._see()
-
-        return heed
-
-    def _see(self) -> None:
-        """Notice that the command has ended, or its shell."""
+    def _check_end(self) -> None:
+        """Check whether the command or its shell has ended."""
         shell = self._shell
-        # What is at its end, or never ends, would be heard again and again.
+        # A descriptor at its end, or one that is always readable, would be reported forever.
         if shell.broken:
-            self._pipes.forget(shell.folder.reports)
+            self._pipes.remove_handler(shell.directory.reports_fd)
         if not shell.alive:
-            self._pipes.forget(shell.control.fileno())
+            self._pipes.remove_handler(shell.control.fileno())
         if self.exit is not None:
             return
         if shell.broken and not self._interrupted:
             self._interrupt(shell_supervisor.END)
         if not shell.alive:
-            shell.hear_reports()
-            self.ended = not self._interrupted and not shell.stopped
-            self._end(_code(shell.exit_status))
+            shell.read_reports()
+            self.ended_shell = not self._interrupted and not shell.stopped
+            status = shell.exit_status
+            self._set_exit(exit_code(status if status is not None else signal.SIGKILL))
         elif shell.status is not None and not self._interrupted:
-            self._end(shell.status)
+            self._set_exit(shell.status)
 
-    def _end(self, code: int) -> None:
-        self.exit = Exit(code=code, timed_out=self._timed_out, alone=False)
-        self._pipes.end()
+    def _set_exit(self, code: int) -> None:
+        self.exit = Exit(code=code, timed_out=self._timed_out, childless=False)
+        self._pipes.start_drain()
 
-    async def _check(self) -> None:
+    async def _check_result(self) -> None:
         shell = self._shell
-        if driver.UNREAD in shell.told:
+        if bash_protocol.UNREAD in shell.reports:
             shell.broken = True
             raise CommandNotRead
-        shell.check_told(self._order.cwd or "", "Pass a directory that is there as cwd.")
-        if self.ended and shell.exit_status is None:
-            # Killed with its supervisor: by somebody inside, or with all the rest.
+        shell.check_directory(self._request.cwd or "", "Pass an existing directory as cwd.")
+        if self.ended_shell and shell.exit_status is None:
+            # The supervisor was killed: by a process inside, or with the whole sandbox.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HANGUP_SECONDS):
+                async with asyncio.timeout(JAIL_END_SECONDS):
                     await shell.run.jail.wait()
-                self.ended = False
+                self.ended_shell = False
                 raise shell.run.gone("jail ended")
 
     def _time_out(self) -> None:
@@ -221,29 +214,30 @@ class SessionCommand:
             self._timed_out = True
             self._interrupt(shell_supervisor.INTERRUPT, TERMINATE_SECONDS)
 
-    def _interrupt(self, word: bytes, grace: float = 0.0) -> None:
-        """End the command by its supervisor; a shell that does not come back, as well."""
+    def _interrupt(self, message: bytes, grace: float = 0.0) -> None:
+        """End the command through the supervisor, and then a shell that does not report."""
         self._interrupted = True
-        self._shell.say(word)
-        later = asyncio.get_running_loop().call_later
+        self._shell.send(message)
         wait = grace + INTERRUPTED_SECONDS
-        self._timers.append(later(wait, self._shell.say, shell_supervisor.END))
-        self._give_up = time.monotonic() + wait + ANSWER_SECONDS
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(wait, self._shell.send, shell_supervisor.END))
+        self._deadline = time.monotonic() + wait + RESPONSE_SECONDS
 
-    def _look(self) -> None:
-        """See to a silent command: whether its shell has lost its way, or its supervisor."""
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        if self._give_up is not None and time.monotonic() > self._give_up:
+    def _check_progress(self) -> None:
+        """Check whether a silent command has lost its shell or its supervisor."""
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        if self._deadline is not None and time.monotonic() > self._deadline:
             raise SandboxGone(
-                "the session's supervisor does not answer.",
+                "the supervisor of the session does not respond.",
                 hint="Run the command again: the session gets another shell.",
-                reason="supervisor silent",
+                reason="supervisor unresponsive",
             )
-        # Byte by byte bash reads the lines after a command only when that is over.
-        self._lost = self._lost + 1 if self._shell.folder.read else 0
-        if self._lost > 1 and not self._interrupted:
+        # Bash reads its script byte by byte, so it reads the lines after a command only when the
+        # command has ended.
+        self._idle_checks = self._idle_checks + 1 if self._shell.directory.all_read else 0
+        if self._idle_checks > 1 and not self._interrupted:
             self._shell.broken = True
-            self._see()
+            self._check_end()
 
     async def _kill(self) -> None:
         if not self._interrupted:
@@ -255,16 +249,7 @@ class SessionCommand:
             self._shell.broken = True
 
 
-async def _put_stdin(shell: SessionShell, data: bytes | None) -> str | None:
+async def _write_stdin(shell: SessionShell, data: bytes | None) -> str | None:
     if data is None or len(data) <= _LARGE_STDIN:
-        return shell.folder.put_stdin(data)
-    return await asyncio.to_thread(shell.folder.put_stdin, data)
-
-
-def _code(status: int | None) -> int:
-    try:
-        code = os.waitstatus_to_exitcode(status if status is not None else 9)
-    except ValueError:
-        # No end of a process looks like that: somebody else is talking.
-        return 255
-    return 128 - code if code < 0 else code
+        return shell.directory.write_stdin(data)
+    return await asyncio.to_thread(shell.directory.write_stdin, data)

@@ -1,4 +1,4 @@
-"""One session: its commands one after the other, and its state between them."""
+"""One session: its commands run one at a time, and its state lasts between them."""
 
 from __future__ import annotations
 
@@ -8,80 +8,87 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from smokebox.engine.record.rows import update
 from smokebox.engine.run import CannotStart
+from smokebox.engine.sessions.bash_protocol import SessionState
 from smokebox.engine.sessions.command import (
     CommandRequest,
     SessionCommand,
     command_request,
     export_request,
 )
-from smokebox.engine.sessions.driver import SessionState
 from smokebox.engine.sessions.shell import (
-    LARGEST_STATE,
+    MAX_STATE,
     SHELL_OPTIONS,
     CommandNotRead,
     SessionShell,
-    hung_up,
-    kill_all_of,
+    close_if_ended,
+    kill_tree,
 )
 from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, from_os_error
 from smokebox.foundation.paths import resolve
 from smokebox.options import check_env
-from smokebox.runtime.capture import collect, decoded, stream
+from smokebox.runtime.capture import collect, decode_stream, stream
+from smokebox.runtime.output import MAX_OUTPUT
 from smokebox.runtime.stream import ByteStream, Chunk, ExecStream
 from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from smokebox.engine.record.record import Record
     from smokebox.engine.record.rows import SessionRow
-    from smokebox.engine.run import Program, Run
+    from smokebox.engine.run import Program, Run, UseRun
 
 _log = logging.getLogger("smokebox.sessions")
 _ATTEMPTS = 3
 
 
-class ShellSession:
-    """A bash that remembers: `cd`, variables, functions, aliases (which expand), options, traps.
+class CommandOptions(TypedDict, total=False):
+    """The options of a command in a session.
 
-    Commands run one at a time, in the order in which they were asked for. One that ends
-    the shell (`exit 3`, `set -e; false`, `exec`, a signal) gives its exit code and
-    `session_ended`; the next begins afresh with the session's first directory and
-    environment, as after a logout. After `set -e` that goes for every command whose exit
-    code is not zero, as for one of `eval`. One that is cut short by its timeout or cancelled
-    leaves the session as it was at that moment, or, where the shell was too busy to tell,
-    as it was before the command; what earlier commands left in the background runs on.
+    `cwd`, relative to the session's directory, and `env` apply to this command only. `timeout`, in
+    seconds, starts when the command does. `stdin` is data for standard input.
+    """
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    timeout: float | None
+    stdin: str | bytes | None
+
+
+class ShellSession:
+    """A bash that keeps its directory, variables, functions, aliases, options and traps.
+
+    Commands run one at a time, in the order of their calls. A command that ends the shell
+    (`exit 3`, `set -e; false`, `exec`, a signal) returns its exit code and `session_ended`; the
+    next one starts with the session's first directory and environment, as after a logout. After
+    `set -e`, every command with a non-zero exit code ends the shell. A command that times out or is
+    cancelled leaves the session as it was at that moment, or as before the command if the shell
+    was too busy to report its state. Background processes of earlier commands keep running.
     """
 
     def __init__(
-        self,
-        row: SessionRow,
-        *,
-        record: Record,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
-        prepare: Callable[[Run], None],
-        max_output: int,
+        self, row: SessionRow, *, record: Record, use: UseRun, prepare: Callable[[Run], None]
     ) -> None:
         self._row = row
         self._record = record
         self._use = use
         self._prepare = prepare
-        self._max_output = max_output
         self._state = None if row.state is None else SessionState.unpack(row.state)
         self._shell: SessionShell | None = None
         self._command: SessionCommand | None = None
-        self._former: list[socket.socket] = []
-        self._turns = asyncio.Lock()
+        # Control sockets of ended shells that left background processes.
+        self._old_controls: list[socket.socket] = []
+        self._lock = asyncio.Lock()
         self._deleted = False
+        # Counts the runs of the sandbox that have ended.
         self._epoch = 0
-        self._begun_in = 0
-        self._reason = ""
+        self._command_epoch = 0
+        self._end_reason = ""
         self._saving: set[asyncio.Task[None]] = set()
 
     @property
@@ -96,87 +103,57 @@ class ShellSession:
 
     @property
     def created_at(self) -> float:
-        """When it was made, in seconds since the epoch."""
+        """Time of its creation, in seconds since the epoch."""
         return self._row.created_at
 
     @property
     def user(self) -> str:
-        """Who its commands run as; empty for the sandbox's own user."""
+        """The user of its commands; empty for the default user of the sandbox."""
         return self._row.user
 
     @property
     def busy(self) -> bool:
-        """Whether a command runs in it, or waits."""
-        return self._turns.locked()
+        """True if a command runs in it or waits to run."""
+        return self._lock.locked()
 
     @property
     def cwd(self) -> str:
-        """Where it is, as far as is known; empty for the sandbox's own directory."""
+        """Its working directory, as last reported; empty for the default of the sandbox."""
         return self._state.cwd if self._state is not None else self._row.cwd
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        stdin: str | bytes | None = None,
-    ) -> ExecResult:
-        """Run a command in the session and wait for it.
-
-        `cwd`, relative to where the session is, and `env` hold for this command only: the
-        session goes back to where it was. `timeout` counts from when the turn has come.
-        """
-        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
+    async def exec(self, command: str, **options: Unpack[CommandOptions]) -> ExecResult:
+        """Run a command in the session and wait for it."""
+        request = command_request(command, **options)
         async with self._turn() as run:
-            result = await self._execute(run, order)
-        # What the caller knows to be done is done, whatever becomes of this process.
-        await self.saved()
+            result = await self._execute(run, request)
+        # The caller may rely on the state even if this process is killed next.
+        await self.flush()
         return result
 
-    def exec_stream(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        stdin: str | bytes | None = None,
-    ) -> ExecStream:
-        """Run a command in the session and give its output as it is written."""
-        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
-        return ExecStream(decoded(self._stream(order)))
+    def exec_stream(self, command: str, **options: Unpack[CommandOptions]) -> ExecStream:
+        """Run a command in the session and stream its output as text."""
+        return ExecStream(decode_stream(self._stream(command_request(command, **options))))
 
-    def exec_bytes(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        stdin: str | bytes | None = None,
-    ) -> ByteStream:
-        """As `exec_stream`, with the bytes themselves."""
-        order = command_request(command, cwd=cwd, env=env, timeout=timeout, stdin=stdin)
-        return ByteStream(self._stream(order))
+    def exec_bytes(self, command: str, **options: Unpack[CommandOptions]) -> ByteStream:
+        """Run a command in the session and stream its output as raw bytes."""
+        return ByteStream(self._stream(command_request(command, **options)))
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
-        """Export variables in the session, from here on; None unsets one.
+        """Export variables in the session; None unsets one.
 
-        They are also there after the shell has ended and begun afresh.
+        They stay set after the shell has ended and started again.
         """
         if not isinstance(env, Mapping):
             check_env(env)
             return
         removed = [name for name, value in env.items() if value is None]
         checked = check_env({name: "" if value is None else value for name, value in env.items()})
-        kept = {name: value for name, value in checked.items() if name not in removed}
+        values = {name: value for name, value in checked.items() if name not in removed}
         if not checked:
             return
-        order = export_request(kept, removed)
+        request = export_request(values, removed)
         async with self._turn() as run:
-            result = await self._execute(run, order)
+            result = await self._execute(run, request)
             if not result.success:
                 raise InvalidOption(
                     f"session {self.name} refused a variable: {result.stderr.strip()}",
@@ -184,62 +161,62 @@ class ShellSession:
                     option="env",
                 )
             before = {name: v for name, v in self._row.env.items() if name not in removed}
-            self._row = replace(self._row, env=before | kept)
+            self._row = replace(self._row, env=before | values)
             await self._record.write(update(self._row))
 
-    async def saved(self) -> None:
+    async def flush(self) -> None:
         """Wait until the state after the last finished command is in the record."""
         if self._saving:
             await asyncio.wait(self._saving)
 
     async def destroy(self) -> None:
-        """End the shell and what it left, and refuse what still waits. Not to be used again."""
+        """Kill the shell and its background processes, and refuse waiting commands."""
         self._deleted = True
         self._stop()
-        async with self._turns:
+        async with self._lock:
             if self._shell is not None:
                 await self._shell.kill()
-            for control in self._former:
-                await kill_all_of(control)
+            for control in self._old_controls:
+                await kill_tree(control)
                 control.close()
-            self._shell, self._former = None, []
+            self._shell, self._old_controls = None, []
 
-    def ended(self, reason: str) -> None:
-        """The run of the sandbox has ended, and all shells with it."""
+    def run_ended(self, reason: str) -> None:
+        """Release the shells: the run of the sandbox ended."""
         self._epoch += 1
-        self._reason = reason
+        self._end_reason = reason
         self._stop()
-        if not self._turns.locked():
-            self._forget()
+        if not self._lock.locked():
+            self._close_shells()
 
     def _stop(self) -> None:
-        if self._shell is not None and self._turns.locked():
+        if self._shell is not None and self._lock.locked():
             self._shell.stop()
 
-    def _forget(self) -> None:
+    def _close_shells(self) -> None:
         if self._shell is not None:
             self._shell.close()
-        for control in self._former:
+        for control in self._old_controls:
             control.close()
-        self._shell, self._former = None, []
+        self._shell, self._old_controls = None, []
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[Run]:
-        """The right to use the shell: one at a time, first come, first served."""
+        """Wait for the right to use the shell: first come, first served."""
         epoch = self._epoch
-        async with self._turns:
-            self._check(epoch)
+        async with self._lock:
+            self._check_usable(epoch)
             async with self._use() as run:
                 # Waking the sandbox may have ended its former run.
-                self._begun_in = self._epoch
+                self._command_epoch = self._epoch
                 try:
                     yield run
                 finally:
-                    if self._begun_in != self._epoch:
-                        self._forget()
-                self._check(self._begun_in)
+                    if self._command_epoch != self._epoch:
+                        self._close_shells()
+                self._check_usable(self._command_epoch)
 
-    def _check(self, epoch: int) -> None:
+    def _check_usable(self, epoch: int) -> None:
         if self._deleted:
             raise NotFound(
                 f"session {self.name!r} was deleted.",
@@ -250,44 +227,43 @@ class ShellSession:
         if epoch != self._epoch:
             raise SandboxGone(
                 f"the sandbox stopped before session {self.name} had run the command "
-                f"({self._reason}).",
-                hint="Run it again: the session goes on from its last state.",
-                reason=self._reason,
+                f"({self._end_reason}).",
+                hint="Run it again: the session continues from its last state.",
+                reason=self._end_reason,
             )
 
-    async def _execute(self, run: Run, order: CommandRequest) -> ExecResult:
+    async def _execute(self, run: Run, request: CommandRequest) -> ExecResult:
         for _ in range(_ATTEMPTS):
             try:
                 result = await collect(
-                    functools.partial(self._start, run, order),
+                    functools.partial(self._start, run, request),
                     spills=run.spills,
-                    max_output=self._max_output,
-                    timeout=order.timeout,
+                    max_output=MAX_OUTPUT,
+                    timeout=request.timeout,
                     rate=run.limits.output_rate,
                 )
-                return self._marked(result)
+                return self._add_session_ended(result)
             except CommandNotRead:
                 continue
             except CannotStart as failure:
                 return ExecResult(exit_code=failure.exit_code, stderr=f"smokebox: {failure}\n")
             finally:
-                self._finish()
-        raise self._unreadable()
+                self._finish_command()
+        raise self._no_shell()
 
-    async def _stream(self, order: CommandRequest) -> AsyncGenerator[Chunk | ExecResult, None]:
+    async def _stream(self, request: CommandRequest) -> AsyncGenerator[Chunk | ExecResult, None]:
         async with self._turn() as run:
             result = None
             for _ in range(_ATTEMPTS):
-                starting = functools.partial(self._start, run, order)
-                rate = run.limits.output_rate
-                items = stream(starting, timeout=order.timeout, rate=rate)
+                start = functools.partial(self._start, run, request)
+                items = stream(start, timeout=request.timeout, rate=run.limits.output_rate)
                 try:
                     async with contextlib.aclosing(items):
                         async for item in items:
                             if isinstance(item, Chunk):
                                 yield item
                             else:
-                                result = self._marked(item)
+                                result = self._add_session_ended(item)
                     break
                 except CommandNotRead:
                     continue
@@ -296,37 +272,34 @@ class ShellSession:
                     result = ExecResult(exit_code=failure.exit_code)
                     break
                 finally:
-                    self._finish()
+                    self._finish_command()
         if result is None:
-            raise self._unreadable()
-        await self.saved()
+            raise self._no_shell()
+        await self.flush()
         yield result
 
-    async def _start(self, run: Run, order: CommandRequest) -> SessionCommand:
+    async def _start(self, run: Run, request: CommandRequest) -> SessionCommand:
         try:
-            return await self._give(run, order)
+            shell = await self._get_shell(run)
+            # A shell that was only starting could not be stopped.
+            self._check_usable(self._command_epoch)
+            if request.cwd is not None:
+                request = replace(request, cwd=resolve(request.cwd, shell.cwd))
+            self._command = await SessionCommand.start(shell, request)
+            return self._command
         except OSError as error:
             if isinstance(error, SmokeboxError):
                 raise
-            # What the shell is told goes through files of the host's, whose disk may be full.
+            # The files of a shell are on the host, whose disk may be full.
             raise from_os_error(error, run.directory) from error
 
-    async def _give(self, run: Run, order: CommandRequest) -> SessionCommand:
-        shell = await self._ready(run)
-        # A shell that was only being made could not be told to stop.
-        self._check(self._begun_in)
-        if order.cwd is not None:
-            order = replace(order, cwd=resolve(order.cwd, shell.cwd))
-        self._command = await SessionCommand.start(shell, order)
-        return self._command
-
-    async def _ready(self, run: Run) -> SessionShell:
-        """The shell that waits for a command: the one there is, or another in its state."""
+    async def _get_shell(self, run: Run) -> SessionShell:
+        """Return the current shell, or start one with its state."""
         if (shell := self._shell) is not None:
-            await shell.settled()
-            if shell.fit and shell.run.jail is run.jail:
+            await shell.wait_idle()
+            if shell.usable and shell.run.jail is run.jail:
                 return shell
-            self._leave(shell)
+            self._detach_shell(shell)
         self._prepare(run)
         program = await run.program(
             [run.shell, *SHELL_OPTIONS],
@@ -334,58 +307,57 @@ class ShellSession:
             env=self._row.env,
             user=self._row.user or None,
         )
-        if self._state is None:
-            self._shell = await SessionShell.start(run, program, None)
-        else:
-            self._shell = await self._restore(run, program, self._state)
+        self._shell = await self._start_shell(run, program)
         return self._shell
 
-    async def _restore(self, run: Run, program: Program, state: SessionState) -> SessionShell:
+    async def _start_shell(self, run: Run, program: Program) -> SessionShell:
         try:
-            return await SessionShell.start(run, program, state)
+            return await SessionShell.start(run, program, self._state)
         except CommandNotRead:
-            _log.warning("session %s: its state could not be restored, but for its cwd", self.name)
-            return await SessionShell.start(run, program, replace(state, script=b""))
+            if self._state is None:
+                raise
+            _log.warning("session %s: only its directory could be restored", self.name)
+            return await SessionShell.start(run, program, replace(self._state, script=b""))
 
-    def _marked(self, result: ExecResult) -> ExecResult:
-        ended = self._command is not None and self._command.ended
+    def _add_session_ended(self, result: ExecResult) -> ExecResult:
+        ended = self._command is not None and self._command.ended_shell
         return replace(result, session_ended=True) if ended else result
 
-    def _finish(self) -> None:
-        """See what comes of the shell after a command, and keep its state."""
+    def _finish_command(self) -> None:
+        """Save the state of the shell after a command, and detach a shell that has ended."""
         shell, command, self._command = self._shell, self._command, None
         if shell is None or command is None:
             return
-        if shell.fit:
-            self._keep(shell, shell.settle())
+        if shell.usable:
+            self._spawn_save(shell, shell.collect_state())
             return
-        self._leave(shell)
-        if command.ended:
+        self._detach_shell(shell)
+        if command.ended_shell:
             self._state = None
-        self._keep(shell, None)
+        self._spawn_save(shell, None)
 
-    def _leave(self, shell: SessionShell) -> None:
-        """Let a shell go, and take over its last state; what it left runs on."""
+    def _detach_shell(self, shell: SessionShell) -> None:
+        """End a shell, keep its last state, and leave its background processes running."""
         self._state = shell.state or self._state
         self._shell = None
-        self._former = [one for one in self._former if not hung_up(one)]
-        if (control := shell.leave()) is not None:
-            self._former.append(control)
+        self._old_controls = [one for one in self._old_controls if not close_if_ended(one)]
+        if (control := shell.detach()) is not None:
+            self._old_controls.append(control)
 
-    def _keep(self, shell: SessionShell, settling: asyncio.Task[None] | None) -> None:
-        task = asyncio.create_task(self._save(shell, settling))
+    def _spawn_save(self, shell: SessionShell, collecting: asyncio.Task[None] | None) -> None:
+        task = asyncio.create_task(self._save(shell, collecting))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 
-    async def _save(self, shell: SessionShell, settling: asyncio.Task[None] | None) -> None:
-        if settling is not None:
-            await asyncio.wait({settling})
+    async def _save(self, shell: SessionShell, collecting: asyncio.Task[None] | None) -> None:
+        if collecting is not None:
+            await asyncio.wait({collecting})
             self._state = shell.state or self._state
             if shell.oversized:
                 _log.warning(
-                    "session %s: its state is larger than %d bytes, and was not kept",
+                    "session %s: its state is larger than %d bytes and was not saved",
                     self.name,
-                    LARGEST_STATE,
+                    MAX_STATE,
                 )
         data = None if self._state is None else self._state.pack()
         if data != self._row.state:
@@ -393,11 +365,11 @@ class ShellSession:
             try:
                 await self._record.write(update(self._row))
             except SmokeboxError as error:
-                _log.warning("session %s: its state was not kept: %s", self.name, error)
+                _log.warning("session %s: its state was not saved: %s", self.name, error)
 
-    def _unreadable(self) -> SandboxGone:
+    def _no_shell(self) -> SandboxGone:
         return SandboxGone(
-            f"session {self.name} has no shell that takes a command.",
+            f"no shell of session {self.name} can read a command.",
             hint="Delete the session and create another.",
             reason="no shell",
         )

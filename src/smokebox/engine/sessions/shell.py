@@ -1,7 +1,7 @@
 """One live bash of a session.
 
-What bash and its supervisor say is data from inside: it can be wrong, missing or made up, and
-costs the session its shell at most.
+Reports of bash and its supervisor come from inside the sandbox. They can be wrong, missing or
+forged, which costs the session its shell at most.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import guest_init, shell_supervisor
-from smokebox.engine.sessions import driver
-from smokebox.engine.sessions.driver import SessionFolder, SessionState, pack_fields
-from smokebox.errors import (
-    AccessDenied,
-    PathNotDirectory,
-    PathNotFound,
-    Unsupported,
-)
+from smokebox.engine.run import send_request
+from smokebox.engine.sessions import bash_protocol
+from smokebox.engine.sessions.bash_protocol import SessionDirectory, SessionState, pack_fields
+from smokebox.errors import AccessDenied, PathNotDirectory, PathNotFound, Unsupported
 from smokebox.runtime import supervisor
 from smokebox.runtime.process import encode
-from smokebox.runtime.supervisor_client import ANSWER_SECONDS
+from smokebox.runtime.supervisor_client import RESPONSE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,343 +30,356 @@ if TYPE_CHECKING:
     from smokebox.engine.sessions.command import CommandRequest
     from smokebox.errors import PathError
 
-# The script that bash reads is the pipe of that name in the directory where it starts.
-SHELL_OPTIONS = ("--norc", "--noprofile", driver.SCRIPT)
-LARGEST_STATE = 4 << 20
+# The script of bash is the pipe of that name in the directory where it starts.
+SHELL_OPTIONS = ("--norc", "--noprofile", bash_protocol.SCRIPT)
+MAX_STATE = 4 << 20
 START_SECONDS = 10.0
-SETTLE_SECONDS = 10.0
-# How often a silent command is looked after: bash may have lost the lines that follow it.
-LOOK_SECONDS = 0.2
-_LONGEST_FIELD = 64 << 10
+STATE_SECONDS = 10.0
+# Interval in which a silent shell is checked: a command may have read the lines after it.
+CHECK_SECONDS = 0.2
+_LONGEST_REPORT = 64 << 10
 _LONGEST_DUMP = 256 << 20
-_MOST_FIELDS = 32
+_MAX_REPORTS = 32
 _READ = 1 << 16
 _READS = 16
 
 _DIRECTORY_ERRORS: dict[bytes, type[PathError]] = {
-    driver.MISSING: PathNotFound,
-    driver.NOT_DIRECTORY: PathNotDirectory,
-    driver.DENIED: AccessDenied,
+    bash_protocol.MISSING: PathNotFound,
+    bash_protocol.NOT_DIRECTORY: PathNotDirectory,
+    bash_protocol.DENIED: AccessDenied,
+}
+_FLAG_REPORTS = {
+    bash_protocol.READY,
+    bash_protocol.RESTORED,
+    bash_protocol.UNREAD,
+    *_DIRECTORY_ERRORS,
 }
 
 
 class CommandNotRead(Exception):
-    """The shell could not even read a command, and has not run it."""
+    """The shell could not read a command or a state, and did not run it."""
 
 
 class SessionShell:
-    """A bash that waits for commands. One at a time."""
+    """A bash that runs one command at a time.
 
-    def __init__(self, run: Run, cwd: str, folder: SessionFolder, control: socket.socket) -> None:
+    `alive` until bash ends, `childless` once no process of it is left. A `broken` shell cannot run
+    commands. `reports` are the kinds reported since the last command started.
+    """
+
+    def __init__(
+        self, run: Run, cwd: str, directory: SessionDirectory, control: socket.socket
+    ) -> None:
         self.run = run
-        self.folder = folder
+        self.directory = directory
         self.control = control
         self.alive = True
-        self.alone = False
+        self.childless = False
         self.broken = False
         self.stopped = False
         self.state: SessionState | None = None
         self.status: int | None = None
         self.exit_status: int | None = None
-        self.failure: tuple[int, int] | None = None
-        self.told: set[bytes] = set()
-        self.last = 0
+        self.reports: set[bytes] = set()
         self.oversized = False
+        self._failure: tuple[int, int] | None = None
         self._first_cwd = cwd
+        self._last_status = 0
         self._cwd = b""
         self._marked = True
         self._dumped = True
-        self._field = bytearray()
-        self._size = 0
-        self._heard = b""
-        self._news = asyncio.Event()
-        self._settling: asyncio.Task[None] | None = None
+        self._report = bytearray()
+        self._report_size = 0
+        self._message = b""
+        self._changed = asyncio.Event()
+        self._collecting: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, run: Run, program: Program, state: SessionState | None) -> SessionShell:
-        """A bash in the program's directory, or in the state of another one.
+        """Start a bash in the directory of the program, or with the state of an earlier one.
 
-        Raises what keeps it from starting, `PathError` for a directory, and `CommandNotRead` for a
-        state that cannot be had again.
+        Raises:
+            PathError: The directory cannot be entered.
+            CommandNotRead: The state cannot be restored.
+            Unsupported: The program is not a suitable bash.
         """
-        folder = SessionFolder(f"{run.directory}/run/io")
+        directory = SessionDirectory(f"{run.directory}/run/io")
         try:
             control = await run.jail.connect()
         except BaseException:
-            folder.close()
+            directory.close()
             raise
-        shell = cls(run, program.cwd, folder, control)
+        shell = cls(run, program.cwd, directory, control)
         try:
-            await shell._begin(program, state)
+            await shell._start(program, state)
         except BaseException:
             shell.close()
             raise
         return shell
 
     @property
-    def fit(self) -> bool:
-        """Whether it can take another command."""
+    def usable(self) -> bool:
+        """True if it can run another command."""
         return self.alive and not self.broken
 
     @property
     def cwd(self) -> str:
-        """Where it is, as far as it has told."""
+        """Its working directory, as last reported."""
         return self._first_cwd if self.state is None else self.state.cwd
 
-    def give(self, order: CommandRequest, stdin: str | None) -> None:
-        """Have a command run whose fields are in the folder, and its stdin by that name."""
-        self.told.clear()
+    @property
+    def readers(self) -> dict[int, Callable[[], None]]:
+        """The descriptors to wait for, with the methods that read them."""
+        return {
+            self.directory.reports_fd: self.read_reports,
+            self.control.fileno(): self.read_supervisor,
+        }
+
+    def run_command(self, request: CommandRequest, stdin: str | None) -> None:
+        """Run a command whose fields and stdin are in the directory."""
+        self.reports.clear()
         self.status = None
         self._dumped = self.oversized = False
-        stdout, stderr = self.folder.outputs
-        lines = self.folder.driver.run(
-            first=order.number,
-            last=self.last,
+        stdout, stderr = self.directory.output_names
+        lines = self.directory.script.run(
+            first=request.number,
+            last_status=self._last_status,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            cwd=order.cwd is not None,
-            env=tuple(order.env),
+            cwd=request.cwd is not None,
+            env=tuple(request.env),
         )
-        if not self.folder.say(lines):
+        if not self.directory.send(lines):
             self.broken = True
 
-    def settle(self) -> asyncio.Task[None]:
-        """Hear the state that follows a command, while nobody waits for it."""
-        self._settling = asyncio.create_task(self._settle())
-        return self._settling
+    def collect_state(self) -> asyncio.Task[None]:
+        """Start to read the state that the shell reports after a command."""
+        self._collecting = asyncio.create_task(self._collect_state())
+        return self._collecting
 
-    async def settled(self) -> None:
-        """Wait until the shell can take a command, or has ended."""
-        if self._settling is not None:
-            await asyncio.wait({self._settling})
+    async def wait_idle(self) -> None:
+        """Wait until the shell can run a command, or has ended."""
+        if self._collecting is not None:
+            await asyncio.wait({self._collecting})
         if self.alive:
-            self.hear_supervisor()
+            self.read_supervisor()
 
-    def say(self, word: bytes, fds: list[int] | None = None) -> None:
-        """Tell the supervisor something; one that is gone needs not know."""
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """Send a message to the supervisor, if it is still there."""
         with contextlib.suppress(OSError):
-            socket.send_fds(self.control, [word], fds or [])
+            socket.send_fds(self.control, [message], fds or [])
 
     async def kill(self) -> None:
-        """Kill the shell and all that it left, and wait for it for a bounded time."""
-        if self._settling is not None:
-            self._settling.cancel()
-            await asyncio.wait({self._settling})
-        await kill_all_of(self.control)
+        """Kill the shell and its background processes, and wait for that for a bounded time."""
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.wait({self._collecting})
+        await kill_tree(self.control)
         self.close()
 
     def close(self) -> None:
-        """Let go, which kills what is left. Safe to repeat."""
+        """Close everything, which kills all processes. Safe to repeat."""
         self.alive = False
-        if self._settling is not None and not self._settling.done():
-            # Only when nobody listens any more: the numbers of descriptors are reused.
-            self._settling.cancel()
-            self._settling.add_done_callback(lambda _: self._let_go())
+        if self._collecting is not None and not self._collecting.done():
+            # The task uses the descriptors, whose numbers are reused.
+            self._collecting.cancel()
+            self._collecting.add_done_callback(lambda _: self._close_files())
         else:
-            self._let_go()
+            self._close_files()
 
     def stop(self) -> None:
-        """Have everything killed, under a command that will notice."""
+        """Kill all processes while a command runs, which then ends."""
         self.stopped = True
-        self.say(supervisor.KILL)
+        self.send(supervisor.KILL)
 
-    def leave(self) -> socket.socket | None:
-        """Let the shell end, and let go; what it left ends with the socket that is returned."""
+    def detach(self) -> socket.socket | None:
+        """End the shell only. Closing the returned socket kills its background processes."""
         if self.alive:
-            self.say(shell_supervisor.END)
+            self.send(shell_supervisor.END)
             self.alive = False
-        self.folder.close()
-        if self.alone:
+        self.directory.close()
+        if self.childless:
             self.control.close()
-        return None if self.alone else self.control
+        return None if self.childless else self.control
 
-    def hear_reports(self) -> None:
-        """Take what bash tells, as far as it can be bash."""
+    def read_reports(self) -> None:
+        """Read pending reports of bash. Invalid ones break the shell."""
         with contextlib.suppress(BlockingIOError):
-            # Not for ever: whoever writes there could be faster than we.
+            # A bounded number of times: a program could write faster than this reads.
             for _ in range(_READS):
                 if self.broken:
                     break
-                data = os.read(self.folder.reports, _READ)
-                self.broken = data.count(b"\0") > _MOST_FIELDS
-                *ends, rest = data.split(b"\0", _MOST_FIELDS)
+                data = os.read(self.directory.reports_fd, _READ)
+                self.broken = data.count(b"\0") > _MAX_REPORTS
+                *ends, rest = data.split(b"\0", _MAX_REPORTS)
                 for end in ends:
-                    self._extend(end)
-                    self._take(bytes(self._field))
-                    self._field.clear()
-                    self._size = 0
-                self._extend(rest)
-        self._news.set()
+                    self._extend_report(end)
+                    self._handle_report(bytes(self._report))
+                    self._report.clear()
+                    self._report_size = 0
+                self._extend_report(rest)
+        self._changed.set()
 
-    def hear_supervisor(self) -> None:
-        """Take what the supervisor tells. One that has hung up has taken the shell with it."""
+    def read_supervisor(self) -> None:
+        """Read pending messages of the supervisor. At the end of file, the shell has ended too."""
         try:
             while self.alive:
-                data = self.control.recv(supervisor.MESSAGE.size - len(self._heard))
-                self._heard += data
-                if len(self._heard) == supervisor.MESSAGE.size:
-                    message, self._heard = self._heard, b""
-                    self._obey(*supervisor.MESSAGE.unpack(message))
+                data = self.control.recv(supervisor.MESSAGE.size - len(self._message))
+                self._message += data
+                if len(self._message) == supervisor.MESSAGE.size:
+                    message, self._message = self._message, b""
+                    self._handle_message(*supervisor.MESSAGE.unpack(message))
                 elif not data:
-                    self.alive, self.alone = False, True
+                    self.alive, self.childless = False, True
         except BlockingIOError:
             pass
         except OSError:
-            self.alive, self.alone = False, True
-        self._news.set()
+            self.alive, self.childless = False, True
+        self._changed.set()
 
-    @property
-    def ears(self) -> dict[int, Callable[[], None]]:
-        """What is to be listened to, and by whom."""
-        return {self.folder.reports: self.hear_reports, self.control.fileno(): self.hear_supervisor}
-
-    async def _begin(self, program: Program, state: SessionState | None) -> None:
-        cwd = encode(program.cwd, "cwd")
-        env = {name: value for name, value in program.env.items() if name != "PWD"}
-        # What the shell had not exported, or had unset, shall not come back.
-        bare = state is not None and state.script
-        inside = replace(program, cwd=self.folder.inside, env={} if bare else env)
-        request = inside.pack(guest_init.SHELL)
-        request = supervisor.LENGTH.pack(len(request)) + request
-        lines = self.folder.driver
-        if state is None:
-            self.folder.put(pack_fields([cwd]))
-            self.folder.say(lines.begin())
-        else:
-            fields = [encode(state.cwd, "cwd"), cwd]
-            self.folder.put(pack_fields([*fields, state.script + lines.finished()]))
-            self.folder.say(lines.restore())
-        await self._request(request)
-        await self._patiently(lambda: self._is_begun(state), START_SECONDS)
-        self._check_begun(program, state)
-
-    def _is_begun(self, state: SessionState | None) -> bool:
-        return driver.READY in self.told or (state is None and bool(self.told))
-
-    def check_told(self, cwd: str, hint: str) -> None:
-        """Raise what the shell has told of a directory."""
+    def check_directory(self, cwd: str, hint: str) -> None:
+        """Raise the error that the shell has reported about a working directory."""
         for kind, error in _DIRECTORY_ERRORS.items():
-            if kind in self.told:
+            if kind in self.reports:
                 raise error(cwd, hint=hint)
 
-    def _check_begun(self, program: Program, state: SessionState | None) -> None:
-        if self.failure is not None:
-            raise program.explain(*self.failure)
-        self.check_told(program.cwd, "The session begins there: make it, or another session.")
-        if state is not None and not {driver.RESTORED, driver.READY} <= self.told:
-            raise CommandNotRead
-        if driver.READY not in self.told:
+    async def _start(self, program: Program, state: SessionState | None) -> None:
+        cwd = encode(program.cwd, "cwd")
+        env = {name: value for name, value in program.env.items() if name != "PWD"}
+        if state is not None and state.script:
+            # The script sets all variables, and not those that were unset.
+            env = {}
+        request = replace(program, cwd=self.directory.inside, env=env).pack(guest_init.SHELL)
+        script = self.directory.script
+        if state is None:
+            self.directory.write_fields(pack_fields([cwd]))
+            self.directory.send(script.start())
+        else:
+            fields = [encode(state.cwd, "cwd"), cwd, state.script + script.restored()]
+            self.directory.write_fields(pack_fields(fields))
+            self.directory.send(script.restore())
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # A supervisor that has ended is noticed by `_wait_for`.
+            with contextlib.suppress(ConnectionError):
+                await send_request(self.control, request, [null] * 3)
+        finally:
+            os.close(null)
+        await self._wait_for(lambda: self._has_started(state), START_SECONDS)
+        self._check_started(program, state)
+
+    def _has_started(self, state: SessionState | None) -> bool:
+        return bash_protocol.READY in self.reports or (state is None and bool(self.reports))
+
+    def _check_started(self, program: Program, state: SessionState | None) -> None:
+        if self._failure is not None:
+            raise program.exec_error(*self._failure)
+        self.check_directory(program.cwd, "The session starts there: create it.")
+        if state is not None:
+            if not {bash_protocol.RESTORED, bash_protocol.READY} <= self.reports:
+                raise CommandNotRead
+        elif bash_protocol.READY not in self.reports:
             if not self.run.jail.alive:
                 raise self.run.gone("jail ended")
             raise Unsupported(
-                f"{program.argv[0]} does not run the commands of a session.",
+                f"{program.argv[0]} cannot run the commands of a session.",
                 hint="Sessions need bash 4.4 or later in the image; exec without one does not.",
                 operation="session",
                 sandbox=self.run.id,
             )
 
-    async def _request(self, request: bytes) -> None:
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # A supervisor that ends before it has read everything says why.
-            with contextlib.suppress(ConnectionError):
-                sent = socket.send_fds(self.control, [request], [null] * 3)
-                loop = asyncio.get_running_loop()
-                await loop.sock_sendall(self.control, request[sent:])
-        finally:
-            os.close(null)
-
-    async def _settle(self) -> None:
+    async def _collect_state(self) -> None:
         self._marked = False
-        self.say(shell_supervisor.MARK)
-        done = await self._patiently(lambda: self._marked and self._dumped, SETTLE_SECONDS)
-        # Without a word on its state it may do well otherwise.
-        if not done and not (self._marked and self.folder.read):
+        self.send(shell_supervisor.MARK)
+        done = await self._wait_for(lambda: self._marked and self._dumped, STATE_SECONDS)
+        # A shell that read all lines without reporting its state may still be usable.
+        if not done and not (self._marked and self.directory.all_read):
             self.broken = True
 
-    async def _patiently(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Listen until it is so, but not once the shell has passed over all it was told."""
+    async def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Read reports until the condition holds, or the shell has read all lines without it."""
         until = time.monotonic() + seconds
         idle = 0
-        while self.fit and idle < 2 and time.monotonic() < until:
-            if await self._until(done, LOOK_SECONDS):
+        while self.usable and idle < 2 and time.monotonic() < until:
+            if await self._read_until(condition, CHECK_SECONDS):
                 return True
-            idle = idle + 1 if self.folder.read else 0
-        return done()
+            idle = idle + 1 if self.directory.all_read else 0
+        return condition()
 
-    def _let_go(self) -> None:
-        self.control.close()
-        self.folder.close()
-
-    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Listen until it is so, or the shell has ended; False when it never came to be."""
+    async def _read_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Read reports until the condition holds or the shell ends, and return the condition."""
         loop = asyncio.get_running_loop()
-        for fd, hear in self.ears.items():
-            loop.add_reader(fd, hear)
+        readers = self.readers
+        for fd, read in readers.items():
+            loop.add_reader(fd, read)
         try:
             async with asyncio.timeout(seconds):
-                while self.alive and not self.broken and not done():
-                    self._news.clear()
-                    await self._news.wait()
+                while self.usable and not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             pass
         finally:
-            for fd in (self.folder.reports, self.control.fileno()):
+            for fd in readers:
                 loop.remove_reader(fd)
-        self.hear_reports()
-        return done()
+        self.read_reports()
+        return condition()
 
-    def _extend(self, data: bytes) -> None:
-        self._size += len(data)
-        kind = (self._field or data)[:1]
-        if kind != driver.STATE:
-            self.broken |= self._size > _LONGEST_FIELD
-        elif self._size > LARGEST_STATE:
+    def _close_files(self) -> None:
+        self.control.close()
+        self.directory.close()
+
+    def _extend_report(self, data: bytes) -> None:
+        self._report_size += len(data)
+        kind = (self._report or data)[:1]
+        if kind != bash_protocol.STATE:
+            self.broken |= self._report_size > _LONGEST_REPORT
+        elif self._report_size > MAX_STATE:
             self.oversized = True
-            self.broken |= self._size > _LONGEST_DUMP
+            self.broken |= self._report_size > _LONGEST_DUMP
         if not self.broken and not self.oversized:
-            self._field += data
+            self._report += data
 
-    def _take(self, field: bytes) -> None:
-        kind, rest = field[:1], field[1:]
-        if kind == driver.STATUS and rest.isdigit() and len(rest) <= 3:
-            self.status = self.last = int(rest)
-        elif kind == driver.CWD:
-            self._cwd = rest
-        elif kind == driver.STATE:
+    def _handle_report(self, report: bytes) -> None:
+        kind, value = report[:1], report[1:]
+        if kind == bash_protocol.STATUS and value.isdigit() and len(value) <= 3:
+            self.status = self._last_status = int(value)
+        elif kind == bash_protocol.CWD:
+            self._cwd = value
+        elif kind == bash_protocol.STATE:
             self._dumped = True
             if not self.oversized:
-                self.state = SessionState.heard(self._cwd, rest)
-        elif kind in (driver.READY, driver.RESTORED, driver.UNREAD, *_DIRECTORY_ERRORS):
-            self.told.add(kind)
+                self.state = SessionState.from_reports(self._cwd, value)
+        elif kind in _FLAG_REPORTS:
+            self.reports.add(kind)
         else:
             self.broken = True
 
-    def _obey(self, kind: bytes, flags: int, value: int) -> None:
+    def _handle_message(self, kind: bytes, flags: int, value: int) -> None:
         if kind == shell_supervisor.MARKED:
             self._marked = True
             return
         self.alive = False
         if kind == supervisor.FAILED:
-            self.failure = (flags, value)
+            self._failure = (flags, value)
         else:
             self.exit_status = value
-        self.alone = kind != supervisor.EXITED or bool(flags & supervisor.ALONE)
+        self.childless = kind != supervisor.EXITED or bool(flags & supervisor.CHILDLESS)
 
 
-async def kill_all_of(control: socket.socket) -> None:
-    """Have a supervisor kill all that it has, and wait until it did, for a bounded time."""
+async def kill_tree(control: socket.socket) -> None:
+    """Kill all processes of a supervisor, and wait for that for a bounded time."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError, OSError):
         control.send(supervisor.KILL)
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(RESPONSE_SECONDS):
             while await loop.sock_recv(control, supervisor.MESSAGE.size):
                 pass
 
 
-def hung_up(control: socket.socket) -> bool:
-    """Close a supervisor's socket if it has nothing left to mind."""
+def close_if_ended(control: socket.socket) -> bool:
+    """Close the socket of a supervisor if that has ended, and return whether it has."""
     try:
         while control.recv(supervisor.MESSAGE.size):
             pass

@@ -1,1 +1,1 @@
-"""Terminals: programs of a sandbox that are typed to and watched."""
+"""Terminals: programs of a sandbox with interactive input and output."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from asyncio import Event
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -14,18 +13,17 @@ if TYPE_CHECKING:
 
 
 REPLAY_SIZE = 256 << 10
-# Bytes a second that are read while nobody looks: the program goes on, and the engine's
-# thread is left to others.
+# Bytes per second to read while there is no viewer: the program continues, and the event loop
+# has time for other work.
 UNWATCHED_RATE = 8 << 20
-# So far the viewer that is the most advanced may be behind before the program has to wait.
-_FARTHEST_BEHIND = REPLAY_SIZE // 2
+# The program has to wait once the most advanced viewer is further behind than this.
+_MAX_BEHIND = REPLAY_SIZE // 2
 _READ = 1 << 16
 _BURST_SECONDS = 0.1
-_MOST = 1 << 16
 
 
 class ReplayBuffer:
-    """A ring of bytes: what is added last pushes out what was added first."""
+    """A ring buffer of the last bytes of the output. Positions count from its beginning."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -38,169 +36,166 @@ class ReplayBuffer:
         return self.end - len(self._data)
 
     def add(self, data: bytes) -> None:
-        """Put bytes at the end."""
+        """Append bytes."""
         rest = memoryview(data)
         while rest:
-            place = self.end % self._size
-            piece = rest[: self._size - place]
+            offset = self.end % self._size
+            piece = rest[: self._size - offset]
             # Until the ring is full, its end is that of the array, which grows.
-            self._data[place : place + len(piece)] = piece
+            self._data[offset : offset + len(piece)] = piece
             self.end += len(piece)
             rest = rest[len(piece) :]
 
-    def read(self, position: int, most: int) -> bytes:
-        """Up to `most` bytes from a position that is not before `start`."""
-        count = min(most, self.end - position)
-        place = position % self._size
-        found = bytes(self._data[place : place + count])
+    def read(self, position: int, size: int) -> bytes:
+        """Return up to `size` bytes from a position that is not before `start`."""
+        count = min(size, self.end - position)
+        offset = position % self._size
+        found = bytes(self._data[offset : offset + count])
         return found + bytes(self._data[: count - len(found)])
 
 
 class TerminalOutput:
-    """Reads a descriptor that does not block into a ring, and wakes those who look.
+    """Reads a non-blocking descriptor into a ring buffer, and wakes viewers.
 
-    With viewers it reads no further than the ring holds for the most advanced one, so that
-    one loses nothing; without, all that comes. It reads at most `rate` bytes a second. `over`
-    once there will be no more, with the `fault` that ended it, if any.
+    With viewers it reads no further than the ring holds for the most advanced one, which thus
+    misses nothing; without, it reads everything. It reads at most `rate` bytes per second.
+    `ended` is set once there will be no more output, with the `error` that ended it, if any.
     """
 
     def __init__(self, fd: int, rate: int | None = None) -> None:
         self.replay = ReplayBuffer(REPLAY_SIZE)
-        self.over = asyncio.Event()
-        self.fault: Exception | None = None
+        self.ended = asyncio.Event()
+        self.error: Exception | None = None
         self._fd = fd
         self._rate = rate
-        self._due = 0.0
-        self._rest: asyncio.TimerHandle | None = None
-        self._views: set[TerminalView] = set()
+        self._next_read = 0.0
+        self._rate_timer: asyncio.TimerHandle | None = None
+        self._views: set[OutputView] = set()
         self._reading = False
         self._at_end = False
         self._finishing = False
-        self._last = False
-        self._owed = REPLAY_SIZE
+        self._draining = False
+        # Bytes to read at most after the program has ended.
+        self._drain_left = REPLAY_SIZE
 
-    def begin(self) -> None:
-        """Start to read."""
-        self.follow()
+    def finish(self, *, has_end: bool) -> None:
+        """End the output after the rest is read: the program has ended.
 
-    def finish(self, *, last: bool) -> None:
-        """The program has ended, and so does the output when all of it was read.
-
-        `last` where that is what can be read by now: somebody else may go on writing.
+        Without `has_end`, other processes may continue to write, so only the output that is
+        available now counts.
         """
-        self._finishing, self._last = True, last
+        self._finishing, self._draining = True, not has_end
         self._read()
 
-    def stop(self, fault: Exception | None = None) -> None:
-        """Read no more. Safe to repeat."""
-        if self.over.is_set():
+    def stop(self, error: Exception | None = None) -> None:
+        """Stop reading. Safe to repeat."""
+        if self.ended.is_set():
             return
-        self.fault = fault
+        self.error = error
         self._pause()
-        if self._rest is not None:
-            self._rest.cancel()
-        self.over.set()
-        self._wake()
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
+        self.ended.set()
+        self._wake_viewers()
 
-    def join(self, view: TerminalView) -> None:
-        """Have somebody look from here on."""
+    def add_view(self, view: OutputView) -> None:
+        """Add a viewer."""
         self._views.add(view)
 
-    def leave(self, view: TerminalView) -> None:
-        """Have somebody look no more."""
+    def remove_view(self, view: OutputView) -> None:
+        """Remove a viewer."""
         self._views.discard(view)
-        self.follow()
+        self.resume()
 
-    def follow(self) -> None:
-        """Go on reading, if nobody is too far behind."""
-        waits = self._rest is not None or self._at_end or self._is_ahead()
-        if self._reading or waits or self.over.is_set():
+    def resume(self) -> None:
+        """Start or continue to read, unless the viewers are too far behind."""
+        waits = self._rate_timer is not None or self._at_end or self._viewers_behind()
+        if self._reading or waits or self.ended.is_set():
             return
-        if self._last:
+        if self._draining:
             self._read()
         else:
             self._reading = True
             asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> None:
-        """Read for one turn of the event loop, which is others' too."""
-        begin, most = self.replay.end, self._most()
-        while (count := self.replay.end - begin) < most:
-            if self._is_ahead():
+        """Read for one iteration of the event loop."""
+        start, limit = self.replay.end, self._read_limit()
+        while (count := self.replay.end - start) < limit:
+            if self._viewers_behind():
                 self._pause()
                 break
-            if self.over.is_set() or not self._take(most - count):
+            if self.ended.is_set() or not self._read_once(limit - count):
                 break
         else:
-            if self._last:
+            if self._draining:
                 asyncio.get_running_loop().call_soon(self._read)
-        self._wake()
-        if not self._last and not self.over.is_set():
-            self._slow_down(count)
+        self._wake_viewers()
+        if not self._draining and not self.ended.is_set():
+            self._limit_rate(count)
 
-    def _take(self, most: int) -> bool:
-        """Read once; False when there is nothing to read at this moment, or ever."""
+    def _read_once(self, size: int) -> bool:
+        """Return False when there is no output at the moment, or no more."""
         try:
-            data = os.read(self._fd, most)
+            data = os.read(self._fd, size)
         except BlockingIOError:
-            if self._last:
+            if self._draining:
                 self.stop()
             return False
         except OSError:
-            # EIO: nobody has the other end any more.
+            # EIO: the other end is closed.
             data = b""
         self.replay.add(data)
-        if self._last:
-            self._owed -= len(data)
+        if self._draining:
+            self._drain_left -= len(data)
         if not data:
             self._at_end = True
             self._pause()
-        if self._owed <= 0 or (self._at_end and self._finishing):
+        if self._drain_left <= 0 or (self._at_end and self._finishing):
             self.stop()
         return bool(data)
 
-    def _most(self) -> int:
-        # A tenth of a second's worth, so that what is slow is not slow by leaps.
-        return _READ if self._rate is None or self._last else min(_READ, self._rate // 10 or 1)
+    def _read_limit(self) -> int:
+        # At most the output of a tenth of a second, so that slow output is smooth.
+        return _READ if self._rate is None or self._draining else min(_READ, self._rate // 10 or 1)
 
-    def _slow_down(self, count: int) -> None:
+    def _limit_rate(self, count: int) -> None:
         rate = self._rate if self._views else min(self._rate or UNWATCHED_RATE, UNWATCHED_RATE)
-        if rate is None or self._rest is not None:
+        if rate is None or self._rate_timer is not None:
             return
         loop = asyncio.get_running_loop()
-        self._due = max(self._due, loop.time() - _BURST_SECONDS) + count / rate
-        if (rest := self._due - loop.time()) > 0:
+        self._next_read = max(self._next_read, loop.time() - _BURST_SECONDS) + count / rate
+        if (delay := self._next_read - loop.time()) > 0:
             self._pause()
-            self._rest = loop.call_later(rest, self._go_on)
+            self._rate_timer = loop.call_later(delay, self._rate_timer_expired)
 
-    def _go_on(self) -> None:
-        self._rest = None
-        self.follow()
+    def _rate_timer_expired(self) -> None:
+        self._rate_timer = None
+        self.resume()
 
-    def _is_ahead(self) -> bool:
+    def _viewers_behind(self) -> bool:
         if not self._views:
             return False
-        return self.replay.end - max(view.position for view in self._views) > _FARTHEST_BEHIND
+        return self.replay.end - max(view.position for view in self._views) > _MAX_BEHIND
 
     def _pause(self) -> None:
         if self._reading:
             self._reading = False
             asyncio.get_running_loop().remove_reader(self._fd)
 
-    def _wake(self) -> None:
+    def _wake_viewers(self) -> None:
         for view in self._views:
-            view.look.set()
+            view.changed.set()
 
 
-class TerminalView:
+class OutputView:
     """The output of a terminal as bytes, from `async for` inside of `async with`.
 
-    First comes what the terminal has kept of its output, unless `replay` is False, then what
-    is written, until the program has ended and all was given; when the sandbox ended first,
-    `SandboxGone` is raised. An open view keeps the sandbox awake.
+    Yields the kept output first, unless `replay` is False, then new output until the program has
+    ended. Raises `SandboxGone` if the sandbox ended first. An open view keeps the sandbox awake.
 
-    Of several viewers the program waits for the quickest. One that is more than the replay
-    behind goes on with the oldest bytes that are kept: `lost` counts those it has missed.
+    The program waits for the fastest of several viewers. A viewer that falls behind the ring buffer
+    continues with the oldest byte in it, and `lost` counts the bytes that it missed.
     """
 
     def __init__(
@@ -212,20 +207,20 @@ class TerminalView:
     ) -> None:
         self.lost = 0
         self.position = 0
-        self.look = Event()
+        self.changed = asyncio.Event()
         self._output = output
         self._held = hold()
         self._replay = replay
 
     async def __aenter__(self) -> Self:
-        # Before the sandbox is held: what is written meanwhile is for this viewer too.
+        # Before the sandbox is held: output that is written meanwhile is not missed.
         replay = self._output.replay
         self.position = replay.start if self._replay else replay.end
-        self._output.join(self)
+        self._output.add_view(self)
         try:
             await self._held.__aenter__()
         except BaseException:
-            self._output.leave(self)
+            self._output.remove_view(self)
             raise
         return self
 
@@ -235,7 +230,7 @@ class TerminalView:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        self._output.leave(self)
+        self._output.remove_view(self)
         return await self._held.__aexit__(kind, error, traceback)
 
     def __aiter__(self) -> Self:
@@ -244,16 +239,16 @@ class TerminalView:
     async def __anext__(self) -> bytes:
         replay = self._output.replay
         while self.position == replay.end:
-            if self._output.over.is_set():
-                if self._output.fault is not None:
-                    raise self._output.fault
+            if self._output.ended.is_set():
+                if self._output.error is not None:
+                    raise self._output.error
                 raise StopAsyncIteration
-            self.look.clear()
-            await self.look.wait()
+            self.changed.clear()
+            await self.changed.wait()
         if self.position < replay.start:
             self.lost += replay.start - self.position
             self.position = replay.start
-        data = replay.read(self.position, _MOST)
+        data = replay.read(self.position, _READ)
         self.position += len(data)
-        self._output.follow()
+        self._output.resume()
         return data

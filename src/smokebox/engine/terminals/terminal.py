@@ -1,43 +1,42 @@
-"""One terminal: a program that believes it talks to a screen and a keyboard."""
+"""One terminal: a program connected to a pseudoterminal, with its input and output."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING
 
 from smokebox.engine.jail.terminal_supervisor import HANGUP_SECONDS
-from smokebox.engine.run import what_is_next
-from smokebox.engine.terminals.output import TerminalOutput, TerminalView
+from smokebox.engine.run import after_end
+from smokebox.engine.terminals.output import OutputView, TerminalOutput
 from smokebox.errors import DeadlineExceeded, InvalidOption, ProcessEnded, SandboxGone
 from smokebox.foundation.text import encode_option
 from smokebox.options import check_timeout
 from smokebox.runtime import supervisor
+from smokebox.runtime.process import exit_code
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
 
-    from smokebox.engine.run import Run
-    from smokebox.engine.terminals.line import TerminalLine
+    from smokebox.engine.run import Run, UseRun
+    from smokebox.engine.terminals.channel import TerminalChannel
 
-LARGEST_SIZE = 10_000
+MAX_SIZE = 10_000
 KILLED = 128 + 9
 
-# What the supervisor may take from the program's end until nothing of it is left.
-_REST_SECONDS = HANGUP_SECONDS + supervisor.KILL_SECONDS + 1
-# The kernel tells of a jail's end after that of the processes in it, and the engine why.
+# Time limit for the supervisor to end all processes after the program has ended.
+_TREE_SECONDS = HANGUP_SECONDS + supervisor.KILL_SECONDS + 1
+# The kernel reports the end of a jail after that of its processes, and the engine then the reason.
 _JAIL_SECONDS, _REASON_SECONDS = 0.5, 10.0
 
 
 class Terminal:
     """A program in a terminal of the sandbox. Made by `Terminals.create`.
 
-    It ends with its program, and everything that was started in it with it: what is left is
-    hung up, and killed a moment later. Something to stay is for `start_process`.
+    When the program ends, all processes in the terminal get SIGHUP, and SIGKILL a moment later. Use
+    `start_process` for processes that should keep running.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class Terminal:
         rows: int,
         run: Run,
         control: socket.socket,
-        line: TerminalLine,
-        use: Callable[[], AbstractAsyncContextManager[Run]],
+        channel: TerminalChannel,
+        use: UseRun,
         on_exit: Callable[[], None],
     ) -> None:
         self.id = id
@@ -60,60 +59,60 @@ class Terminal:
         self.created_at = time.time()
         self.ended_at: float | None = None
         self.exit_code: int | None = None
-        """As bash numbers it, 128 and the signal for a program that was killed; None while
-        the program runs."""
+        """As in bash, 128 and the signal for a killed program; None while it runs."""
         self._run = run
         self._control = control
-        self._line = line
+        self._channel = channel
         self._use = use
         self._on_exit = on_exit
-        self._output = TerminalOutput(line.output, run.limits.output_rate)
-        self._typing = asyncio.Lock()
-        self._heard = asyncio.Event()
+        self._output = TerminalOutput(channel.output, run.limits.output_rate)
+        self._writing = asyncio.Lock()
+        self._exit_reported = asyncio.Event()
         self._exited = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._parting = False
+        self._tree_ended = asyncio.Event()
+        self._run_ending = False
 
     @property
     def running(self) -> bool:
-        """Whether its program runs."""
+        """True until its program ends."""
         return self.exit_code is None
 
-    def view(self, *, replay: bool = True) -> TerminalView:
-        """Look at it: `async with terminal.view() as view`, and then `async for data in view`.
+    def view(self, *, replay: bool = True) -> OutputView:
+        """View the output: `async with terminal.view() as view`, then `async for data in view`.
 
-        Several may look at once, and what has ended can be looked at too. See `TerminalView`.
+        There may be several views, also of an ended terminal.
         """
-        return TerminalView(self._output, self._hold, replay=replay)
+        return OutputView(self._output, self._hold, replay=replay)
 
     async def write(self, data: str | bytes) -> None:
-        """Type. Waits while the program does not read; raises `ProcessEnded` once it has ended.
+        """Write input. Waits while the program does not read it.
 
-        In a terminal that edits lines, the kernel drops what is beyond 4095 bytes of one.
+        With line editing, the kernel drops the part of a line beyond 4095 bytes. Raises
+        `ProcessEnded` once the program has ended.
         """
         content = encode_option("data", data)
         self._check_running()
-        async with self._hold(), self._typing:
-            if not await self._line.write(content, self._exited):
-                raise self._ended()
+        async with self._hold(), self._writing:
+            if not await self._channel.write(content, self._exited):
+                raise self._ended_error()
 
     async def resize(self, *, cols: int, rows: int) -> None:
-        """Have it be of another size, which the program is told by SIGWINCH."""
+        """Change the size. The program gets SIGWINCH."""
         check_size(cols, rows)
         self._check_running()
         async with self._hold():
             self._check_running()
-            self._line.resize(cols, rows, self._control)
+            self._channel.resize(cols, rows, self._control)
             self.cols, self.rows = cols, rows
 
     async def wait(self, timeout: float | None = None) -> int:
-        """The exit code of its program, once it has one; keeps the sandbox awake meanwhile."""
+        """Wait for its program to end, and return the exit code. Keeps the sandbox awake."""
         timeout = check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout), self._hold():
                 await self._exited.wait()
-                if self._output.fault is not None:
-                    raise self._output.fault
+                if self._output.error is not None:
+                    raise self._output.error
         except TimeoutError:
             raise DeadlineExceeded(
                 f"terminal {self.id} did not end within {timeout} s.",
@@ -125,96 +124,90 @@ class Terminal:
         return self.exit_code
 
     async def kill(self) -> None:
-        """Hang up, and after a moment kill, everything in it. Safe to repeat."""
+        """Send SIGHUP, then SIGKILL, to all processes in the terminal. Safe to repeat."""
         self._hang_up()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2 * _REST_SECONDS):
-                await self._gone.wait()
-        # What the kernel holds until then ends when it lets go.
-        self._exit(KILLED)
+            async with asyncio.timeout(2 * _TREE_SECONDS):
+                await self._tree_ended.wait()
+        # A process that the kernel cannot kill yet ends later.
+        self._set_exit(KILLED)
 
-    async def part(self) -> None:
-        """Hang up, as the sandbox is about to end, of which `cut_off` tells."""
-        self._parting = True
+    async def prepare_end(self) -> None:
+        """Hang up and wait for the program: the sandbox is about to end."""
+        self._run_ending = True
         self._hang_up()
         if self.running:
-            await self._heard.wait()
+            await self._exit_reported.wait()
 
-    def cut_off(self, reason: str) -> None:
-        """The run of the sandbox is over, and the terminal with it."""
+    def run_ended(self, reason: str) -> None:
+        """End the terminal with the run of the sandbox."""
         if self.running:
             self._output.stop(
                 SandboxGone(
                     f"sandbox {self._run.id} stopped while terminal {self.id} was open ({reason}).",
-                    hint=f"Create another: {what_is_next(reason)}.",
+                    hint=f"Create another: {after_end(reason)}.",
                     reason=reason,
                     sandbox_id=self._run.id,
                 )
             )
         self._output.stop()
-        self._exit(KILLED)
-        self._gone.set()
+        self._set_exit(KILLED)
+        self._tree_ended.set()
 
-    async def follow(self) -> None:
-        """Read it to its end, and see that nothing is left; cancelled, all of it ends."""
+    async def serve(self) -> None:
+        """Read the output until the terminal has ended. Cancelling ends the terminal."""
         try:
-            self._output.begin()
-            code = await self._hear()
-            self._heard.set()
-            if code is None or self._parting:
-                code = await self._find_out(code)
-            self._exit(code)
-            self._line.release()
+            self._output.resume()
+            code = await self._read_exit()
+            self._exit_reported.set()
+            if code is None or self._run_ending:
+                await self._wait_for_run_end()
+            self._set_exit(KILLED if code is None else code)
+            self._channel.release_guest()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REST_SECONDS):
-                    await self._hear()
-            self._gone.set()
-            self._output.finish(last=not self._line.tells_its_end)
-            await self._output.over.wait()
+                async with asyncio.timeout(_TREE_SECONDS):
+                    await self._read_exit()
+            self._tree_ended.set()
+            self._output.finish(has_end=self._channel.has_end)
+            await self._output.ended.wait()
         finally:
-            self._heard.set()
-            self._exit(KILLED)
-            self._gone.set()
+            self._exit_reported.set()
+            self._set_exit(KILLED)
+            self._tree_ended.set()
             self._output.stop()
             self._control.close()
-            # Who types is done soon: the program has ended.
-            async with self._typing:
-                self._line.close()
+            # A waiting write ends soon: the program has ended.
+            async with self._writing:
+                self._channel.close()
 
-    async def _hear(self) -> int | None:
-        """What the supervisor says of the program's end; None when it has gone."""
+    async def _read_exit(self) -> int | None:
+        """Wait for the supervisor to report the exit code; None if it has ended."""
         loop = asyncio.get_running_loop()
         message = b""
-        while len(message) < supervisor.MESSAGE.size:
+        while left := supervisor.MESSAGE.size - len(message):
             try:
-                more = await loop.sock_recv(self._control, supervisor.MESSAGE.size - len(message))
+                data = await loop.sock_recv(self._control, left)
             except OSError:
-                more = b""
-            if not more:
+                data = b""
+            if not data:
                 return None
-            message += more
+            message += data
         _, _, status = supervisor.MESSAGE.unpack(message)
-        try:
-            code = os.waitstatus_to_exitcode(status)
-        except ValueError:
-            # No end of a process looks like that: somebody else is talking.
-            return 255
-        return 128 - code if code < 0 else code
+        return exit_code(status)
 
-    async def _find_out(self, code: int | None) -> int:
-        """Whether the sandbox has ended, or the supervisor alone, or nobody but the program."""
+    async def _wait_for_run_end(self) -> None:
+        """Wait for `run_ended` with the reason if the whole sandbox ends, not only the program."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JAIL_SECONDS):
                 await self._run.jail.wait()
-        if self._parting or not self._run.jail.alive:
+        if self._run_ending or not self._run.jail.alive:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REASON_SECONDS):
                     await self._exited.wait()
             if not self._run.jail.alive:
-                self.cut_off("it stopped")
-        return KILLED if code is None else code
+                self.run_ended("it stopped")
 
-    def _exit(self, code: int) -> None:
+    def _set_exit(self, code: int) -> None:
         if self.exit_code is None:
             self.exit_code = code
             self.ended_at = time.time()
@@ -227,7 +220,7 @@ class Terminal:
 
     @contextlib.asynccontextmanager
     async def _hold(self) -> AsyncIterator[None]:
-        """Keep the sandbox awake, as long as this is a terminal of its run."""
+        """Keep the sandbox awake while its run is that of this terminal."""
         if self.running and self._run.jail.alive:
             async with self._use():
                 yield
@@ -236,10 +229,10 @@ class Terminal:
 
     def _check_running(self) -> None:
         if not self.running:
-            raise self._ended()
+            raise self._ended_error()
 
-    def _ended(self) -> Exception:
-        return self._output.fault or ProcessEnded(
+    def _ended_error(self) -> Exception:
+        return self._output.error or ProcessEnded(
             f"terminal {self.id} has ended, with exit code {self.exit_code}.",
             hint="Create another one.",
             process=self.id,
@@ -248,12 +241,12 @@ class Terminal:
 
 
 def check_size(cols: object, rows: object) -> None:
-    """Raise `InvalidOption` for what is not a size of a terminal."""
+    """Raise `InvalidOption` if this is not a size of a terminal."""
     for option, value in (("cols", cols), ("rows", rows)):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 1 <= int(str(value)) <= LARGEST_SIZE:
+        if not whole or value not in range(1, MAX_SIZE + 1):
             raise InvalidOption(
-                f"{option} is a whole number from 1 to {LARGEST_SIZE}, not {value!r:.80}.",
+                f"{option} is a whole number from 1 to {MAX_SIZE}, not {value!r:.80}.",
                 hint="Pass for example cols=80, rows=24.",
                 option=option,
                 value=value,

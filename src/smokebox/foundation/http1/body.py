@@ -20,19 +20,16 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 
 
-class BodyDecoder:
-    """Decodes one body from bytes as they arrive, without I/O.
+class ChunkDecoder:
+    """Decodes a chunked body from bytes as they arrive, without I/O.
 
-    `done` is True after the last byte of the body, and `rest` holds the bytes that follow it. A
-    body that ends with the connection is never `done`. `remaining` is the number of bytes until
-    the end of the body or of the current chunk.
+    `done` is True after the last byte of the body, and `rest` holds the bytes that follow it.
     """
 
-    def __init__(self, framing: Framing) -> None:
-        self.framing = framing
-        self.done = framing == 0
+    def __init__(self) -> None:
+        self.done = False
         self.rest = b""
-        self.remaining = framing if isinstance(framing, int) else 0
+        self._remaining = 0
         self._partial = b""
         self._at_chunk_end = False
         self._in_trailers = False
@@ -44,32 +41,17 @@ class BodyDecoder:
         Raises:
             MalformedMessage: The chunks are not valid.
         """
-        if self.done:
-            self.rest += data
-            return b""
-        if self.framing == "chunked":
-            return self._feed_chunks(data)
-        if self.framing == "close":
-            return data
-        if len(data) < self.remaining:
-            self.remaining -= len(data)
-            return data
-        data, self.rest = data[: self.remaining], data[self.remaining :]
-        self.remaining, self.done = 0, True
-        return data
-
-    def _feed_chunks(self, data: bytes) -> bytes:
         if self._partial:
             data, self._partial = self._partial + data, b""
         pieces: list[bytes] = []
         position, size = 0, len(data)
         while not self.done and (position < size):
-            if self.remaining:
-                piece = data[position : position + self.remaining]
+            if self._remaining:
+                piece = data[position : position + self._remaining]
                 pieces.append(piece)
                 position += len(piece)
-                self.remaining -= len(piece)
-                self._at_chunk_end = not self.remaining
+                self._remaining -= len(piece)
+                self._at_chunk_end = not self._remaining
             elif self._at_chunk_end:
                 ending = data[position : position + 2]
                 if not b"\r\n".startswith(ending):
@@ -103,8 +85,8 @@ class BodyDecoder:
             match = _CHUNK_SIZE.fullmatch(line[:-2])
             if match is None:
                 raise MalformedMessage("the size of a chunk is not a number")
-            self.remaining = int(match[1], 16)
-            self._in_trailers = not self.remaining
+            self._remaining = int(match[1], 16)
+            self._in_trailers = not self._remaining
         elif line == b"\r\n":
             self.done = True
         else:
@@ -146,7 +128,8 @@ class BodyReader:
         self.size = 0
         self._connection = connection
         self._count = count
-        self._decoder = BodyDecoder(framing)
+        self._remaining = framing if isinstance(framing, int) else 0
+        self._chunks = ChunkDecoder() if framing == "chunked" else None
 
     async def read(self) -> bytes:
         """Read the next piece, which may be empty; `done` is True after the last.
@@ -185,7 +168,7 @@ class BodyReader:
         """True if the whole body is short and in the buffer already."""
         if self.expects_continue or not isinstance(self.framing, int):
             return False
-        return self._decoder.remaining <= min(self._connection.buffered, HIGH_WATER)
+        return self._remaining <= min(self._connection.buffered, HIGH_WATER)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while not self.done:
@@ -205,20 +188,28 @@ class BodyReader:
                         return
 
     async def _read_piece(self) -> bytes:
-        connection, decoder = self._connection, self._decoder
+        if self._chunks is not None:
+            return await self._read_chunks(self._chunks)
         # Bytes after the body stay in the connection, where the next head is read from.
-        counted = isinstance(self.framing, int)
+        counted = self.framing != "close"
+        limit = min(self._remaining, HIGH_WATER) if counted else HIGH_WATER
+        piece = await self._connection.read(limit)
+        if not piece:
+            self._end_with_connection()
+        elif counted:
+            self._remaining -= len(piece)
+            self.done = not self._remaining
+        return piece
+
+    async def _read_chunks(self, chunks: ChunkDecoder) -> bytes:
         while True:
-            data = await connection.read(
-                min(decoder.remaining, HIGH_WATER) if counted else HIGH_WATER
-            )
+            data = await self._connection.read()
             if not data:
                 self._end_with_connection()
-                return b""
-            piece = decoder.feed(data)
-            self.done = decoder.done
-            if decoder.rest:
-                connection.put_back(decoder.rest)
+            piece = chunks.feed(data)
+            if chunks.done:
+                self.done = True
+                self._connection.put_back(chunks.rest)
             if piece or self.done:
                 return piece
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from smokebox.foundation.http1.body import BodyReader, BodyWriter
 from smokebox.foundation.http1.connection import Connection, ConnectionLost
 from smokebox.foundation.http1.head import (
+    Fields,
     Framing,
     MalformedMessage,
-    ResponseHead,
     parse_response,
 )
 
@@ -60,28 +60,38 @@ class RequestBodyFailed(Exception):
 class ClientResponse:
     """A response whose head has arrived. Call `release`, whatever happens.
 
-    `length` is the size of the body, or None if it is not known in advance.
+    `length` is the size of the body, or None if it is not known in advance. `ambiguous` and
+    `raw_head` are those of `ResponseHead`.
     """
 
-    def __init__(self, sent: _SentRequest, head: ResponseHead) -> None:
-        self.status = head.status
-        self.reason = head.reason
-        self.fields = head.fields
-        self.length = head.framing if isinstance(head.framing, int) else None
-        self.connection = sent.connection
-        self._sent = sent
-        self._body = BodyReader(sent.connection, head.framing)
-        self._keep_alive = head.keep_alive and head.status != 101
+    status: int
+    reason: str
+    fields: Fields
+    length: int | None
+    ambiguous: bool
+    raw_head: bytes
+
+    def __init__(
+        self, pool: ConnectionPool, key: Hashable, connection: Connection, request: ClientRequest
+    ) -> None:
+        self.connection = connection
+        self._pool = pool
+        self._key = key
+        self._request = request
+        self._body: BodyReader | None = None
+        self._keep_alive = False
+        self._sender: asyncio.Task[None] | None = None
+        self._sender_error: Exception | None = None
 
     @property
     def done(self) -> bool:
         """True once the whole body was read."""
-        return self._body.done
+        return self._body is not None and self._body.done
 
     @property
     def ready(self) -> bool:
         """True if reading the next piece does not wait."""
-        return self._body.ready
+        return self._body is not None and self._body.ready
 
     async def read(self) -> bytes:
         """Read the next piece of the body, which may be empty; `done` is True after the last.
@@ -92,20 +102,114 @@ class ClientResponse:
             RequestBodyFailed: The rest of the request could not be sent.
             TimeoutError: The server stayed silent.
         """
+        assert self._body is not None
         try:
             return await self._body.read()
         except (ConnectionLost, MalformedMessage):
-            self._sent.check()
+            self._raise_sender_error()
             raise
 
     def release(self) -> None:
         """Return the connection to its pool, or close it if it cannot be used again."""
-        self._sent.release(keep=self._keep_alive and self._body.done)
+        keep = self._keep_alive and self.done and self._sender_error is None
+        if self._sender is not None and not self._sender.done():
+            self._sender.cancel()
+            keep = False
+        if keep:
+            self._pool.put(self._key, self.connection)
+        else:
+            self.connection.abort()
 
     async def aclose(self) -> None:
         """Release the connection, and wait until the source of the request's body has stopped."""
         self.release()
-        await self._sent.wait_sender()
+        if self._sender is not None:
+            await asyncio.wait((self._sender,))
+
+    async def _exchange(self) -> ClientResponse:
+        """Send the request, and read the head of the response."""
+        request, body = self._request, self._request.body
+        try:
+            if isinstance(body, bytes):
+                with contextlib.suppress(ConnectionLost):
+                    self.connection.write(request.head + body if body else request.head)
+                await self._read_head(None)
+            else:
+                await self._send_with_body(body)
+        except BaseException:
+            self.release()
+            raise
+        return self
+
+    async def _send_with_body(self, body: BodyReader | AsyncIterable[bytes]) -> None:
+        request = self._request
+        writer = BodyWriter(self.connection, request.head, chunked=request.framing == "chunked")
+        if request.expects_continue:
+            writer.flush()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CONTINUE_SECONDS):
+                    await self._read_head(lambda: self._start_sender(body, writer))
+                    return
+        self._start_sender(body, writer)
+        await self._read_head(None)
+
+    def _start_sender(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_body(body, writer))
+
+    async def _send_body(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
+        connection, framing = self.connection, self._request.framing
+        remaining = framing if isinstance(framing, int) else None
+        try:
+            connection.peer_waits = True
+            async for piece in body:
+                connection.peer_waits = False
+                if remaining is not None and (remaining := remaining - len(piece)) < 0:
+                    raise MalformedMessage("the body of the request is longer than it said", 502)
+                await writer.write(piece)
+                connection.peer_waits = True
+            connection.peer_waits = False
+            if remaining:
+                raise MalformedMessage("the body of the request is shorter than it said", 502)
+            await writer.finish()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # A server that stopped reading may have responded before: read that first.
+            if not isinstance(error, ConnectionLost) or not connection.ended:
+                self._sender_error = error
+                connection.abort()
+        finally:
+            connection.peer_waits = False
+
+    async def _read_head(self, on_continue: Callable[[], None] | None) -> None:
+        connection, request = self.connection, self._request
+        while True:
+            try:
+                raw = await connection.read_head()
+                if raw is None:
+                    raise _lost(connection)
+                head = parse_response(raw, request.method)
+            except (ConnectionLost, MalformedMessage):
+                self._raise_sender_error()
+                raise
+            if head.status >= 200 or (head.status == 101 and request.upgrade):
+                break
+            if head.status == 101:
+                raise MalformedMessage("the server changed the protocol without being asked", 502)
+            if head.status == 100 and on_continue is not None:
+                on_continue()
+                on_continue = None
+        self.status, self.reason, self.fields = head.status, head.reason, head.fields
+        self.length = head.framing if isinstance(head.framing, int) else None
+        self.ambiguous, self.raw_head = head.ambiguous, raw
+        self._body = BodyReader(connection, head.framing)
+        self._keep_alive = head.keep_alive and head.status != 101
+
+    def _raise_sender_error(self) -> None:
+        """Raise what the source of the body raised: it explains why the connection was lost."""
+        if self._sender_error is not None:
+            raise RequestBodyFailed(self._sender_error) from self._sender_error
 
 
 async def send(
@@ -135,120 +239,11 @@ async def send(
         request.body = await request.body.read()
     while reuse and (connection := pool.take(key)) is not None:
         try:
-            return await _SentRequest(pool, key, connection, request).wait()
+            return await ClientResponse(pool, key, connection, request)._exchange()
         except StaleConnection:
             if request.method not in _REPEATABLE or not isinstance(request.body, bytes):
                 raise
-    return await _SentRequest(pool, key, await connect(), request).wait()
-
-
-class _SentRequest:
-    """A request on its way over one connection, with the task that sends its body."""
-
-    def __init__(
-        self, pool: ConnectionPool, key: Hashable, connection: Connection, request: ClientRequest
-    ) -> None:
-        self.connection = connection
-        self._failure: Exception | None = None
-        self._pool = pool
-        self._key = key
-        self._request = request
-        self._sender: asyncio.Task[None] | None = None
-
-    async def wait(self) -> ClientResponse:
-        """Send the request, and read the head of the response."""
-        try:
-            head = await self._send()
-        except BaseException:
-            self.release(keep=False)
-            raise
-        return ClientResponse(self, head)
-
-    def release(self, *, keep: bool) -> None:
-        """Give up the connection."""
-        sender = self._sender
-        if sender is not None and not sender.done():
-            sender.cancel()
-            keep = False
-        if keep and self._failure is None:
-            self._pool.put(self._key, self.connection)
-        else:
-            self.connection.abort()
-
-    async def wait_sender(self) -> None:
-        """Wait for the end of the task that sends the body."""
-        if self._sender is not None:
-            await asyncio.wait((self._sender,))
-
-    def check(self) -> None:
-        """Raise what the source of the body raised: it explains why the connection was lost."""
-        if self._failure is not None:
-            raise RequestBodyFailed(self._failure) from self._failure
-
-    async def _send(self) -> ResponseHead:
-        request, body = self._request, self._request.body
-        if isinstance(body, bytes):
-            with contextlib.suppress(ConnectionLost):
-                self.connection.write(request.head + body if body else request.head)
-            return await self._read_head(None)
-        writer = BodyWriter(self.connection, request.head, chunked=request.framing == "chunked")
-        if not request.expects_continue:
-            self._start(body, writer)
-            return await self._read_head(None)
-        writer.flush()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CONTINUE_SECONDS):
-                return await self._read_head(lambda: self._start(body, writer))
-        self._start(body, writer)
-        return await self._read_head(None)
-
-    def _start(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_body(body, writer))
-
-    async def _send_body(self, body: BodyReader | AsyncIterable[bytes], writer: BodyWriter) -> None:
-        connection, framing = self.connection, self._request.framing
-        remaining = framing if isinstance(framing, int) else None
-        try:
-            connection.peer_waits = True
-            async for piece in body:
-                connection.peer_waits = False
-                if remaining is not None and (remaining := remaining - len(piece)) < 0:
-                    raise MalformedMessage("the body of the request is longer than it said", 502)
-                await writer.write(piece)
-                connection.peer_waits = True
-            connection.peer_waits = False
-            if remaining:
-                raise MalformedMessage("the body of the request is shorter than it said", 502)
-            await writer.finish()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            # A server that stopped reading may have responded before: read that first.
-            if not isinstance(error, ConnectionLost) or not connection.ended:
-                self._failure = error
-                connection.abort()
-        finally:
-            connection.peer_waits = False
-
-    async def _read_head(self, on_continue: Callable[[], None] | None) -> ResponseHead:
-        connection, method = self.connection, self._request.method
-        while True:
-            try:
-                raw = await connection.read_head()
-                if raw is None:
-                    raise _lost(connection)
-                head = parse_response(raw, method)
-            except (ConnectionLost, MalformedMessage):
-                self.check()
-                raise
-            if head.status >= 200 or (head.status == 101 and self._request.upgrade):
-                return head
-            if head.status == 101:
-                raise MalformedMessage("the server changed the protocol without being asked", 502)
-            if head.status == 100 and on_continue is not None:
-                on_continue()
-                on_continue = None
+    return await ClientResponse(pool, key, await connect(), request)._exchange()
 
 
 def _lost(connection: Connection) -> ConnectionLost:

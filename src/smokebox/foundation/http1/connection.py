@@ -63,13 +63,16 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Buffer received bytes (called by asyncio)."""
-        self._active_at = self._loop.time()
-        self._buffer = self._buffer[self._start :] + data if self.buffered else data
-        self._start = 0
-        if len(self._buffer) > HIGH_WATER and not self._reading_paused:
+        if self._timer is not None:
+            self._active_at = self._loop.time()
+        if len(self._buffer) > self._start:
+            data = self._buffer[self._start :] + data
+        self._buffer, self._start = data, 0
+        if len(data) > HIGH_WATER and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
-        _wake(self._reader)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def eof_received(self) -> bool:
         """Treat a half-closed connection as closed, as other proxies do (called by asyncio)."""
@@ -134,6 +137,9 @@ class Connection(asyncio.Protocol):
             if self.ended:
                 return None
             await self._receive()
+        if end == len(self._buffer) and not (self._start or self._reading_paused):
+            head, self._buffer = self._buffer, b""
+            return head
         return self.take(end - self._start)
 
     async def read_line(self, limit: int) -> bytes:
@@ -183,14 +189,16 @@ class Connection(asyncio.Protocol):
         """Send or buffer bytes; `drain` waits while too many are buffered."""
         if self.ended:
             raise ConnectionLost("the peer has closed the connection")
-        self._active_at = self._loop.time()
-        self.transport.write(data)
+        if self._timer is not None:
+            self._active_at = self._loop.time()
+        self._transport.write(data)  # type: ignore[union-attr]
 
     async def drain(self) -> None:
         """Wait until the peer keeps up."""
         while self._writing_paused and not self.ended:
             self._writer = self._loop.create_future()
-            await self._wait(self._writer)
+            self._start_timer()
+            await self._writer
 
     def enable_keepalive(self) -> None:
         """Have the kernel probe a silent peer, so that a dead one is noticed."""
@@ -220,17 +228,18 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost("the peer closed the connection in the middle of a message")
         await self._receive()
 
-    async def _receive(self) -> None:
+    def _receive(self) -> asyncio.Future[None]:
+        """Return a future for the next bytes, or the end."""
         self._reader = self._loop.create_future()
-        await self._wait(self._reader)
+        self._start_timer()
+        return self._reader
 
-    async def _wait(self, waiter: asyncio.Future[None]) -> None:
+    def _start_timer(self) -> None:
         # One timer for many waits: it looks at the last activity when it fires.
         if self._timeout is not None:
             self._active_at = self._loop.time()
             if self._timer is None:
                 self._timer = self._loop.call_later(self._timeout, self._check_timeout)
-        await waiter
 
     def _check_timeout(self) -> None:
         self._timer = None

@@ -32,6 +32,8 @@ _NAME = re.compile(rf"{_TOKEN}+")
 _VALUE = re.compile(rf"{_TEXT}*")
 _TARGET = re.compile(rf"{_VISIBLE}+")
 _LENGTH = re.compile(r"[0-9]{1,18}")
+# Of text that matched _FIELDS: names, and values without the blanks before them.
+_FIELD = re.compile(r"([^:]++):[ \t]*+([^\r]*+)\r\n")
 
 HOP_BY_HOP = frozenset(
     (
@@ -54,6 +56,9 @@ HOP_BY_HOP = frozenset(
 # A Connection header that names these would remove a part of the message itself.
 _END_TO_END = frozenset(("content-type", "cookie"))
 _USUAL_OPTIONS = frozenset(("close", "keep-alive", "upgrade"))
+_BLANKS = (" ", "\t")
+_NO_OPTIONS: frozenset[str] = frozenset()
+_KEEP_ALIVE = frozenset(("keep-alive",))
 
 
 class MalformedMessage(Exception):
@@ -105,12 +110,51 @@ class ResponseHead:
     ambiguous: bool = False
 
 
+@dataclass(slots=True)
+class ResponseFraming:
+    """The headers that frame a response to a client, and whether another request can follow."""
+
+    fields: Fields
+    chunked: bool
+    keep_alive: bool
+
+
+def response_framing(
+    method: str, status: int, length: int | None, *, keep_alive: bool, http11: bool
+) -> ResponseFraming:
+    """Choose how a response ends for a client.
+
+    Args:
+        method: Method of the request.
+        length: Size of the body, or None if it is not known in advance.
+        keep_alive: Whether the client can send another request over the connection.
+        http11: Whether the client speaks HTTP/1.1, and so understands chunks.
+    """
+    fields: Fields = []
+    chunked = False
+    if not has_no_body(method, status):
+        if length is not None:
+            fields.append(("content-length", str(length)))
+        elif http11:
+            chunked = True
+            fields.append(("transfer-encoding", "chunked"))
+        else:
+            keep_alive = False
+    if not keep_alive:
+        fields.append(("connection", "close"))
+    elif not http11:
+        fields.append(("connection", "keep-alive"))
+    return ResponseFraming(fields, chunked, keep_alive)
+
+
 def find_head_end(buffer: bytes, start: int = 0) -> int:
     """Return the index after the head that begins at `start`; 0 while it is incomplete.
 
     Raises:
         MalformedMessage: The head is too long, or a line ends without a carriage return.
     """
+    if len(buffer) == start:
+        return 0
     end = buffer.find(b"\r\n\r\n", start)
     size = (end if end >= 0 else len(buffer)) - start
     if size > MAX_HEAD:
@@ -212,6 +256,11 @@ def write_response(status: int, reason: str, fields: Fields) -> bytes:
     return _write(f"HTTP/1.1 {status} {reason}\r\n", fields)
 
 
+def write_fields(fields: Fields) -> bytes:
+    """Return the bytes of a head without its first line."""
+    return _write("", fields)
+
+
 def _write(line: str, fields: Fields) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in fields]
     return f"{line}{''.join(lines)}\r\n".encode("latin-1")
@@ -219,33 +268,36 @@ def _write(line: str, fields: Fields) -> bytes:
 
 def _split_fields(text: str) -> tuple[Fields, dict[str, list[str]]]:
     """Separate headers for the other end from those of this connection, by lower-case name."""
-    lines = text.split("\r\n")
-    lines.pop()
-    if len(lines) > MAX_FIELDS:
+    found = _FIELD.findall(text)
+    if len(found) > MAX_FIELDS:
         raise MalformedMessage(f"the head has more than {MAX_FIELDS} headers", 431)
     fields: Fields = []
     own: dict[str, list[str]] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        value = value.strip(" \t")
-        lower = name.lower()
-        if lower in HOP_BY_HOP:
-            own.setdefault(lower, []).append(value)
+    for field in found:
+        if field[1][-1:] in _BLANKS:
+            field = field[0], field[1].rstrip(" \t")
+        name = field[0].lower()
+        if name in HOP_BY_HOP:
+            own.setdefault(name, []).append(field[1])
         else:
-            fields.append((name, value))
+            fields.append(field)
     return fields, own
 
 
-def _options(own: dict[str, list[str]]) -> set[str]:
+def _options(own: dict[str, list[str]]) -> frozenset[str]:
     """Return the options in the Connection header."""
     values = own.get("connection")
     if values is None:
-        return set()
-    return {option.strip().lower() for option in ",".join(values).split(",")}
+        return _NO_OPTIONS
+    if values == ["keep-alive"]:
+        return _KEEP_ALIVE
+    return frozenset(option.strip().lower() for option in ",".join(values).split(","))
 
 
-def _end_to_end(fields: Fields, options: set[str]) -> Fields:
+def _end_to_end(fields: Fields, options: frozenset[str]) -> Fields:
     """Remove the headers that the Connection header names."""
+    if options <= _USUAL_OPTIONS:
+        return fields
     named = options - _USUAL_OPTIONS - _END_TO_END
     return [field for field in fields if field[0].lower() not in named] if named else fields
 

@@ -23,9 +23,18 @@ class ConnectionPool:
     Args:
         idle_seconds: How long one is kept.
         max_idle: How many are kept for one key; the oldest is closed first.
+        check: Ask the kernel whether the server closed an idle connection, or sent something
+            unasked, before it is used. Without it only what the event loop has seen counts.
     """
 
-    def __init__(self, *, idle_seconds: float = IDLE_SECONDS, max_idle: int = MAX_IDLE) -> None:
+    def __init__(
+        self,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        max_idle: int = MAX_IDLE,
+        check: bool = True,
+    ) -> None:
+        self._check = check
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
         self._idle: dict[Hashable, list[tuple[float, Connection]]] = {}
@@ -38,7 +47,8 @@ class ConnectionPool:
         while idle:
             since, connection = idle.pop()
             fresh = asyncio.get_running_loop().time() - since < self._idle_seconds
-            if fresh and not connection.ended and not connection.buffered and _quiet(connection):
+            usable = fresh and not connection.ended and not connection.buffered
+            if usable and (not self._check or _quiet(connection)):
                 return connection
             connection.abort()
         return None
@@ -49,13 +59,12 @@ class ConnectionPool:
             connection.abort()
             return
         connection.on_lost = None
-        loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(key, [])
-        idle.append((loop.time(), connection))
+        idle.append((asyncio.get_running_loop().time(), connection))
         if len(idle) > self._max_idle:
             idle.pop(0)[1].close()
         if self._timer is None:
-            self._timer = loop.call_later(self._idle_seconds, self._close_old)
+            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_old)
 
     def close(self) -> None:
         """Close all idle connections, and keep none from here on."""
@@ -69,8 +78,7 @@ class ConnectionPool:
         self._idle.clear()
 
     def _close_old(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._idle_seconds
+        oldest = asyncio.get_running_loop().time() - self._idle_seconds
         for key, idle in list(self._idle.items()):
             for since, connection in idle:
                 if since <= oldest:
@@ -81,7 +89,11 @@ class ConnectionPool:
             else:
                 del self._idle[key]
         more = self._idle and not self._closed
-        self._timer = loop.call_later(self._idle_seconds, self._close_old) if more else None
+        self._timer = (
+            asyncio.get_running_loop().call_later(self._idle_seconds, self._close_old)
+            if more
+            else None
+        )
 
 
 def _quiet(connection: Connection) -> bool:

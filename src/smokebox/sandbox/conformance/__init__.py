@@ -12,14 +12,10 @@ for each case; it must be writable. No case is skipped: if `capabilities()` says
 lacks a feature, the case asserts the refusal instead.
 """
 
-from smokebox.sandbox.conformance.commands import CommandCases
-from smokebox.sandbox.conformance.deadlines import DeadlineCases
-from smokebox.sandbox.conformance.directories import DirectoryCases
-from smokebox.sandbox.conformance.files import FileCases
-from smokebox.sandbox.conformance.globs import GlobCases
-from smokebox.sandbox.conformance.paths import PathCases
+from smokebox.sandbox.conformance.commands import CommandCases, DeadlineCases
+from smokebox.sandbox.conformance.files import DirectoryCases, FileCases
+from smokebox.sandbox.conformance.paths import GlobCases, PathCases, SymlinkCases
 from smokebox.sandbox.conformance.streams import StreamCases
-from smokebox.sandbox.conformance.symlinks import SymlinkCases
 
 __all__ = ["SandboxSuite"]
 

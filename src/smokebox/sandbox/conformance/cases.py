@@ -19,12 +19,12 @@ class Cases:
     """Fixtures derived from `sandbox`, which a subclass defines."""
 
     @pytest_asyncio.fixture
-    async def able(self, sandbox: SandboxApi) -> Capabilities:
+    async def capabilities(self, sandbox: SandboxApi) -> Capabilities:
         """Return the capabilities of the sandbox."""
         return await sandbox.capabilities()
 
     @pytest_asyncio.fixture
-    async def place(self, sandbox: SandboxApi) -> str:
+    async def directory(self, sandbox: SandboxApi) -> str:
         """Create an empty directory for the case and return its absolute path."""
         path = sandbox.resolve_path(new_id("conformance"))
         await sandbox.mkdir(path, recursive=True)

@@ -1,5 +1,4 @@
-"""Adapter that mounts any `Filesystem` in the virtual shell, through bashkit's stable C ABI and
-ctypes.
+"""Adapter that mounts any `Filesystem` in the virtual shell, by bashkit's stable C ABI.
 
 The ABI is a table of C functions that take an instance, here a number that identifies a filesystem.
 The shell calls them on its own threads, several at once, and they never raise.
@@ -42,7 +41,7 @@ def as_bashkit(filesystem: Filesystem) -> bashkit.FileSystem:
     mount's. It keeps `filesystem` alive while it needs it; the caller closes it.
     """
     deepen_engine_threads()
-    instance = _bridged.add(filesystem)
+    instance = _registry.add(filesystem)
     handle = _Handle(_ABI_VERSION, 0, instance, *_counters, ctypes.addressof(_table))
     try:
         # The handle is copied and the instance retained, so the capsule is no longer needed.
@@ -50,16 +49,16 @@ def as_bashkit(filesystem: Filesystem) -> bashkit.FileSystem:
             _new_capsule(ctypes.addressof(handle), _CAPSULE_NAME, None)
         )
     finally:
-        _bridged.release(instance)
+        _registry.release(instance)
 
 
-def bridged() -> int:
-    """Return the number of filesystems that shells hold."""
-    return len(_bridged.filesystems)
+def registered_count() -> int:
+    """Return the number of filesystems that shells reference."""
+    return len(_registry.filesystems)
 
 
-class _Bridged:
-    """Registry of the filesystems that shells hold, by number, with reference counts.
+class _Registry:
+    """Filesystems that shells reference, by number, with reference counts.
 
     A shell may release one as late as interpreter shutdown, when this module's globals are gone, so
     nothing here uses a global.
@@ -67,40 +66,40 @@ class _Bridged:
 
     def __init__(self) -> None:
         self.filesystems: dict[int, Filesystem] = {}
-        self._holders: dict[int, int] = {}
+        self._references: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     def add(self, filesystem: Filesystem) -> int:
         """Register a filesystem with one reference, held by the caller."""
         instance = next(self._numbers)
-        self.filesystems[instance], self._holders[instance] = filesystem, 1
+        self.filesystems[instance], self._references[instance] = filesystem, 1
         return instance
 
     def retain(self, instance: int) -> None:
         with self._lock:
-            self._holders[instance] += 1
+            self._references[instance] += 1
 
     def release(self, instance: int) -> None:
         with self._lock:
-            self._holders[instance] -= 1
-            last = self._holders[instance] == 0
+            self._references[instance] -= 1
+            last = self._references[instance] == 0
             # Drop the filesystem outside the lock: its finalizer may run arbitrary code.
             filesystem = self.filesystems.pop(instance) if last else None
             if last:
-                del self._holders[instance]
+                del self._references[instance]
         del filesystem
 
 
-_bridged = _Bridged()
-_filesystems = _bridged.filesystems
+_registry = _Registry()
+_filesystems = _registry.filesystems
 
 _ABI_VERSION = 1
 _CAPSULE_NAME = b"bashkit.FileSystem.v1"
 _OK, _FAILED = 0, 1
 _KINDS = {"file": 0, "directory": 1, "symlink": 2, "other": 3}
 _OTHER = 0
-_said = {
+_ERRNO_MESSAGES = {
     number: (kind, os.strerror(number).encode())
     for number, kind in {
         errno.ENOENT: 1,
@@ -159,9 +158,11 @@ def _function(
         def call(instance: int, *values: int) -> int:
             try:
                 number = body(_filesystems[instance], *values[:-1])  # type: ignore[arg-type, call-arg]
-                return _OK if number is None else _tell(values[-1], *_said[number])
+                return (
+                    _OK if number is None else _write_failure(values[-1], *_ERRNO_MESSAGES[number])
+                )
             except BaseException as error:
-                return _fail(error, values[-1])
+                return _report_error(error, values[-1])
 
         return prototype(call)
 
@@ -171,7 +172,7 @@ def _function(
 @_function(*_TEXT, _ADDRESS)
 def _read_file(filesystem: Filesystem, path: int, length: int, out: int) -> None:
     data = filesystem.read(_text(path, length))
-    _give(data if type(data) is bytes else bytes(data), out)
+    _lend_bytes(data if type(data) is bytes else bytes(data), out)
 
 
 @_function(*_TEXT, *_TEXT)
@@ -236,7 +237,7 @@ def _symlink(filesystem: Filesystem, target: int, size: int, path: int, length: 
 
 @_function(*_TEXT, _ADDRESS)
 def _read_link(filesystem: Filesystem, path: int, length: int, out: int) -> None:
-    _give(filesystem.readlink(_text(path, length)).encode(), out)
+    _lend_bytes(filesystem.readlink(_text(path, length)).encode(), out)
 
 
 @_function(*_TEXT, c_uint32)
@@ -246,7 +247,7 @@ def _chmod(filesystem: Filesystem, path: int, length: int, mode: int) -> None:
 
 def _text(address: int, length: int) -> str:
     path: str = _decode(address, length)
-    # The shell sends normalized paths; `bashkit.FileSystem` passes on whatever its caller wrote.
+    # The shell sends normalized paths; other users of `bashkit.FileSystem` may not.
     if "/." in path or "//" in path or path[:1] != "/" or path[-1] == "/":
         return "/" + posixpath.normpath("/" + path).lstrip("/")
     return path
@@ -261,7 +262,7 @@ def _free_dir_entries(instance: int, address: int, length: int) -> None:
     _listings.pop(address, None)
 
 
-def _give(data: bytes, out: int) -> None:
+def _lend_bytes(data: bytes, out: int) -> None:
     """Lend the bytes without copying them; `_free_bytes` releases them."""
     _BYTES.pack_into(_BytesSlot.from_address(out), 0, id(data) + _HEADER, len(data))
     _increase(data)
@@ -296,26 +297,26 @@ def _metadata(entry: Entry) -> tuple[int, int, int, int, int, int, int]:
     return kind, entry.size, entry.mode, seconds, nanoseconds, seconds, nanoseconds
 
 
-def _fail(error: BaseException, out: int) -> int:
+def _report_error(error: BaseException, out: int) -> int:
     """Report an error to the shell, with the C library's message where there is one."""
     try:
         if isinstance(error, KeyboardInterrupt):
             # Do not swallow it: it is raised again once the shell has returned to Python.
             _thread.interrupt_main()
-        return _tell(out, *_kind_and_text(error))
+        return _write_failure(out, *_failure_of(error))
     except BaseException:
         _log.exception("cannot report a filesystem's error")
         return _FAILED
 
 
-def _tell(out: int, kind: int, message: bytes) -> int:
+def _write_failure(out: int, kind: int, message: bytes) -> int:
     slot = _FailureSlot.from_address(out)
     _FAILURE.pack_into(slot, 0, kind, id(message) + _HEADER, len(message))
     _increase(message)
     return _FAILED
 
 
-def _kind_and_text(error: BaseException) -> tuple[int, bytes]:
+def _failure_of(error: BaseException) -> tuple[int, bytes]:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, InvalidPath | UnicodeError):
         number = errno.EINVAL
@@ -323,8 +324,8 @@ def _kind_and_text(error: BaseException) -> tuple[int, bytes]:
         number = errno.EROFS
     elif isinstance(error, Unsupported):
         number = errno.ENOTSUP
-    if number in _said:
-        return _said[number]
+    if number in _ERRNO_MESSAGES:
+        return _ERRNO_MESSAGES[number]
     if isinstance(error, SmokeboxError):
         return _OTHER, str(error).encode(errors="replace")
     if isinstance(error, Exception):
@@ -345,7 +346,7 @@ class _Handle(ctypes.Structure):
 
 _count = ctypes.CFUNCTYPE(None, c_size_t)
 _free = ctypes.CFUNCTYPE(None, c_size_t, *_TEXT)
-_holding = (_count(_bridged.retain), _count(_bridged.release))
+_reference_callbacks = (_count(_registry.retain), _count(_registry.release))
 _functions = (
     _read_file,
     _write_file,
@@ -363,10 +364,10 @@ _functions = (
     _free(_free_bytes),
     _free(_free_dir_entries),
 )
-_counters = [ctypes.cast(function, c_void_p).value for function in _holding]
+_counters = [ctypes.cast(function, c_void_p).value for function in _reference_callbacks]
 _table = (c_void_p * len(_functions))(
     *(ctypes.cast(function, c_void_p).value for function in _functions)
 )
 # A shell in a user's global variable outlives this module, so its callbacks must too.
-for _forever in (_holding, _functions, _table):
-    _increase(_forever)
+for _kept_alive in (_reference_callbacks, _functions, _table):
+    _increase(_kept_alive)

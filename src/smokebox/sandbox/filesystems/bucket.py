@@ -21,11 +21,11 @@ from smokebox.errors import (
     PathNotDirectory,
     PathNotFound,
 )
-from smokebox.sandbox.bucket_names import check_prefix
+from smokebox.sandbox.access import check_prefix
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
 from smokebox.sandbox.filesystems.folder_objects import FolderObjects
 from smokebox.sandbox.filesystems.object_cache import (
-    HOLDS,
+    LISTING_SECONDS,
     BodyCache,
     ListingCache,
     ReadAhead,
@@ -63,23 +63,23 @@ class BucketFilesystem(Filesystem):
         read_only: bool = False,
         cache_bytes: int = 64 * 1024 * 1024,
         prefetch: int = 32,
-        place: str = "",
+        label: str = "",
     ) -> None:
         _check_amount("cache_bytes", cache_bytes)
         _check_amount("prefetch", prefetch)
         self.read_only = read_only
-        self._objects = _objects(store, check_prefix(prefix), place or repr(store))
-        self._sightings = ListingCache()
+        self._objects = _objects(store, check_prefix(prefix), label or repr(store))
+        self._listings = ListingCache()
         self._bodies = BodyCache(cache_bytes)
         self._large: set[str] = set()
-        self._ahead = ReadAhead(
+        self._read_ahead = ReadAhead(
             self._objects,
-            self._sightings,
+            self._listings,
             self._bodies,
             0 if cache_bytes == 0 or isinstance(store, (LocalStore, MemoryStore)) else prefetch,
         )
-        self._seen = False
-        self._checking = threading.Lock()
+        self._checked = False
+        self._check_lock = threading.Lock()
 
     @property
     def refused_in_names(self) -> str:
@@ -91,42 +91,40 @@ class BucketFilesystem(Filesystem):
         self._objects.check_name(path[1:])
 
     def refresh(self) -> None:
-        """Drop cached listings; on the first call and after a failure, check that the bucket
-        exists.
-        """
-        with self._checking:
-            if not self._seen or self._objects.failed:
+        """Drop cached listings. On the first call and after a failure, check the bucket."""
+        with self._check_lock:
+            if not self._checked or self._objects.failed:
                 self._objects.check()
                 self._objects.failed = False
-                self._seen = True
-        self._sightings.forget()
-        self._sightings.holds = HOLDS
-        self._ahead.forget()
+                self._checked = True
+        self._listings.clear()
+        self._listings.valid_for = LISTING_SECONDS
+        self._read_ahead.forget()
 
-    def serve(self, holds: float) -> None:
+    def serve(self, valid_for: float) -> None:
         """Serve programs whose start is not announced by `refresh`, as a mount does.
 
-        Cached listings are valid for `holds` seconds, and reads of all threads count as one scan.
+        Cached listings are valid for `valid_for` seconds. Reads of all threads count as one scan.
         """
-        self._sightings.holds = holds
-        self._ahead.share()
+        self._listings.valid_for = valid_for
+        self._read_ahead.share_scan()
 
     def close(self) -> None:
         """Stop the read-ahead threads. Safe to repeat."""
-        self._ahead.close()
+        self._read_ahead.close()
 
     def read(self, path: str) -> bytes:
         return self.body(path).data
 
     def body(self, path: str) -> ObjectBody:
         """Return a whole file and its version."""
-        known, found = self._sightings.look(path)
+        known, found = self._listings.lookup(path)
         if path == "/" or (found is not None and found.is_directory):
             raise PathIsDirectory(path)
-        if (known and found is None) or not self._objects.names(path[1:]):
+        if (known and found is None) or not self._objects.is_valid_key(path[1:]):
             raise PathNotFound(path)
-        self._ahead.read(path)
-        return self._ahead.take(path) or self._cached(path, found) or self._fetched(path)
+        self._read_ahead.read(path)
+        return self._read_ahead.take(path) or self._cached(path, found) or self._fetched(path)
 
     def part(self, path: str, start: int, end: int, version: str) -> bytes | None:
         """Return a byte range of one version of a file, or None if the version has changed."""
@@ -143,7 +141,7 @@ class BucketFilesystem(Filesystem):
         try:
             body = self._objects.get(path[1:], unless=held.version if held else "")
         except PathNotFound:
-            self._sightings.drop(path)
+            self._listings.drop(path)
             if self.find(path) is not None:
                 raise PathIsDirectory(path) from None
             raise
@@ -182,8 +180,8 @@ class BucketFilesystem(Filesystem):
 
     def listing(self, path: str) -> Mapping[str, ObjectEntry]:
         """Return a directory's entries with their versions."""
-        listing = self._sightings.listing(path)
-        return self._listed(path) if listing is None else listing.found
+        listing = self._listings.listing(path)
+        return self._list_directory(path) if listing is None else listing.found
 
     def mkdir(self, path: str) -> None:
         self._check_writable(path)
@@ -245,80 +243,81 @@ class BucketFilesystem(Filesystem):
         """Return the entry at `path` with its version, or None."""
         if path == "/":
             return DIRECTORY
-        known, found = self._sightings.look(path)
+        known, found = self._listings.lookup(path)
         if not known:
-            asked = self._sightings.changes
-            found = self._asked(path[1:], asked) if self._objects.names(path[1:]) else None
-            self._sightings.note(path, found, asked=asked)
+            since = self._listings.changes
+            if self._objects.is_valid_key(path[1:]):
+                found = self._request_entry(path[1:], since)
+            self._listings.add_entry(path, found, since=since)
         return found
 
-    def _asked(self, key: str, asked: int) -> ObjectEntry | None:
+    def _request_entry(self, key: str, since: int) -> ObjectEntry | None:
         found = self._objects.head(key)
         if found is not None and found.entry.size:
             return found
         # An empty object with others below it is a directory marker in an older convention.
         walked = self._objects.walk(key)
         if walked.ended and walked.found:
-            self._sightings.add(directories(walked, "/" + key, self._objects.marker), asked=asked)
+            self._listings.add(directories(walked, "/" + key, self._objects.marker), since=since)
         return DIRECTORY if walked.exists else found
 
-    def _listed(self, path: str) -> Mapping[str, ObjectEntry]:
-        walked = self._walk_on(path) or self._whole(path)
+    def _list_directory(self, path: str) -> Mapping[str, ObjectEntry]:
+        walked = self._walk_siblings(path) or self._list_recursively(path)
         if walked is not None:
             return walked.found
-        asked = self._sightings.changes
+        since = self._listings.changes
         listed = self._objects.listdir(path[1:])
         if not listed.exists and path != "/":
             if self.find(path) is None:
                 raise PathNotFound(path)
             raise PathNotDirectory(path)
-        self._sightings.add({path: listed.found}, asked=asked)
+        self._listings.add({path: listed.found}, since=since)
         return listed.found
 
-    def _whole(self, path: str) -> Listing | None:
-        """List everything below a directory in one or two pages of keys, whatever its depth.
+    def _list_recursively(self, path: str) -> Listing | None:
+        """List a directory tree of any depth in one or two pages of keys.
 
         Directories with more keys are remembered, so that the attempt is made only once.
         """
         if not self._objects.ordered or path in self._large:
             return None
-        asked = self._sightings.changes
+        since = self._listings.changes
         walked = self._objects.walk(path[1:], limit=_FIRST_WALK + 1)
         if not walked.ended:
             self._large.add(path)
             return None
         if not walked.found:
-            # Missing or empty: listing the directory itself tells which.
+            # Missing or empty: listing the directory itself shows which.
             return None
-        seen = directories(walked, path, self._objects.marker)
-        self._sightings.add(seen, asked=asked, given=False)
-        return self._sightings.listing(path)
+        listings = directories(walked, path, self._objects.marker)
+        self._listings.add(listings, since=since, delivered=False)
+        return self._listings.listing(path)
 
-    def _walk_on(self, path: str) -> Listing | None:
+    def _walk_siblings(self, path: str) -> Listing | None:
         """List the following directories too, once two siblings have been listed."""
         above = posixpath.dirname(path)
-        around = self._sightings.peek(above) if path != "/" else None
+        around = self._listings.peek(above) if path != "/" else None
         if around is None or not self._objects.ordered:
             return None
         around.descents += 1
-        if around.descents < 2 or around.everything:
+        if around.descents < 2 or around.walked_all:
             return None
         # Always continue from the first key, so that no access order lists anything twice.
         limit = min(_FIRST_WALK << around.walks, _LONGEST_WALK)
-        asked = self._sightings.changes
+        since = self._listings.changes
         walked = self._objects.walk(above[1:], after=around.reached, limit=limit)
-        seen = directories(walked, above, self._objects.marker, after=around.reached)
+        listings = directories(walked, above, self._objects.marker, after=around.reached)
         # Only a part of the parent may have been listed.
-        seen.pop(above, None)
-        self._sightings.add(seen, asked=asked, given=False)
+        listings.pop(above, None)
+        self._listings.add(listings, since=since, delivered=False)
         around.walks += 1
-        around.everything = walked.ended or not walked.found
+        around.walked_all = walked.ended or not walked.found
         around.reached = resume_after(walked, above, around.reached)
-        return self._sightings.listing(path)
+        return self._listings.listing(path)
 
     def _changed(self, path: str, *, tree: bool = False) -> None:
-        self._sightings.drop(path, tree=tree)
-        self._ahead.forget(None if tree else path)
+        self._listings.drop(path, tree=tree)
+        self._read_ahead.forget(None if tree else path)
 
     def _check_writable(self, path: str) -> None:
         if self.read_only:
@@ -342,12 +341,12 @@ class BucketFilesystem(Filesystem):
             raise PathNotDirectory(above)
 
 
-def _objects(store: ObjectStore, prefix: str, place: str) -> Objects:
+def _objects(store: ObjectStore, prefix: str, label: str) -> Objects:
     if isinstance(store, S3Store):
-        return S3Objects(store, prefix, place)
+        return S3Objects(store, prefix, label)
     if isinstance(store, LocalStore):
-        return FolderObjects(store, prefix, place)
-    return Objects(store, prefix, place)
+        return FolderObjects(store, prefix, label)
+    return Objects(store, prefix, label)
 
 
 def _check_amount(option: str, value: int) -> None:

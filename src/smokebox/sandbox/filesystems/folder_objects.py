@@ -38,8 +38,8 @@ class FolderObjects(Objects):
 
     marker = ""
 
-    def __init__(self, store: LocalStore, prefix: str, place: str) -> None:
-        super().__init__(store, prefix, place)
+    def __init__(self, store: LocalStore, prefix: str, label: str) -> None:
+        super().__init__(store, prefix, label)
         self.root = os.path.realpath(store.prefix or "/")
 
     def check(self) -> None:
@@ -49,32 +49,32 @@ class FolderObjects(Objects):
                 f"there is no folder {self.root}.", hint="Create it first.", bucket=self.root
             )
 
-    def names(self, key: str) -> bool:
+    def is_valid_key(self, key: str) -> bool:
         """Return whether a file in the folder can have this key."""
         parts = key.split("/")
         if any(len(os.fsencode(part)) > _MAX_NAME or _STAGED.search(part) for part in parts):
             return False
-        return super().names(key)
+        return super().is_valid_key(key)
 
     def listdir(self, directory: str) -> ObjectListing:
         """Return the entries of a directory; an empty listing if it does not exist."""
         found: dict[str, ObjectEntry] = {}
         try:
-            with self._at(directory) as place, os.scandir(place) as items:
+            with self._at(directory) as host_path, os.scandir(host_path) as items:
                 for item in items:
-                    kind = _found(item) if self._shown(item.name) else None
+                    kind = _dir_entry(item) if self._is_visible(item.name) else None
                     if kind is not None:
                         found[item.name] = kind
         except (FileNotFoundError, NotADirectoryError):
             return ObjectListing({}, exists=directory == "")
         return ObjectListing(found, exists=True)
 
-    def _shown(self, name: str) -> bool:
+    def _is_visible(self, name: str) -> bool:
         try:
             name.encode()
         except UnicodeEncodeError:
             return False
-        return self.names(name)
+        return self.is_valid_key(name)
 
     def walk(self, directory: str, after: str = "", limit: int = 1000) -> ObjectWalk:
         """Report only whether the directory exists; a folder is listed one directory at a time."""
@@ -83,16 +83,16 @@ class FolderObjects(Objects):
     def head(self, key: str) -> ObjectEntry | None:
         """Return the entry of a file, or None."""
         try:
-            with self._at(key) as place:
-                found = _of(os.lstat(place)) if os.path.isfile(place) else None
+            with self._at(key) as host_path:
+                found = _file_entry(os.lstat(host_path)) if os.path.isfile(host_path) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found
 
     def get(self, key: str, unless: str = "") -> ObjectBody | None:
         """Return a file's body, or None if its version is `unless`."""
-        with self._at(key) as place, open(place, "rb") as file:
-            version = _of(os.fstat(file.fileno())).version
+        with self._at(key) as host_path, open(host_path, "rb") as file:
+            version = _file_entry(os.fstat(file.fileno())).version
             return None if version == unless else ObjectBody(file.read(), version)
 
     def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
@@ -114,18 +114,18 @@ class FolderObjects(Objects):
 
     def make_directory(self, key: str) -> None:
         """Create a directory."""
-        with self._at(key) as place:
-            os.mkdir(place)
+        with self._at(key) as host_path:
+            os.mkdir(host_path)
 
     def drop_directory(self, key: str) -> None:
         """Remove an empty directory."""
-        with self._at(key) as place:
-            os.rmdir(place)
+        with self._at(key) as host_path:
+            os.rmdir(host_path)
 
     def remove_tree(self, directory: str) -> None:
         """Remove a directory tree."""
-        with self._at(directory) as place:
-            shutil.rmtree(place)
+        with self._at(directory) as host_path:
+            shutil.rmtree(host_path)
 
     def move_tree(self, source: str, target: str) -> None:
         """Move a directory tree."""
@@ -135,26 +135,26 @@ class FolderObjects(Objects):
     @contextmanager
     def _at(self, key: str) -> Iterator[str]:
         """Return the host path of a key, after checking that no component is a symlink."""
-        place = os.path.join(self.root, self.full(key)).rstrip("/") or "/"
+        host_path = os.path.join(self.root, self.full(key)).rstrip("/") or "/"
         try:
-            if os.path.realpath(place) != place:
+            if os.path.realpath(host_path) != host_path:
                 raise PathNotFound(f"/{key}")
-            yield place
+            yield host_path
         except PathNotFound:
             raise
         except OSError as error:
             raise from_os_error(error, f"/{key}") from error
 
 
-def _found(item: os.DirEntry[str]) -> ObjectEntry | None:
+def _dir_entry(item: os.DirEntry[str]) -> ObjectEntry | None:
     if item.is_dir(follow_symlinks=False):
         return DIRECTORY
     with suppress(FileNotFoundError):
         if item.is_file(follow_symlinks=False):
-            return _of(item.stat(follow_symlinks=False))
+            return _file_entry(item.stat(follow_symlinks=False))
     return None
 
 
-def _of(status: os.stat_result) -> ObjectEntry:
+def _file_entry(status: os.stat_result) -> ObjectEntry:
     version = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     return ObjectEntry(Entry("file", status.st_size, status.st_mtime), version)

@@ -26,8 +26,8 @@ from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_lim
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY = _PLACE | os.O_DIRECTORY
+_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = _PATH | os.O_DIRECTORY
 # Without O_NONBLOCK, opening a FIFO would block until the other end is opened.
 _CONTENT = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -138,7 +138,7 @@ class HostFilesystem(Filesystem):
     def chmod(self, path: str, mode: int) -> None:
         self._check_writable(path)
         with self._parent(path) as (parent, name):
-            file = os.open(name, _PLACE, dir_fd=parent)
+            file = os.open(name, _PATH, dir_fd=parent)
             try:
                 if stat.S_ISLNK(os.fstat(file).st_mode):
                     raise SymlinkLoop(path)
@@ -276,9 +276,9 @@ def _append(file: int, data: bytes) -> None:
 
 
 def _write(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(file, remaining) :]
 
 
 def _listed(found: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, Entry]]:

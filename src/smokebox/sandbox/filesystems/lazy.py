@@ -20,7 +20,7 @@ class LazyFilesystem(Filesystem):
     """Filesystem in which some files have a loader function instead of content.
 
     They are listed from the start as empty files and get their size on first read. `loop` is the
-    event loop that runs `async` loaders; calls come from other threads. `waiting` maps the files
+    event loop that runs `async` loaders; calls come from other threads. `unloaded` maps the files
     that were not read yet to the names of their loaders.
     """
 
@@ -28,17 +28,17 @@ class LazyFilesystem(Filesystem):
         self,
         inner: Filesystem,
         loaders: Mapping[str, Loader],
-        waiting: Mapping[str, str],
+        unloaded: Mapping[str, str],
         *,
         timeout: float,
     ) -> None:
         self.inner = inner
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.waiting = dict(waiting)
+        self.unloaded = dict(unloaded)
         self._loaders = loaders
         self._timeout = timeout
         self._lock = threading.RLock()
-        for path in waiting:
+        for path in unloaded:
             inner.makedirs(path.rpartition("/")[0] or "/")
             inner.write(path, b"")
 
@@ -48,7 +48,7 @@ class LazyFilesystem(Filesystem):
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)
-        self.waiting.pop(path, None)
+        self.unloaded.pop(path, None)
 
     def append(self, path: str, data: bytes) -> None:
         self._load(path)
@@ -69,14 +69,14 @@ class LazyFilesystem(Filesystem):
     def remove(self, path: str, *, recursive: bool = False) -> None:
         self.inner.remove(path, recursive=recursive)
         for lost in self._below(path):
-            self.waiting.pop(lost, None)
+            self.unloaded.pop(lost, None)
 
     def rename(self, source: str, target: str) -> None:
         self.inner.rename(source, target)
         for replaced in self._below(target):
-            self.waiting.pop(replaced, None)
+            self.unloaded.pop(replaced, None)
         for moved in self._below(source):
-            self.waiting[target + moved[len(source) :]] = self.waiting.pop(moved)
+            self.unloaded[target + moved[len(source) :]] = self.unloaded.pop(moved)
 
     def symlink(self, target: str, path: str) -> None:
         self.inner.symlink(target, path)
@@ -94,28 +94,28 @@ class LazyFilesystem(Filesystem):
         self.inner.close()
 
     def _below(self, path: str) -> list[str]:
-        return [one for one in self.waiting if one == path or one.startswith(path + "/")]
+        return [one for one in self.unloaded if one == path or one.startswith(path + "/")]
 
     def _load(self, path: str) -> None:
-        if path not in self.waiting:
+        if path not in self.unloaded:
             return
         # Only one reader loads; concurrent readers wait for it.
         with self._lock:
-            name = self.waiting.get(path)
+            name = self.unloaded.get(path)
             if name is None:
                 return
             try:
                 content = self._loaders[name]()
                 if inspect.isawaitable(content):
-                    content = self._finished(content)
+                    content = self._await_content(content)
             except Exception as error:
                 raise PathError(path, f"{path} could not be loaded: {error!r}") from error
             if not isinstance(content, (str, bytes)):
                 raise PathError(path, f"{path} was loaded as {type(content).__name__}, not text")
             self.inner.write(path, content.encode() if isinstance(content, str) else content)
-            self.waiting.pop(path, None)
+            self.unloaded.pop(path, None)
 
-    def _finished(self, content: Awaitable[str | bytes]) -> str | bytes:
+    def _await_content(self, content: Awaitable[str | bytes]) -> str | bytes:
         async def finish() -> str | bytes:
             return await content
 

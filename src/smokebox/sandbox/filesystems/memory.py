@@ -109,11 +109,11 @@ class MemoryFilesystem(Filesystem):
             parent, name = self._parent(path)
             node = parent.children.get(name)
             if node is None:
-                self._check_room(path, len(data), len(data))
+                self._check_quota(path, len(data), len(data))
                 node = self._add(path, parent, name, _Node("file", _FILE_MODE))
             else:
                 _check_writable(path, node)
-                self._check_room(path, len(data), len(data) - node.size)
+                self._check_quota(path, len(data), len(data) - node.size)
             self.used += len(data) - node.size
             node.data = bytes(data)
             node.touch()
@@ -125,7 +125,7 @@ class MemoryFilesystem(Filesystem):
             if node is None:
                 return self.write(path, data)
             _check_writable(path, node)
-            self._check_room(path, node.size + len(data), len(data))
+            self._check_quota(path, node.size + len(data), len(data))
             if isinstance(node.data, bytes):
                 node.data = bytearray(node.data)
             node.data += data
@@ -173,7 +173,7 @@ class MemoryFilesystem(Filesystem):
             node = self._node(path)
             if node.children and not recursive:
                 raise DirectoryNotEmpty(path)
-            self._drop(parent, name)
+            self._remove_node(parent, name)
 
     def rename(self, source: str, target: str) -> None:
         with self._lock:
@@ -189,7 +189,7 @@ class MemoryFilesystem(Filesystem):
             if existing is not None:
                 if existing.children:
                     raise DirectoryNotEmpty(target)
-                self._drop(parent, name)
+                self._remove_node(parent, name)
             old_parent, old_name = self._parent(source)
             parent.children[name] = old_parent.children.pop(old_name)
             parent.touch()
@@ -202,7 +202,7 @@ class MemoryFilesystem(Filesystem):
             parent, name = self._parent(path)
             if name in parent.children:
                 raise PathExists(path)
-            self._check_room(path, len(target), len(target))
+            self._check_quota(path, len(target), len(target))
             node = self._add(path, parent, name, _Node("symlink", _SYMLINK_MODE))
             node.target = target
             self.used += len(target)
@@ -274,13 +274,13 @@ class MemoryFilesystem(Filesystem):
         self.files += 1
         return node
 
-    def _drop(self, parent: _Node, name: str) -> None:
+    def _remove_node(self, parent: _Node, name: str) -> None:
         for node in parent.children.pop(name).nodes():
             self.used -= node.size
             self.files -= 1
         parent.touch()
 
-    def _check_room(self, path: str, size: int, growth: int) -> None:
+    def _check_quota(self, path: str, size: int, growth: int) -> None:
         if self._max_file_size is not None and size > self._max_file_size:
             raise FileTooLarge(
                 path,

@@ -53,10 +53,10 @@ class NativeFilesystem(Filesystem):
             return self.native.read_file(path)
         except (RuntimeError, UnicodeEncodeError) as error:
             self._refuse_symlink(path)
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def write(self, path: str, data: bytes) -> None:
-        self._check_place(path)
+        self._check_parent(path)
         before = self._refuse_symlink(path)
         try:
             self.native.write_file(path, data)
@@ -64,21 +64,21 @@ class NativeFilesystem(Filesystem):
             if before is not None and before.mode != _FILE_MODE:
                 self.native.chmod(path, before.mode)
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def append(self, path: str, data: bytes) -> None:
-        self._check_place(path)
+        self._check_parent(path)
         self._refuse_symlink(path)
         try:
             self.native.append_file(path, data)
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def lstat(self, path: str) -> Entry:
         try:
             return _entry(self.native.stat(path))
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise self._translated_beside(error, path) from None
+            raise self._translate_missing(error, path) from None
 
     def listdir(self, path: str) -> Mapping[str, Entry]:
         if self.lstat(path).kind != "directory":
@@ -86,14 +86,14 @@ class NativeFilesystem(Filesystem):
         try:
             return {item["name"]: _entry(item["metadata"]) for item in self.native.read_dir(path)}
         except RuntimeError as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def mkdir(self, path: str) -> None:
         self._check_absent(path)
         try:
             self.native.mkdir(path)
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         _check_not_root(path)
@@ -101,7 +101,7 @@ class NativeFilesystem(Filesystem):
         try:
             self.native.remove(path, recursive)
         except RuntimeError as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def rename(self, source: str, target: str) -> None:
         _check_not_root(source)
@@ -110,18 +110,18 @@ class NativeFilesystem(Filesystem):
             return
         check_move(source, target, entry, self.peek(target))
         _check_not_root(target)
-        self._check_place(target)
+        self._check_parent(target)
         try:
             self.native.rename(source, target)
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise _translated(error, target) from None
+            raise _translate(error, target) from None
 
     def symlink(self, target: str, path: str) -> None:
         self._check_absent(path)
         try:
             self.native.symlink(target, path)
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise _translated(error, path) from None
+            raise _translate(error, path) from None
 
     def readlink(self, path: str) -> str:
         if self.lstat(path).kind != "symlink":
@@ -138,10 +138,8 @@ class NativeFilesystem(Filesystem):
         if self.lstat(path).kind == "file" and abs(mtime - time.time()) < _NOW:
             self.write(path, self.read(path))
 
-    def _check_place(self, path: str) -> None:
-        """Refuse paths below a symlink or a file: bashkit would create files there that cannot be
-        found again.
-        """
+    def _check_parent(self, path: str) -> None:
+        """Refuse paths below a symlink or a file, where bashkit would create unreachable files."""
         if path == "/":
             raise PathIsDirectory(path)
         try:
@@ -155,7 +153,7 @@ class NativeFilesystem(Filesystem):
         """Refuse an existing path: bashkit would replace it with the symlink."""
         if self.peek(path) is not None:
             raise PathExists(path)
-        self._check_place(path)
+        self._check_parent(path)
 
     def _refuse_symlink(self, path: str) -> Entry | None:
         entry = self.peek(path)
@@ -163,11 +161,9 @@ class NativeFilesystem(Filesystem):
             raise SymlinkLoop(path)
         return entry
 
-    def _translated_beside(self, error: Exception, path: str) -> SmokeboxError:
-        """Translate errors, and report "not a directory" where bashkit says "not found" below a
-        symlink.
-        """
-        found = _translated(error, path)
+    def _translate_missing(self, error: Exception, path: str) -> SmokeboxError:
+        """Translate errors; below a file or symlink, bashkit's "not found" is "not a directory"."""
+        found = _translate(error, path)
         if isinstance(found, PathNotFound) and path.count("/") > 1:
             above = self.peek(posixpath.dirname(path))
             if above is not None and above.kind != "directory":
@@ -188,7 +184,7 @@ def _check_not_root(path: str) -> None:
         raise AccessDenied(path, "the root of a filesystem cannot be moved or removed.")
 
 
-def _translated(error: Exception, path: str) -> SmokeboxError:
+def _translate(error: Exception, path: str) -> SmokeboxError:
     """Translate bashkit's errors, which are only text."""
     if isinstance(error, UnicodeEncodeError):
         return _bad_name(path, "it is not valid UTF-8")

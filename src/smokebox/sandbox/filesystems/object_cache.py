@@ -1,7 +1,7 @@
 """Caches of a bucket's listings and bodies, and read-ahead for commands that scan.
 
 A listing is valid for the names in it while a command works through them, and for names that are
-missing from it only while it is fresh. `forget` drops everything before the next command.
+missing from it only while it is fresh. `clear` drops everything before the next command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from smokebox.errors import SmokeboxError
-from smokebox.sandbox.filesystems.objects import DIRECTORY, ObjectEntry, add
+from smokebox.sandbox.filesystems.objects import DIRECTORY, ObjectEntry, add_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,54 +27,55 @@ T = TypeVar("T")
 
 # Seconds. A listing is valid for as long as a command may take to work through it. A missing name,
 # or a second listing of the same directory, is more likely to look for a change.
-HOLDS = 30.0
-FRESH = 1.0
+LISTING_SECONDS = 30.0
+FRESH_SECONDS = 1.0
 
 
 class Listing:
     """Cached listing of one directory.
 
-    `given` is set once a caller has received all of it. `descents` counts listed subdirectories,
-    `walks` the long listings below it, which have reached the key `reached`, or the end if
-    `everything` is set.
+    `delivered` is set once a caller has received all of it. `descents` counts listed
+    subdirectories, `walks` the long listings below it, which have reached the key `reached`, or
+    the end if `walked_all` is set.
     """
 
     __slots__ = (
-        "_came",
-        "_lasting",
+        "_fetched_at",
         "_order",
         "_positions",
+        "_valid_for",
+        "delivered",
         "descents",
-        "everything",
         "found",
-        "given",
         "reached",
+        "walked_all",
         "walks",
     )
 
     def __init__(
-        self, found: Mapping[str, ObjectEntry], came: float, lasting: float, given: bool
+        self, found: Mapping[str, ObjectEntry], fetched_at: float, valid_for: float, delivered: bool
     ) -> None:
         self.found = found
-        self.given = given
-        self._came = came
-        self._lasting = lasting
+        self.delivered = delivered
+        self._fetched_at = fetched_at
+        self._valid_for = valid_for
         self.descents = 0
         self.walks = 0
         self.reached = ""
-        self.everything = False
+        self.walked_all = False
         self._order: list[str] = []
         self._positions: dict[str, int] = {}
 
     @property
-    def holds(self) -> bool:
-        """Return whether a name in the listing can be trusted."""
-        return time.monotonic() - self._came < self._lasting
+    def is_valid(self) -> bool:
+        """True if a name in the listing can be trusted."""
+        return time.monotonic() - self._fetched_at < self._valid_for
 
     @property
-    def tells_absence(self) -> bool:
-        """Return whether the absence of a name can be trusted."""
-        return time.monotonic() - self._came < (FRESH if self.given else self._lasting)
+    def is_current(self) -> bool:
+        """True if the absence of a name can be trusted."""
+        valid_for = FRESH_SECONDS if self.delivered else self._valid_for
+        return time.monotonic() - self._fetched_at < valid_for
 
     def after(self, name: str) -> Iterator[str]:
         """Return the names after `name` in sorted order; all of them if it is not listed."""
@@ -91,25 +92,25 @@ class ListingCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Until `refresh` announces commands, entries expire quickly.
-        self.holds = FRESH
+        self.valid_for = FRESH_SECONDS
         # Counts changes: a response requested before a change must not be cached after it.
         self.changes = 0
         self._listings: dict[str, Listing] = {}
-        self._single: dict[str, tuple[ObjectEntry | None, float]] = {}
+        self._entries: dict[str, tuple[ObjectEntry | None, float]] = {}
 
-    def look(self, path: str) -> tuple[bool, ObjectEntry | None]:
+    def lookup(self, path: str) -> tuple[bool, ObjectEntry | None]:
         """Return whether `path` is cached, and its entry: None if nothing is there."""
         with self._lock:
-            single = self._single.get(path)
+            cached = self._entries.get(path)
             listing = self._listings.get(posixpath.dirname(path))
             own = self._listings.get(path)
-        if single is not None and time.monotonic() - single[1] < FRESH:
-            return True, single[0]
+        if cached is not None and time.monotonic() - cached[1] < FRESH_SECONDS:
+            return True, cached[0]
         if listing is not None:
             found = listing.found.get(posixpath.basename(path))
-            if listing.holds if found is not None else listing.tells_absence:
+            if listing.is_valid if found is not None else listing.is_current:
                 return True, found
-        if own is not None and own.tells_absence:
+        if own is not None and own.is_current:
             return True, DIRECTORY
         return False, None
 
@@ -119,52 +120,57 @@ class ListingCache:
         A second call in the same command looks for changes, so it gets a fresh listing only.
         """
         listing = self.peek(path)
-        if listing is None or not listing.tells_absence:
+        if listing is None or not listing.is_current:
             return None
-        listing.given = True
+        listing.delivered = True
         return listing
 
     def peek(self, path: str) -> Listing | None:
         """Return the cached listing of a directory if it is still valid."""
         with self._lock:
             listing = self._listings.get(path)
-        return listing if listing is not None and listing.holds else None
+        return listing if listing is not None and listing.is_valid else None
 
-    def note(self, path: str, found: ObjectEntry | None, *, asked: int) -> None:
-        """Cache the entry of one path, unless something changed since `asked`."""
+    def add_entry(self, path: str, found: ObjectEntry | None, *, since: int) -> None:
+        """Cache the entry of one path, unless something changed since the change number `since`."""
         with self._lock:
-            if self.changes == asked:
-                self._single[path] = (found, time.monotonic())
+            if self.changes == since:
+                self._entries[path] = (found, time.monotonic())
 
     def add(
-        self, listings: Mapping[str, Mapping[str, ObjectEntry]], *, asked: int, given: bool = True
+        self,
+        listings: Mapping[str, Mapping[str, ObjectEntry]],
+        *,
+        since: int,
+        delivered: bool = True,
     ) -> None:
-        """Cache listings, unless something changed since `asked`; `given=False` marks listings read
-        ahead.
+        """Cache listings, unless something changed since the change number `since`.
+
+        `delivered` is False for listings that were read ahead.
         """
-        came = time.monotonic()
+        fetched_at = time.monotonic()
         with self._lock:
-            if self.changes == asked:
+            if self.changes == since:
                 for path, found in listings.items():
-                    self._listings[path] = Listing(found, came, self.holds, given)
+                    self._listings[path] = Listing(found, fetched_at, self.valid_for, delivered)
 
     def drop(self, path: str, *, tree: bool = False) -> None:
         """Drop `path` and the listing it is in; with `tree` also everything below it."""
         with self._lock:
             self.changes += 1
-            self._single.pop(path, None)
+            self._entries.pop(path, None)
             self._listings.pop(path, None)
             self._listings.pop(posixpath.dirname(path), None)
             if tree:
-                self._single = _outside(path + "/", self._single)
+                self._entries = _outside(path + "/", self._entries)
                 self._listings = _outside(path + "/", self._listings)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop everything."""
         with self._lock:
             self.changes += 1
             self._listings.clear()
-            self._single.clear()
+            self._entries.clear()
 
     def following(self, path: str) -> Iterator[tuple[str, ObjectEntry]]:
         """Return the files that a walk would read after `path`, as far as they are cached."""
@@ -203,30 +209,30 @@ def directories(
     A listing of keys cannot tell an empty file from the marker of an empty directory, so a
     directory that holds one is left out, as are those that the page boundaries may have cut.
     """
-    made: dict[str, dict[str, ObjectEntry]] = {top: {}}
+    listings: dict[str, dict[str, ObjectEntry]] = {top: {}}
     empty: list[str] = []
     for key, found in walked.found:
         path = "/" + key
         if path == top:
             continue
         above, _, name = path.rpartition("/")
-        inside = made.get(above or "/")
+        inside = listings.get(above or "/")
         if inside is None:
-            inside = _add_above(made, above, top)
+            inside = _add_above(listings, above, top)
         if name == marker:
             continue
-        add(inside, name, found)
+        add_object(inside, name, found)
         if not found.entry.size:
             empty.append(path)
     for path in empty:
         above, name = posixpath.split(path)
-        if above in made and not made[above][name].is_directory:
-            del made[above]
+        if above in listings and not listings[above][name].is_directory:
+            del listings[above]
     cuts = [after] if walked.ended or not walked.found else [after, walked.found[-1][0]]
     for key in filter(None, cuts):
         for above in _upward(posixpath.dirname("/" + key), top):
-            made.pop(above, None)
-    return made
+            listings.pop(above, None)
+    return listings
 
 
 def resume_after(walked: ObjectWalk, top: str, after: str) -> str:
@@ -243,19 +249,19 @@ def resume_after(walked: ObjectWalk, top: str, after: str) -> str:
 
 
 def _add_above(
-    made: dict[str, dict[str, ObjectEntry]], directory: str, top: str
+    listings: dict[str, dict[str, ObjectEntry]], directory: str, top: str
 ) -> dict[str, ObjectEntry]:
     """Add a directory and its missing parents, and return its entries so far."""
     for path in _upward(directory, top):
-        if path in made:
+        if path in listings:
             break
-        made[path] = {}
+        listings[path] = {}
     for path in _upward(directory, top):
         if path == top:
             break
         above, name = posixpath.split(path)
-        _add_directory(made[above], name)
-    return made[directory]
+        _add_directory(listings[above], name)
+    return listings[directory]
 
 
 def _add_directory(found: dict[str, ObjectEntry], name: str) -> None:
@@ -277,8 +283,8 @@ AHEAD_SIZE = 256 * 1024
 AHEAD_BYTES = 8 * 1024 * 1024
 
 # Files read in order before read-ahead starts, and the size of the first batch.
-_RUN = 2
-_FIRST = 4
+_MIN_RUN = 2
+_FIRST_BATCH = 4
 
 
 class BodyCache:
@@ -286,22 +292,22 @@ class BodyCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held: OrderedDict[str, ObjectBody] = OrderedDict()
+        self._bodies: OrderedDict[str, ObjectBody] = OrderedDict()
         self._lock = threading.Lock()
         self.size = 0
 
     def get(self, path: str) -> ObjectBody | None:
         """Return the cached body of `path`, of any version."""
         with self._lock:
-            body = self._held.get(path)
+            body = self._bodies.get(path)
             if body is not None:
-                self._held.move_to_end(path)
+                self._bodies.move_to_end(path)
             return body
 
-    def holds(self, path: str, version: str) -> bool:
+    def has(self, path: str, version: str) -> bool:
         """Return whether this version of the body is cached."""
         with self._lock:
-            body = self._held.get(path)
+            body = self._bodies.get(path)
             return body is not None and body.version == version
 
     def put(self, path: str, body: ObjectBody) -> None:
@@ -310,30 +316,30 @@ class BodyCache:
         if len(body.data) * 2 > self._limit:
             return
         with self._lock:
-            self._held[path] = body
+            self._bodies[path] = body
             self.size += len(body.data)
             while self.size > self._limit:
-                _, oldest = self._held.popitem(last=False)
+                _, oldest = self._bodies.popitem(last=False)
                 self.size -= len(oldest.data)
 
     def drop(self, path: str) -> None:
         """Drop a body."""
         with self._lock:
-            body = self._held.pop(path, None)
+            body = self._bodies.pop(path, None)
             if body is not None:
                 self.size -= len(body.data)
 
 
-class _Run:
+class _Scan:
     """Progress of a scan that reads files in listing order."""
 
     last = ""
     length = 0
-    look_at = _RUN
+    next_batch_at = _MIN_RUN
     suffix: str | None = ""
 
 
-class _OwnRun(_Run, threading.local):
+class _ThreadScan(_Scan, threading.local):
     """One scan per thread."""
 
 
@@ -344,27 +350,27 @@ class ReadAhead:
         self, objects: Objects, listings: ListingCache, bodies: BodyCache, limit: int
     ) -> None:
         self._objects = objects
-        self._sightings = listings
+        self._listings = listings
         self._bodies = bodies
         self._limit = limit
-        self._run: _Run = _OwnRun()
+        self._scan: _Scan = _ThreadScan()
         self._lock = threading.Lock()
-        self._coming: dict[str, Future[ObjectBody | None]] = {}
+        self._pending: dict[str, Future[ObjectBody | None]] = {}
         self._bytes = 0
         self._pool: ThreadPoolExecutor | None = None
 
-    def share(self) -> None:
+    def share_scan(self) -> None:
         """Treat the reads of all threads as one scan."""
-        self._run = _Run()
+        self._scan = _Scan()
 
     def take(self, path: str) -> ObjectBody | None:
         """Return the body being fetched for `path`; None if there is none, or it failed."""
         with self._lock:
-            coming = self._coming.get(path)
-        if coming is None or coming.cancelled():
+            future = self._pending.get(path)
+        if future is None or future.cancelled():
             return None
         try:
-            return coming.result()
+            return future.result()
         except SmokeboxError:
             # The reader fetches it itself and reports the error.
             return None
@@ -373,74 +379,72 @@ class ReadAhead:
         """Record a read of `path`, and fetch the files that are likely to follow."""
         if not self._limit:
             return
-        run = self._run
-        run.length = run.length + 1 if self._continues(run, path) else 0
-        run.last = path
-        if run.length == 0:
-            run.look_at = _RUN
-        if run.length >= run.look_at:
-            window = min(self._limit, _FIRST << min(run.length - _RUN, 8))
-            self._fetch(islice(self._next(path, run.suffix), window))
+        scan = self._scan
+        scan.length = scan.length + 1 if self._continues(scan, path) else 0
+        scan.last = path
+        if scan.length == 0:
+            scan.next_batch_at = _MIN_RUN
+        if scan.length >= scan.next_batch_at:
+            window = min(self._limit, _FIRST_BATCH << min(scan.length - _MIN_RUN, 8))
+            self._fetch(islice(self._next(path, scan.suffix), window))
             # Wait until half of the batch was read before fetching more.
-            run.look_at = run.length + window // 2
+            scan.next_batch_at = scan.length + window // 2
 
-    def _continues(self, run: _Run, path: str) -> bool:
+    def _continues(self, scan: _Scan, path: str) -> bool:
         suffix = posixpath.splitext(path)[1]
-        if run.last and next(self._next(run.last, run.suffix), None) == path:
+        if scan.last and next(self._next(scan.last, scan.suffix), None) == path:
             return True
-        if run.last and next(self._next(run.last, None), None) == path:
-            run.suffix = None
+        if scan.last and next(self._next(scan.last, None), None) == path:
+            scan.suffix = None
             return True
-        run.suffix = suffix
+        scan.suffix = suffix
         return False
 
     def _next(self, path: str, suffix: str | None) -> Iterator[str]:
-        """Return the files that follow, filtered by suffix if all reads so far had the same one
-        (`*.md`).
-        """
-        for following, _ in self._sightings.following(path):
+        """Return the files that follow, of one suffix if all reads so far had the same (`*.md`)."""
+        for following, _ in self._listings.following(path):
             if suffix is None or posixpath.splitext(following)[1] == suffix:
                 yield following
 
     def _fetch(self, paths: Iterator[str]) -> None:
         for path in paths:
-            _, found = self._sightings.look(path)
+            _, found = self._listings.lookup(path)
             if found is not None and not found.is_directory and found.entry.size <= AHEAD_SIZE:
                 self._start(path, found)
 
     def _start(self, path: str, found: ObjectEntry) -> None:
         size = found.entry.size
         with self._lock:
-            full = len(self._coming) >= self._limit or self._bytes + size > AHEAD_BYTES
-            if full or path in self._coming or self._bodies.holds(path, found.version):
+            full = len(self._pending) >= self._limit or self._bytes + size > AHEAD_BYTES
+            if full or path in self._pending or self._bodies.has(path, found.version):
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._limit, thread_name_prefix="smokebox-bucket")
-            coming = self._pool.submit(self._objects.get, path[1:])
-            self._coming[path] = coming
+            future = self._pool.submit(self._objects.get, path[1:])
+            self._pending[path] = future
             self._bytes += size
-        coming.add_done_callback(lambda done: self._arrived(path, size, done))
+        future.add_done_callback(lambda done: self._store_result(path, size, done))
 
-    def _arrived(self, path: str, size: int, done: Future[ObjectBody | None]) -> None:
+    def _store_result(self, path: str, size: int, done: Future[ObjectBody | None]) -> None:
         body = None if done.cancelled() or done.exception() else done.result()
         with self._lock:
             self._bytes -= size
             # A body requested before a change must not be cached after it.
-            if self._coming.get(path) is not done:
+            if self._pending.get(path) is not done:
                 return
             # Cache it before it leaves the pending set: a reader finds it in one or the other.
             if body is not None:
                 self._bodies.put(path, body)
-            del self._coming[path]
+            del self._pending[path]
 
     def forget(self, path: str | None = None) -> None:
         """Drop pending fetches: of one path, or all."""
         with self._lock:
-            paths = list(self._coming) if path is None else [path]
-            disowned = [self._coming.pop(one) for one in paths if one in self._coming]
+            paths = list(self._pending) if path is None else [path]
+            dropped = [self._pending.pop(one) for one in paths if one in self._pending]
         # Cancelling runs the callback at once, and the callback takes the lock.
-        for coming in disowned:
-            coming.cancel()
+        for future in dropped:
+            future.cancel()
 
     def close(self) -> None:
         """Stop fetching. Safe to repeat."""

@@ -54,8 +54,8 @@ MAX_KEY = 1024
 # One request up to this size; larger objects are uploaded in parts that are retried alone.
 _SINGLE_PUT = 64 * 1024 * 1024
 _PAGE = 1000
-_NOTHING = ".smokebox-nothing"
-_ROUNDS = 4
+_MISSING_KEY = ".smokebox-nothing"
+_DELETE_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ObjectEntry:
 
     @property
     def is_directory(self) -> bool:
-        """Return whether this is a directory, which has no version."""
+        """True for a directory, which has no version."""
         return self.entry.kind == "directory"
 
 
@@ -81,7 +81,7 @@ class ObjectBody:
 
 @dataclass(frozen=True, slots=True)
 class ObjectListing:
-    """Entries of one directory. `exists` is also true when only a marker says so."""
+    """Entries of one directory. `exists` is also true for a directory that has only a marker."""
 
     found: dict[str, ObjectEntry]
     exists: bool
@@ -89,9 +89,9 @@ class ObjectListing:
 
 @dataclass(frozen=True, slots=True)
 class ObjectWalk:
-    """Objects below a directory in key order; `ended` if there are no more.
+    """Objects below a directory in key order; `ended` if these are the last.
 
-    `exists` tells whether there are any, even if none could be returned.
+    `exists` is True if there are any, even if none could be returned.
     """
 
     found: list[tuple[str, ObjectEntry]]
@@ -110,18 +110,18 @@ class Objects:
     # Set if long listings come in key order and can resume after a key.
     ordered = False
 
-    def __init__(self, store: ObjectStore, prefix: str, place: str) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, label: str) -> None:
         self.store = store
         self.prefix = prefix
-        self.place = place
+        self.label = label
         # Set if the last request failed because the bucket or the service is unavailable.
         self.failed = False
 
     @contextmanager
-    def asking(self, key: str) -> Iterator[None]:
+    def errors_for(self, key: str) -> Iterator[None]:
         """Translate the store's errors into ours, for a key."""
         try:
-            with translated(f"/{key}", self.place):
+            with store_errors(f"/{key}", self.label):
                 yield
         except (BucketNotFound, ServiceUnavailable):
             self.failed = True
@@ -134,16 +134,16 @@ class Objects:
     def check(self) -> None:
         """Raise unless the bucket exists and is accessible, with one empty listing."""
         try:
-            with self.asking(""):
-                next(obstore.list(self.store, self.full(_NOTHING)), None)
+            with self.errors_for(""):
+                next(obstore.list(self.store, self.full(_MISSING_KEY)), None)
         except PathNotFound as error:
             raise BucketNotFound(
-                f"there is no bucket {self.place}.",
+                f"there is no bucket {self.label}.",
                 hint="Check its name and endpoint, or create it first.",
-                bucket=self.place,
+                bucket=self.label,
             ) from error
 
-    def names(self, key: str) -> bool:
+    def is_valid_key(self, key: str) -> bool:
         """Return whether an object can have this key, in this store and through obstore."""
         parts = key.split("/")
         if (self.marker and self.marker in parts) or len(self.full(key).encode()) > MAX_KEY:
@@ -152,7 +152,7 @@ class Objects:
 
     def check_name(self, key: str) -> None:
         """Raise `InvalidPath` for a key that no object can have."""
-        if not self.names(key):
+        if not self.is_valid_key(key):
             raise InvalidPath(
                 f"/{key!r} is not a valid object name.",
                 hint=f"Use at most {MAX_KEY} bytes without control characters.",
@@ -162,31 +162,31 @@ class Objects:
     def listdir(self, directory: str) -> ObjectListing:
         """Return the entries of a directory; an empty listing if it does not exist."""
         prefix = self.full(directory)
-        with self.asking(directory):
+        with self.errors_for(directory):
             try:
                 result = obstore.list_with_delimiter(self.store, prefix or None)
             except InvalidPathError as error:
-                return self.listdir_odd(directory, error)
+                return self.listdir_with_invalid_keys(directory, error)
         start = len(prefix) + 1 if prefix else 0
         found = {path[start:]: DIRECTORY for path in result["common_prefixes"]}
         for meta in result["objects"]:
-            add(found, meta["path"][start:], of(meta))
+            add_object(found, meta["path"][start:], object_entry(meta))
         exists = bool(result["common_prefixes"] or result["objects"])
         # obstore returns an empty name for a key that begins with a slash.
         for hidden in (self.marker, ""):
             found.pop(hidden, None)
         return ObjectListing(found, exists)
 
-    def listdir_odd(self, directory: str, error: InvalidPathError) -> ObjectListing:
+    def listdir_with_invalid_keys(self, directory: str, error: InvalidPathError) -> ObjectListing:
         """Return the entries of a directory with keys that obstore cannot represent."""
-        raise _unlistable(directory, error) from error
+        raise _invalid_keys_error(directory, error) from error
 
     def walk(self, directory: str, after: str = "", limit: int = _PAGE) -> ObjectWalk:
         """Return about `limit` objects below a directory, with markers, after the key `after`."""
         found: list[tuple[str, ObjectEntry]] = []
-        with self.asking(directory):
+        with self.errors_for(directory):
             for page in self._pages(directory, after):
-                found.extend((self.relative(meta["path"]), of(meta)) for meta in page)
+                found.extend((self.relative(meta["path"]), object_entry(meta)) for meta in page)
                 if len(found) >= limit:
                     return ObjectWalk(found, ended=False, exists=True)
         return ObjectWalk(found, ended=True, exists=bool(found))
@@ -205,11 +205,11 @@ class Objects:
         try:
             return self.walk(directory, limit=2**62).found
         except InvalidPathError as error:
-            raise _unlistable(directory, error) from error
+            raise _invalid_keys_error(directory, error) from error
 
     def remove_tree(self, directory: str) -> None:
         """Delete everything below a directory, and verify that it is gone."""
-        for _ in range(_ROUNDS):
+        for _ in range(_DELETE_ATTEMPTS):
             found = self.below(directory)
             if not found:
                 return
@@ -224,15 +224,15 @@ class Objects:
     def move_tree(self, source: str, target: str) -> None:
         """Copy everything below a directory, then delete it. A failed copy is undone."""
         found = self.below(source)
-        made: list[str] = []
+        created: list[str] = []
         try:
             for key, item in found:
-                made.append(target + key[len(source) :])
-                self.copy_object(key, made[-1], item)
+                created.append(target + key[len(source) :])
+                self.copy_object(key, created[-1], item)
         except BaseException:
             with suppress(SmokeboxError):
-                self.delete(made)
-                self.drop_directories(made)
+                self.delete(created)
+                self.drop_directories(created)
             raise
         self.remove_tree(source)
 
@@ -243,14 +243,14 @@ class Objects:
     def head(self, key: str) -> ObjectEntry | None:
         """Return the entry of an object, or None."""
         try:
-            with self.asking(key):
-                return of(obstore.head(self.store, self.full(key)))
+            with self.errors_for(key):
+                return object_entry(obstore.head(self.store, self.full(key)))
         except PathNotFound:
             return None
 
     def get(self, key: str, unless: str = "") -> ObjectBody | None:
         """Return an object's body, or None if its version is `unless`."""
-        with self.asking(key):
+        with self.errors_for(key):
             try:
                 result = obstore.get(
                     self.store,
@@ -260,11 +260,11 @@ class Objects:
             except NotModifiedError:
                 return None
             meta = result.meta
-            return ObjectBody(result.bytes().to_bytes(), of(meta).version)
+            return ObjectBody(result.bytes().to_bytes(), object_entry(meta).version)
 
     def part(self, key: str, start: int, end: int, version: str) -> bytes | None:
         """Return a byte range of one version of an object, or None if the version has changed."""
-        with self.asking(key):
+        with self.errors_for(key):
             try:
                 result = obstore.get(
                     self.store,
@@ -275,7 +275,8 @@ class Objects:
                 )
             except PreconditionError:
                 return None
-            return result.bytes().to_bytes() if of(result.meta).version == version else None
+            unchanged = object_entry(result.meta).version == version
+            return result.bytes().to_bytes() if unchanged else None
 
     def put(self, key: str, data: bytes | BinaryIO, size: int | None = None) -> str:
         """Create or replace an object atomically, and return its version.
@@ -283,13 +284,13 @@ class Objects:
         An open file is read from its position to the end, in parts if `size` requires it.
         """
         size = len(data) if isinstance(data, bytes) else size or 0
-        with self.asking(key):
+        with self.errors_for(key):
             result = obstore.put(self.store, self.full(key), data, use_multipart=size > _SINGLE_PUT)
         return result["e_tag"] or ""
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object inside the store."""
-        with self.asking(source):
+        with self.errors_for(source):
             obstore.copy(self.store, self.full(source), self.full(target))
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -297,7 +298,7 @@ class Objects:
         paths = [self.full(key) for key in keys]
         for start in range(0, len(paths), _PAGE):
             batch = paths[start : start + _PAGE]
-            with self.asking(self.relative(batch[0])):
+            with self.errors_for(self.relative(batch[0])):
                 try:
                     obstore.delete(self.store, batch)
                 except FileNotFoundError:
@@ -322,14 +323,14 @@ class Objects:
         """Delete the markers among keys of empty objects."""
 
 
-def of(meta: ObjectMeta) -> ObjectEntry:
+def object_entry(meta: ObjectMeta) -> ObjectEntry:
     """Return the entry for an object's metadata."""
     modified = meta["last_modified"].timestamp()
     version = meta["e_tag"] or f"{meta['size']}-{modified}"
     return ObjectEntry(Entry("file", meta["size"], modified), version)
 
 
-def add(found: dict[str, ObjectEntry], name: str, item: ObjectEntry) -> None:
+def add_object(found: dict[str, ObjectEntry], name: str, item: ObjectEntry) -> None:
     """Add an object to a listing, unless it is only a directory marker.
 
     The directory's own marker has an empty name there, and an empty object named like a directory
@@ -339,11 +340,11 @@ def add(found: dict[str, ObjectEntry], name: str, item: ObjectEntry) -> None:
         found[name] = item
 
 
-def _unlistable(directory: str, error: Exception) -> PathError:
-    said = str(error).partition("\n\nDebug source:")[0]
+def _invalid_keys_error(directory: str, error: Exception) -> PathError:
+    reason = str(error).partition("\n\nDebug source:")[0]
     return PathError(
         f"/{directory}",
-        f"/{directory} contains keys that are not valid paths ({said!r}).",
+        f"/{directory} contains keys that are not valid paths ({reason!r}).",
         hint="Rename or remove them with another client.",
     )
 
@@ -357,8 +358,8 @@ CREDENTIALS_HINT = (
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
-_NO_ROOM = frozenset(
+_MISSING_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
+_FULL_CODES = frozenset(
     {"QuotaExceeded", "EntityTooLarge", "XMinioStorageFull", "InsufficientStorage"}
 )
 # Where obstore looks for instance credentials when it was given none.
@@ -366,7 +367,7 @@ _METADATA_HOST = "169.254.169.254"
 
 
 @contextmanager
-def translated(path: str, place: str) -> Iterator[None]:
+def store_errors(path: str, label: str) -> Iterator[None]:
     """Translate an object store's errors into ours about `path`.
 
     `InvalidPathError`, for a listing with keys that obstore cannot represent, passes through.
@@ -376,28 +377,28 @@ def translated(path: str, place: str) -> Iterator[None]:
     except (InvalidPathError, SmokeboxError):
         raise
     except (BaseError, HTTPError, URLError, OSError, ValueError) as error:
-        raise translate(error, path, place) from error
+        raise translate(error, path, label) from error
 
 
-def translate(error: Exception, path: str, place: str) -> SmokeboxError:
-    """Return our error for an object store's error about `path`; `place` names the store."""
+def translate(error: Exception, path: str, label: str) -> SmokeboxError:
+    """Return our error for an object store's error about `path`; `label` names the store."""
     text = _text(error)
     status, code = _first(_STATUS, text), _first(_CODE, text)
-    if code in _NO_BUCKET:
+    if code in _MISSING_BUCKET_CODES:
         return BucketNotFound(
-            f"there is no bucket {place}.",
+            f"there is no bucket {label}.",
             hint="Check its name and endpoint, or create it first.",
-            bucket=place,
+            bucket=label,
         )
     if _is_denied(error, text, status):
         return AccessDenied(
-            path, f"{place} refused these credentials ({code or status}).", hint=CREDENTIALS_HINT
+            path, f"{label} refused these credentials ({code or status}).", hint=CREDENTIALS_HINT
         )
-    if code in _NO_ROOM or status == "507":
+    if code in _FULL_CODES or status == "507":
         return StorageFull(path, hint="Free some space in the bucket and try again.")
     if isinstance(error, FileNotFoundError) or status == "404":
         return PathNotFound(path)
-    return _of_transport(text, status, place) or _of_the_rest(error, text, code, path)
+    return _service_error(text, status, label) or _other_error(error, text, code, path)
 
 
 def _is_denied(error: Exception, text: str, status: str) -> bool:
@@ -406,28 +407,28 @@ def _is_denied(error: Exception, text: str, status: str) -> bool:
     return status in ("401", "403") or _METADATA_HOST in text
 
 
-def _of_transport(text: str, status: str, place: str) -> SmokeboxError | None:
+def _service_error(text: str, status: str, label: str) -> SmokeboxError | None:
     if "builder error" in text:
         return InvalidOption(
-            f"{place} cannot be reached over https.",
+            f"{label} cannot be reached over https.",
             hint="Pass allow_http=True if it serves plain http.",
             option="allow_http",
         )
     if "incorrectly configured region" in text or status == "301":
         return InvalidOption(
-            f"{place} is in another region.", hint="Pass its region=.", option="region"
+            f"{label} is in another region.", hint="Pass its region=.", option="region"
         )
     sending = "error sending request" in text or "operation timed out" in text
     if sending or status.startswith("5") or status == "429":
         return ServiceUnavailable(
-            f"{place} did not respond ({status or 'no connection'}).",
+            f"{label} did not respond ({status or 'no connection'}).",
             hint="Check the endpoint and that the server is running, then try again.",
-            service=place,
+            service=label,
         )
     return None
 
 
-def _of_the_rest(error: Exception, text: str, code: str, path: str) -> SmokeboxError:
+def _other_error(error: Exception, text: str, code: str, path: str) -> SmokeboxError:
     number = _first(_OS_ERROR, text)
     if number:
         return from_os_error(OSError(int(number), text), path)

@@ -32,14 +32,14 @@ class OverlayFilesystem(Filesystem):
     def __init__(self, lower: Filesystem, upper: Filesystem | None = None) -> None:
         self.lower = lower
         self.upper = MemoryFilesystem() if upper is None else upper
-        # A hidden path hides everything below it in the lower filesystem, whatever is created there
-        # later.
+        # A hidden path hides everything below it in the lower filesystem, also after it is created
+        # again.
         self._hidden: set[str] = set()
         self._lock = threading.RLock()
 
     def read(self, path: str) -> bytes:
         with self._lock:
-            return self._holder(path).read(path)
+            return self._layer_of(path).read(path)
 
     def lstat(self, path: str) -> Entry:
         entry = self.peek(path)
@@ -70,7 +70,7 @@ class OverlayFilesystem(Filesystem):
     def write(self, path: str, data: bytes) -> None:
         with self._lock:
             mode = self._check_file(path)
-            self._make_room(path)
+            self._copy_up_parents(path)
             self.upper.write(path, data)
             if mode is not None:
                 self.upper.chmod(path, mode)
@@ -81,13 +81,13 @@ class OverlayFilesystem(Filesystem):
             if self.upper.peek(path) is None and self.peek(path) is not None:
                 self.write(path, self.lower.read(path) + data)
                 return
-            self._make_room(path)
+            self._copy_up_parents(path)
             self.upper.append(path, data)
 
     def mkdir(self, path: str) -> None:
         with self._lock:
             self._check_absent(path)
-            self._make_room(path)
+            self._copy_up_parents(path)
             self.upper.mkdir(path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
@@ -105,12 +105,12 @@ class OverlayFilesystem(Filesystem):
     def symlink(self, target: str, path: str) -> None:
         with self._lock:
             self._check_absent(path)
-            self._make_room(path)
+            self._copy_up_parents(path)
             self.upper.symlink(target, path)
 
     def readlink(self, path: str) -> str:
         with self._lock:
-            return self._holder(path).readlink(path)
+            return self._layer_of(path).readlink(path)
 
     def chmod(self, path: str, mode: int) -> None:
         with self._lock:
@@ -142,7 +142,7 @@ class OverlayFilesystem(Filesystem):
         self.upper.close()
         self.lower.close()
 
-    def _holder(self, path: str) -> Filesystem:
+    def _layer_of(self, path: str) -> Filesystem:
         self.lstat(path)
         return self.lower if self.upper.peek(path) is None else self.upper
 
@@ -162,9 +162,7 @@ class OverlayFilesystem(Filesystem):
         return entry is not None and entry.kind == "directory"
 
     def _check_file(self, path: str) -> int | None:
-        """Raise unless `path` is a file; return its permissions if only the lower filesystem has
-        it.
-        """
+        """Raise unless `path` is a file or missing; return the mode of a lower file."""
         entry = self.peek(path)
         if entry is None:
             return None
@@ -178,7 +176,7 @@ class OverlayFilesystem(Filesystem):
         if self.peek(path) is not None:
             raise PathExists(path)
 
-    def _make_room(self, path: str) -> None:
+    def _copy_up_parents(self, path: str) -> None:
         """Create the parents of `path` in the upper filesystem, as they are in the lower one."""
         above = posixpath.dirname(path)
         entry = self.peek(above)
@@ -193,7 +191,7 @@ class OverlayFilesystem(Filesystem):
         if self.upper.peek(path) is not None:
             return
         entry = self.lstat(path)
-        self._make_room(path)
+        self._copy_up_parents(path)
         if entry.kind == "directory":
             self.upper.mkdir(path)
         elif entry.kind == "symlink":

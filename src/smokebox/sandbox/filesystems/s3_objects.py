@@ -25,14 +25,14 @@ from smokebox.sandbox.filesystems.objects import (
     ObjectListing,
     Objects,
     ObjectWalk,
-    add,
+    add_object,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Literal
 
-_SPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _DEADLINE = 15.0
 
 
@@ -44,10 +44,10 @@ class S3Objects(Objects):
     # SeaweedFS silently treats a backslash as a slash.
     refused_in_names = "\n\\"
 
-    def __init__(self, store: S3Store, prefix: str, place: str) -> None:
+    def __init__(self, store: S3Store, prefix: str, label: str) -> None:
         # A prefix inside the store would be missing from the URLs made here.
         inner = store.prefix or ""
-        super().__init__(_without_prefix(store), "/".join(p for p in (inner, prefix) if p), place)
+        super().__init__(_without_prefix(store), "/".join(p for p in (inner, prefix) if p), label)
 
     def check_name(self, key: str) -> None:
         """Raise `InvalidPath` for a key that not every S3 server accepts."""
@@ -59,12 +59,12 @@ class S3Objects(Objects):
                 path=f"/{key}",
             )
 
-    def listdir_odd(self, directory: str, error: InvalidPathError) -> ObjectListing:
+    def listdir_with_invalid_keys(self, directory: str, error: InvalidPathError) -> ObjectListing:
         """Return the entries of a directory, without the keys that cannot be paths."""
         prefix = self._slashed(directory)
         found: dict[str, ObjectEntry] = {}
         exists = False
-        for page in self._odd_pages(directory, {"prefix": prefix, "delimiter": ""}):
+        for page in self._raw_pages(directory, {"prefix": prefix, "delimiter": ""}):
             exists = True
             for key in page.directories:
                 name = key[len(prefix) : -1]
@@ -72,7 +72,7 @@ class S3Objects(Objects):
                     found.setdefault(name, DIRECTORY)
             for key, item in page.objects:
                 if self._shown(key[len(prefix) :]):
-                    add(found, key[len(prefix) :], item)
+                    add_object(found, key[len(prefix) :], item)
         return ObjectListing(found, exists)
 
     def walk(self, directory: str, after: str = "", limit: int = 1000) -> ObjectWalk:
@@ -82,22 +82,22 @@ class S3Objects(Objects):
         except InvalidPathError:
             if limit >= 2**62:
                 raise
-            return self._walk_odd(directory)
+            return self._walk_with_invalid_keys(directory)
 
-    def _walk_odd(self, directory: str) -> ObjectWalk:
+    def _walk_with_invalid_keys(self, directory: str) -> ObjectWalk:
         """Report only that the directory exists; it is listed directory by directory."""
-        exists = self.listdir_odd(directory, InvalidPathError()).exists
+        exists = self.listdir_with_invalid_keys(directory, InvalidPathError()).exists
         return ObjectWalk([], ended=False, exists=exists)
 
     def make_directory(self, key: str) -> None:
         """Create a marker that keeps an empty directory."""
-        with self.asking(key):
+        with self.errors_for(key):
             obstore.put(self._store_at(quote(f"/{self.full(key)}")), "", b"")
 
     def drop_directory(self, key: str) -> None:
         """Delete a directory's marker."""
-        with self.asking(key):
-            self._ask("DELETE", quote(f"/{self.full(key)}"))
+        with self.errors_for(key):
+            self._request("DELETE", quote(f"/{self.full(key)}"))
 
     def drop_directories(self, keys: Iterable[str]) -> None:
         """Delete the markers among keys of empty objects."""
@@ -107,13 +107,13 @@ class S3Objects(Objects):
     def remove_tree(self, directory: str) -> None:
         """Delete everything below a directory, and verify that it is gone."""
         super().remove_tree(directory)
-        self._drop_hollow(directory)
+        self._drop_empty_directories(directory)
 
-    def _drop_hollow(self, directory: str) -> None:
+    def _drop_empty_directories(self, directory: str) -> None:
         """Delete the directories that some servers (SeaweedFS) keep and continue to list."""
         listed = self.listdir(directory)
         for name in listed.found:
-            self._drop_hollow(f"{directory}/{name}")
+            self._drop_empty_directories(f"{directory}/{name}")
         if listed.exists:
             self.drop_directory(directory)
 
@@ -129,60 +129,60 @@ class S3Objects(Objects):
         return f"{prefix}/" if prefix else ""
 
     def _shown(self, name: str) -> bool:
-        return name not in ("", ".", "..") and "/" not in name and self.names(name)
+        return name not in ("", ".", "..") and "/" not in name and self.is_valid_key(name)
 
-    def _odd_pages(self, directory: str, query: dict[str, str]) -> Iterator[_Page]:
-        asked = {"list-type": "2", "encoding-type": "url"}
+    def _raw_pages(self, directory: str, query: dict[str, str]) -> Iterator[_Page]:
+        parameters = {"list-type": "2", "encoding-type": "url"}
         while True:
-            with self.asking(directory):
+            with self.errors_for(directory):
                 # obstore ends the URL with a slash, which becomes the delimiter's value.
-                page = _Page(self._ask("GET", "?" + urlencode({**asked, **query})))
+                page = _Page(self._request("GET", "?" + urlencode({**parameters, **query})))
             if page.directories or page.objects:
                 yield page
             if not page.following:
                 return
-            asked["continuation-token"] = page.following
+            parameters["continuation-token"] = page.following
 
-    def _ask(self, method: Literal["GET", "DELETE"], tail: str) -> bytes:
+    def _request(self, method: Literal["GET", "DELETE"], tail: str) -> bytes:
         url = obstore.sign(self._store_at(tail), method, "", timedelta(minutes=5))
         request = urllib.request.Request(url, method=method)
-        with urllib.request.urlopen(request, timeout=_DEADLINE) as answer:
-            return bytes(answer.read())
+        with urllib.request.urlopen(request, timeout=_DEADLINE) as response:
+            return bytes(response.read())
 
     def _store_at(self, tail: str) -> S3Store:
         assert isinstance(self.store, S3Store)
-        return _remade(self.store, bucket=str(self.store.config["bucket"]) + tail)
+        return _copy_store(self.store, bucket=str(self.store.config["bucket"]) + tail)
 
 
 class _Page:
     """One page of a listing, with keys as the server sent them."""
 
-    def __init__(self, answer: bytes) -> None:
-        root = ElementTree.fromstring(answer)
-        self.objects = [_object(item) for item in root.iter(f"{_SPACE}Contents")]
+    def __init__(self, body: bytes) -> None:
+        root = ElementTree.fromstring(body)
+        self.objects = [_object(item) for item in root.iter(f"{_NAMESPACE}Contents")]
         self.directories = [
-            unquote_plus(item.findtext(f"{_SPACE}Prefix", ""))
-            for item in root.iter(f"{_SPACE}CommonPrefixes")
+            unquote_plus(item.findtext(f"{_NAMESPACE}Prefix", ""))
+            for item in root.iter(f"{_NAMESPACE}CommonPrefixes")
         ]
-        self.following = root.findtext(f"{_SPACE}NextContinuationToken", "")
+        self.following = root.findtext(f"{_NAMESPACE}NextContinuationToken", "")
 
 
 def _object(item: ElementTree.Element) -> tuple[str, ObjectEntry]:
-    modified = datetime.fromisoformat(item.findtext(f"{_SPACE}LastModified", ""))
+    modified = datetime.fromisoformat(item.findtext(f"{_NAMESPACE}LastModified", ""))
     entry = Entry(
         "file",
-        int(item.findtext(f"{_SPACE}Size", "0")),
+        int(item.findtext(f"{_NAMESPACE}Size", "0")),
         modified.replace(tzinfo=modified.tzinfo or UTC).timestamp(),
     )
-    version = item.findtext(f"{_SPACE}ETag", "")
-    return unquote_plus(item.findtext(f"{_SPACE}Key", "")), ObjectEntry(entry, version)
+    version = item.findtext(f"{_NAMESPACE}ETag", "")
+    return unquote_plus(item.findtext(f"{_NAMESPACE}Key", "")), ObjectEntry(entry, version)
 
 
 def _without_prefix(store: S3Store) -> S3Store:
-    return _remade(store) if store.prefix else store
+    return _copy_store(store) if store.prefix else store
 
 
-def _remade(store: S3Store, *, bucket: str = "") -> S3Store:
+def _copy_store(store: S3Store, *, bucket: str = "") -> S3Store:
     config = dict(store.config)
     name = bucket or str(config["bucket"])
     config.pop("bucket")

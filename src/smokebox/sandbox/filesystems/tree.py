@@ -19,7 +19,7 @@ from smokebox.errors import (
 )
 from smokebox.foundation.paths import parents, resolve
 from smokebox.sandbox.filesystems.filesystem import Entry, Filesystem, check_move
-from smokebox.sandbox.globbing import Found, glob_paths
+from smokebox.sandbox.glob import GlobEntry, glob_paths
 from smokebox.types import FileInfo
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MAX_HOPS = 40
 _IMPLIED = Entry("directory", mode=0o755)
 
 
-class Spot(NamedTuple):
+class Location(NamedTuple):
     """Resolved location of a path: a filesystem, the path inside it, and its entry.
 
     `path` is the path in the tree with every symlink followed. `entry` is None if nothing is there
@@ -48,7 +48,7 @@ class Spot(NamedTuple):
 class Tree:
     """Filesystems mounted over one another, seen as one. Paths are absolute and normalized.
 
-    Errors name the path that the caller passed, wherever its symlinks led. The parents of a mount
+    Errors name the path that the caller passed, not where its symlinks lead. The parents of a mount
     point exist even if no filesystem holds them.
     """
 
@@ -56,7 +56,7 @@ class Tree:
         self.root = root
         self.mounts = {_mount_point(point): fs for point, fs in (mounts or {}).items()}
         # The innermost mount wins.
-        self._inmost = sorted(self.mounts.items(), key=lambda item: -len(item[0]))
+        self._innermost_first = sorted(self.mounts.items(), key=lambda item: -len(item[0]))
         self._implied: dict[str, set[str]] = {}
         for point in self.mounts:
             while point != "/":
@@ -65,27 +65,27 @@ class Tree:
 
     def read(self, path: str) -> bytes:
         """Return the contents of a file."""
-        spot = self._existing(path)
-        if spot.entry is _IMPLIED:
+        location = self._existing(path)
+        if location.entry is _IMPLIED:
             raise PathIsDirectory(path)
-        with _naming(path):
-            return spot.filesystem.read(spot.inner)
+        with _errors_at(path):
+            return location.filesystem.read(location.inner)
 
     def write(self, path: str, data: bytes) -> None:
         """Create or replace a file and its parent directories atomically."""
-        with self._parents_made(path):
-            spot = self._writable(path)
-            with _naming(path):
-                self._settle(spot)
-                spot.filesystem.write(spot.inner, data)
+        with self._with_parents(path):
+            location = self._writable(path)
+            with _errors_at(path):
+                self._create_implied_parent(location)
+                location.filesystem.write(location.inner, data)
 
     def append(self, path: str, data: bytes) -> None:
         """Append to a file, creating it and its parents if needed."""
-        with self._parents_made(path):
-            spot = self._writable(path)
-            with _naming(path):
-                self._settle(spot)
-                spot.filesystem.append(spot.inner, data)
+        with self._with_parents(path):
+            location = self._writable(path)
+            with _errors_at(path):
+                self._create_implied_parent(location)
+                location.filesystem.append(location.inner, data)
 
     def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """Return the metadata of `path`; a dangling symlink exists only if not followed."""
@@ -97,7 +97,7 @@ class Tree:
         return _info(path, entry, is_symlink)
 
     def exists(self, path: str) -> bool:
-        """Return whether `path` leads to something."""
+        """Return whether `path` exists, following symlinks."""
         try:
             return self.locate(path).entry is not None
         except PathError:
@@ -109,51 +109,51 @@ class Tree:
 
     def entries(self, path: str) -> dict[str, Entry]:
         """Return the entries of a directory by name, with mount points as directories."""
-        spot = self._existing(path)
-        return self._listed(path, spot)
+        location = self._existing(path)
+        return self._listed(path, location)
 
     def mkdir(self, path: str, *, recursive: bool = False) -> None:
         """Create a directory; `recursive` creates parents and accepts an existing one."""
         if recursive:
-            with self._parents_made(path):
+            with self._with_parents(path):
                 self._make_directory(path, accept=True)
         else:
             self._make_directory(path, accept=False)
 
     def remove(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
-        """Remove a file or a symlink, or with `recursive` a directory. `force` accepts a missing
-        path.
+        """Remove a file or a symlink, or with `recursive` a directory.
 
-        Raises `AccessDenied` for the root, mount points and their parents.
+        `force` accepts a missing path. Raises `AccessDenied` for the root, mount points and
+        their parents.
         """
         try:
-            spot = self._existing(path, follow=False)
+            location = self._existing(path, follow=False)
         except PathNotFound:
             if force:
                 return
             raise
-        self.check_movable(path, spot)
-        if spot.entry is not None and spot.entry.kind == "directory" and not recursive:
+        self.check_movable(path, location)
+        if location.entry is not None and location.entry.kind == "directory" and not recursive:
             raise PathIsDirectory(path, hint="Pass recursive=True to remove it and its contents.")
-        with _naming(path):
-            spot.filesystem.remove(spot.inner, recursive=recursive)
+        with _errors_at(path):
+            location.filesystem.remove(location.inner, recursive=recursive)
 
     def rename(self, source: str, target: str) -> None:
         """Move a file or directory, also across filesystems, replacing an existing file."""
         old, new = self._existing(source, follow=False), self.locate(target, follow=False)
         self.check_movable(source, old)
         self.check_movable(target, new)
-        self._settle(new)
+        self._create_implied_parent(new)
         if old.filesystem is new.filesystem:
             try:
                 return old.filesystem.rename(old.inner, new.inner)
             except PathError as error:
                 blamed = target if error.path == new.inner else source
-                raise _renamed(error, blamed) from None
+                raise _at_path(error, blamed) from None
         assert old.entry is not None
         check_move(source, target, old.entry, new.entry)
         if new.entry is not None:
-            self._clear(target, new)
+            self._remove_at(target, new)
         self._copy(old.path, new.path, old.entry)
         return self.remove(old.path, recursive=True)
 
@@ -170,36 +170,36 @@ class Tree:
 
     def symlink(self, target: str, path: str) -> None:
         """Create a symlink at `path` with the given target."""
-        spot = self.locate(path, follow=False)
-        if spot.entry is not None:
+        location = self.locate(path, follow=False)
+        if location.entry is not None:
             raise PathExists(path)
-        with _naming(path):
-            self._settle(spot)
-            spot.filesystem.symlink(target, spot.inner)
+        with _errors_at(path):
+            self._create_implied_parent(location)
+            location.filesystem.symlink(target, location.inner)
 
     def readlink(self, path: str) -> str:
         """Return the target of the symlink at `path`, as written."""
-        spot = self._existing(path, follow=False)
-        with _naming(path):
-            return spot.filesystem.readlink(spot.inner)
+        location = self._existing(path, follow=False)
+        with _errors_at(path):
+            return location.filesystem.readlink(location.inner)
 
     def chmod(self, path: str, mode: int) -> None:
         """Set the permission bits of the file that `path` leads to."""
-        spot = self._existing(path)
-        with _naming(path):
-            if spot.entry is _IMPLIED:
-                spot.filesystem.makedirs(spot.inner)
-            spot.filesystem.chmod(spot.inner, mode)
+        location = self._existing(path)
+        with _errors_at(path):
+            if location.entry is _IMPLIED:
+                location.filesystem.makedirs(location.inner)
+            location.filesystem.chmod(location.inner, mode)
 
     def touch(self, path: str, mtime: float) -> None:
         """Set the modification time of the file that `path` leads to, creating it if missing."""
-        spot = self.locate(path)
-        with _naming(path):
-            if spot.entry is None:
-                self._settle(spot)
-                spot.filesystem.write(spot.inner, b"")
-            if spot.entry is not _IMPLIED:
-                spot.filesystem.touch(spot.inner, mtime)
+        location = self.locate(path)
+        with _errors_at(path):
+            if location.entry is None:
+                self._create_implied_parent(location)
+                location.filesystem.write(location.inner, b"")
+            if location.entry is not _IMPLIED:
+                location.filesystem.touch(location.inner, mtime)
 
     def glob(
         self, pattern: str, *, cwd: str = "/", hidden: bool = False, files_only: bool = False
@@ -216,10 +216,8 @@ class Tree:
             if info.is_directory:
                 pending.extend(self._children(info.path))
 
-    def locate(self, path: str, *, follow: bool = True) -> Spot:
-        """Resolve `path`: symlinks before the last component are followed, the last one with
-        `follow`.
-        """
+    def locate(self, path: str, *, follow: bool = True) -> Location:
+        """Resolve `path`, following symlinks; `follow` applies to the last component only."""
         current = path
         for _ in range(MAX_HOPS + 1):
             filesystem, inner = self.filesystem_at(current)
@@ -227,17 +225,17 @@ class Tree:
             if entry is None:
                 onward = self._behind_ancestor(current, path)
                 if onward is None:
-                    return Spot(filesystem, inner, current, None)
+                    return Location(filesystem, inner, current, None)
                 current = onward
             elif follow and entry.kind == "symlink":
                 current = _target(current, filesystem.readlink(inner))
             else:
-                return Spot(filesystem, inner, current, entry)
+                return Location(filesystem, inner, current, entry)
         raise SymlinkLoop(path)
 
     def filesystem_at(self, path: str) -> tuple[Filesystem, str]:
         """Return the filesystem that holds a path, and the path inside it."""
-        for point, filesystem in self._inmost:
+        for point, filesystem in self._innermost_first:
             if path.startswith(point) and path[len(point) : len(point) + 1] in ("", "/"):
                 return filesystem, path[len(point) :] or "/"
         return self.root, path
@@ -251,9 +249,8 @@ class Tree:
             return _IMPLIED
         return entry
 
-    def _behind_ancestor(self, missing: str, asked: str) -> str | None:
-        """Return the path with a symlinked ancestor of `missing` resolved; None if only it is
-        missing.
+    def _behind_ancestor(self, missing: str, original: str) -> str | None:
+        """Return `missing` with a symlinked ancestor resolved; None if its parent exists.
 
         Looks from the innermost ancestor outwards: usually the first one exists.
         """
@@ -268,11 +265,11 @@ class Tree:
                 target = _target(above, filesystem.readlink(inner))
                 return posixpath.join(target, missing[len(above) :].lstrip("/"))
             if entry.kind != "directory":
-                raise PathNotDirectory(asked)
+                raise PathNotDirectory(original)
             if above != posixpath.dirname(missing):
-                raise PathNotFound(asked)
+                raise PathNotFound(original)
             return None
-        raise PathNotFound(asked)
+        raise PathNotFound(original)
 
     def _children(self, path: str) -> list[FileInfo]:
         """Return the children of a directory in reverse order, for a stack."""
@@ -282,88 +279,86 @@ class Tree:
             for name, entry in sorted(self.entries(path).items(), reverse=True)
         ]
 
-    def _existing(self, path: str, *, follow: bool = True) -> Spot:
-        spot = self.locate(path, follow=follow)
-        if spot.entry is None:
+    def _existing(self, path: str, *, follow: bool = True) -> Location:
+        location = self.locate(path, follow=follow)
+        if location.entry is None:
             raise PathNotFound(path)
-        return spot
+        return location
 
-    def _writable(self, path: str) -> Spot:
-        spot = self.locate(path)
-        if spot.entry is not None and spot.entry.kind == "directory":
+    def _writable(self, path: str) -> Location:
+        location = self.locate(path)
+        if location.entry is not None and location.entry.kind == "directory":
             raise PathIsDirectory(path)
-        return spot
+        return location
 
-    def _listed(self, path: str, spot: Spot) -> dict[str, Entry]:
-        if spot.entry is None or spot.entry.kind != "directory":
+    def _listed(self, path: str, location: Location) -> dict[str, Entry]:
+        if location.entry is None or location.entry.kind != "directory":
             raise PathNotDirectory(path)
-        implied = self._implied.get(spot.path)
-        if spot.entry is _IMPLIED:
+        implied = self._implied.get(location.path)
+        if location.entry is _IMPLIED:
             return dict.fromkeys(implied or (), _IMPLIED)
-        with _naming(path):
-            listed = dict(spot.filesystem.listdir(spot.inner))
+        with _errors_at(path):
+            listed = dict(location.filesystem.listdir(location.inner))
         # A mount point hides an entry of the same name below it.
         listed.update(dict.fromkeys(implied or (), _IMPLIED))
         return listed
 
     def _make_directory(self, path: str, *, accept: bool) -> None:
-        spot = self.locate(path)
-        if spot.entry is not None:
-            if accept and spot.entry.kind == "directory":
+        location = self.locate(path)
+        if location.entry is not None:
+            if accept and location.entry.kind == "directory":
                 return
             raise PathExists(path)
         if self.locate(path, follow=False).entry is not None:
             # A dangling symlink occupies the name.
             raise PathExists(path)
-        with _naming(path):
-            self._settle(spot)
-            spot.filesystem.mkdir(spot.inner)
+        with _errors_at(path):
+            self._create_implied_parent(location)
+            location.filesystem.mkdir(location.inner)
 
     @contextmanager
-    def _parents_made(self, path: str) -> Iterator[None]:
+    def _with_parents(self, path: str) -> Iterator[None]:
         """Create the parents of `path`, and remove them again if the body fails."""
-        above = parents(path)
-        if not above or self.exists(above[-1]):
-            above = []
+        above = [] if self.exists(posixpath.dirname(path)) else parents(path)
         missing = itertools.dropwhile(self.exists, above)
-        made: list[str] = []
+        created: list[str] = []
         try:
             for directory in missing:
                 self._make_directory(directory, accept=False)
-                made.append(directory)
+                created.append(directory)
             yield
         except PathError as error:
-            self._unmake(made)
-            raise _renamed(error, path) from None
+            self._remove_created(created)
+            raise _at_path(error, path) from None
         except BaseException:
-            self._unmake(made)
+            self._remove_created(created)
             raise
 
-    def _settle(self, spot: Spot) -> None:
-        """Create the parent of `spot` if only a mount point implies it so far."""
-        above = posixpath.dirname(spot.path)
+    def _create_implied_parent(self, location: Location) -> None:
+        """Create the parent of `location` if only a mount point implies it so far."""
+        above = posixpath.dirname(location.path)
         if above in self._implied:
             filesystem, inner = self.filesystem_at(above)
             filesystem.makedirs(inner)
 
-    def _unmake(self, made: list[str]) -> None:
-        for directory in reversed(made):
+    def _remove_created(self, created: list[str]) -> None:
+        for directory in reversed(created):
             with suppress(PathError):
-                spot = self._existing(directory)
-                spot.filesystem.remove(spot.inner)
+                location = self._existing(directory)
+                location.filesystem.remove(location.inner)
 
-    def check_movable(self, path: str, spot: Spot) -> None:
+    def check_movable(self, path: str, location: Location) -> None:
         """Raise `AccessDenied` for the root, mount points, and their parents."""
-        if spot.path == "/" or spot.path in self._implied or spot.path in self.mounts:
+        if location.path == "/" or location.path in self._implied or location.path in self.mounts:
             raise AccessDenied(
                 path,
                 f"{path} is, or contains, a mount point and cannot be removed.",
                 hint="Remove its contents instead.",
             )
 
-    def _clear(self, target: str, spot: Spot) -> None:
-        with _naming(target):
-            spot.filesystem.remove(spot.inner)
+    def _remove_at(self, target: str, location: Location) -> None:
+        with _errors_at(target):
+            location.filesystem.remove(location.inner)
 
     def _copy(self, source: str, target: str, entry: Entry) -> None:
         self._copy_one(source, target, entry.kind)
@@ -383,18 +378,18 @@ class Tree:
         else:
             self.write(target, self.read(source))
 
-    def _scan(self, path: str) -> Iterator[Found]:
+    def _scan(self, path: str) -> Iterator[GlobEntry]:
         prefix = path.rstrip("/") + "/"
         for name, entry in self.entries(path).items():
             if entry.kind != "symlink":
-                yield Found(name, entry.kind)
+                yield GlobEntry(name, entry.kind)
                 continue
             with suppress(PathError):
-                behind = self.locate(prefix + name).entry
-                if behind is not None:
-                    yield Found(name, behind.kind, is_symlink=True)
+                target_entry = self.locate(prefix + name).entry
+                if target_entry is not None:
+                    yield GlobEntry(name, target_entry.kind, is_symlink=True)
                     continue
-            yield Found(name, "symlink", is_symlink=True)
+            yield GlobEntry(name, "symlink", is_symlink=True)
 
 
 def _mount_point(point: str) -> str:
@@ -426,15 +421,15 @@ def _info(path: str, entry: Entry, is_symlink: bool) -> FileInfo:
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _errors_at(path: str) -> Iterator[None]:
     """Replace the path in errors from a filesystem with the caller's path."""
     try:
         yield
     except PathError as error:
-        raise _renamed(error, path) from None
+        raise _at_path(error, path) from None
 
 
-def _renamed(error: PathError, path: str) -> PathError:
+def _at_path(error: PathError, path: str) -> PathError:
     if error.path == path:
         return error
     message = error.message.replace(error.path, path, 1)

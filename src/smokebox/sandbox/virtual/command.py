@@ -19,7 +19,7 @@ from bashkit import BuiltinResult
 
 from smokebox.errors import InvalidOption, PathError, PathNotFound, SmokeboxError
 from smokebox.foundation.paths import resolve
-from smokebox.sandbox.virtual.command_runtime import CommandTurn, files_elsewhere
+from smokebox.sandbox.virtual.command_runtime import CommandTurn, threaded_tree
 
 if TYPE_CHECKING:
     from bashkit import BuiltinContext, CommandContext, FileSystem
@@ -30,57 +30,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("smokebox.commands")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
-_KEYWORDS = frozenset(
-    (
-        "if",
-        "then",
-        "elif",
-        "else",
-        "fi",
-        "case",
-        "esac",
-        "for",
-        "select",
-        "while",
-        "until",
-        "do",
-        "done",
-        "in",
-        "function",
-        "time",
-        "coproc",
-    )
-)
+_KEYWORDS = frozenset((
+    "if", "then", "elif", "else", "fi", "case", "esac", "for", "select", "while", "until", "do",
+    "done", "in", "function", "time", "coproc",
+))  # fmt: skip
 # Builtins that change the shell itself, which a Python function cannot do.
-_SHELL_STATE = frozenset(
-    (
-        "alias",
-        "break",
-        "builtin",
-        "cd",
-        "command",
-        "continue",
-        "declare",
-        "eval",
-        "exec",
-        "exit",
-        "export",
-        "local",
-        "popd",
-        "pushd",
-        "read",
-        "readonly",
-        "return",
-        "set",
-        "shift",
-        "source",
-        "times",
-        "trap",
-        "typeset",
-        "unalias",
-        "unset",
-    )
-)
+_SHELL_STATE = frozenset((
+    "alias", "break", "builtin", "cd", "command", "continue", "declare", "eval", "exec", "exit",
+    "export", "local", "popd", "pushd", "read", "readonly", "return", "set", "shift", "source",
+    "times", "trap", "typeset", "unalias", "unset",
+))  # fmt: skip
 
 # Exit code of a writer whose reader has exited: 128 + SIGPIPE.
 _BROKEN_PIPE = 141
@@ -143,7 +102,7 @@ class CommandStream:
     @property
     async def stdin(self) -> AsyncIterator[bytes]:
         """Yield the piped input as it arrives."""
-        while (data := await self._turn.patiently(self._context.stdin.read_chunk())) is not None:
+        while (data := await self._turn.wait_for_io(self._context.stdin.read_chunk())) is not None:
             yield data
 
     async def read(self) -> bytes:
@@ -161,7 +120,7 @@ class CommandStream:
     async def _send(self, output: EngineOutput, data: str | bytes) -> None:
         raw = data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
         try:
-            await self._turn.patiently(output.write(raw))
+            await self._turn.wait_for_io(output.write(raw))
         except RuntimeError as error:
             # bashkit's message for a full or oversized file: "io error: file too large: ...".
             reason = str(error).removeprefix("io error: ")
@@ -211,13 +170,13 @@ def check_commands(commands: Mapping[str, Command] | None) -> dict[str, Command]
 
 def split_commands(commands: Mapping[str, Command], tree: Tree) -> EngineCommands:
     """Return the commands in the forms that the shell takes, each using the files of `tree`."""
-    made = EngineCommands(builtins={}, streaming={})
+    engine_commands = EngineCommands(builtins={}, streaming={})
     for name, command in check_commands(commands).items():
         if _is_streaming(command):
-            made.streaming[name] = _Streaming(name, command, tree)  # type: ignore[arg-type]
+            engine_commands.streaming[name] = _Streaming(name, command, tree)  # type: ignore[arg-type]
         else:
-            made.builtins[name] = _builtin(name, command, tree)  # type: ignore[arg-type]
-    return made
+            engine_commands.builtins[name] = _builtin(name, command, tree)  # type: ignore[arg-type]
+    return engine_commands
 
 
 def _check_name(name: str) -> None:
@@ -247,7 +206,7 @@ def _is_streaming(command: Command) -> bool:
 
 
 def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
-    files = files_elsewhere(tree)
+    files = threaded_tree(tree)
 
     def run(context: BuiltinContext) -> BuiltinResult:
         call = CommandCall(
@@ -271,7 +230,7 @@ def _builtin(name: str, command: PlainCommand, tree: Tree) -> Builtin:
         if isinstance(output, CommandOutput):
             code = output.exit_code & 0xFF
             return BuiltinResult(_utf8(output.stdout), _utf8(output.stderr), code)
-        return BuiltinResult("", _wrong_answer(name, output, "str or CommandOutput"), 1)
+        return BuiltinResult("", _wrong_result(name, output, "str or CommandOutput"), 1)
 
     return run
 
@@ -283,7 +242,7 @@ class _Streaming:
         self._name = name
         self._command = command
         self._tree = tree
-        # bashkit asks the object whether its call is async, and then calls the class, so that a
+        # bashkit checks whether the object's call is async, and then calls the class, so that a
         # pending command is known before it can run.
         vars(self)["__call__"] = self._run
 
@@ -309,13 +268,13 @@ class _Streaming:
             return _BROKEN_PIPE
         except Exception as error:
             _log.debug("the command %s failed", name, exc_info=True)
-            return await _last_words(stream, f"{name}: {describe(error)}\n")
+            return await _report_error(stream, f"{name}: {describe(error)}\n")
         if code is None or isinstance(code, int):
             return (code or 0) & 0xFF
-        return await _last_words(stream, _wrong_answer(name, code, "int or None"))
+        return await _report_error(stream, _wrong_result(name, code, "int or None"))
 
 
-async def _last_words(stream: CommandStream, text: str) -> int:
+async def _report_error(stream: CommandStream, text: str) -> int:
     try:
         await stream.write_error(text)
     except OSError:
@@ -352,10 +311,10 @@ def _utf8(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _wrong_answer(name: str, answer: object, wanted: str) -> str:
-    if inspect.iscoroutine(answer):
-        answer.close()
-    return f"{name}: the command returned {type(answer).__name__}, expected {wanted}\n"
+def _wrong_result(name: str, result: object, wanted: str) -> str:
+    if inspect.iscoroutine(result):
+        result.close()
+    return f"{name}: the command returned {type(result).__name__}, expected {wanted}\n"
 
 
 def _status(code: object) -> int:

@@ -1,5 +1,4 @@
-"""Execution of Python commands: turn-taking of streaming commands, and file calls on another
-thread.
+"""Execution of Python commands: turns of streaming commands, and file calls on other threads.
 
 bashkit calls each streaming command of a script in order, but runs only one at a time to its end.
 Two in one pipeline would deadlock; the first one detects that.
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
-_LOOKS = 2
+CHECK_SECONDS = 1.0
+_DEADLOCK_CHECKS = 2
 
 
 class CommandTurn(Coroutine[Any, Any, int]):
@@ -40,25 +39,25 @@ class CommandTurn(Coroutine[Any, Any, int]):
         # A script runs on its own thread and calls its commands there.
         self._script = threading.get_ident()
         with _lock:
-            _called.add(self)
+            _turns.add(self)
 
     @property
-    def is_waited_for(self) -> bool:
-        """Return whether another command of the same script was called and cannot start."""
+    def blocks_another(self) -> bool:
+        """True if another command of the same script was called and cannot start."""
         with _lock:
-            called = list(_called)
-        return any(one._running is None and one._script == self._script for one in called)
+            turns = list(_turns)
+        return any(one._running is None and one._script == self._script for one in turns)
 
-    async def patiently(self, work: Awaitable[T]) -> T:
+    async def wait_for_io(self, work: Awaitable[T]) -> T:
         """Await input or output, but raise if another command waits for this one."""
         future = asyncio.ensure_future(work)
-        looks = 0
+        checks = 0
         try:
             while not future.done():
-                await asyncio.wait({future}, timeout=PATIENCE)
-                looks = looks + 1 if self.is_waited_for else 0
-                if looks >= _LOOKS and not future.done():
-                    raise OSError(errno.EDEADLK, _STUCK)
+                await asyncio.wait({future}, timeout=CHECK_SECONDS)
+                checks = checks + 1 if self.blocks_another else 0
+                if checks >= _DEADLOCK_CHECKS and not future.done():
+                    raise OSError(errno.EDEADLK, _DEADLOCK)
             return future.result()
         finally:
             future.cancel()
@@ -89,37 +88,39 @@ class CommandTurn(Coroutine[Any, Any, int]):
         return self
 
 
-_called: WeakSet[CommandTurn] = WeakSet()
+_turns: WeakSet[CommandTurn] = WeakSet()
 _lock = threading.Lock()
 
-_STUCK = (
+_DEADLOCK = (
     "it waits for another streaming command of the same pipeline, and they run one at a time. "
     "Put a file between the two"
 )
 
 
-def elsewhere(work: Callable[[], T]) -> T:
+def run_in_helper_thread(work: Callable[[], T]) -> T:
     """Run `work` on another thread, and return its result or raise its error.
 
     On bashkit's own thread each file operation starts a thread, which takes ten times as long as
     passing the call to a waiting one.
     """
-    errand = _Errand(work)
+    call = _ThreadCall(work)
     try:
-        helper = _idle.pop()
+        inbox = _idle.pop()
     except IndexError:
-        helper = SimpleQueue()
-        threading.Thread(target=_help, args=(helper,), daemon=True, name="smokebox-files").start()
-    helper.put(cast("_Errand[object]", errand))
-    return errand.result()
+        inbox = SimpleQueue()
+        threading.Thread(
+            target=_serve_calls, args=(inbox,), daemon=True, name="smokebox-files"
+        ).start()
+    inbox.put(cast("_ThreadCall[object]", call))
+    return call.result()
 
 
-def files_elsewhere(tree: Tree) -> Tree:
+def threaded_tree(tree: Tree) -> Tree:
     """Return a view of `tree` whose calls run on another thread."""
-    return cast("Tree", _Files(tree))
+    return cast("Tree", _ThreadedTree(tree))
 
 
-class _Errand(Generic[T]):
+class _ThreadCall(Generic[T]):
     """Function passed to another thread, with its result."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -144,7 +145,7 @@ class _Errand(Generic[T]):
         return self._result
 
 
-class _Files:
+class _ThreadedTree:
     """Proxy of a `Tree` that makes each call on another thread."""
 
     def __init__(self, tree: Tree) -> None:
@@ -157,23 +158,23 @@ class _Files:
 
 def _call(method: Callable[..., object], *args: object, **options: object) -> object:
     def work() -> object:
-        answer = method(*args, **options)
-        return list(answer) if isinstance(answer, Iterator) else answer
+        result = method(*args, **options)
+        return list(result) if isinstance(result, Iterator) else result
 
-    answer = elsewhere(work)
-    return iter(answer) if isinstance(answer, list) and method.__name__ == "walk" else answer
+    result = run_in_helper_thread(work)
+    return iter(result) if isinstance(result, list) and method.__name__ == "walk" else result
 
 
-def _help(inbox: SimpleQueue[_Errand[object]]) -> None:
+def _serve_calls(inbox: SimpleQueue[_ThreadCall[object]]) -> None:
     while True:
-        errand = inbox.get()
-        errand.run()
+        call = inbox.get()
+        call.run()
         # Idle again before the result is released, so that the next call reuses this thread.
         _idle.append(inbox)
-        errand.finish()
-        del errand
+        call.finish()
+        del call
 
 
-_idle: deque[SimpleQueue[_Errand[object]]] = deque()
+_idle: deque[SimpleQueue[_ThreadCall[object]]] = deque()
 # Threads do not survive a fork.
 os.register_at_fork(after_in_child=_idle.clear)

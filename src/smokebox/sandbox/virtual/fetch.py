@@ -1,42 +1,54 @@
-"""Requests of the virtual sandbox's curl and wget, under the egress policy of the sandbox."""
+"""Requests of the virtual sandbox's curl and wget, under the egress policy of the sandbox.
+
+Redirects are followed here; `smokebox.egress.outbound` applies the policy to every hop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import socket
+import ssl
 import zlib
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from multidict import CIMultiDict
-
-from smokebox.egress import message
-from smokebox.egress.handler import Refused, find_handler, run_handler
 from smokebox.egress.meter import Meter
-from smokebox.egress.pattern import HostPort
-from smokebox.egress.scrub import UNREADABLE, Scrubber, added_secrets
+from smokebox.egress.outbound import (
+    OutboundCall,
+    OutboundResponse,
+    admit,
+    count_bytes,
+    explain,
+    make_endpoint,
+)
+from smokebox.egress.upstream import (
+    CODINGS,
+    Decompressor,
+    EgressFailure,
+    UpstreamFailure,
+    UpstreamPool,
+    UpstreamRequest,
+    UpstreamResponse,
+    content_coding,
+)
 from smokebox.egress.urls import Url, join_url, parse_url
 from smokebox.errors import InvalidOption
+from smokebox.foundation.http1.client import StaleConnection
+from smokebox.foundation.http1.connection import ConnectionLost
+from smokebox.foundation.http1.dial import AddressRefused, UnknownHost
+from smokebox.foundation.http1.head import MalformedMessage, find_invalid_field, is_token
 from smokebox.foundation.ids import new_id
 from smokebox.project import Secrets
-from smokebox.sandbox.virtual.connection import FetchConnection, FetchFailed, Head, blocking
+from smokebox.sandbox.virtual import threads
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        AsyncIterator,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-    from smokebox.egress.policy import Egress, Verdict
-    from smokebox.sandbox.virtual.connection import Resolver
-
-HANDLER_SECONDS = 30.0
+    from smokebox.egress.policy import Egress
+    from smokebox.foundation.http1.dial import Resolver
+    from smokebox.foundation.http1.head import Fields
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Headers that frame the message or name the server, which this client sets itself.
@@ -56,11 +68,18 @@ _REFUSED_HEADERS = frozenset(
     )
 )
 _CREDENTIALS = frozenset({"authorization", "cookie"})
-_FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 # curl's exit codes.
-_BAD_URL, _NOT_CONNECTED, _TOO_LARGE = 3, 7, 63
+_BAD_URL, _NO_HOST, _NOT_CONNECTED, _WEIRD_REPLY, _PARTIAL, _TIMEOUT = 3, 6, 7, 8, 18, 28
+_TLS_FAILED, _BAD_HEADER, _TOO_MANY_REDIRECTS, _EMPTY_REPLY = 35, 43, 47, 52
+_SEND_FAILED, _RECEIVE_FAILED, _UNTRUSTED, _BAD_CODING, _TOO_LARGE = 55, 56, 60, 61, 63
 
-_log = logging.getLogger("smokebox.egress")
+
+class FetchFailed(Exception):
+    """Request without a response, with curl's exit code. Never leaves the command."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +109,20 @@ class FetchRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Status line and headers of a response, without secrets."""
+
+    version: str
+    status: int
+    reason: str
+    headers: Sequence[tuple[str, str]]
+
+    def get(self, name: str) -> str | None:
+        """Return the first header of that name, ignoring case."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
     """A request as the script sent it, without what handlers added, and the response's head."""
 
@@ -112,6 +145,17 @@ class FetchResponse:
         return self.hops[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class _FetchContext:
+    """The `EgressContext` of one `fetch`: a script's event loop ends with it, and so its pool."""
+
+    sandbox_id: str
+    policy: Egress
+    meter: Meter
+    env: Any
+    pool: UpstreamPool
+
+
 class EgressClient:
     """HTTP client of one virtual sandbox, which counts what its policy limits.
 
@@ -125,12 +169,12 @@ class EgressClient:
         limits: FetchLimits | None = None,
         resolver: Resolver | None = None,
     ) -> None:
-        self.policy = policy
-        self.limits = limits or FetchLimits()
-        self.resolver = resolver
-        self.meter = Meter(lambda: policy)
-        self.env = Secrets()
-        self.sandbox_id = new_id("virtual")
+        self._policy = policy
+        self._limits = limits or FetchLimits()
+        self._resolver = resolver or _resolve
+        self._meter = Meter(lambda: policy)
+        self._env = Secrets()
+        self._sandbox_id = new_id("virtual")
 
     @contextlib.asynccontextmanager
     async def fetch(self, request: FetchRequest) -> AsyncIterator[FetchResponse]:
@@ -141,209 +185,145 @@ class EgressClient:
         Raises:
             FetchFailed: The request was refused or got no response.
         """
-        limits = self.limits
+        limits = self._limits
         self._check(request)
         timeout = min(request.timeout or limits.timeout, limits.timeout)
+        connect_timeout = min(
+            request.connect_timeout or limits.connect_timeout, limits.connect_timeout
+        )
+        pool = UpstreamPool(resolver=self._resolver, connect_timeout=connect_timeout)
+        context = _FetchContext(self._sandbox_id, self._policy, self._meter, self._env, pool)
         hops: list[Hop] = []
-        attempt: _Attempt | None = None
+        call: OutboundCall | None = None
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    attempt = _Attempt(self, request)
-                    hop, response = await attempt.send()
-                    hops.append(_scrubbed(hop, attempt.scrubber))
-                    following = _redirected(request, hop)
+                    url = _parse_url(request.url)
+                    call = self._admit(context, request, url)
+                    response = await _send(call, request, url)
+                    hops.append(_make_hop(request, url, response))
+                    following = _redirect(request, hops[-1])
                     if following is None:
                         break
                     if len(hops) > min(request.redirects or 0, limits.max_redirects):
-                        raise FetchFailed(47, f"Maximum ({len(hops) - 1}) redirects followed")
-                    request = following
-                    attempt.abort()
-                decode = request.decode or attempt.secret
-                chunks = _decoded(self._counted(response.body), response.head, decode)
-                body = self._shown(chunks, attempt.scrubber)
+                        text = f"Maximum ({len(hops) - 1}) redirects followed"
+                        raise FetchFailed(_TOO_MANY_REDIRECTS, text)
+                    call.release()
+                    request, call = following, None
+                body = self._read(response, url, decode=request.decode)
                 async with contextlib.aclosing(body):
                     yield FetchResponse(hops=hops, body=body)
-        except FetchFailed as error:
-            text = str(error) if attempt is None else attempt.scrubber.text(str(error))
-            raise FetchFailed(error.exit_code, text) from None
         except TimeoutError:
-            raise FetchFailed(28, f"Operation timed out after {timeout:g} seconds") from None
+            text = f"Operation timed out after {timeout:g} seconds"
+            raise FetchFailed(_TIMEOUT, text) from None
         finally:
-            if attempt is not None:
-                attempt.abort()
-
-    def count(self, size: int) -> None:
-        """Count bytes against the policy. Raises `FetchFailed` if they exceed it."""
-        if reason := self.meter.count(size):
-            raise FetchFailed(_TOO_LARGE, reason)
+            if call is not None:
+                call.release()
+            pool.close()
 
     def _check(self, request: FetchRequest) -> None:
-        size, limit = len(request.body or b""), self.limits.max_request_bytes
+        size, limit = len(request.body or b""), self._limits.max_request_bytes
         if size > limit:
-            raise FetchFailed(55, f"the request body has {size} bytes; the limit is {limit}")
+            text = f"the request body has {size} bytes; the limit is {limit}"
+            raise FetchFailed(_SEND_FAILED, text)
         for name, _ in request.headers:
             if name.lower() in _REFUSED_HEADERS:
-                raise FetchFailed(43, f"the header {name} cannot be set in this sandbox")
+                raise FetchFailed(_BAD_HEADER, f"the header {name} cannot be set in this sandbox")
+        if problem := find_invalid_field(request.headers):
+            raise FetchFailed(_BAD_HEADER, problem)
+        if not is_token(request.method):
+            raise FetchFailed(_BAD_HEADER, f"the method {request.method!r:.40} cannot be sent")
 
-    async def _counted(self, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        async for chunk in body:
-            self.count(len(chunk))
-            yield chunk
+    def _admit(self, context: _FetchContext, request: FetchRequest, url: Url) -> OutboundCall:
+        """Check a request against the policy."""
+        verdict = self._policy.decide(url.host, url.port, sni=url.scheme == "https")
+        body = request.body or b""
+        try:
+            admit(verdict, self._meter)
+        except EgressFailure as error:
+            raise FetchFailed(_NOT_CONNECTED, error.reason) from None
+        self._count(len(body))
+        outgoing = UpstreamRequest(
+            method=request.method,
+            endpoint=make_endpoint(url.server, verdict.address),
+            target=url.target,
+            host=url.authority,
+            fields=list(request.headers),
+            body=body,
+            framing=len(body),
+            close=True,
+        )
+        return OutboundCall(context, outgoing, url.server, verdict)
 
-    async def _shown(
-        self, chunks: AsyncIterable[bytes], scrubber: Scrubber
+    async def _read(
+        self, response: OutboundResponse, url: Url, *, decode: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Return a body as the script may see it."""
-        size, limit = 0, self.limits.max_response_bytes
-        async for chunk in chunks:
-            size += len(chunk)
-            if size > limit:
-                text = f"the response exceeds the limit of {limit} bytes"
-                raise FetchFailed(_TOO_LARGE, text)
-            if shown := scrubber.feed(chunk):
-                yield shown
-        if rest := scrubber.finish():
-            yield rest
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    head: Head
-    body: AsyncIterable[bytes]
-
-
-class _Attempt:
-    """One hop; also the `HandlerContext` of its handler."""
-
-    def __init__(self, client: EgressClient, request: FetchRequest) -> None:
-        self.sandbox_id = client.sandbox_id
-        self.rule = ""
-        self._client = client
-        self._request = request
-        self._url = _parse(request.url)
-        self._secrets: set[str] = set()
-        self._connections: list[FetchConnection] = []
-
-    @property
-    def secret(self) -> bool:
-        """Return whether a handler added something that the script must not see."""
-        return bool(self._secrets)
-
-    @property
-    def scrubber(self) -> Scrubber:
-        """Return a scrubber that removes from the response what the handler added."""
-        return Scrubber(self._secrets)
-
-    async def send(self) -> tuple[Hop, _Answer]:
-        """Check the request, pass it to its handler, send it, and read the response's head."""
-        request, url = self._request, self._url
-        verdict = self._judge()
-        visible = [("Host", url.authority), *request.headers]
-        if request.body is not None:
-            visible.append(("Content-Length", str(len(request.body))))
-        outgoing = message.Request(
-            request.method, str(url), CIMultiDict(request.headers), request.body or b""
-        )
-        if verdict.handler is None:
-            answer = await self._forward(outgoing, None)
-        else:
-            answer = await self._handle(verdict, outgoing)
-        return Hop(method=request.method, url=url, headers=visible, head=answer.head), answer
-
-    async def forward(self, request: message.Request, *, to: str | None = None) -> message.Response:
-        """Send the request and return the response with a streaming body
-        (`HandlerContext.forward`).
-        """
-        answer = await self._forward(request, to)
-        headers = CIMultiDict(answer.head.headers)
-        return message.Response(message.MessageBody(answer.body), answer.head.status, headers)
-
-    def abort(self) -> None:
-        """Close every connection."""
-        for connection in self._connections:
-            connection.abort()
-
-    def _judge(self) -> Verdict:
-        policy, url = self._client.policy, self._url
-        verdict = policy.decide(url.host, url.port, sni=url.scheme == "https")
-        if verdict.action == "refuse":
-            raise FetchFailed(_NOT_CONNECTED, verdict.reason)
-        if reason := self._client.meter.admit():
-            raise FetchFailed(_NOT_CONNECTED, reason)
-        self.rule = verdict.rule
-        return verdict
-
-    async def _handle(self, verdict: Verdict, request: message.Request) -> _Answer:
-        assert verdict.handler is not None
+        """Yield the body as the script may see it."""
+        size, limit = 0, self._limits.max_response_bytes
+        decompressor = _decompressor(response.fields) if decode else None
         try:
-            async with asyncio.timeout(HANDLER_SECONDS):
-                handler = find_handler(verdict.handler)
-                result = await run_handler(handler, request, self._client.env, self)
-            if isinstance(result, message.Request):
-                return await self._forward(result, None)
-            return _Answer(_head(result.status, result.headers), result.body)
-        except FetchFailed:
-            raise
-        except Refused as error:
-            return _refusal(403, str(error) or "the handler refused")
-        except TimeoutError:
-            return _refusal(504, f"the handler did not decide within {HANDLER_SECONDS:.0f} s")
-        except Exception as error:
-            # Its message may contain the data it was about to send: show only its type.
-            _log.warning("a handler failed", exc_info=error)
-            return _refusal(502, f"the handler failed with {type(error).__name__}")
+            async with contextlib.aclosing(_pieces(response)) as pieces:
+                async for piece, last in pieces:
+                    self._count(len(piece))
+                    data = decompressor.feed(piece) if decompressor is not None else piece
+                    size += len(data)
+                    if size > limit:
+                        text = f"the response exceeds the limit of {limit} bytes"
+                        raise FetchFailed(_TOO_LARGE, text)
+                    if clean := response.scrub(data, last):
+                        yield clean
+        except EgressFailure as error:
+            raise _curl_failure(error, url, in_body=True) from None
 
-    async def _forward(self, request: message.Request, to: str | None) -> _Answer:
-        url = _parse(request.url)
-        place, private = self._place(url)
-        if to is not None:
-            base = _parse(to)
-            path = base.path.rstrip("/") + url.path
-            url = Url(base.scheme, base.host, base.port, path, url.query)
-            place, private = None, True
-        body = await request.read()
-        headers = self._headers(request)
-        if body or self._request.body is not None:
-            headers.append(("Content-Length", str(len(body))))
-        self._client.count(len(body))
-        connection = FetchConnection(
-            url, private=private, place=place, resolver=self._client.resolver
-        )
-        self._connections.append(connection)
-        limit = self._client.limits.connect_timeout
-        timeout = min(self._request.connect_timeout or limit, limit)
-        fields = [("Host", url.authority), *headers, ("FetchConnection", "close")]
+    def _count(self, size: int) -> None:
         try:
-            head = await blocking(
-                lambda: connection.send(request.method, fields, body or None, timeout)
-            )
-        except ValueError:
-            raise FetchFailed(43, "a header holds characters that cannot be sent") from None
-        return _Answer(head, _chunks(connection))
-
-    def _place(self, url: Url) -> tuple[tuple[str, int] | None, bool]:
-        """Return the address that the policy maps a host to, and whether it may be private."""
-        address = self._client.policy.decide(url.host, url.port).address
-        if address is None:
-            return None, False
-        if address.count(":") == 1 or "]:" in address:
-            entry = HostPort.parse("hosts", address)
-            return (entry.host.text, entry.port), True
-        return (address.strip("[]"), url.port), True
-
-    def _headers(self, request: message.Request) -> list[tuple[str, str]]:
-        pairs = [(str(k), v) for k, v in request.headers.items() if k.lower() not in _FRAMING]
-        if self._client.policy.scrub:
-            self._secrets |= added_secrets(
-                pairs, request.url, sent_fields=self._request.headers, sent_url=str(self._url)
-            )
-        if self._secrets:
-            pairs = [pair for pair in pairs if pair[0].lower() not in UNREADABLE]
-        return pairs
+            count_bytes(size, self._meter)
+        except EgressFailure as error:
+            raise FetchFailed(_TOO_LARGE, error.reason) from None
 
 
-def _redirected(request: FetchRequest, hop: Hop) -> FetchRequest | None:
+def remote_name(url: str) -> str:
+    """Return the last segment of a URL's path as a file name; empty if it cannot be one."""
+    path = url.partition("://")[2].partition("?")[0].partition("#")[0]
+    name = unquote(path.rpartition("/")[2]) if "/" in path else ""
+    return "" if "/" in name or name in (".", "..") else name
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    # Not on a thread of the event loop, which would wait for a hanging lookup when it ends.
+    found = await threads.run(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return [str(address[0]) for *_, address in found]
+
+
+async def _send(call: OutboundCall, request: FetchRequest, url: Url) -> OutboundResponse:
+    try:
+        return await call.send()
+    except UpstreamFailure as error:
+        raise _curl_failure(error, url, in_body=False) from None
+    except EgressFailure as error:
+        accept = next((value for name, value in request.headers if name.lower() == "accept"), "")
+        return explain(error, call.rule, accept=accept)
+
+
+def _make_hop(request: FetchRequest, url: Url, response: OutboundResponse) -> Hop:
+    headers = [("Host", url.authority), *request.headers]
+    if request.body is not None:
+        headers.append(("Content-Length", str(len(request.body))))
+    version, fields, reason = "1.1", response.scrub_fields(), response.reason
+    if response.upstream is not None:
+        # Show the head as the server sent it.
+        first, *lines = response.upstream.raw_head.decode("latin-1").strip("\r\n").split("\r\n")
+        version = first[5:8]
+        if response.scrubber is None:
+            parted = (line.partition(":") for line in lines)
+            fields = [(name, value.strip(" \t")) for name, _, value in parted]
+    if response.scrubber is not None:
+        reason = response.scrubber.text(reason)
+    head = Head(version=version, status=response.status, reason=reason, headers=fields)
+    return Hop(method=request.method, url=url, headers=headers, head=head)
+
+
+def _redirect(request: FetchRequest, hop: Hop) -> FetchRequest | None:
     """Return the request that a redirect leads to, if redirects are followed."""
     location = hop.head.get("location")
     if request.redirects is None or hop.head.status not in _REDIRECTS or location is None:
@@ -361,60 +341,61 @@ def _redirected(request: FetchRequest, hop: Hop) -> FetchRequest | None:
     return replace(following, method="GET", body=None, headers=bodiless)
 
 
-async def _chunks(connection: FetchConnection) -> AsyncIterator[bytes]:
-    while data := await blocking(connection.read):
-        yield data
+async def _pieces(response: OutboundResponse) -> AsyncGenerator[tuple[bytes, bool], None]:
+    """Yield the pieces of a body, and whether each is the last."""
+    body = response.body
+    if isinstance(body, bytes):
+        yield body, True
+    elif isinstance(body, UpstreamResponse):
+        while not body.done:
+            piece = await body.read()
+            yield piece, body.done
+    else:
+        async for piece in body:
+            yield piece, False
+        yield b"", True
 
 
-async def _decoded(chunks: AsyncIterable[bytes], head: Head, decode: bool) -> AsyncIterator[bytes]:
-    encoding = (head.get("content-encoding") or "identity").lower()
-    if not decode or encoding == "identity":
-        async for chunk in chunks:
-            yield chunk
-        return
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise FetchFailed(61, f"Unrecognized content encoding type: {encoding}")
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
-    async for chunk in chunks:
-        for piece in _inflated(inflate, chunk):
-            yield piece
+def _decompressor(fields: Fields) -> Decompressor | None:
+    coding = content_coding(fields)
+    if coding and coding not in CODINGS:
+        raise FetchFailed(_BAD_CODING, f"Unrecognized content encoding type: {coding}")
+    return Decompressor() if coding else None
 
 
-def _inflated(inflate: zlib._Decompress, data: bytes) -> Iterator[bytes]:
-    try:
-        while data:
-            # In steps, so that a small response cannot expand to a large one all at once.
-            yield inflate.decompress(data, 1024 * 1024)
-            data = inflate.unconsumed_tail
-    except zlib.error:
-        raise FetchFailed(61, "the content encoding of the response is broken") from None
-
-
-def _scrubbed(hop: Hop, scrubber: Scrubber) -> Hop:
-    """Return a hop as the script may see it."""
-    head = hop.head
-    headers = [(name, scrubber.text(value)) for name, value in head.headers]
-    clean = replace(head, reason=scrubber.text(head.reason), headers=headers)
-    url = replace(hop.url, path=scrubber.text(hop.url.path), query=scrubber.text(hop.url.query))
-    return replace(hop, head=clean, url=url)
-
-
-def _parse(url: str) -> Url:
+def _parse_url(url: str) -> Url:
     try:
         return parse_url(url)
     except InvalidOption as error:
         raise FetchFailed(_BAD_URL, f"{error.message} ({url!r})") from None
 
 
-def _head(status: int, headers: Mapping[str, str] | CIMultiDict[str]) -> Head:
-    try:
-        reason = HTTPStatus(status).phrase
-    except ValueError:
-        reason = ""
-    pairs = [(str(name), value) for name, value in headers.items()]
-    return Head(version="1.1", status=status, reason=reason, headers=pairs)
-
-
-def _refusal(status: int, reason: str) -> _Answer:
-    text = f"smokebox: {reason}\n"
-    return _Answer(_head(status, {"content-type": "text/plain"}), message.MessageBody(text))
+def _curl_failure(error: EgressFailure, url: Url, *, in_body: bool) -> FetchFailed:
+    """Return curl's exit code and message for a failure."""
+    place = f"{url.host} port {url.port}"
+    match error.__cause__:
+        case UnknownHost():
+            return FetchFailed(_NO_HOST, f"Could not resolve host: {url.host}")
+        case AddressRefused():
+            return FetchFailed(_NOT_CONNECTED, error.reason)
+        case ssl.SSLCertVerificationError() as cause:
+            return FetchFailed(_UNTRUSTED, f"SSL certificate problem: {cause.verify_message}")
+        case ssl.SSLError() as cause:
+            return FetchFailed(_TLS_FAILED, f"TLS connect error with {place}: {cause.reason}")
+        case TimeoutError():
+            return FetchFailed(_TIMEOUT, f"Failed to connect to {place}: timed out")
+        case StaleConnection():
+            return FetchFailed(_EMPTY_REPLY, "Empty reply from server")
+        case ConnectionLost() if in_body:
+            text = "transfer closed with outstanding read data remaining"
+            return FetchFailed(_PARTIAL, text)
+        case MalformedMessage() if not in_body:
+            return FetchFailed(_WEIRD_REPLY, "Weird server reply")
+        case zlib.error():
+            return FetchFailed(_BAD_CODING, error.reason)
+        case ConnectionLost() | MalformedMessage():
+            return FetchFailed(_RECEIVE_FAILED, f"Failure with {place}: {error.__cause__}")
+        case OSError() as cause:
+            reason = (cause.strerror or "no connection").lower()
+            return FetchFailed(_NOT_CONNECTED, f"Failed to connect to {place}: {reason}")
+    return FetchFailed(_RECEIVE_FAILED, error.reason)

@@ -32,7 +32,7 @@ class OutputSink(Protocol):
         ...
 
 
-class CapturedOutput:
+class CollectedOutput:
     """Output for a result: the whole streams, or what was received if bashkit dropped them."""
 
     def __init__(self, limit: int) -> None:
@@ -51,12 +51,12 @@ class CapturedOutput:
         out = "".join(self._stdout) if outcome.stdout is None else outcome.stdout
         err = "".join(self._stderr) if outcome.stderr is None else outcome.stderr
         stdout, stderr = _cut(out, self._limit), _cut(err, self._limit)
-        full = outcome.stdout is None and any(_size(text) >= MAX_OUTPUT for text in (out, err))
+        truncated = outcome.stdout is None and any(_size(text) >= MAX_OUTPUT for text in (out, err))
         return ExecResult(
             exit_code=outcome.exit_code,
             stdout=stdout,
             stderr=stderr + outcome.message,
-            truncated=outcome.truncated or full or (stdout, stderr) != (out, err),
+            truncated=outcome.truncated or truncated or (stdout, stderr) != (out, err),
             timed_out=outcome.timed_out,
             duration=duration,
         )
@@ -66,22 +66,22 @@ class StreamedOutput:
     """Output for a stream: chunks as they are written, never cut inside a character."""
 
     def __init__(self, limit: int, put: Callable[[OutputChunk], None]) -> None:
-        self._tracks = {name: _Track(limit) for name in ("stdout", "stderr")}
+        self._limits = {name: _StreamLimit(limit) for name in ("stdout", "stderr")}
         self._put = put
 
     def write(self, stdout: str, stderr: str) -> None:
         if stdout:
-            self._send("stdout", self._tracks["stdout"].take(stdout))
+            self._send("stdout", self._limits["stdout"].pass_on(stdout))
         if stderr:
-            self._send("stderr", self._tracks["stderr"].take(stderr))
+            self._send("stderr", self._limits["stderr"].pass_on(stderr))
 
     def result(self, outcome: ScriptOutcome, duration: float) -> ExecResult:
         """Send what was held back, and return the result."""
-        self._send("stdout", self._tracks["stdout"].rest(outcome.stdout))
-        self._send("stderr", self._tracks["stderr"].rest(outcome.stderr) + outcome.message)
+        self._send("stdout", self._limits["stdout"].rest(outcome.stdout))
+        self._send("stderr", self._limits["stderr"].rest(outcome.stderr) + outcome.message)
         return ExecResult(
             exit_code=outcome.exit_code,
-            truncated=outcome.truncated or any(track.full for track in self._tracks.values()),
+            truncated=outcome.truncated or any(limit.truncated for limit in self._limits.values()),
             timed_out=outcome.timed_out,
             duration=duration,
         )
@@ -91,16 +91,16 @@ class StreamedOutput:
             self._put(OutputChunk(stream, text))
 
 
-class _Track:
-    """One stream: the amount forwarded, and the text held back."""
+class _StreamLimit:
+    """Limit of one stream, and the text held back."""
 
     def __init__(self, limit: int) -> None:
-        self._left = limit
+        self._remaining = limit
         self._passed = 0
         self._held: list[str] = []
-        self.full = False
+        self.truncated = False
 
-    def take(self, text: str) -> str:
+    def pass_on(self, text: str) -> str:
         if self._held or text.endswith(REPLACEMENT):
             self._held.append(text)
             return ""
@@ -113,9 +113,9 @@ class _Track:
         return self._within(text)
 
     def _within(self, text: str) -> str:
-        shown = _cut(text, self._left)
-        self._left -= _size(shown)
-        self.full = self.full or shown != text
+        shown = _cut(text, self._remaining)
+        self._remaining -= _size(shown)
+        self.truncated = self.truncated or shown != text
         return shown
 
 
@@ -136,26 +136,26 @@ class ChunkQueue:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: deque[OutputChunk] = deque()
-        self._news = asyncio.Event()
-        self._told = False
+        self._changed = asyncio.Event()
+        self._notified = False
         self._ended = False
 
     def put(self, chunk: OutputChunk) -> None:
         """Add a chunk, from any thread."""
         self._items.append(chunk)
         # A script that prints a million lines must not wake the loop a million times.
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             # An abandoned script may outlive the loop.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._tell)
+                self._loop.call_soon_threadsafe(self._notify)
 
     def end(self) -> None:
         """End the stream after the queued chunks; called from the loop's thread."""
         self._ended = True
-        self._news.set()
+        self._changed.set()
 
-    def left(self) -> list[OutputChunk]:
+    def drain(self) -> list[OutputChunk]:
         """Remove and return the unread chunks."""
         items = list(self._items)
         self._items.clear()
@@ -167,9 +167,9 @@ class ChunkQueue:
                 yield self._items.popleft()
             if self._ended:
                 return
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
 
-    def _tell(self) -> None:
-        self._told = False
-        self._news.set()
+    def _notify(self) -> None:
+        self._notified = False
+        self._changed.set()

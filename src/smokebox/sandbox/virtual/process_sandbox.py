@@ -8,12 +8,15 @@ worker with those files.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import sys
 import time
 import weakref
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
 
 from smokebox.errors import DeadlineExceeded, InvalidOption, SandboxGone
 from smokebox.sandbox.virtual import threads
@@ -24,45 +27,46 @@ from smokebox.sandbox.virtual.snapshot import Snapshot
 from smokebox.sandbox.virtual.thread_sandbox import GRACE, SLACK
 from smokebox.sandbox.virtual.threads import FifoLock
 from smokebox.sandbox.virtual.worker_messages import (
-    WorkerMessage,
-    unpack_error,
-    unpack_nodes,
-    unpack_value,
+    CallFiles,
+    RestoreSnapshot,
+    RunScript,
+    StartWorker,
+    TakeSnapshot,
+    WorkerState,
 )
 from smokebox.sandbox.virtual.worker_process import WorkerDied, WorkerProcess
-from smokebox.types import ExecResult, OutputChunk
+from smokebox.types import ExecResult, FileInfo, OutputChunk
+from smokebox.wire.failure import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from smokebox.sandbox.virtual.sandbox import FileOperation
     from smokebox.sandbox.virtual.settings import VirtualSettings
     from smokebox.sandbox.virtual.shell import Script
-    from smokebox.sandbox.virtual.snapshot import FileNode
-    from smokebox.sandbox.virtual.worker_process import WorkerCall
+    from smokebox.sandbox.virtual.worker_messages import CallResponse, StateChanges, WorkerCall
+    from smokebox.sandbox.virtual.worker_process import SentCall
+
+T = TypeVar("T")
 
 START_DEADLINE = 60.0
-BEGIN_DEADLINE = 10.0
-ATTEMPTS = 3
+ACCEPT_DEADLINE = 10.0
+START_ATTEMPTS = 3
 FILE_DEADLINE = 60.0
 # A worker stops or abandons a script itself; this is for one that does neither.
 KILL_GRACE = GRACE + 1.5
 
-_CHANGING = frozenset({"write", "mkdir", "remove"})
+# Types of the results of file calls; the others return None.
+_RESULTS: dict[FileOperation, Any] = {
+    "read": bytes,
+    "stat": FileInfo,
+    "readdir": list[str],
+    "exists": bool,
+    "glob": list[str],
+}
 
 
-@dataclass(slots=True)
-class _Copy:
-    """State that a worker starts with: files, directory and environment."""
-
-    image: dict[str, FileNode] = field(default_factory=dict)
-    waiting: dict[str, str] = field(default_factory=dict)
-    shell: bytes = b""
-    cwd: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-
-
-class _Holder:
+class _WorkerRef:
     """Reference to the worker for the finalizer, which must not reference the sandbox."""
 
     def __init__(self) -> None:
@@ -79,54 +83,54 @@ class ProcessSandbox(VirtualSandbox):
     def __init__(self, settings: VirtualSettings, *, snapshot: Snapshot | None = None) -> None:
         super().__init__(settings)
         self._options = _pickled(settings)
-        self._copy: _Copy | None = None
+        self._state: WorkerState | None = None
         if snapshot is not None:
-            self._copy = _Copy(dict(snapshot.image), dict(snapshot.waiting), snapshot.shell)
-        self._held = _Holder()
-        self._turn, self._starting = FifoLock(), FifoLock()
-        weakref.finalize(self, self._held.kill)
+            image, unloaded = dict(snapshot.image), dict(snapshot.unloaded)
+            self._state = WorkerState(image, unloaded, snapshot.shell)
+        self._worker_ref = _WorkerRef()
+        self._lock, self._start_lock = FifoLock(), FifoLock()
+        weakref.finalize(self, self._worker_ref.kill)
 
     @property
     def _isolation(self) -> Literal["process"]:
         return "process"
 
     async def snapshot(self) -> bytes:
-        async with self._turn:
-            answer = await self._ask({"call": "snapshot", "changes": True})
-            return answer.blobs[0]
+        async with self._lock:
+            return await self._call(TakeSnapshot(), bytes)
 
     async def restore(self, snapshot: bytes) -> None:
         Snapshot.decode(snapshot)
-        async with self._turn:
-            await self._ask({"call": "restore", "changes": True}, [bytes(snapshot)])
+        async with self._lock:
+            await self._call(RestoreSnapshot(snapshot=bytes(snapshot)), type(None))
 
     async def fork(self) -> ProcessSandbox:
-        taken = await self.snapshot()
-        return ProcessSandbox(self._settings, snapshot=Snapshot.decode(taken))
+        snapshot = Snapshot.decode(await self.snapshot())
+        return ProcessSandbox(self._settings, snapshot=snapshot)
 
     async def aclose(self) -> None:
         self._closed = True
-        worker = self._held.worker
+        worker = self._worker_ref.worker
         if worker is not None:
             worker.kill()
             await threads.run(lambda: worker.join(KILL_GRACE))
 
     async def _exec(self, script: Script, timeout: float | None) -> ExecResult:
-        async with self._turn:
-            call, began = await self._begin(*_request("exec", script, timeout)), time.perf_counter()
+        async with self._lock:
+            call = await self._start_call(_run_script(script, timeout, streamed=False))
+            started = time.perf_counter()
             try:
-                answer = await self._run(call, timeout)
-            except WorkerDied as death:
-                return self._obituary(death, time.perf_counter() - began)
-            return _result(answer)
+                return await self._run(call, timeout)
+            except WorkerDied as error:
+                return self._death_result(error, time.perf_counter() - started)
 
     async def _stream(
         self, script: Script, timeout: float | None
     ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
-        async with self._turn:
+        async with self._lock:
             chunks = ChunkQueue()
-            call = await self._begin(*_request("stream", script, timeout), chunks)
-            began = time.perf_counter()
+            call = await self._start_call(_run_script(script, timeout, streamed=True), chunks)
+            started = time.perf_counter()
             ended = asyncio.create_task(self._run(call, timeout))
             ended.add_done_callback(lambda _: chunks.end())
             try:
@@ -135,107 +139,98 @@ class ProcessSandbox(VirtualSandbox):
                 async for chunk in chunks:
                     yield chunk
                 try:
-                    yield _result(ended.result())
-                except WorkerDied as death:
-                    result = self._obituary(death, time.perf_counter() - began)
+                    yield ended.result()
+                except WorkerDied as error:
+                    result = self._death_result(error, time.perf_counter() - started)
                     yield OutputChunk("stderr", result.stderr)
                     yield replace(result, stderr="")
             finally:
                 ended.cancel()
                 await asyncio.wait({ended})
 
-    async def _on_files(
+    async def _call_files(
         self, operation: FileOperation, *arguments: object, **options: object
     ) -> Any:
-        blobs = [one for one in arguments if isinstance(one, bytes)]
-        header = {
-            "call": "files",
-            "operation": operation,
-            "arguments": [one for one in arguments if not isinstance(one, bytes)],
-            "options": options,
-            "changes": operation in _CHANGING,
-        }
-        return unpack_value(await self._ask(header, blobs))
+        call = CallFiles(operation=operation, arguments=list(arguments), options=options)
+        return await self._call(call, _RESULTS.get(operation, type(None)))
 
-    async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> WorkerMessage:
+    async def _call(self, message: WorkerCall, kind: type[T]) -> T:
         """Call the worker, apply its file changes to the copy, and raise its errors."""
-        call = await self._begin(header, blobs)
+        call = await self._start_call(message)
         try:
-            answer = await call.answer(FILE_DEADLINE)
+            response = await call.response(FILE_DEADLINE)
         except TimeoutError:
-            self._held.kill()
+            self._worker_ref.kill()
             raise DeadlineExceeded(
                 f"the worker process did not respond within {FILE_DEADLINE:g} s and was killed.",
                 hint="Repeat the call; files are as of the last completed call.",
-                operation=str(header["call"]),
+                operation=type(message).__name__,
                 timeout=FILE_DEADLINE,
             ) from None
-        except WorkerDied as death:
+        except WorkerDied as error:
             raise SandboxGone(
-                f"the worker process died: {death.reason}.",
+                f"the worker process died: {error.reason}.",
                 hint="Repeat the call; files are as of the last completed call.",
-                reason=death.reason,
+                reason=error.reason,
             ) from None
         except asyncio.CancelledError:
             call.cancel()
             raise
-        return self._learned(answer)
+        return self._apply_response(response, kind)
 
-    async def _begin(
-        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: ChunkQueue | None = None
-    ) -> WorkerCall:
+    async def _start_call(self, message: WorkerCall, chunks: ChunkQueue | None = None) -> SentCall:
         """Send a call to a worker that accepts it: a worker may die unnoticed."""
-        for _ in range(ATTEMPTS):
-            worker = await self._worker()
-            call = worker.call(header, blobs, chunks)
+        for _ in range(START_ATTEMPTS):
+            worker = await self._get_worker()
+            call = worker.call(message, chunks)
             try:
-                if await call.begun(BEGIN_DEADLINE):
+                if await call.accepted(ACCEPT_DEADLINE):
                     return call
             except asyncio.CancelledError:
                 call.cancel()
                 raise
             worker.kill()
         raise SandboxGone(
-            f"{ATTEMPTS} worker processes died before they started.",
+            f"{START_ATTEMPTS} worker processes died before they started.",
             hint="Check that the machine has free memory and processes.",
             reason="start",
         )
 
-    async def _run(self, call: WorkerCall, timeout: float | None) -> WorkerMessage:
+    async def _run(self, call: SentCall, timeout: float | None) -> ExecResult:
         """Wait for a script to end; kill the worker if it does not."""
         wall_time = self._settings.limits.wall_time
         seconds = min(wall_time, timeout or wall_time)
         try:
-            answer = await call.answer(seconds + SLACK + KILL_GRACE)
+            response = await call.response(seconds + SLACK + KILL_GRACE)
         except TimeoutError:
-            self._held.kill()
+            self._worker_ref.kill()
             reason = f"it did not stop after {seconds:g} s and was killed"
             raise WorkerDied(TIMED_OUT, reason) from None
         except asyncio.CancelledError:
             await self._cancel(call)
             raise
-        return self._learned(answer)
+        return self._apply_response(response, ExecResult)
 
-    async def _cancel(self, call: WorkerCall) -> None:
+    async def _cancel(self, call: SentCall) -> None:
         call.cancel()
         try:
-            self._learned(await call.answer(KILL_GRACE))
+            self._apply_response(await call.response(KILL_GRACE), object)
         except (TimeoutError, WorkerDied):
-            self._held.kill()
+            self._worker_ref.kill()
         except asyncio.CancelledError:
-            self._held.kill()
+            self._worker_ref.kill()
             raise
 
-    async def _worker(self) -> WorkerProcess:
+    async def _get_worker(self) -> WorkerProcess:
         """Return the worker, starting one from the copy if there is none."""
         self._check_open()
-        async with self._starting:
-            worker = self._held.worker
+        async with self._start_lock:
+            worker = self._worker_ref.worker
             if worker is not None and worker.is_usable:
                 return worker
-            worker = self._held.worker = await threads.run(WorkerProcess)
+            worker = self._worker_ref.worker = await threads.run(WorkerProcess)
             try:
-                answer = await worker.call(*self._start_request()).answer(START_DEADLINE)
+                response = await worker.call(self._start_message()).response(START_DEADLINE)
             except BaseException as error:
                 worker.kill()
                 if not isinstance(error, (TimeoutError, WorkerDied)):
@@ -245,53 +240,43 @@ class ProcessSandbox(VirtualSandbox):
                     hint="Try `python -m smokebox.sandbox.virtual.worker`, or isolation='thread'.",
                     reason="start",
                 ) from error
-            self._learned(answer)
+            self._apply_response(response, type(None))
             return worker
 
-    def _start_request(self) -> tuple[dict[str, Any], list[bytes]]:
-        copy = self._copy or _Copy()
-        header = {
-            "call": "start",
-            "path": sys.path,
-            "resume": self._copy is not None,
-            "waiting": copy.waiting,
-            "cwd": copy.cwd,
-            "env": copy.env,
-        }
-        return header, [self._options, Snapshot(image=copy.image, shell=copy.shell).encode()]
+    def _start_message(self) -> StartWorker:
+        path = [os.fsencode(entry) for entry in sys.path]
+        return StartWorker(path=path, settings=self._options, state=self._state)
 
-    def _learned(self, answer: WorkerMessage) -> WorkerMessage:
+    def _apply_response(self, response: CallResponse, kind: type[T]) -> T:
         """Apply the response's changes to the copy; return its result or raise its error."""
-        header = answer.header
-        if "changes" in header:
-            self._learn(header["changes"], answer.blobs[header.get("count", 0) :])
-        if header.get("lost"):
+        if response.changes is not None:
+            self._apply_changes(response.changes)
+        if response.abandoned:
             # An abandoned script ends only with its worker.
-            self._held.kill()
-        if "error" in header:
-            raise unpack_error(header["error"])
-        return WorkerMessage(header.get("answer", {}), answer.blobs[: header.get("count", 0)])
+            self._worker_ref.kill()
+        if response.error is not None:
+            raise error_of(response.error)
+        return msgspec.convert(response.result, kind)
 
-    def _learn(self, changes: dict[str, Any], blobs: Sequence[bytes]) -> None:
-        copy = self._copy or _Copy()
-        image = dict(copy.image)
-        for path in changes["gone"]:
+    def _apply_changes(self, changes: StateChanges) -> None:
+        image = {} if self._state is None else dict(self._state.image)
+        for path in changes.removed:
             image.pop(path, None)
-        image.update(unpack_nodes(changes["nodes"], blobs))
+        image.update(changes.nodes)
         # Sorted, so that parents precede their contents.
         ordered = dict(sorted(image.items()))
-        self._copy = _Copy(ordered, changes["waiting"], cwd=changes["cwd"], env=changes["env"])
+        self._state = WorkerState(ordered, changes.unloaded, cwd=changes.cwd, env=changes.env)
 
-    def _obituary(self, death: WorkerDied, duration: float) -> ExecResult:
+    def _death_result(self, died: WorkerDied, duration: float) -> ExecResult:
         message = (
-            f"smokebox: the worker process died: {death.reason}; "
+            f"smokebox: the worker process died: {died.reason}; "
             "files are as of the last completed call\n"
         )
-        late = death.exit_code == TIMED_OUT
+        late = died.exit_code == TIMED_OUT
         if late:
-            message = f"smokebox: timed out: {death.reason.removeprefix('it ')}\n{message}"
+            message = f"smokebox: timed out: {died.reason.removeprefix('it ')}\n{message}"
         return ExecResult(
-            exit_code=death.exit_code, stderr=message, timed_out=late, duration=duration
+            exit_code=died.exit_code, stderr=message, timed_out=late, duration=duration
         )
 
 
@@ -306,20 +291,12 @@ def _pickled(settings: VirtualSettings) -> bytes:
         ) from error
 
 
-def _request(
-    call: str, script: Script, timeout: float | None
-) -> tuple[dict[str, Any], list[bytes]]:
-    header = {
-        "call": call,
-        "command": script.command,
-        "cwd": script.cwd,
-        "env": dict(script.env),
-        "timeout": timeout,
-        "changes": True,
-    }
-    return header, [] if script.stdin is None else [script.stdin]
-
-
-def _result(answer: WorkerMessage) -> ExecResult:
-    stdout, stderr = (blob.decode() for blob in answer.blobs)
-    return ExecResult(stdout=stdout, stderr=stderr, **answer.header)
+def _run_script(script: Script, timeout: float | None, *, streamed: bool) -> RunScript:
+    return RunScript(
+        command=script.command,
+        cwd=script.cwd,
+        env=dict(script.env),
+        stdin=script.stdin,
+        timeout=timeout,
+        streamed=streamed,
+    )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from smokebox.errors import InvalidOption, SandboxGone
-from smokebox.foundation.paths import resolve
+from smokebox.foundation.paths import check_path, resolve
 from smokebox.foundation.text import decode_file, encode_option
 from smokebox.options import check_env, check_timeout
 from smokebox.runtime.stream import ExecStream
@@ -84,38 +84,38 @@ class VirtualSandbox(ABC):
 
     async def read_bytes(self, path: str) -> bytes:
         """Return the bytes of a file."""
-        data: bytes = await self._on_files("read", self.resolve_path(path))
+        data: bytes = await self._call_files("read", self.resolve_path(path))
         return data
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Create or replace a file and its parent directories atomically."""
-        place = self.resolve_path(path)
-        await self._on_files("write", place, encode_option("data", data))
+        absolute = self.resolve_path(path)
+        await self._call_files("write", absolute, encode_option("data", data))
 
     async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileInfo:
         """Return the metadata of `path`. A dangling symlink is found only if not followed."""
-        place = self.resolve_path(path)
-        info: FileInfo = await self._on_files("stat", place, follow_symlinks=follow_symlinks)
+        absolute = self.resolve_path(path)
+        info: FileInfo = await self._call_files("stat", absolute, follow_symlinks=follow_symlinks)
         return info
 
     async def readdir(self, path: str) -> list[str]:
         """Return the sorted names in a directory, including dotfiles."""
-        names: list[str] = await self._on_files("readdir", self.resolve_path(path))
+        names: list[str] = await self._call_files("readdir", self.resolve_path(path))
         return names
 
     async def exists(self, path: str) -> bool:
-        """Return whether `path` leads to something."""
-        there: bool = await self._on_files("exists", self.resolve_path(path))
-        return there
+        """Return whether `path` exists, following symlinks."""
+        found: bool = await self._call_files("exists", self.resolve_path(path))
+        return found
 
     async def mkdir(self, path: str, *, recursive: bool = False) -> None:
         """Create a directory; `recursive` creates parents and accepts an existing one."""
-        await self._on_files("mkdir", self.resolve_path(path), recursive=recursive)
+        await self._call_files("mkdir", self.resolve_path(path), recursive=recursive)
 
     async def rm(self, path: str, *, recursive: bool = False, force: bool = False) -> None:
         """Remove a file or a symlink, or with `recursive` a directory."""
-        place = self.resolve_path(path)
-        await self._on_files("remove", place, recursive=recursive, force=force)
+        absolute = self.resolve_path(path)
+        await self._call_files("remove", absolute, recursive=recursive, force=force)
 
     async def glob(
         self,
@@ -126,9 +126,9 @@ class VirtualSandbox(ABC):
         files_only: bool = False,
     ) -> list[str]:
         """Return the sorted absolute paths that match."""
-        place = self.cwd if cwd is None else self.resolve_path(cwd)
-        options = {"cwd": place, "hidden": hidden, "files_only": files_only}
-        paths: list[str] = await self._on_files("glob", pattern, **options)
+        absolute = self.cwd if cwd is None else self.resolve_path(cwd)
+        options = {"cwd": absolute, "hidden": hidden, "files_only": files_only}
+        paths: list[str] = await self._call_files("glob", check_path(pattern), **options)
         return paths
 
     async def capabilities(self) -> Capabilities:
@@ -190,7 +190,7 @@ class VirtualSandbox(ABC):
     ) -> AsyncGenerator[OutputChunk | ExecResult, None]: ...
 
     @abstractmethod
-    async def _on_files(
+    async def _call_files(
         self, operation: FileOperation, *arguments: object, **options: object
     ) -> Any: ...
 
@@ -210,25 +210,25 @@ class VirtualSandbox(ABC):
         stdin: str | bytes | None,
     ) -> Script:
         _check_text("command", command)
-        given = check_env(env) if env else {}
-        for name, value in given.items():
+        checked = check_env(env) if env else {}
+        for name, value in checked.items():
             _check_text(f"the environment variable {name}", value)
         return Script(
             command=command,
             cwd=None if cwd is None else self.resolve_path(cwd),
-            env=given,
+            env=checked,
             stdin=None if stdin is None else _checked_stdin(stdin),
         )
 
 
 def _check_text(what: str, text: str) -> None:
-    good = isinstance(text, str) and "\0" not in text
-    if good and not text.isascii():
+    valid = isinstance(text, str) and "\0" not in text
+    if valid and not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            good = False
-    if not good:
+            valid = False
+    if not valid:
         raise InvalidOption(
             f"{what} must be a str without NUL that UTF-8 can encode.",
             hint="Pass binary data through stdin= or a file.",

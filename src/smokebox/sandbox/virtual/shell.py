@@ -30,8 +30,8 @@ MAX_STDIN = 10_000_000
 
 # Mount point of a script and its input while it runs. bashkit lets standard input be a file, and
 # `eval` keeps the script out of sight and its text unchanged.
-_STDIN_PLACE = "/dev/smokebox"
-_WITH_STDIN = f'eval "$(<{_STDIN_PLACE}/script)" <{_STDIN_PLACE}/stdin'
+_STDIN_MOUNT = "/dev/smokebox"
+_WITH_STDIN = f'eval "$(<{_STDIN_MOUNT}/script)" <{_STDIN_MOUNT}/stdin'
 _ENTER = 'builtin cd -- "$SMOKEBOX_CWD" || builtin cd /; builtin unset -v SMOKEBOX_CWD'
 
 
@@ -54,26 +54,26 @@ class ScriptStop:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._bash: Bash | None = None
-        self.asked = False
+        self.requested = False
 
-    def ask(self) -> None:
-        """Stop the script at its next command, or before its first."""
+    def request(self) -> None:
+        """Stop the script before its next command, or before its first."""
         with self._guard:
-            self.asked = True
+            self.requested = True
             if self._bash is not None:
                 self._bash.cancel()
 
     def begin(self, bash: Bash) -> bool:
         """Return whether the script may start."""
         with self._guard:
-            self._bash = None if self.asked else bash
-            return not self.asked
+            self._bash = None if self.requested else bash
+            return not self.requested
 
     def end(self, bash: Bash) -> None:
         """Mark the script as finished, and withdraw a pending stop."""
         with self._guard:
             self._bash = None
-            if self.asked:
+            if self.requested:
                 bash.clear_cancel()
 
 
@@ -96,21 +96,22 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class VirtualShell:
-    """Wrapper of a `bashkit.Bash`. With `lasting`, per-script settings are undone afterwards.
+    """Wrapper of a `bashkit.Bash`. With `persistent`, per-script settings are undone afterwards.
 
     bashkit can run a script in two ways. The fast one runs streaming commands one after another. A
-    script that names one of the `live` commands runs the other way, which takes half a millisecond
-    longer and lets them run concurrently.
+    script that names one of the `streaming` commands runs the other way, which takes half a
+    millisecond longer and lets them run concurrently.
     """
 
     def __init__(
-        self, bash: Bash, *, wall_time: float, lasting: bool, live: Collection[str] = ()
+        self, bash: Bash, *, wall_time: float, persistent: bool, streaming: Collection[str] = ()
     ) -> None:
         self._bash = bash
         self._wall_time = wall_time
-        self._lasting = lasting
-        names = "|".join(map(re.escape, live))
-        self._live = re.compile(rf"(?<![\w.+@-])(?:{names})(?![\w.+@-])") if live else None
+        self._persistent = persistent
+        names = "|".join(map(re.escape, streaming))
+        pattern = rf"(?<![\w.+@-])(?:{names})(?![\w.+@-])"
+        self._streaming = re.compile(pattern) if streaming else None
         # State after the last script: bashkit cannot be queried while one runs.
         self.state: ShellState = bash.shell_state()
 
@@ -123,7 +124,7 @@ class VirtualShell:
         try:
             return self._run(script, sink, stop)
         finally:
-            if self._lasting:
+            if self._persistent:
                 self._undo(script)
 
     def _undo(self, script: Script) -> None:
@@ -146,38 +147,38 @@ class VirtualShell:
     def _run(self, script: Script, sink: OutputSink, stop: ScriptStop) -> ScriptOutcome:
         command = script.command
         if script.stdin is not None:
-            self._bash.mount(_STDIN_PLACE, _holding(script.command, script.stdin))
+            self._bash.mount(_STDIN_MOUNT, _script_files(script.command, script.stdin))
             command = _WITH_STDIN
         try:
             if not stop.begin(self._bash):
                 return CLOSED
             try:
-                if self._live is not None and self._live.search(script.command):
+                if self._streaming is not None and self._streaming.search(script.command):
                     with asyncio.Runner(loop_factory=_Loop) as runner:
-                        return runner.run(self._run_live(command, sink))
+                        return runner.run(self._run_streaming(command, sink))
                 result = self._bash.execute_sync(command, sink.write)
             finally:
                 stop.end(self._bash)
         finally:
             if script.stdin is not None:
-                self._bash.unmount(_STDIN_PLACE)
+                self._bash.unmount(_STDIN_MOUNT)
         return outcome_of(result, self._wall_time)
 
-    async def _run_live(self, command: str, sink: OutputSink) -> ScriptOutcome:
+    async def _run_streaming(self, command: str, sink: OutputSink) -> ScriptOutcome:
         stdout, stderr = _Pipe(), _Pipe()
 
-        async def hear_stdout(data: bytes) -> None:
+        async def write_stdout(data: bytes) -> None:
             sink.write(stdout.feed(data), "")
 
-        async def hear_stderr(data: bytes) -> None:
+        async def write_stderr(data: bytes) -> None:
             sink.write("", stderr.feed(data))
 
-        result = await self._bash.execute(command, stdout=hear_stdout, stderr=hear_stderr)
+        result = await self._bash.execute(command, stdout=write_stdout, stderr=write_stderr)
         sink.write(stdout.finish(), "")
         sink.write("", stderr.finish())
         outcome = outcome_of(result, self._wall_time)
-        full = MAX_OUTPUT in (stdout.size, stderr.size)
-        return replace(outcome, stdout=None, stderr=None, truncated=full)
+        truncated = MAX_OUTPUT in (stdout.size, stderr.size)
+        return replace(outcome, stdout=None, stderr=None, truncated=truncated)
 
     def _enter(self, directory: str) -> None:
         self._bash.set_env("SMOKEBOX_CWD", directory)
@@ -217,7 +218,7 @@ class _Pipe(Decoder):
         return super().feed(data)
 
 
-def _holding(script: str, stdin: bytes) -> bashkit.FileSystem:
+def _script_files(script: str, stdin: bytes) -> bashkit.FileSystem:
     files = bashkit.FileSystem()
     files.write_file("/script", script.encode())
     files.write_file("/stdin", stdin)
@@ -272,47 +273,46 @@ def outcome_of(result: EngineResult, wall_time: float) -> ScriptOutcome:
         line = f"line {syntax['line']}: " if syntax["line"] else ""
         return ScriptOutcome(exit_code=SYNTAX_ERROR, message=f"bash: {line}{syntax['what']}\n")
     if "execution timeout" in error:
-        return timed_out(wall_time, of_limit=True)
+        return timed_out(wall_time, is_wall_time=True)
     if "cancelled" in error:
         return CLOSED
     if _LIMIT.search(error):
         broken = "memory limit" in error
-        words = f"smokebox: stopped: {_limit_words(error)}\n{RESTARTED if broken else ''}"
-        return ScriptOutcome(exit_code=LIMITED, message=words, broken=broken)
+        message = f"smokebox: stopped: {_limit_message(error)}\n{RESTARTED if broken else ''}"
+        return ScriptOutcome(exit_code=LIMITED, message=message, broken=broken)
     return ScriptOutcome(exit_code=result.exit_code or 1, message=f"bash: {error}\n")
 
 
-def timed_out(seconds: float, *, of_limit: bool, lost: bool = False) -> ScriptOutcome:
+def timed_out(seconds: float, *, is_wall_time: bool, abandoned: bool = False) -> ScriptOutcome:
     """Return the outcome of a script that timed out.
 
-    `lost` means that it could not be stopped, and its shell was abandoned.
+    `abandoned` means that it could not be stopped, and continues on its thread.
     """
     message = f"smokebox: timed out after {seconds:g} s"
-    if of_limit:
+    if is_wall_time:
         message += " (raise VirtualLimits.wall_time for more)"
-    message = f"{message}\n{LOST if lost else ''}"
+    message = f"{message}\n{ABANDONED if abandoned else ''}"
     return ScriptOutcome(exit_code=TIMED_OUT, timed_out=True, message=message)
 
 
-def outgrown(limit: int, *, lost: bool) -> ScriptOutcome:
+def process_grew(limit: int, *, abandoned: bool) -> ScriptOutcome:
     """Return the outcome of a script during which the process grew too much."""
-    words = (
-        f"the process grew by more than {limit} bytes (raise VirtualLimits.process_growth for more)"
+    message = (
+        f"smokebox: stopped: the process grew by more than {limit} bytes "
+        f"(raise VirtualLimits.process_growth for more)\n{ABANDONED if abandoned else ''}"
     )
-    return ScriptOutcome(
-        exit_code=LIMITED, message=f"smokebox: stopped: {words}\n{LOST if lost else ''}"
-    )
+    return ScriptOutcome(exit_code=LIMITED, message=message)
 
 
 RESTARTED = (
     "smokebox: the shell was restarted in the same directory, with exported variables only\n"
 )
-LOST = f"smokebox: a command that did not stop was left behind\n{RESTARTED}"
+ABANDONED = f"smokebox: a command that did not stop was left behind\n{RESTARTED}"
 
 
-def _limit_words(error: str) -> str:
-    words = re.sub(r"^(resource limit exceeded|execution error): ", "", error)
+def _limit_message(error: str) -> str:
+    message = re.sub(r"^(resource limit exceeded|execution error): ", "", error)
     for key, limit in _ADVICE.items():
-        if key in words:
-            return f"{words} (raise VirtualLimits.{limit} for more)"
-    return f"{words} (a fixed limit of the virtual shell)"
+        if key in message:
+            return f"{message} (raise VirtualLimits.{limit} for more)"
+    return f"{message} (a fixed limit of the virtual shell)"

@@ -27,7 +27,7 @@ from smokebox.sandbox.stack import deepen_engine_threads
 from smokebox.sandbox.virtual.command import split_commands
 from smokebox.sandbox.virtual.commands import own_commands
 from smokebox.sandbox.virtual.shell import VirtualShell
-from smokebox.sandbox.virtual.snapshot import Snapshot, put, take
+from smokebox.sandbox.virtual.snapshot import Snapshot, read_nodes, write_nodes
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,7 +47,7 @@ _MAX_VALUE = 131_072
 _SWITCHES = {"BASHKIT_ALLOW_INPROCESS_PYTHON": "1", "BASHKIT_ALLOW_INPROCESS_SQLITE": "1"}
 
 
-_IN_MEMORY = (NativeFilesystem, MemoryFilesystem, DeviceFilesystem)
+_MEMORY_FILESYSTEMS = (NativeFilesystem, MemoryFilesystem, DeviceFilesystem)
 
 
 class SandboxState:
@@ -56,17 +56,17 @@ class SandboxState:
     def __init__(self, settings: VirtualSettings, snapshot: Snapshot | None = None) -> None:
         self._settings = settings
         self.root = _make_root(settings, snapshot)
-        own = own_commands(settings.egress)
+        builtin_commands = own_commands(settings.egress)
         if isinstance(self.root, NativeFilesystem) and not settings.mounts:
             # bashkit's `touch` sets any time in its own filesystem, and fails in others.
-            del own["touch"]
-        commands = {**own, **settings.commands}
-        self._made_mounts = {
+            del builtin_commands["touch"]
+        commands = {**builtin_commands, **settings.commands}
+        self._host_mounts = {
             point: HostFilesystem(mount)
             for point, mount in settings.mounts.items()
             if isinstance(mount, str)
         }
-        mounts = {**_devices(self.root), **settings.mounts, **self._made_mounts}
+        mounts = {**_devices(self.root), **settings.mounts, **self._host_mounts}
         self.tree = Tree(self.root, mounts)  # type: ignore[arg-type]
         self._check_cwd()
         self._engine_mounts = {
@@ -74,21 +74,21 @@ class SandboxState:
             **{point: _for_engine(filesystem) for point, filesystem in self.tree.mounts.items()},
         }
         self._commands = split_commands(commands, self.tree)
-        self._making = threading.Lock()
+        self._shell_lock = threading.Lock()
         self._shell: VirtualShell | None = None
         if snapshot is not None:
             self._restore_shell(snapshot)
         _add_programs(self.root, commands.keys() - engine_commands(settings.python))
 
     @property
-    def quick(self) -> bool:
-        """Return whether every file is in memory, so that no file call blocks."""
-        kept = (self.root, *self.tree.mounts.values())
-        return all(isinstance(one, _IN_MEMORY) for one in kept)
+    def in_memory(self) -> bool:
+        """True if every file is in memory, so that no file call blocks."""
+        filesystems = (self.root, *self.tree.mounts.values())
+        return all(isinstance(one, _MEMORY_FILESYSTEMS) for one in filesystems)
 
     def run(self, script: Script, sink: OutputSink, stop: ScriptStop) -> ScriptOutcome:
         """Run a script in the shell, creating it if there is none."""
-        return self._take_shell().run(script, sink, stop)
+        return self._get_shell().run(script, sink, stop)
 
     def refresh(self) -> None:
         """Refresh the mounted filesystems."""
@@ -97,13 +97,13 @@ class SandboxState:
 
     def prepare(self) -> None:
         """Create the shell for the next script in advance."""
-        with self._making:
+        with self._shell_lock:
             if self._shell is None:
                 self._shell = self._make_shell(self._settings.cwd, {})
 
     def restart_shell(self) -> None:
         """Replace the shell by another in the same directory and environment."""
-        cwd, env = self.place
+        cwd, env = self.cwd_and_env
         self.resume(cwd, {name: env[name] for name in env if len(env[name]) < _MAX_VALUE})
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,20 +112,21 @@ class SandboxState:
             self.root.loop = loop
 
     def snapshot(self, *, whole: bool) -> Snapshot:
-        """Return a snapshot. With `whole`, pending files are loaded first."""
+        """Return a snapshot. With `whole`, unloaded files are loaded first."""
         shell = b""
         if self._settings.shell == "persistent" and self._shell is not None:
             shell = self._shell.snapshot()
-        waiting = {} if whole else self.waiting
-        return Snapshot(image=take(self.root, without=waiting), shell=shell, waiting=waiting)
+        unloaded = {} if whole else self.unloaded
+        image = read_nodes(self.root, without=unloaded)
+        return Snapshot(image=image, shell=shell, unloaded=unloaded)
 
     @property
-    def waiting(self) -> dict[str, str]:
+    def unloaded(self) -> dict[str, str]:
         """Files whose loader has not run yet, with the loader's name."""
-        return dict(self.root.waiting) if isinstance(self.root, LazyFilesystem) else {}
+        return dict(self.root.unloaded) if isinstance(self.root, LazyFilesystem) else {}
 
     @property
-    def place(self) -> tuple[str, dict[str, str]]:
+    def cwd_and_env(self) -> tuple[str, dict[str, str]]:
         """Directory and environment after the last script."""
         if self._shell is None:
             return self._settings.cwd, {}
@@ -138,7 +139,7 @@ class SandboxState:
 
     def close(self) -> None:
         """Close the host folders. Safe to repeat."""
-        for mount in self._made_mounts.values():
+        for mount in self._host_mounts.values():
             mount.close()
 
     def _check_cwd(self) -> None:
@@ -160,9 +161,9 @@ class SandboxState:
                 hint="Restore it into a sandbox with the same options as the original.",
             ) from error
 
-    def _take_shell(self) -> VirtualShell:
+    def _get_shell(self) -> VirtualShell:
         # A shell that is being prepared is ready sooner than another.
-        with self._making:
+        with self._shell_lock:
             shell = self._shell or self._make_shell(self._settings.cwd, {})
             self._shell = shell if self._settings.shell == "persistent" else None
         return shell
@@ -193,25 +194,25 @@ class SandboxState:
         return VirtualShell(
             bash,
             wall_time=limits.wall_time,
-            lasting=settings.shell == "persistent",
-            live=self._live,
+            persistent=settings.shell == "persistent",
+            streaming=self._streaming_names,
         )
 
     @property
-    def _live(self) -> set[str]:
+    def _streaming_names(self) -> set[str]:
         """Commands whose output is streamed while they run, and that may meet in a pipeline."""
-        own = {"curl", "wget"} if self._settings.egress is not None else set()
-        return self._commands.streaming.keys() & (self._settings.commands.keys() | own)
+        network = {"curl", "wget"} if self._settings.egress is not None else set()
+        return self._commands.streaming.keys() & (self._settings.commands.keys() | network)
 
 
 def _environment(settings: VirtualSettings) -> dict[str, str]:
-    own = {
+    variables = {
         "HOME": settings.home,
         "LANG": "C.UTF-8",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "SHELL": "/bin/bash",
     }
-    return {**own, **settings.env}
+    return {**variables, **settings.env}
 
 
 def _make_root(settings: VirtualSettings, snapshot: Snapshot | None) -> Filesystem:
@@ -224,15 +225,15 @@ def _make_root(settings: VirtualSettings, snapshot: Snapshot | None) -> Filesyst
     for directory in ("/dev", "/tmp", settings.home, settings.cwd):
         root.makedirs(directory)
     loaders = {path: one for path, one in settings.files.items() if callable(one)}
-    waiting: Mapping[str, str] = {path: path for path in loaders}
+    unloaded: Mapping[str, str] = {path: path for path in loaders}
     if snapshot is None:
         _write_files(root, {**_etc(settings), **settings.files})
     else:
         _put_files(root, snapshot)
-        waiting = snapshot.waiting
-    if not waiting:
+        unloaded = snapshot.unloaded
+    if not unloaded:
         return root
-    return LazyFilesystem(root, loaders, waiting, timeout=limits.wall_time)
+    return LazyFilesystem(root, loaders, unloaded, timeout=limits.wall_time)
 
 
 def _devices(root: Filesystem) -> dict[str, Filesystem]:
@@ -249,7 +250,7 @@ def _write_files(root: Filesystem, files: Mapping[str, FileSource]) -> None:
 
 def _put_files(root: Filesystem, snapshot: Snapshot) -> None:
     try:
-        put(root, snapshot.image)
+        write_nodes(root, snapshot.image)
     except (PathNotFound, PathExists, PathNotDirectory, PathIsDirectory, InvalidPath) as error:
         raise BadSnapshot(
             f"the files of the snapshot are inconsistent: {error}",

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smokebox.errors import PathNotDirectory
 from smokebox.sandbox.virtual import threads
-from smokebox.sandbox.virtual.output import CapturedOutput, ChunkQueue, StreamedOutput
+from smokebox.sandbox.virtual.output import ChunkQueue, CollectedOutput, StreamedOutput
 from smokebox.sandbox.virtual.sandbox import VirtualSandbox
 from smokebox.sandbox.virtual.shell import (
     ABORTED,
     RESTARTED,
     ScriptOutcome,
     ScriptStop,
-    outgrown,
+    process_grew,
     timed_out,
 )
 from smokebox.sandbox.virtual.snapshot import Snapshot
@@ -49,92 +49,92 @@ class ThreadSandbox(VirtualSandbox):
 
     def __init__(self, settings: VirtualSettings, *, state: SandboxState | None = None) -> None:
         super().__init__(settings)
-        self._made = state
-        self._making = threading.Lock()
-        self._turn = FifoLock()
+        self._state = state
+        self._state_lock = threading.Lock()
+        self._lock = FifoLock()
         self._stops: set[ScriptStop] = set()
-        # Set if a script that did not stop still runs on some thread.
-        self.has_left_behind = False
+        # Set if a script that did not stop still runs on a thread.
+        self.has_abandoned_script = False
 
     @property
     def _isolation(self) -> Literal["interpreter"]:
         return "interpreter"
 
     async def snapshot(self) -> bytes:
-        async with self._turn:
+        async with self._lock:
             state = self._get_state()
             return await threads.run(lambda: state.snapshot(whole=True).encode())
 
     async def restore(self, snapshot: bytes) -> None:
         self._check_open()
         decoded = await threads.run(lambda: Snapshot.decode(snapshot))
-        async with self._turn:
+        async with self._lock:
             before = self._get_state()
-            self._made = await threads.run(lambda: SandboxState(self._settings, decoded))
+            self._state = await threads.run(lambda: SandboxState(self._settings, decoded))
             before.close()
 
     async def fork(self) -> ThreadSandbox:
-        async with self._turn:
-            here = self._get_state()
-            taken = await threads.run(lambda: here.snapshot(whole=False))
-        state = await threads.run(lambda: SandboxState(self._settings, taken))
-        return ThreadSandbox(self._settings, state=state)
+        async with self._lock:
+            state = self._get_state()
+            snapshot = await threads.run(lambda: state.snapshot(whole=False))
+        copy = await threads.run(lambda: SandboxState(self._settings, snapshot))
+        return ThreadSandbox(self._settings, state=copy)
 
     async def aclose(self) -> None:
         self._closed = True
         for stop in list(self._stops):
-            stop.ask()
+            stop.request()
         # A command that does not stop keeps its thread, and nothing else.
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE), self._turn:
+            async with asyncio.timeout(GRACE), self._lock:
                 pass
-        made, self._made = self._made, None
-        if made is not None:
-            made.close()
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
 
     async def _exec(self, script: Script, timeout: float | None) -> ExecResult:
-        async with self._turn:
+        async with self._lock:
             state = await self._ready(script)
-            kept = CapturedOutput(self._settings.limits.output)
-            run = _Run(state, script, kept, timeout, self._settings.limits)
+            output = CollectedOutput(self._settings.limits.output)
+            run = _Run(state, script, output, timeout, self._settings.limits)
             self._stops.add(run.stop)
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
                 outcome = await run.outcome()
             finally:
-                self._ended(run)
-            return kept.result(outcome, time.perf_counter() - began)
+                self._finish(run)
+            return output.result(outcome, time.perf_counter() - started)
 
     async def _stream(
         self, script: Script, timeout: float | None
     ) -> AsyncGenerator[OutputChunk | ExecResult, None]:
-        async with self._turn:
+        async with self._lock:
             state = await self._ready(script)
             chunks = ChunkQueue()
-            live = StreamedOutput(self._settings.limits.output, chunks.put)
-            run = _Run(state, script, live, timeout, self._settings.limits)
+            output = StreamedOutput(self._settings.limits.output, chunks.put)
+            run = _Run(state, script, output, timeout, self._settings.limits)
             self._stops.add(run.stop)
-            began = time.perf_counter()
+            started = time.perf_counter()
             ended = asyncio.create_task(run.outcome())
             ended.add_done_callback(lambda _: chunks.end())
             try:
                 async for chunk in chunks:
                     yield chunk
-                result = live.result(ended.result(), time.perf_counter() - began)
-                for chunk in chunks.left():
+                result = output.result(ended.result(), time.perf_counter() - started)
+                for chunk in chunks.drain():
                     yield chunk
                 yield result
             finally:
                 ended.cancel()
                 await asyncio.wait({ended})
-                self._ended(run)
+                self._finish(run)
 
-    async def _on_files(
+    async def _call_files(
         self, operation: FileOperation, *arguments: object, **options: object
     ) -> Any:
         state = self._get_state()
         method: Callable[..., object] = getattr(state.tree, operation)
-        if state.quick and operation != "glob":
+        if state.in_memory and operation != "glob":
             return method(*arguments, **options)
 
         def work() -> object:
@@ -147,26 +147,26 @@ class ThreadSandbox(VirtualSandbox):
         """Return the state after refreshing mounts and checking the script's directory."""
         state = self._get_state()
         if script.cwd is not None:
-            info = await self._on_files("stat", script.cwd)
+            info = await self._call_files("stat", script.cwd)
             if not info.is_directory:
                 raise PathNotDirectory(script.cwd, hint="cwd= takes a directory.")
-        elif not state.quick:
+        elif not state.in_memory:
             await threads.run(state.refresh)
         return state
 
     def _get_state(self) -> SandboxState:
         self._check_open()
-        with self._making:
-            if self._made is None:
-                self._made = SandboxState(self._settings)
-        self._made.use_loop(asyncio.get_running_loop())
-        return self._made
+        with self._state_lock:
+            if self._state is None:
+                self._state = SandboxState(self._settings)
+        self._state.use_loop(asyncio.get_running_loop())
+        return self._state
 
-    def _ended(self, run: _Run) -> None:
+    def _finish(self, run: _Run) -> None:
         self._stops.discard(run.stop)
-        self.has_left_behind = self.has_left_behind or run.lost
-        if self._settings.shell == "fresh" and self._made is not None:
-            threads.start(threads.ThreadJob(self._made.prepare))
+        self.has_abandoned_script = self.has_abandoned_script or run.abandoned
+        if self._settings.shell == "fresh" and self._state is not None:
+            threads.start(threads.ThreadJob(self._state.prepare))
 
 
 class _Run:
@@ -182,12 +182,12 @@ class _Run:
     ) -> None:
         self._state = state
         self._limits = limits
-        self._of_limit = timeout is None or timeout >= limits.wall_time
-        self._seconds = limits.wall_time if timeout is None or self._of_limit else timeout
+        self._is_wall_time = timeout is None or timeout >= limits.wall_time
+        self._seconds = limits.wall_time if timeout is None or self._is_wall_time else timeout
         self.stop = ScriptStop()
-        self.lost = False
-        self._outgrown = False
-        self._job = threads.ThreadJob(lambda: state.run(script, sink, self.stop), self.stop.ask)
+        self.abandoned = False
+        self._grew = False
+        self._job = threads.ThreadJob(lambda: state.run(script, sink, self.stop), self.stop.request)
 
     async def outcome(self) -> ScriptOutcome:
         """Run the script. Cancellation stops it and waits for that."""
@@ -196,51 +196,51 @@ class _Run:
             if not self._job.join(threads.QUICK):
                 await self._watch()
             if not self._job.done:
-                return await self._forced_ending()
+                return await self._stopped_outcome()
         except asyncio.CancelledError:
             await self._stop()
             raise
-        return self._own_ending()
+        return self._finished_outcome()
 
     async def _watch(self) -> None:
         """Wait until it is done, or must be stopped."""
         growth = Growth(self._limits.process_growth)
-        deadline = time.monotonic() + self._seconds + (SLACK if self._of_limit else 0.0)
-        while (left := deadline - time.monotonic()) > 0:
-            if await self._job.wait(min(left, WATCH)):
+        deadline = time.monotonic() + self._seconds + (SLACK if self._is_wall_time else 0.0)
+        while (remaining := deadline - time.monotonic()) > 0:
+            if await self._job.wait(min(remaining, WATCH)):
                 return
             if growth.is_too_much:
-                self._outgrown = True
+                self._grew = True
                 return
 
-    async def _forced_ending(self) -> ScriptOutcome:
+    async def _stopped_outcome(self) -> ScriptOutcome:
         await self._stop()
-        if self._outgrown:
-            return outgrown(self._limits.process_growth, lost=self.lost)
-        return timed_out(self._seconds, of_limit=self._of_limit, lost=self.lost)
+        if self._grew:
+            return process_grew(self._limits.process_growth, abandoned=self.abandoned)
+        return timed_out(self._seconds, is_wall_time=self._is_wall_time, abandoned=self.abandoned)
 
-    def _own_ending(self) -> ScriptOutcome:
+    def _finished_outcome(self) -> ScriptOutcome:
         try:
             outcome = self._job.result()
         except Exception:
             raise
         except BaseException as error:
             # A panic in bashkit is not an Exception; its shell is not used again.
-            words = f"smokebox: the shell failed: {error}\n{RESTARTED}"
-            outcome = ScriptOutcome(exit_code=ABORTED, message=words, broken=True)
+            message = f"smokebox: the shell failed: {error}\n{RESTARTED}"
+            outcome = ScriptOutcome(exit_code=ABORTED, message=message, broken=True)
         if outcome.broken:
             self._state.restart_shell()
         return outcome
 
     async def _stop(self) -> None:
         """Stop the script; one that does not stop is abandoned with its shell."""
-        self.stop.ask()
+        self.stop.request()
         try:
             if not self._job.join(threads.QUICK):
                 await self._job.wait(GRACE)
         finally:
-            self.lost = not self._job.done
-            if self.lost:
+            self.abandoned = not self._job.done
+            if self.abandoned:
                 self._state.restart_shell()
 
 
@@ -261,7 +261,7 @@ class Growth:
 
     @property
     def is_too_much(self) -> bool:
-        """Return whether the process has grown by more than the limit."""
+        """True if the process has grown by more than the limit."""
         return resident_bytes() - self._start > self._limit
 
 

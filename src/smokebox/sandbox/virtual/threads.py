@@ -67,20 +67,20 @@ class ThreadJob(Generic[T]):
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait without blocking the event loop; return whether the job is done in time."""
         loop = asyncio.get_running_loop()
-        ended = loop.create_future()
+        finished = loop.create_future()
 
         def wake() -> None:
             # The loop may have closed under a cancelled caller.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, ended)
+                loop.call_soon_threadsafe(_resolve, finished)
 
         self._wake = wake
-        # The job may have ended before the callback was set.
+        # The job may have finished before the callback was set.
         if self.done:
             return True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await ended
+                await finished
         return self.done
 
     def result(self) -> T:
@@ -90,7 +90,7 @@ class ThreadJob(Generic[T]):
         return self._result  # type: ignore[return-value]
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -111,18 +111,18 @@ def start(job: ThreadJob[T]) -> None:
         _busy.add(job)
     if thread is None:
         try:
-            thread = _started()
+            thread = _start_thread()
         except BaseException:
             _busy.discard(job)
             raise
     thread.jobs.put(job)
 
 
-def _started() -> _Thread:
+def _start_thread() -> _ShellThread:
     """Start a thread with a deep stack."""
     size = stack_size()
     while True:
-        thread = _Thread()
+        thread = _ShellThread()
         try:
             with _stack_size_lock:
                 before = threading.stack_size(size)
@@ -138,7 +138,7 @@ def _started() -> _Thread:
             size //= 4
 
 
-class _Thread(threading.Thread):
+class _ShellThread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="smokebox-shell", daemon=True)
         self.jobs: SimpleQueue[ThreadJob[Any]] = SimpleQueue()
@@ -169,7 +169,7 @@ class _Thread(threading.Thread):
 
 _lock = threading.Lock()
 _stack_size_lock = threading.Lock()
-_idle: list[_Thread] = []
+_idle: list[_ShellThread] = []
 _busy: set[ThreadJob[Any]] = set()
 
 
@@ -212,34 +212,29 @@ class FifoLock:
             if not self._taken:
                 self._taken = True
                 return
-            called = asyncio.get_running_loop().create_future()
-            self._queue.append(called)
+            waiter = asyncio.get_running_loop().create_future()
+            self._queue.append(waiter)
         try:
-            await called
+            await waiter
         except asyncio.CancelledError:
             with self._guard:
-                waiting = called in self._queue
-                if waiting:
-                    self._queue.remove(called)
-            if not waiting:
+                queued = waiter in self._queue
+                if queued:
+                    self._queue.remove(waiter)
+            if not queued:
                 # It was woken but is cancelled: wake the next one.
-                self._call_next()
+                self._wake_next()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._call_next()
+        self._wake_next()
 
-    def _call_next(self) -> None:
+    def _wake_next(self) -> None:
         with self._guard:
             while self._queue:
-                called = self._queue.popleft()
+                waiter = self._queue.popleft()
                 # A closed loop has no waiter.
                 with suppress(RuntimeError):
-                    called.get_loop().call_soon_threadsafe(_call, called)
+                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
                     return
             self._taken = False
-
-
-def _call(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -13,54 +13,62 @@ import resource
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smokebox.errors import InvalidOption
 from smokebox.sandbox.virtual.shell import Script
-from smokebox.sandbox.virtual.snapshot import Snapshot, node_at, survey
+from smokebox.sandbox.virtual.snapshot import Snapshot, node_at, walk_entries
 from smokebox.sandbox.virtual.state import SandboxState
 from smokebox.sandbox.virtual.thread_sandbox import ThreadSandbox
 from smokebox.sandbox.virtual.worker_messages import (
-    WorkerMessage,
+    CALLS,
+    AnyCall,
+    CallAccepted,
+    CallFiles,
+    CallResponse,
+    CancelCall,
+    RestoreSnapshot,
+    RunScript,
+    ScriptOutput,
+    StartWorker,
+    StateChanges,
+    TakeSnapshot,
+    WorkerReply,
+    encode,
     pack_error,
-    pack_nodes,
-    pack_value,
-    reader_of,
     receive,
 )
-from smokebox.types import OutputChunk
+from smokebox.types import ExecResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from smokebox.types import FileInfo
 
-    from smokebox.types import ExecResult, FileInfo
+_CHANGING = frozenset({"write", "mkdir", "remove"})
 
 
 class ChangeTracker:
     """Files that the parent already has, so that only changes are sent."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[object, ...]] = {}
+        self._sent: dict[str, tuple[object, ...]] = {}
 
-    def changes(self, state: SandboxState) -> WorkerMessage:
+    def changes(self, state: SandboxState) -> StateChanges:
         """Return the changes since the last call, with contents."""
-        waiting = state.waiting
-        seen = {info.path: info for info in survey(state.root) if info.path not in waiting}
-        marks = {path: _mark(info) for path, info in seen.items()}
-        changed = {
+        unloaded = state.unloaded
+        entries = {one.path: one for one in walk_entries(state.root) if one.path not in unloaded}
+        versions = {path: _version(info) for path, info in entries.items()}
+        nodes = {
             path: node_at(state.root, info)
-            for path, info in seen.items()
-            if self._known.get(path) != marks[path]
+            for path, info in entries.items()
+            if self._sent.get(path) != versions[path]
         }
-        gone = [path for path in self._known if path not in marks]
-        self._known = marks
-        packed = pack_nodes(changed)
-        cwd, env = state.place
-        header = {**packed.header, "gone": gone, "waiting": waiting, "cwd": cwd, "env": env}
-        return WorkerMessage(header, packed.blobs)
+        removed = [path for path in self._sent if path not in versions]
+        self._sent = versions
+        cwd, env = state.cwd_and_env
+        return StateChanges(nodes=nodes, removed=removed, unloaded=unloaded, cwd=cwd, env=env)
 
 
-def _mark(info: FileInfo) -> tuple[object, ...]:
+def _version(info: FileInfo) -> tuple[object, ...]:
     return (info.type, info.size, info.mtime, info.mode)
 
 
@@ -70,7 +78,7 @@ class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._ledger = ChangeTracker()
+        self._tracker = ChangeTracker()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sandbox: ThreadSandbox | None = None
 
@@ -78,19 +86,16 @@ class Worker:
         """Serve calls until the parent closes the socket, then exit."""
         loop = asyncio.get_running_loop()
 
-        def take(message: WorkerMessage) -> None:
-            number = message.header["id"]
-            if message.header["call"] == "cancel":
-                if number in self._tasks:
-                    self._tasks[number].cancel()
-                return
-            self._tasks[number] = group.create_task(self._answer(number, message))
+        def accept(call: AnyCall) -> None:
+            if not isinstance(call, CancelCall):
+                self._tasks[call.id] = group.create_task(self._serve_call(call))
+            elif call.id in self._tasks:
+                self._tasks[call.id].cancel()
 
         def read() -> None:
-            read_exactly = reader_of(self._connection)
             try:
                 while True:
-                    loop.call_soon_threadsafe(take, receive(read_exactly))
+                    loop.call_soon_threadsafe(accept, receive(self._connection, CALLS))
             except (EOFError, OSError, ValueError):
                 # Exit at once: a script may be running, and its result is no longer needed.
                 os._exit(0)
@@ -98,104 +103,77 @@ class Worker:
         threading.Thread(target=read, daemon=True).start()
         await loop.create_future()
 
-    async def _answer(self, number: int, message: WorkerMessage) -> None:
-        self._send(WorkerMessage({"id": number, "begun": True}))
-        header: dict[str, Any] = {"id": number, "end": True}
-        blobs: Sequence[bytes] = ()
+    async def _serve_call(self, call: AnyCall) -> None:
+        self._send(CallAccepted(id=call.id))
+        response = CallResponse(id=call.id)
         try:
-            answer = await self._call(number, message)
-            header |= {"answer": answer.header, "count": len(answer.blobs)}
-            blobs = answer.blobs
+            response.result = await self._call(call)
         except asyncio.CancelledError:
-            header["cancelled"] = True
+            pass
         except Exception as error:
-            header["error"] = pack_error(error)
+            response.error = pack_error(error)
         finally:
-            self._tasks.pop(number, None)
+            self._tasks.pop(call.id, None)
         if self._sandbox is not None:
-            header["lost"] = self._sandbox.has_left_behind
-            if message.header.get("changes"):
-                changes = self._ledger.changes(self._sandbox._get_state())
-                header["changes"] = changes.header
-                blobs = [*blobs, *changes.blobs]
-        self._send(WorkerMessage(header, blobs))
+            response.abandoned = self._sandbox.has_abandoned_script
+            reads = isinstance(call, CallFiles) and call.operation not in _CHANGING
+            if not reads and not isinstance(call, StartWorker):
+                response.changes = self._tracker.changes(self._sandbox._get_state())
+        self._send(response)
 
-    async def _call(self, number: int, message: WorkerMessage) -> WorkerMessage:
-        header, blobs = message.header, message.blobs
-        if header["call"] == "start":
-            return self._start(header, blobs)
+    async def _call(self, call: AnyCall) -> object:
+        if isinstance(call, StartWorker):
+            self._start(call)
+            return None
         assert self._sandbox is not None
-        match header["call"]:
-            case "exec":
-                return _pack_result(await self._sandbox._exec(_script(message), header["timeout"]))
-            case "stream":
-                return await self._stream(number, message)
-            case "files":
-                value = await self._sandbox._on_files(
-                    header["operation"], *header["arguments"], *blobs, **header["options"]
+        match call:
+            case RunScript():
+                return await self._run(call)
+            case CallFiles():
+                return await self._sandbox._call_files(
+                    call.operation,  # type: ignore[arg-type]
+                    *call.arguments,
+                    **call.options,
                 )
-                return pack_value(value)
-            case "snapshot":
-                return WorkerMessage({}, [await self._sandbox.snapshot()])
-            case "restore":
-                await self._sandbox.restore(blobs[0])
-                return WorkerMessage({})
-            case _:
-                raise InvalidOption(f"no such call: {header['call']!r}")
+            case TakeSnapshot():
+                return await self._sandbox.snapshot()
+            case RestoreSnapshot():
+                await self._sandbox.restore(call.snapshot)
+        return None
 
-    def _start(self, header: dict[str, Any], blobs: Sequence[bytes]) -> WorkerMessage:
-        sys.path[:] = header["path"]
+    def _start(self, call: StartWorker) -> None:
+        sys.path[:] = [os.fsdecode(entry) for entry in call.path]
         try:
-            settings = pickle.loads(blobs[0])
+            settings = pickle.loads(call.settings)
         except Exception as error:
             raise InvalidOption(
                 f"an option cannot be loaded in the worker process: {error}",
                 hint="Define functions at the top of a module that can be imported, "
                 "not in the main script, or use isolation='thread'.",
             ) from error
-        snapshot = None
-        if header["resume"]:
-            decoded = Snapshot.decode(blobs[1])
-            snapshot = Snapshot(image=decoded.image, shell=decoded.shell, waiting=header["waiting"])
+        before, snapshot = call.state, None
+        if before is not None:
+            snapshot = Snapshot(image=before.image, shell=before.shell, unloaded=before.unloaded)
         state = SandboxState(settings, snapshot)
-        if header["cwd"] is not None:
-            state.resume(header["cwd"], header["env"])
+        if before is not None and before.cwd is not None:
+            state.resume(before.cwd, before.env)
         self._sandbox = ThreadSandbox(settings, state=state)
-        return WorkerMessage({})
 
-    async def _stream(self, number: int, message: WorkerMessage) -> WorkerMessage:
+    async def _run(self, call: RunScript) -> ExecResult:
         assert self._sandbox is not None
-        stream = self._sandbox._stream(_script(message), message.header["timeout"])
-        async for item in stream:
-            if not isinstance(item, OutputChunk):
-                return _pack_result(item)
-            chunk = {"id": number, "end": False, "stream": item.stream, "data": item.data}
-            self._send(WorkerMessage(chunk))
+        script = Script(command=call.command, cwd=call.cwd, env=call.env, stdin=call.stdin)
+        if not call.streamed:
+            return await self._sandbox._exec(script, call.timeout)
+        async for item in self._sandbox._stream(script, call.timeout):
+            if isinstance(item, ExecResult):
+                return item
+            self._send(ScriptOutput(id=call.id, chunk=item))
         raise AssertionError("a stream ends with a result")
 
-    def _send(self, message: WorkerMessage) -> None:
+    def _send(self, reply: WorkerReply) -> None:
+        data = encode(reply)
         with self._sending:
-            self._connection.sendall(message.encode())
-
-
-def _script(message: WorkerMessage) -> Script:
-    header, blobs = message.header, message.blobs
-    return Script(
-        command=header["command"],
-        cwd=header["cwd"],
-        env=header["env"],
-        stdin=blobs[0] if blobs else None,
-    )
-
-
-def _pack_result(result: ExecResult) -> WorkerMessage:
-    header = {
-        "exit_code": result.exit_code,
-        "truncated": result.truncated,
-        "timed_out": result.timed_out,
-        "duration": result.duration,
-    }
-    return WorkerMessage(header, [result.stdout.encode(), result.stderr.encode()])
+            self._connection.sendall(data)
 
 
 async def _serve(connection: socket.socket) -> None:

@@ -1,125 +1,165 @@
-"""Messages between a virtual sandbox and its worker process.
+"""Messages between a virtual sandbox and its worker process, in MessagePack.
 
-A message is a JSON header and blobs of bytes. Nothing from a worker is unpickled: a compromised
-worker can only send data to its parent.
+Nothing from a worker is unpickled: a compromised worker can only send data to its parent.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from smokebox.errors import PathError, SmokeboxError
-from smokebox.sandbox.virtual.snapshot import FileNode
-from smokebox.types import FileInfo
+import msgspec
+
+from smokebox.errors import SmokeboxError
+from smokebox.sandbox.virtual.snapshot import FileNode  # noqa: TC001
+from smokebox.types import OutputChunk  # noqa: TC001
+from smokebox.wire.failure import Failure, failure_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_LENGTHS = struct.Struct("!IQ")
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("!Q")
 MAX_MESSAGE = 4 << 30
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerMessage:
-    """Header with its blobs."""
+class WorkerState(msgspec.Struct):
+    """Files, directory and environment of a sandbox, as of its last finished call.
 
-    header: dict[str, Any]
-    blobs: Sequence[bytes] = ()
+    `shell` is the state of a shell from a snapshot, for a worker that has not run it yet.
+    """
 
-    def encode(self) -> bytes:
-        """Encode for the socket."""
-        header = {**self.header, "blobs": [len(blob) for blob in self.blobs]}
-        text = json.dumps(header, default=str).encode()
-        lengths = _LENGTHS.pack(len(text), sum(header["blobs"]))
-        return b"".join((lengths, text, *self.blobs))
+    image: dict[str, FileNode] = {}
+    unloaded: dict[str, str] = {}
+    shell: bytes = b""
+    cwd: str | None = None
+    env: dict[str, str] = {}
 
 
-def receive(read: Callable[[int], bytes]) -> WorkerMessage:
-    """Receive a message; `read` returns exactly as many bytes as asked, or raises `EOFError`."""
-    header_size, body_size = _LENGTHS.unpack(read(_LENGTHS.size))
-    if header_size + body_size > MAX_MESSAGE:
-        raise EOFError("invalid message")
-    header = json.loads(read(header_size))
-    body, blobs, at = read(body_size), [], 0
-    for size in header.pop("blobs"):
-        blobs.append(body[at : at + size])
-        at += size
-    return WorkerMessage(header, blobs)
+class StateChanges(msgspec.Struct):
+    """Changes of the state by one call; `nodes` are files that were created or changed."""
+
+    nodes: dict[str, FileNode]
+    removed: list[str]
+    unloaded: dict[str, str]
+    cwd: str
+    env: dict[str, str]
 
 
-def reader_of(connection: socket.socket) -> Callable[[int], bytes]:
-    """Return a function that reads exactly `size` bytes from a blocking socket."""
+class WorkerCall(msgspec.Struct, tag=True, kw_only=True):
+    """A call of the parent. `id` numbers the calls of one worker."""
 
-    def read(size: int) -> bytes:
-        data = bytearray(size)
-        view, at = memoryview(data), 0
-        while at < size:
-            count = connection.recv_into(view[at:])
-            if count == 0:
-                raise EOFError("connection closed")
-            at += count
-        return bytes(data)
-
-    return read
+    id: int = 0
 
 
-def pack_error(error: BaseException) -> dict[str, Any]:
-    """Return an exception as plain data."""
+class StartWorker(WorkerCall):
+    """Create the sandbox. `settings` is a pickled `VirtualSettings`, `path` is `sys.path`."""
+
+    path: list[bytes]
+    settings: bytes
+    state: WorkerState | None
+
+
+class RunScript(WorkerCall):
+    """Run a script, and send its output while it runs if `streamed`."""
+
+    command: str
+    cwd: str | None
+    env: dict[str, str]
+    stdin: bytes | None
+    timeout: float | None
+    streamed: bool
+
+
+class CallFiles(WorkerCall):
+    """Call a method of the sandbox's `Tree`."""
+
+    operation: str
+    arguments: list[Any]
+    options: dict[str, Any]
+
+
+class TakeSnapshot(WorkerCall):
+    """Return a snapshot as bytes."""
+
+
+class RestoreSnapshot(WorkerCall):
+    """Restore a snapshot."""
+
+    snapshot: bytes
+
+
+class CancelCall(WorkerCall):
+    """Cancel the call of this id, which still gets a response."""
+
+
+class WorkerReply(msgspec.Struct, tag=True, kw_only=True):
+    """A message of the worker about the call of an id."""
+
+    id: int
+
+
+class CallAccepted(WorkerReply):
+    """The worker has started the call."""
+
+
+class ScriptOutput(WorkerReply):
+    """A chunk of a streamed script."""
+
+    chunk: OutputChunk
+
+
+class CallResponse(WorkerReply):
+    """Result or error of a call. A cancelled call has neither.
+
+    `abandoned` is set once a script of the worker could not be stopped.
+    """
+
+    result: Any = None
+    error: Failure | None = None
+    abandoned: bool = False
+    changes: StateChanges | None = None
+
+
+AnyCall = StartWorker | RunScript | CallFiles | TakeSnapshot | RestoreSnapshot | CancelCall
+AnyReply = CallAccepted | ScriptOutput | CallResponse
+CALLS: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)
+REPLIES: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def encode(message: WorkerCall | WorkerReply) -> bytes:
+    """Encode a message with its length in front."""
+    data = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """Receive a message from a blocking socket.
+
+    Raises:
+        EOFError: The connection was closed.
+        ValueError: The message is invalid.
+    """
+    (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    if size > MAX_MESSAGE:
+        raise ValueError("the message is too long")
+    return decoder.decode(_receive_exactly(connection, size))
+
+
+def pack_error(error: Exception) -> Failure:
+    """Return an exception as plain data, for `smokebox.wire.failure.error_of`."""
     if not isinstance(error, SmokeboxError):
-        return {"code": "error", "message": f"{type(error).__name__}: {error}"}
-    packed = {"code": error.code, "message": error.message, "hint": error.hint}
-    if isinstance(error, PathError):
-        return {**packed, "path": error.path}
-    return {**packed, "fields": error.fields}
+        error = SmokeboxError(f"{type(error).__name__}: {error}")
+    return failure_of(error)
 
 
-def unpack_error(packed: Mapping[str, Any]) -> SmokeboxError:
-    """Return the exception that `pack_error` packed, as the same class."""
-    kind = _by_code(SmokeboxError).get(packed["code"], SmokeboxError)
-    message, hint = str(packed["message"]), str(packed.get("hint", ""))
-    if issubclass(kind, PathError):
-        return kind(str(packed.get("path", "")), message, hint=hint)
-    return kind(message, hint=hint, **packed.get("fields", {}))
-
-
-def _by_code(kind: type[SmokeboxError]) -> dict[str, type[SmokeboxError]]:
-    found = {kind.code: kind}
-    for child in kind.__subclasses__():
-        found.update(_by_code(child))
-    return found
-
-
-def pack_value(value: object) -> WorkerMessage:
-    """Pack the result of a file call."""
-    if isinstance(value, bytes):
-        return WorkerMessage({"kind": "bytes"}, [value])
-    if isinstance(value, FileInfo):
-        return WorkerMessage({"kind": "info", "value": dataclasses.asdict(value)})
-    return WorkerMessage({"kind": "plain", "value": value})
-
-
-def unpack_value(message: WorkerMessage) -> Any:
-    """Unpack the result of a file call."""
-    kind = message.header["kind"]
-    if kind == "bytes":
-        return message.blobs[0]
-    value = message.header["value"]
-    return FileInfo(**value) if kind == "info" else value
-
-
-def pack_nodes(nodes: Mapping[str, FileNode]) -> WorkerMessage:
-    """Pack files with their contents."""
-    rows = [[path, node.kind, node.mode, node.mtime] for path, node in nodes.items()]
-    return WorkerMessage({"nodes": rows}, [node.data for node in nodes.values()])
-
-
-def unpack_nodes(rows: Iterable[Sequence[Any]], blobs: Sequence[bytes]) -> dict[str, FileNode]:
-    """Unpack files with their contents."""
-    return {
-        path: FileNode(kind, mode, mtime, data)
-        for (path, kind, mode, mtime), data in zip(rows, blobs, strict=True)
-    }
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, position = memoryview(data), 0
+    while position < size:
+        count = connection.recv_into(view[position:])
+        if count == 0:
+            raise EOFError("connection closed")
+        position += count
+    return data

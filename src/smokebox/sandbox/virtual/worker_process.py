@@ -12,15 +12,22 @@ import sys
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from smokebox.sandbox.virtual.worker_messages import WorkerMessage, reader_of, receive
-from smokebox.types import OutputChunk
+from smokebox.sandbox.virtual.worker_messages import (
+    REPLIES,
+    AnyReply,
+    CallAccepted,
+    CallResponse,
+    CancelCall,
+    ScriptOutput,
+    encode,
+    receive,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smokebox.sandbox.virtual.output import ChunkQueue
+    from smokebox.sandbox.virtual.worker_messages import WorkerCall
 
 T = TypeVar("T")
 
@@ -49,48 +56,50 @@ class WorkerDied(Exception):
         return cls(128 - returncode, f"it was killed by {name}")
 
 
-class WorkerCall:
-    """Pending call."""
+class SentCall:
+    """A call that was sent to a worker."""
 
     def __init__(self, worker: WorkerProcess, number: int, chunks: ChunkQueue | None) -> None:
         self.chunks = chunks
         self._worker = worker
         self.number = number
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[WorkerMessage | None] = self._loop.create_future()
-        self._begun: asyncio.Future[bool] = self._loop.create_future()
+        self._response: asyncio.Future[CallResponse | None] = self._loop.create_future()
+        self._accepted: asyncio.Future[bool] = self._loop.create_future()
 
-    async def begun(self, timeout: float) -> bool:
+    async def accepted(self, timeout: float) -> bool:
         """Return whether the worker started it; if not, nothing has happened."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._begun), timeout)
+            return await asyncio.wait_for(asyncio.shield(self._accepted), timeout)
         except TimeoutError:
             return False
 
-    async def answer(self, timeout: float) -> WorkerMessage:
-        """Return the worker's response. Raises `WorkerDied`, or `TimeoutError` and can be awaited
-        again.
+    async def response(self, timeout: float) -> CallResponse:
+        """Return the worker's response. After `TimeoutError` it can be awaited again.
+
+        Raises:
+            WorkerDied: The worker has exited.
         """
-        answer = await asyncio.wait_for(asyncio.shield(self._answer), timeout)
-        if answer is None:
+        response = await asyncio.wait_for(asyncio.shield(self._response), timeout)
+        if response is None:
             raise WorkerDied.of(self._worker.returncode)
-        return answer
+        return response
 
     def cancel(self) -> None:
         """Ask the worker to cancel the call; it still responds."""
-        self._worker.send(WorkerMessage({"id": self.number, "call": "cancel"}))
+        self._worker.send(encode(CancelCall(id=self.number)))
 
-    def begin(self) -> None:
+    def accept(self) -> None:
         """Mark the call as started; from any thread."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, self._begun, True)
+            self._loop.call_soon_threadsafe(_resolve, self._accepted, True)
 
-    def settle(self, answer: WorkerMessage | None) -> None:
+    def deliver(self, response: CallResponse | None) -> None:
         """Deliver the response, from any thread."""
         # The loop may be closed, and then there is no waiter.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, self._begun, False)
-            self._loop.call_soon_threadsafe(_resolve, self._answer, answer)
+            self._loop.call_soon_threadsafe(_resolve, self._accepted, False)
+            self._loop.call_soon_threadsafe(_resolve, self._response, response)
 
 
 def _resolve(future: asyncio.Future[T], value: T) -> None:
@@ -114,11 +123,11 @@ class WorkerProcess:
                 # Ctrl-C in a terminal is meant for the parent.
                 start_new_session=True,
             )
-        self.numbers = itertools.count(1)
-        self._calls: dict[int, WorkerCall] = {}
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, SentCall] = {}
         self._guard = threading.Lock()
-        self._outbox: SimpleQueue[WorkerMessage | None] = SimpleQueue()
-        self._gone = False
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._exited = False
         self._killed = False
         self._reader = threading.Thread(target=self._read, name="smokebox-worker", daemon=True)
         self._reader.start()
@@ -131,7 +140,7 @@ class WorkerProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it accepts calls: false once it was killed."""
+        """True if it accepts calls: not killed, and running."""
         return not self._killed and self._process.poll() is None
 
     @property
@@ -139,23 +148,23 @@ class WorkerProcess:
         """Return code after its exit."""
         return self._process.returncode or 0
 
-    def call(
-        self, header: dict[str, Any], blobs: Sequence[bytes] = (), chunks: ChunkQueue | None = None
-    ) -> WorkerCall:
+    def call(self, message: WorkerCall, chunks: ChunkQueue | None = None) -> SentCall:
         """Send a call; its output goes to `chunks`."""
-        call = WorkerCall(self, next(self.numbers), chunks)
+        message.id = next(self._numbers)
+        data = encode(message)
+        call = SentCall(self, message.id, chunks)
         with self._guard:
-            gone = self._gone
-            self._calls[call.number] = call
-        if gone:
-            call.settle(None)
+            exited = self._exited
+            self._calls[message.id] = call
+        if exited:
+            call.deliver(None)
         else:
-            self.send(WorkerMessage({**header, "id": call.number}, blobs))
+            self.send(data)
         return call
 
-    def send(self, message: WorkerMessage) -> None:
-        """Send a message without waiting; ignored if the worker has exited."""
-        self._outbox.put(message)
+    def send(self, data: bytes) -> None:
+        """Send an encoded message without waiting; ignored if the worker has exited."""
+        self._outbox.put(data)
 
     def kill(self) -> None:
         """Kill the process. Safe to repeat."""
@@ -168,40 +177,40 @@ class WorkerProcess:
         self._reader.join(timeout)
 
     def _read(self) -> None:
-        read = reader_of(self._connection)
         # After anything but a valid message the worker is not used again.
         with suppress(Exception):
             while True:
-                self._take(receive(read))
+                self._receive(receive(self._connection, REPLIES))
         self.kill()
         self._outbox.put(None)
         self._process.wait()
         with self._guard:
-            self._gone = True
+            self._exited = True
             calls = list(self._calls.values())
         self._connection.close()
         for call in calls:
-            call.settle(None)
+            call.deliver(None)
 
     def _write(self) -> None:
         # A worker that does not read must not block the sender.
         with suppress(OSError):
-            while (message := self._outbox.get()) is not None:
-                self._connection.sendall(message.encode())
+            while (data := self._outbox.get()) is not None:
+                self._connection.sendall(data)
 
-    def _take(self, message: WorkerMessage) -> None:
-        header = message.header
-        call = self._calls.get(header["id"])
+    def _receive(self, reply: AnyReply) -> None:
+        call = self._calls.get(reply.id)
         if call is None:
             return
-        if "begun" in header:
-            call.begin()
-        elif header["end"]:
-            with self._guard:
-                del self._calls[header["id"]]
-            call.settle(message)
-        elif call.chunks is not None:
-            call.chunks.put(OutputChunk(header["stream"], header["data"]))
+        match reply:
+            case CallAccepted():
+                call.accept()
+            case ScriptOutput():
+                if call.chunks is not None:
+                    call.chunks.put(reply.chunk)
+            case CallResponse():
+                with self._guard:
+                    del self._calls[reply.id]
+                call.deliver(reply)
 
 
 def _environment() -> dict[str, str]:

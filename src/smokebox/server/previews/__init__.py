@@ -1,6 +1,5 @@
-"""Previews: what listens in a sandbox, for browsers and others outside.
+"""Previews: HTTP and WebSocket access from outside to ports of sandboxes.
 
-They are taken from the listeners of the server as they come, before it looks at them: `front`
-tells them from requests to the API, `visitor` talks to who is outside, `upstream` to the
-sandbox, `gate` says who may, and `sites` by which names.
+`protocol` tells their requests from those to the API, `names` knows their host names and URLs,
+`access` checks tokens, and `proxy` forwards requests to the sandbox.
 """

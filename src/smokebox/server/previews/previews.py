@@ -1,4 +1,4 @@
-"""The previews of one server: what their connections share, and their listener of their own."""
+"""The previews of one server: the state that their connections share, and their listener."""
 
 from __future__ import annotations
 
@@ -8,142 +8,144 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from smokebox.server.previews.gate import Gate
-from smokebox.server.previews.gate import unknown as _unknown
-from smokebox.server.previews.signing import Signer
-from smokebox.server.previews.sites import Sites
-from smokebox.server.previews.upstream import Pool
-from smokebox.server.previews.visitor import Visitor
+from smokebox.foundation.http1.connection import Connection
+from smokebox.foundation.http1.pool import ConnectionPool
+from smokebox.server.previews.access import PreviewAccess, TokenSigner
+from smokebox.server.previews.names import PreviewNames
+from smokebox.server.previews.proxy import PreviewProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from smokebox.engine import Host
     from smokebox.server.health import Drain
     from smokebox.server.keys import Keys
     from smokebox.server.metrics import Metrics
     from smokebox.server.settings import ServerSettings
 
-_SWEEP_SECONDS = 5.0
+_MAX_IDLE = 64
+_IDLE_CHECK_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
-_HURRY_SECONDS = 0.2
+_CUT_CHECK_SECONDS = 0.2
 _BACKLOG = 2048
 _LOOPBACK = "127.0.0.1"
 _PORT_FILE = "previews.port"
 
 
 class Previews:
-    """What is shared. `port` is where they are reached by TCP, once they are."""
+    """State of all previews. `port` is their TCP port, once there is one."""
 
     def __init__(
         self, *, host: Host, settings: ServerSettings, keys: Keys, drain: Drain, metrics: Metrics
     ) -> None:
-        self.sites = Sites(settings)
-        self.signer = Signer(settings.home)
-        self.gate = Gate(host, keys, self.signer)
+        self.names = PreviewNames(settings)
+        self.signer = TokenSigner(settings.home)
+        self.access = PreviewAccess(host, keys, self.signer)
         self.keys = keys
         self.drain = drain
-        self.pool = Pool()
-        self.visitors: set[Visitor] = set()
+        self.pool = ConnectionPool(max_idle=_MAX_IDLE, check=False)
+        self.proxies: set[PreviewProxy] = set()
         self.port: int | None = None
-        self.unknown = _unknown
-        self.count = metrics.previews.count
-        self._file = os.path.join(settings.home, _PORT_FILE)
+        self.count = metrics.previewed
+        self._port_file = os.path.join(settings.home, _PORT_FILE)
         self._listening = asyncio.Lock()
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused."""
+        """True once new requests are refused."""
         return self.drain.begun
 
     def start(self, port: int | None) -> None:
-        """Begin; `port` is that of the server, if it listens by TCP."""
+        """Start; `port` is that of the server, if it listens on TCP."""
         self.port = port
-        self._sweep()
+        self._close_idle()
 
     async def listen(self) -> int:
-        """The port where previews are, on the loopback address unless the server has its own.
+        """Return the TCP port of previews, listening on a loopback port if the server has none.
 
-        It is the one of last time, if that is free: URLs stay what they are.
+        It is the port of the last run if that is free, so that URLs stay the same.
         """
         async with self._listening:
             if self.port is None:
-                sock = await asyncio.to_thread(_bind, self._file)
+                sock = await asyncio.to_thread(_bind, self._port_file)
                 loop = asyncio.get_running_loop()
                 self._server = await loop.create_server(
-                    lambda: Visitor(self), sock=sock, backlog=_BACKLOG
+                    lambda: _PreviewConnection(self), sock=sock, backlog=_BACKLOG
                 )
                 self.port = sock.getsockname()[1]
             return self.port
 
     async def resume(self) -> None:
-        """Listen again, if there were previews before."""
-        if self.port is None and await asyncio.to_thread(os.path.exists, self._file):
+        """Listen again if an earlier run did."""
+        if self.port is None and await asyncio.to_thread(os.path.exists, self._port_file):
             with contextlib.suppress(OSError):
                 await self.listen()
 
     async def finish(self, seconds: float) -> None:
-        """Let the answers that are on their way arrive, and end the rest."""
+        """Wait for responses on their way, at most `seconds`, then close."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.drain.cut and any(one.answering for one in self.visitors):
+                while not self.drain.cut and any(one.is_responding for one in self.proxies):
                     self._changed.clear()
                     with contextlib.suppress(TimeoutError):
-                        # Now and then, to see whether anybody is in a hurry.
-                        async with asyncio.timeout(_HURRY_SECONDS):
+                        # `drain.cut` sets no event.
+                        async with asyncio.timeout(_CUT_CHECK_SECONDS):
                             await self._changed.wait()
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End all connections."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        """Close all connections."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        for visitor in list(self.visitors):
-            visitor.abort()
+        tasks = [proxy.task for proxy in self.proxies]
+        for proxy in list(self.proxies):
+            proxy.cut()
+        if tasks:
+            await asyncio.wait(tasks)
         self.pool.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
 
-    def run(self, work: Coroutine[None, None, None]) -> None:
-        """Have something done that no connection can wait for."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def ended(self) -> None:
-        """Of `Visitor`: an answer has arrived, or a connection ended."""
+    def remove(self, proxy: PreviewProxy) -> None:
+        """Forget a connection that ended."""
+        self.proxies.discard(proxy)
         self._changed.set()
 
-    def _sweep(self) -> None:
+    def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
-        self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep)
-        self.pool.sweep()
-        late = loop.time() - _IDLE_SECONDS
-        for visitor in [one for one in self.visitors if one.idle and one.used_at < late]:
-            visitor.close()
+        self._idle_check = loop.call_later(_IDLE_CHECK_SECONDS, self._close_idle)
+        oldest = loop.time() - _IDLE_SECONDS
+        for proxy in list(self.proxies):
+            if proxy.idle_since is not None and proxy.idle_since < oldest:
+                proxy.close()
 
 
-def _bind(file: str) -> socket.socket:
-    wanted = 0
-    with contextlib.suppress(OSError, ValueError), open(file) as text:
-        wanted = int(text.read())
+class _PreviewConnection(Connection):
+    """A connection to the listener of previews, which no other requests reach."""
+
+    def __init__(self, previews: Previews) -> None:
+        super().__init__(timeout=None)
+        self._previews = previews
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        PreviewProxy(self._previews, self)
+
+
+def _bind(port_file: str) -> socket.socket:
+    last = 0
+    with contextlib.suppress(OSError, ValueError), open(port_file) as text:
+        last = int(text.read())
     try:
-        sock = socket.create_server((_LOOPBACK, wanted), backlog=_BACKLOG)
+        sock = socket.create_server((_LOOPBACK, last), backlog=_BACKLOG)
     except (OSError, OverflowError):
         sock = socket.create_server((_LOOPBACK, 0), backlog=_BACKLOG)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     port = sock.getsockname()[1]
-    if port != wanted:
-        with open(file, "w") as text:
+    if port != last:
+        with open(port_file, "w") as text:
             text.write(f"{port}\n")
     return sock

@@ -1,4 +1,4 @@
-"""The URLs of ports, for who asks the API for them."""
+"""URLs of exposed ports, for responses of the API."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING
 
 from smokebox.errors import NotFound
 from smokebox.types import ExposedPort
-from smokebox.wire.preview import Target
+from smokebox.wire.preview import PreviewTarget
 
 if TYPE_CHECKING:
     from smokebox.engine.ports import PortGrant
     from smokebox.server.endpoint import ApiCall
 
 
-async def described(call: ApiCall, exposed: PortGrant) -> ExposedPort:
-    """A port that was exposed, with where it is seen."""
-    target = Target(exposed.port, call.sandbox.id, exposed.token)
+async def exposed_port(call: ApiCall, grant: PortGrant) -> ExposedPort:
+    """Return an exposed port with its URL."""
+    target = PreviewTarget(grant.port, call.sandbox.id, grant.token)
     return ExposedPort(
-        port=exposed.port,
+        port=grant.port,
         url=await _url(call, target),
-        token=exposed.token,
-        name=exposed.name,
-        private=exposed.private,
-        status="active" if exposed.active else "stale",
+        token=grant.token,
+        name=grant.name,
+        private=grant.private,
+        status="active" if grant.active else "stale",
     )
 
 
-async def url_of(call: ApiCall, port: int, *, expires_at: int | None = None) -> str:
-    """The URL of a port that was exposed, or one that is good until then."""
+async def preview_url(call: ApiCall, port: int, *, expires_at: int | None = None) -> str:
+    """Return the URL of an exposed port; with `expires_at`, one that is valid until then."""
     row = (await call.sandbox.ports.load()).get(port)
     if row is None:
         raise NotFound(
@@ -38,12 +38,12 @@ async def url_of(call: ApiCall, port: int, *, expires_at: int | None = None) -> 
         )
     signer = call.state.previews.signer
     token = row.token if expires_at is None else signer.sign(row, expires_at)
-    return await _url(call, Target(port, call.sandbox.id, token))
+    return await _url(call, PreviewTarget(port, call.sandbox.id, token))
 
 
-async def _url(call: ApiCall, target: Target) -> str:
+async def _url(call: ApiCall, target: PreviewTarget) -> str:
     previews = call.state.previews
     server = call.request.scope["server"]
-    by_socket = server is None or server[1] is None
-    asked_by = None if by_socket else call.request.headers.get("host")
-    return previews.sites.url(target, port=await previews.listen(), asked_by=asked_by)
+    is_unix = server is None or server[1] is None
+    host = None if is_unix else call.request.headers.get("host")
+    return previews.names.url(target, port=await previews.listen(), requested_host=host)

@@ -23,7 +23,7 @@ from smokebox.server.routes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from smokebox.server.endpoint import Endpoint
+    from smokebox.server.endpoint import ApiEndpoint
     from smokebox.server.websocket import WebSocketEndpoint
 
 # Routes are matched in this order, so the most frequent requests come first.
@@ -47,7 +47,7 @@ _MODULES = (
 )
 
 
-def all_endpoints() -> list[Endpoint]:
+def all_endpoints() -> list[ApiEndpoint]:
     """Return every endpoint of the API."""
     return [endpoint for module in _MODULES for endpoint in module.ENDPOINTS]
 

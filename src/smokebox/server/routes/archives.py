@@ -9,7 +9,7 @@ from starlette.responses import Response
 from smokebox.errors import DeadlineExceeded, LimitReached, Unsupported
 from smokebox.server.endpoint import ApiCall, endpoint
 from smokebox.server.responses import ByteResponse, read_batches
-from smokebox.server.routes.files import CHANGING, LOOKING
+from smokebox.server.routes.files import READ_ERRORS, WRITE_ERRORS
 from smokebox.types import Extracted
 from smokebox.wire.requests import ReadArchive, WriteArchive
 
@@ -18,7 +18,7 @@ GZIP = "application/gzip"
 _BASE = "/sandboxes/{id}/archive"
 
 
-@endpoint("GET", _BASE, errors=LOOKING, returns=f"{TAR}, {GZIP}")
+@endpoint("GET", _BASE, errors=READ_ERRORS, returns=f"{TAR}, {GZIP}")
 async def read(call: ApiCall, query: ReadArchive) -> Response:
     """Download a directory or a file as a tar archive, gzipped with `compress`.
 
@@ -40,7 +40,7 @@ async def read(call: ApiCall, query: ReadArchive) -> Response:
 @endpoint(
     "PUT",
     _BASE,
-    errors=(*CHANGING, LimitReached, Unsupported, DeadlineExceeded),
+    errors=(*WRITE_ERRORS, LimitReached, Unsupported, DeadlineExceeded),
     accepts=TAR,
 )
 async def write(call: ApiCall, query: WriteArchive) -> Extracted:

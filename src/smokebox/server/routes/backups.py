@@ -28,9 +28,9 @@ from smokebox.types import Backup, RestoredBackup
 from smokebox.wire.requests import CreateBackup, ListBackups, RestoreBackup
 from smokebox.wire.responses import Backups, BackupsUnderWay
 
-_KEPT = (ServiceUnavailable, BucketNotFound, PathError, MissingDependency)
-_WORK = (
-    *_KEPT,
+_STORE_ERRORS = (ServiceUnavailable, BucketNotFound, PathError, MissingDependency)
+_ERRORS = (
+    *_STORE_ERRORS,
     InvalidOption,
     InvalidPath,
     NotFound,
@@ -42,7 +42,7 @@ _WORK = (
 )
 
 
-@endpoint("POST", "/sandboxes/{id}/backups", errors=_WORK, status=201, slow=True)
+@endpoint("POST", "/sandboxes/{id}/backups", errors=_ERRORS, status=201, slow=True)
 async def create(call: ApiCall, body: CreateBackup) -> Backup:
     """Back up a directory of a sandbox.
 
@@ -51,7 +51,7 @@ async def create(call: ApiCall, body: CreateBackup) -> Backup:
     creates one backup.
     """
 
-    async def make(id: str) -> Backup:
+    async def create_with_id(id: str) -> Backup:
         return await call.sandbox.backups.create(
             body.path,
             id=id,
@@ -63,14 +63,19 @@ async def create(call: ApiCall, body: CreateBackup) -> Backup:
             **_without_none(compression=body.compression, timeout=body.timeout),
         )
 
-    making = Creation(kind="backup", id=random_backup_id(), find=call.host.backups.get, make=make)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call,
+        body,
+        Creation(
+            kind="backup", id=random_backup_id(), find=call.host.backups.get, create=create_with_id
+        ),
+    )
 
 
 @endpoint(
     "POST",
     "/sandboxes/{id}/backups/{backup}/restore",
-    errors=(*_WORK, BadSnapshot, Forbidden),
+    errors=(*_ERRORS, BadSnapshot, Forbidden),
     slow=True,
 )
 async def restore(call: ApiCall, body: RestoreBackup) -> RestoredBackup:
@@ -98,16 +103,18 @@ async def list_all(call: ApiCall, query: ListBackups) -> Backups:
     if sandbox is not None:
         call.principal.check_sandbox(check_id(sandbox))
     found = await call.host.backups.list(sandbox_id=sandbox, prefix=query.prefix)
-    return Backups([one for one in found if one.sandbox_id.startswith(call.principal.prefix)])
+    return Backups(
+        [backup for backup in found if backup.sandbox_id.startswith(call.principal.prefix)]
+    )
 
 
-@endpoint("GET", "/backups/{backup}", errors=(*_KEPT, NotFound, Forbidden))
+@endpoint("GET", "/backups/{backup}", errors=(*_STORE_ERRORS, NotFound, Forbidden))
 async def get(call: ApiCall) -> Backup:
     """Return the metadata of a backup."""
     return await _backup(call)
 
 
-@endpoint("DELETE", "/backups/{backup}", errors=(*_KEPT, Conflict, Forbidden), slow=True)
+@endpoint("DELETE", "/backups/{backup}", errors=(*_STORE_ERRORS, Conflict, Forbidden), slow=True)
 async def delete(call: ApiCall) -> None:
     """Delete a backup. Succeeds if there is none."""
     try:

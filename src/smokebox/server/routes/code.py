@@ -29,8 +29,8 @@ from smokebox.wire.responses import CodeContexts
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-_NAMING = (InvalidOption, NotFound)
-_MAKING = (
+_LOOKUP_ERRORS = (InvalidOption, NotFound)
+_CREATE_ERRORS = (
     InvalidOption,
     InvalidPath,
     PathError,
@@ -40,10 +40,10 @@ _MAKING = (
     SandboxGone,
     Unsupported,
 )
-_RUNNING = (*_MAKING, NotFound, ProcessEnded, ServiceUnavailable)
+_RUN_ERRORS = (*_CREATE_ERRORS, NotFound, ProcessEnded, ServiceUnavailable)
 
 
-@endpoint("POST", "/sandboxes/{id}/code", errors=_RUNNING, slow=True)
+@endpoint("POST", "/sandboxes/{id}/code", errors=_RUN_ERRORS, slow=True)
 async def run(call: ApiCall, body: RunCode) -> CodeExecution:
     """Run code and wait for it.
 
@@ -51,11 +51,11 @@ async def run(call: ApiCall, body: RunCode) -> CodeExecution:
     seconds the response starts with whitespace, and an error is then only in its body.
     """
     execution = await call.sandbox.contexts.run(**_options(body))
-    call.state.metrics.executed(execution)
+    call.state.metrics.count_execution(execution)
     return execution
 
 
-@endpoint("POST", "/sandboxes/{id}/code/stream", errors=_RUNNING, returns=sse.MEDIA)
+@endpoint("POST", "/sandboxes/{id}/code/stream", errors=_RUN_ERRORS, returns=sse.MEDIA)
 async def stream(call: ApiCall, body: RunCode) -> EventResponse:
     """Run code and stream its output and results.
 
@@ -72,7 +72,7 @@ async def list_all(call: ApiCall) -> CodeContexts:
     return CodeContexts([context.info for context in await call.sandbox.contexts.list()])
 
 
-@endpoint("POST", "/sandboxes/{id}/code/contexts", errors=_MAKING, status=201, slow=True)
+@endpoint("POST", "/sandboxes/{id}/code/contexts", errors=_CREATE_ERRORS, status=201, slow=True)
 async def create(call: ApiCall, body: CreateCodeContext) -> CodeContextInfo:
     """Create a code context, which keeps variables and imports between runs.
 
@@ -80,7 +80,7 @@ async def create(call: ApiCall, body: CreateCodeContext) -> CodeContextInfo:
     Idempotency-Key the request may be repeated, and creates one context.
     """
 
-    async def make(id: str) -> CodeContextInfo:
+    async def create_with_id(id: str) -> CodeContextInfo:
         context = await call.sandbox.contexts.create(
             id, language=body.language, cwd=body.cwd, env=body.env, timeout=body.timeout
         )
@@ -90,26 +90,27 @@ async def create(call: ApiCall, body: CreateCodeContext) -> CodeContextInfo:
         return (await call.sandbox.contexts.get(id)).info
 
     id = body.id if body.id is not None else new_id("c")
-    making = Creation(kind="context", id=id, find=find, make=make)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call, body, Creation(kind="context", id=id, find=find, create=create_with_id)
+    )
 
 
 @endpoint(
     "GET",
     "/sandboxes/{id}/code/contexts/{context}",
-    errors=(*_NAMING, ProcessEnded, SandboxGone),
+    errors=(*_LOOKUP_ERRORS, ProcessEnded, SandboxGone),
 )
 async def get(call: ApiCall) -> CodeContextInfo:
     """Return the state of a context. For one that has ended, the error says why."""
     context = await call.sandbox.contexts.get(call.path_param("context"))
-    context.check()
+    context.check_running()
     return context.info
 
 
 @endpoint(
     "DELETE",
     "/sandboxes/{id}/code/contexts/{context}",
-    errors=(*_NAMING, ServiceUnavailable),
+    errors=(*_LOOKUP_ERRORS, ServiceUnavailable),
     slow=True,
 )
 async def delete(call: ApiCall) -> None:
@@ -119,12 +120,12 @@ async def delete(call: ApiCall) -> None:
 
 async def _events(call: ApiCall, body: RunCode) -> AsyncGenerator[bytes, None]:
     async with call.sandbox.contexts.stream(**_options(body)) as events:
-        async for one in events:
-            if isinstance(one, OutputChunk):
-                yield event("output", one)
+        async for item in events:
+            if isinstance(item, OutputChunk):
+                yield event("output", item)
             else:
-                yield event("exception" if isinstance(one, CodeError) else "result", one)
-        call.state.metrics.executed(events.execution)
+                yield event("exception" if isinstance(item, CodeError) else "result", item)
+        call.state.metrics.count_execution(events.execution)
         yield event("execution", events.execution)
 
 

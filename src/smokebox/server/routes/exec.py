@@ -33,7 +33,7 @@ async def run(call: ApiCall, body: Exec) -> ExecResult:
     seconds the response starts with whitespace, and an error is then only in its body.
     """
     result = await call.sandbox.exec(**options(body))
-    call.state.metrics.executed(result)
+    call.state.metrics.count_execution(result)
     return result
 
 
@@ -51,7 +51,7 @@ async def _events(call: ApiCall, body: Exec) -> AsyncGenerator[bytes, None]:
     async with call.sandbox.exec_stream(**options(body)) as output:
         async for chunk in output:
             yield event("output", chunk)
-        call.state.metrics.executed(output.result)
+        call.state.metrics.count_execution(output.result)
         yield event("result", output.result)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.errors import (
@@ -26,10 +25,7 @@ from smokebox.types import Mount
 from smokebox.wire.requests import MountBucket, Unmount
 from smokebox.wire.responses import Mounts
 
-if TYPE_CHECKING:
-    from smokebox.server.endpoint import ApiCall
-
-_WAKING = (Conflict, LimitReached, SandboxGone)
+_WAKE_ERRORS = (Conflict, LimitReached, SandboxGone)
 _ERRORS = (
     InvalidOption,
     InvalidPath,
@@ -39,7 +35,7 @@ _ERRORS = (
     ServiceUnavailable,
     MissingDependency,
     Unsupported,
-    *_WAKING,
+    *_WAKE_ERRORS,
 )
 
 

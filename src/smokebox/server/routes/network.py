@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, get_type_hints
 
 import msgspec
 from msgspec import UNSET
 
-from smokebox.egress.handler import CLIENT, find_handler
-from smokebox.egress.layers import CATCH_ALL, EgressChanges, check_opened
+from smokebox.egress.handler import CATCH_ALL, CLIENT, load_handler
+from smokebox.egress.layers import EgressChanges, check_opened
 from smokebox.egress.policy import Egress, egress_fields, handler_key, parse_egress
 from smokebox.egress.remote_handlers import RemoteHandlers
 from smokebox.errors import Forbidden, InvalidOption, LimitReached, SandboxGone
@@ -52,7 +52,7 @@ else:
         },
     )
 
-_CHANGING = (InvalidOption, LimitReached, SandboxGone)
+_CHANGE_ERRORS = (InvalidOption, LimitReached, SandboxGone)
 
 
 @endpoint("GET", "/sandboxes/{id}/egress")
@@ -61,7 +61,7 @@ async def get(call: ApiCall) -> EgressInfo:
     return await _info(call.sandbox)
 
 
-@endpoint("PUT", "/sandboxes/{id}/egress", errors=_CHANGING, slow=True)
+@endpoint("PUT", "/sandboxes/{id}/egress", errors=_CHANGE_ERRORS, slow=True)
 async def put(call: ApiCall, body: EgressBody) -> EgressInfo:
     """Replace the egress policy of a sandbox. Changes made at run time stay and override it."""
     policy = await allowed_egress(call.principal, msgspec.to_builtins(body))
@@ -69,7 +69,7 @@ async def put(call: ApiCall, body: EgressBody) -> EgressInfo:
     return await _info(call.sandbox)
 
 
-@endpoint("POST", "/sandboxes/{id}/egress/changes", errors=_CHANGING, slow=True)
+@endpoint("POST", "/sandboxes/{id}/egress/changes", errors=_CHANGE_ERRORS, slow=True)
 async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
     """Change the egress policy at run time, from the next request of the sandbox on.
 
@@ -80,8 +80,8 @@ async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
         handlers[CATCH_ALL] = body.outbound
     await check_handlers(call.principal, handlers.values())
 
-    def changed(changes: EgressChanges) -> EgressChanges:
-        changes = _hosts(changes, body)
+    def apply(changes: EgressChanges) -> EgressChanges:
+        changes = _change_hosts(changes, body)
         for slot, handler in handlers.items():
             changes = changes.set_handler(slot, handler)
         return changes if body.internet is UNSET else changes.set_internet(body.internet)
@@ -89,12 +89,12 @@ async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
     layers = await _layers(call.sandbox)
     for host in body.allow:
         # Refuse the whole change if a glob still denies the host.
-        check_opened(_with(layers, changed).egress(), host)
-    await call.sandbox.network.change(changed)
+        check_opened(replace(layers, changes=apply(layers.changes)).egress(), host)
+    await call.sandbox.network.change(apply)
     return await _info(call.sandbox)
 
 
-@endpoint("DELETE", "/sandboxes/{id}/egress/changes", errors=_CHANGING, slow=True)
+@endpoint("DELETE", "/sandboxes/{id}/egress/changes", errors=_CHANGE_ERRORS, slow=True)
 async def reset(call: ApiCall) -> EgressInfo:
     """Remove the changes made at run time, so that the settings apply again."""
     await call.sandbox.network.change(lambda _: EgressChanges())
@@ -130,7 +130,7 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
     """
     await channel.accept()
     remote = RemoteHandlers(channel.send)
-    attached = _Attached(call.sandbox, remote)
+    attachment = _Attachment(call.sandbox, remote)
 
     async def receive(frame: bytes | str) -> None:
         try:
@@ -142,14 +142,14 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
                 option="frame",
             ) from error
         if isinstance(received, ServeFrame):
-            attached.renew()
-        await remote.hear(received)
+            attachment.renew()
+        await remote.receive(received)
 
     try:
-        with call.state.drain.lasting():
-            await channel.run(_forever(), receive)
+        with call.state.drain.exempt():
+            await channel.run(_run_forever(), receive)
     finally:
-        attached.end()
+        attachment.end()
         await remote.aclose()
 
 
@@ -172,10 +172,10 @@ async def check_handlers(principal: Principal, handlers: Iterable[str | None]) -
                 reason="admin",
             )
         # Importing the module may take long.
-        await asyncio.to_thread(find_handler, handler)
+        await asyncio.to_thread(load_handler, handler)
 
 
-class _Attached:
+class _Attachment:
     """Attachment of a client's handlers to a sandbox, also if it is created again."""
 
     def __init__(self, sandbox: Sandbox, remote: RemoteHandlers) -> None:
@@ -186,40 +186,36 @@ class _Attached:
     def renew(self) -> None:
         """Attach to the current sandbox of the id. The latest client to attach comes first."""
         self.end()
-        self._detach = self._sandbox.egress_proxy.clients.attach(self._remote)
+        self._detach = self._sandbox.egress_proxy.handlers.attach(self._remote)
 
     def end(self) -> None:
         """Detach."""
         self._detach()
 
 
-async def _forever() -> None:
+async def _run_forever() -> None:
     await asyncio.Event().wait()
 
 
 async def _log_events(sandbox: Sandbox, cursor: int | None) -> AsyncGenerator[bytes, None]:
     audit_log = await sandbox.network.audit_log()
-    async for one in audit_log.follow(cursor):
-        yield event("request", one, str(one.cursor))
+    async for entry in audit_log.follow(cursor):
+        yield event("request", entry, str(entry.cursor))
 
 
-def _hosts(changes: EgressChanges, body: ChangeEgress) -> EgressChanges:
-    for one, hosts in (
+def _change_hosts(changes: EgressChanges, body: ChangeEgress) -> EgressChanges:
+    for change, hosts in (
         (EgressChanges.remove_allowed, body.remove_allowed),
         (EgressChanges.remove_denied, body.remove_denied),
         (EgressChanges.deny, body.deny),
         (EgressChanges.allow, body.allow),
     ):
-        changes = functools.reduce(one, hosts, changes)
+        changes = functools.reduce(change, hosts, changes)
     return changes
 
 
-def _with(layers: EgressLayers, change: Callable[[EgressChanges], EgressChanges]) -> EgressLayers:
-    return type(layers)(settings=layers.settings, changes=change(layers.changes))
-
-
 async def _layers(sandbox: Sandbox) -> EgressLayers:
-    row = await sandbox.life.row()
+    row = await sandbox.lifecycle.row()
     if row is None:
         raise sandbox_not_found(sandbox.id)
     return row.egress
@@ -232,7 +228,7 @@ async def _info(sandbox: Sandbox) -> EgressInfo:
         in_force={one.name: getattr(policy, one.name) for one in fields(policy) if one.init},
         settings=stored["settings"],
         changes=stored["changes"],
-        served=sorted(sandbox.egress_proxy.clients.slots),
+        served=sorted(sandbox.egress_proxy.handlers.slots),
     )
 
 

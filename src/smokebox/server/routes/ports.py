@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import time
-from typing import TYPE_CHECKING
 
 from smokebox.engine.names import check_port
 from smokebox.errors import (
@@ -24,20 +24,17 @@ from smokebox.wire.frames import EndFrame
 from smokebox.wire.requests import CheckToken, ExposePort, MakePreviewUrl
 from smokebox.wire.responses import Ports, PreviewUrl, TokenCheck
 
-if TYPE_CHECKING:
-    from socket import socket as Socket
-
-_PIECE = 1 << 18
-_WAKING = (InvalidOption, Conflict, LimitReached, SandboxGone, Unsupported)
+_CHUNK_SIZE = 1 << 18
+_WAKE_ERRORS = (InvalidOption, Conflict, LimitReached, SandboxGone, Unsupported)
 
 
 @endpoint("GET", "/sandboxes/{id}/ports")
 async def list_all(call: ApiCall) -> Ports:
     """List the exposed ports, in the order in which they were exposed."""
-    return Ports([await urls.described(call, one) for one in await call.sandbox.ports.list()])
+    return Ports([await urls.exposed_port(call, port) for port in await call.sandbox.ports.list()])
 
 
-@endpoint("POST", "/sandboxes/{id}/ports", errors=_WAKING, slow=True)
+@endpoint("POST", "/sandboxes/{id}/ports", errors=_WAKE_ERRORS, slow=True)
 async def expose(call: ApiCall, body: ExposePort) -> ExposedPort:
     """Expose a port at a URL for the current run. Wakes the sandbox.
 
@@ -47,7 +44,7 @@ async def expose(call: ApiCall, body: ExposePort) -> ExposedPort:
     exposed = await call.sandbox.ports.expose(
         body.port, name=body.name, token=body.token, private=body.private
     )
-    return await urls.described(call, exposed)
+    return await urls.exposed_port(call, exposed)
 
 
 @endpoint("DELETE", "/sandboxes/{id}/ports/{port}", errors=(InvalidOption,))
@@ -56,7 +53,7 @@ async def unexpose(call: ApiCall) -> None:
     await call.sandbox.ports.unexpose(_port(call))
 
 
-@endpoint("POST", "/sandboxes/{id}/ports/{port}/url", errors=_WAKING, slow=True)
+@endpoint("POST", "/sandboxes/{id}/ports/{port}/url", errors=_WAKE_ERRORS, slow=True)
 async def make_url(call: ApiCall, body: MakePreviewUrl) -> PreviewUrl:
     """Return the URL of a port, which is exposed if needed.
 
@@ -65,9 +62,9 @@ async def make_url(call: ApiCall, body: MakePreviewUrl) -> PreviewUrl:
     port = _port(call)
     await call.sandbox.ports.expose(port)
     if body.expires_in is None:
-        return PreviewUrl(await urls.url_of(call, port))
+        return PreviewUrl(await urls.preview_url(call, port))
     expires_at = math.ceil(time.time() + body.expires_in)
-    return PreviewUrl(await urls.url_of(call, port, expires_at=expires_at), expires_at)
+    return PreviewUrl(await urls.preview_url(call, port, expires_at=expires_at), expires_at)
 
 
 @endpoint("POST", "/sandboxes/{id}/ports/{port}/check", errors=(InvalidOption,))
@@ -80,26 +77,26 @@ async def check(call: ApiCall, body: CheckToken) -> TokenCheck:
 async def connect(call: ApiCall, channel: WebSocketChannel) -> None:
     """Connect to a port, exposed or not. Wakes the sandbox.
 
-    Binary frames are the data of the connection. A side sends `end` when it has no more data;
+    Binary frames are the data of the connection. Each side sends `end` after its last data;
     the socket closes once both have. If nothing listens on the port, it closes after an error.
     """
     port = _port(call)
-    async with call.sandbox.life.use() as run:
+    async with call.sandbox.lifecycle.use() as run:
         await channel.accept()
         with await call.sandbox.ports.dial(run, port) as sock:
             await _relay(channel, sock)
 
 
-async def _relay(channel: WebSocketChannel, sock: Socket) -> None:
+async def _relay(channel: WebSocketChannel, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
     async def send() -> None:
         try:
-            while data := await loop.sock_recv(sock, _PIECE):
+            while data := await loop.sock_recv(sock, _CHUNK_SIZE):
                 await channel.send(data)
         except ConnectionError as error:
-            raise _lost() from error
+            raise _connection_lost() from error
         await channel.send(EndFrame())
         await ended.wait()
 
@@ -109,15 +106,15 @@ async def _relay(channel: WebSocketChannel, sock: Socket) -> None:
                 await loop.sock_sendall(sock, frame)
             else:
                 decode_frame(EndFrame, frame)
-                sock.shutdown(1)
+                sock.shutdown(socket.SHUT_WR)
                 ended.set()
         except OSError as error:
-            raise _lost() from error
+            raise _connection_lost() from error
 
     await channel.run(send(), receive)
 
 
-def _lost() -> ServiceUnavailable:
+def _connection_lost() -> ServiceUnavailable:
     return ServiceUnavailable(
         "the connection to the port broke.",
         hint="See the log of the program that listens there.",

@@ -6,9 +6,6 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
-
-from smokebox.engine.processes.logs import start_of
 from smokebox.errors import (
     Conflict,
     DeadlineExceeded,
@@ -25,7 +22,7 @@ from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server.endpoint import BYTES, ApiCall, endpoint
 from smokebox.server.idempotency import Creation
-from smokebox.server.responses import EventResponse, event, respond_with_keepalive
+from smokebox.server.responses import EventResponse, event
 from smokebox.server.websocket import WebSocketChannel, decode_frame, websocket
 from smokebox.types import LogMatch, ProcessInfo, ProcessLogs
 from smokebox.wire.frames import CloseStdinFrame, ExitFrame, OutputFrame
@@ -33,16 +30,14 @@ from smokebox.wire.requests import FollowLogs, Kill, StartProcess, Wait, WaitFor
 from smokebox.wire.responses import Count, ExitCode, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from starlette.types import Receive, Scope, Send
+    from collections.abc import AsyncGenerator
 
     from smokebox.engine.processes.background_process import BackgroundProcess
 
-_STARTING = (InvalidOption, PathError, Conflict, LimitReached, SandboxGone, Unsupported)
-_NAMING = (InvalidOption, NotFound)
-_WAITING = (*_NAMING, DeadlineExceeded, ProcessEnded, SandboxGone)
-_TYPING = (*_NAMING, ProcessEnded, SandboxGone, Unsupported)
+_START_ERRORS = (InvalidOption, PathError, Conflict, LimitReached, SandboxGone, Unsupported)
+_LOOKUP_ERRORS = (InvalidOption, NotFound)
+_WAIT_ERRORS = (*_LOOKUP_ERRORS, DeadlineExceeded, ProcessEnded, SandboxGone)
+_STDIN_ERRORS = (*_LOOKUP_ERRORS, ProcessEnded, SandboxGone, Unsupported)
 
 
 @endpoint("GET", "/sandboxes/{id}/processes")
@@ -51,7 +46,7 @@ async def list_all(call: ApiCall) -> Processes:
     return Processes([_info(process) for process in await call.sandbox.processes.list()])
 
 
-@endpoint("POST", "/sandboxes/{id}/processes", errors=_STARTING, status=201, slow=True)
+@endpoint("POST", "/sandboxes/{id}/processes", errors=_START_ERRORS, status=201, slow=True)
 async def start(call: ApiCall, body: StartProcess) -> ProcessInfo:
     """Start a process in the background.
 
@@ -59,7 +54,7 @@ async def start(call: ApiCall, body: StartProcess) -> ProcessInfo:
     repeated, and starts one process.
     """
 
-    async def make(id: str) -> ProcessInfo:
+    async def create_with_id(id: str) -> ProcessInfo:
         process = await call.sandbox.start_process(
             body.command,
             process_id=id,
@@ -76,8 +71,9 @@ async def start(call: ApiCall, body: StartProcess) -> ProcessInfo:
         return _info(await call.sandbox.processes.get(id))
 
     id = body.id if body.id is not None else new_id("p")
-    making = Creation(kind="process", id=id, find=find, make=make)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call, body, Creation(kind="process", id=id, find=find, create=create_with_id)
+    )
 
 
 @endpoint("DELETE", "/sandboxes/{id}/processes")
@@ -94,7 +90,7 @@ async def kill_all(call: ApiCall, body: Kill) -> Count:
     return Count(await call.sandbox.processes.kill_all(body.signal, **_grace(body)))
 
 
-@endpoint("GET", "/sandboxes/{id}/processes/{process}", errors=_NAMING)
+@endpoint("GET", "/sandboxes/{id}/processes/{process}", errors=_LOOKUP_ERRORS)
 async def get(call: ApiCall) -> ProcessInfo:
     """Return the state of a process, running or ended."""
     return _info(await process_of(call))
@@ -103,7 +99,7 @@ async def get(call: ApiCall) -> ProcessInfo:
 @endpoint(
     "POST",
     "/sandboxes/{id}/processes/{process}/kill",
-    errors=(*_NAMING, SandboxGone, ServiceUnavailable),
+    errors=(*_LOOKUP_ERRORS, SandboxGone, ServiceUnavailable),
     slow=True,
 )
 async def kill(call: ApiCall, body: Kill) -> None:
@@ -115,14 +111,17 @@ async def kill(call: ApiCall, body: Kill) -> None:
     await (await process_of(call)).kill(body.signal, **_grace(body))
 
 
-@endpoint("GET", "/sandboxes/{id}/processes/{process}/logs", errors=_NAMING)
+@endpoint("GET", "/sandboxes/{id}/processes/{process}/logs", errors=_LOOKUP_ERRORS)
 async def logs(call: ApiCall) -> ProcessLogs:
     """Return the output of a process; the end of it if the log is very long."""
     return await (await process_of(call)).logs()
 
 
 @endpoint(
-    "GET", "/sandboxes/{id}/processes/{process}/logs/stream", errors=_NAMING, returns=sse.MEDIA
+    "GET",
+    "/sandboxes/{id}/processes/{process}/logs/stream",
+    errors=_LOOKUP_ERRORS,
+    returns=sse.MEDIA,
 )
 async def stream_logs(call: ApiCall, query: FollowLogs) -> EventResponse:
     """Stream the output of a process, with `follow` until the process ends.
@@ -134,17 +133,19 @@ async def stream_logs(call: ApiCall, query: FollowLogs) -> EventResponse:
     process = await process_of(call)
     cursor = call.request.headers.get("last-event-id") or query.cursor
     # Checked here: a stream sends its status before its first event.
-    start_of(process.log, cursor)
+    process.log.parse_cursor(cursor)
     return EventResponse(call, _log_events(process, query, cursor))
 
 
-@endpoint("GET", "/sandboxes/{id}/processes/{process}/wait", errors=_WAITING, slow=True)
+@endpoint("GET", "/sandboxes/{id}/processes/{process}/wait", errors=_WAIT_ERRORS, slow=True)
 async def wait(call: ApiCall, query: Wait) -> ExitCode:
     """Wait until a process has ended, at most `timeout` seconds."""
     return ExitCode(await (await process_of(call)).wait_for_exit(query.timeout))
 
 
-@endpoint("POST", "/sandboxes/{id}/processes/{process}/wait_for_log", errors=_WAITING, slow=True)
+@endpoint(
+    "POST", "/sandboxes/{id}/processes/{process}/wait_for_log", errors=_WAIT_ERRORS, slow=True
+)
 async def wait_for_log(call: ApiCall, body: WaitForLog) -> LogMatch:
     """Wait for a line in the log of a process, from the beginning of the log.
 
@@ -153,11 +154,13 @@ async def wait_for_log(call: ApiCall, body: WaitForLog) -> LogMatch:
     process = await process_of(call)
     if not body.regex:
         return await process.wait_for_log(body.pattern, body.timeout)
-    patterns = call.state.log_search
-    return await patterns.find_line(process, body.pattern, body.flags, body.timeout)
+    search = call.state.log_search
+    return await search.find_line(process, body.pattern, body.flags, body.timeout)
 
 
-@endpoint("POST", "/sandboxes/{id}/processes/{process}/wait_for_port", errors=_WAITING, slow=True)
+@endpoint(
+    "POST", "/sandboxes/{id}/processes/{process}/wait_for_port", errors=_WAIT_ERRORS, slow=True
+)
 async def wait_for_port(call: ApiCall, body: WaitForPort) -> None:
     """Wait until a port of the sandbox responds, while the process runs.
 
@@ -177,23 +180,24 @@ async def wait_for_port(call: ApiCall, body: WaitForPort) -> None:
 @endpoint(
     "POST",
     "/sandboxes/{id}/processes/{process}/stdin",
-    errors=_TYPING,
+    errors=_STDIN_ERRORS,
     accepts=BYTES,
-    status=204,
+    slow=True,
 )
-async def write_stdin(call: ApiCall) -> Response:
+async def write_stdin(call: ApiCall, body: bytes) -> None:
     """Write the bytes of the body to the stdin of a process.
 
     The response comes when all of them are read or in the pipe. The process must have been
     started with `stdin`.
     """
-    process = await process_of(call)
-    data = await call.body()
-    return _SlowResponse(functools.partial(process.write_stdin, data))
+    await (await process_of(call)).write_stdin(body)
 
 
 @endpoint(
-    "DELETE", "/sandboxes/{id}/processes/{process}/stdin", errors=(*_NAMING, SandboxGone), slow=True
+    "DELETE",
+    "/sandboxes/{id}/processes/{process}/stdin",
+    errors=(*_LOOKUP_ERRORS, SandboxGone),
+    slow=True,
 )
 async def close_stdin(call: ApiCall) -> None:
     """Close the stdin of a process. Safe to repeat."""
@@ -209,7 +213,7 @@ async def stdio(call: ApiCall, channel: WebSocketChannel, query: FollowLogs) -> 
     stdin as binary frames, and `close_stdin` as text. The process survives the socket.
     """
     process = await process_of(call)
-    start_of(process.log, query.cursor)
+    process.log.parse_cursor(query.cursor)
     await channel.accept()
     await channel.run(_send(channel, process, query), functools.partial(_receive, process))
 
@@ -217,19 +221,6 @@ async def stdio(call: ApiCall, channel: WebSocketChannel, query: FollowLogs) -> 
 async def process_of(call: ApiCall) -> BackgroundProcess:
     """Return the process in the path."""
     return await call.sandbox.processes.get(call.path_param("process"))
-
-
-class _SlowResponse(Response):
-    """Counterpart of `slow` for an endpoint that reads its body itself."""
-
-    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(status_code=204)
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond_with_keepalive(
-            scope, receive, send, self._work, lambda _: Response(status_code=204)
-        )
 
 
 async def _log_events(

@@ -26,7 +26,7 @@ from smokebox.wire.responses import Sandboxes
 if TYPE_CHECKING:
     from smokebox.engine import Sandbox
 
-_MAKING = (
+_CREATE_ERRORS = (
     InvalidOption,
     NotFound,
     Conflict,
@@ -49,7 +49,7 @@ async def list_all(call: ApiCall, query: ListSandboxes) -> Sandboxes:
     return Sandboxes(found)
 
 
-@endpoint("POST", "/sandboxes", errors=_MAKING, status=201, slow=True)
+@endpoint("POST", "/sandboxes", errors=_CREATE_ERRORS, status=201, slow=True)
 async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
     """Create a sandbox, by default with a random id. An id that is taken is a conflict.
 
@@ -58,12 +58,12 @@ async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
     id = body.id if body.id is not None else call.principal.random_id()
     call.principal.check_sandbox(check_id(id))
 
-    async def make(id: str) -> SandboxInfo:
+    async def create_with_id(id: str) -> SandboxInfo:
         if await call.host.sandbox(id).info() is not None:
             raise taken("sandbox", id)
-        sandbox = await _named(call, id, body)
+        sandbox = await _configure(call, id, body)
         try:
-            return await _made(sandbox)
+            return await _wake(sandbox)
         except (SmokeboxError, asyncio.CancelledError):
             if body.id is None:
                 # The client does not know its id, so it could not remove it.
@@ -73,18 +73,19 @@ async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
     async def find(id: str) -> SandboxInfo:
         return await _info(call.host.sandbox(id))
 
-    making = Creation(kind="sandbox", id=id, find=find, make=make)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call, body, Creation(kind="sandbox", id=id, find=find, create=create_with_id)
+    )
 
 
-@endpoint("PUT", "/sandboxes/{id}", errors=_MAKING, needs_sandbox=False, slow=True)
+@endpoint("PUT", "/sandboxes/{id}", errors=_CREATE_ERRORS, needs_sandbox=False, slow=True)
 async def put(call: ApiCall, body: Settings) -> SandboxInfo:
     """Create a sandbox, or change the settings of an existing one for its next calls.
 
     Settings left out keep their value. The image and the tier cannot be changed.
     """
-    sandbox = await _named(call, call.path_param("id"), body)
-    return await _info(sandbox) if await sandbox.info() is not None else await _made(sandbox)
+    sandbox = await _configure(call, call.path_param("id"), body)
+    return await _info(sandbox) if await sandbox.info() is not None else await _wake(sandbox)
 
 
 @endpoint("GET", "/sandboxes/{id}")
@@ -101,7 +102,7 @@ async def destroy(call: ApiCall) -> None:
     await call.host.sandbox(id).destroy()
 
 
-@endpoint("POST", "/sandboxes/{id}/wake", errors=_MAKING, slow=True)
+@endpoint("POST", "/sandboxes/{id}/wake", errors=_CREATE_ERRORS, slow=True)
 async def wake(call: ApiCall) -> SandboxInfo:
     """Wake a sleeping sandbox. Calls that need it to run do this too."""
     await call.sandbox.wake()
@@ -121,7 +122,7 @@ async def stats(call: ApiCall) -> SandboxStats:
     return await call.sandbox.stats()
 
 
-@endpoint("GET", "/sandboxes/{id}/capabilities", errors=_MAKING, slow=True)
+@endpoint("GET", "/sandboxes/{id}/capabilities", errors=_CREATE_ERRORS, slow=True)
 async def capabilities(call: ApiCall) -> Capabilities:
     """Return the capabilities of a sandbox."""
     return await call.sandbox.capabilities()
@@ -136,12 +137,12 @@ async def sandbox_options(call: ApiCall, body: Settings) -> dict[str, Any]:
     return options
 
 
-async def _named(call: ApiCall, id: str, body: Settings) -> Sandbox:
+async def _configure(call: ApiCall, id: str, body: Settings) -> Sandbox:
     call.principal.check_sandbox(check_id(id))
     return call.host.sandbox(id, **await sandbox_options(call, body))
 
 
-async def _made(sandbox: Sandbox) -> SandboxInfo:
+async def _wake(sandbox: Sandbox) -> SandboxInfo:
     await sandbox.wake()
     return await _info(sandbox)
 

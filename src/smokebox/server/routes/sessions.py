@@ -35,7 +35,7 @@ async def create(call: ApiCall, body: CreateSession) -> SessionInfo:
     With the header Idempotency-Key the request may be repeated, and creates one session.
     """
 
-    async def make(id: str) -> SessionInfo:
+    async def create_with_id(id: str) -> SessionInfo:
         session = await call.sandbox.create_session(id, cwd=body.cwd, env=body.env, user=body.user)
         return _info(session)
 
@@ -43,8 +43,9 @@ async def create(call: ApiCall, body: CreateSession) -> SessionInfo:
         return _info(await call.sandbox.sessions.get(id))
 
     id = body.id if body.id is not None else f"session-{random_id()}"
-    making = Creation(kind="session", id=id, find=find, make=make)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call, body, Creation(kind="session", id=id, find=find, create=create_with_id)
+    )
 
 
 @endpoint("GET", "/sandboxes/{id}/sessions/{session}", errors=(InvalidOption, NotFound))

@@ -29,8 +29,8 @@ from smokebox.wire.responses import Terminals
 if TYPE_CHECKING:
     from smokebox.engine.terminals.terminal import Terminal
 
-_NAMING = (InvalidOption, NotFound)
-_MAKING = (*_NAMING, PathError, Conflict, LimitReached, SandboxGone, Unsupported)
+_LOOKUP_ERRORS = (InvalidOption, NotFound)
+_CREATE_ERRORS = (*_LOOKUP_ERRORS, PathError, Conflict, LimitReached, SandboxGone, Unsupported)
 
 
 @endpoint("GET", "/sandboxes/{id}/terminals")
@@ -39,14 +39,14 @@ async def list_all(call: ApiCall) -> Terminals:
     return Terminals([_info(terminal) for terminal in await call.sandbox.terminals.list()])
 
 
-@endpoint("POST", "/sandboxes/{id}/terminals", errors=_MAKING, status=201, slow=True)
+@endpoint("POST", "/sandboxes/{id}/terminals", errors=_CREATE_ERRORS, status=201, slow=True)
 async def create(call: ApiCall, body: CreateTerminal) -> TerminalInfo:
     """Open a terminal. It ends with its program, or with the server.
 
     With the header Idempotency-Key the request may be repeated, and opens one terminal.
     """
 
-    async def make(id: str) -> TerminalInfo:
+    async def create_with_id(id: str) -> TerminalInfo:
         terminal = await call.sandbox.terminals.create(
             id,
             command=body.command,
@@ -63,17 +63,20 @@ async def create(call: ApiCall, body: CreateTerminal) -> TerminalInfo:
         return _info(await call.sandbox.terminals.get(id))
 
     id = body.id if body.id is not None else new_id("t")
-    making = Creation(kind="terminal", id=id, find=find, make=make, lasts=False)
-    return await call.state.idempotency.once(call, body, making)
+    return await call.state.idempotency.once(
+        call,
+        body,
+        Creation(kind="terminal", id=id, find=find, create=create_with_id, durable=False),
+    )
 
 
-@endpoint("GET", "/sandboxes/{id}/terminals/{terminal}", errors=_NAMING)
+@endpoint("GET", "/sandboxes/{id}/terminals/{terminal}", errors=_LOOKUP_ERRORS)
 async def get(call: ApiCall) -> TerminalInfo:
     """Return the state of a terminal."""
     return _info(await _terminal(call))
 
 
-@endpoint("DELETE", "/sandboxes/{id}/terminals/{terminal}", errors=_NAMING, slow=True)
+@endpoint("DELETE", "/sandboxes/{id}/terminals/{terminal}", errors=_LOOKUP_ERRORS, slow=True)
 async def close(call: ApiCall) -> None:
     """Close a terminal and kill the processes in it."""
     await call.sandbox.terminals.close(call.path_param("terminal"))
@@ -82,7 +85,7 @@ async def close(call: ApiCall) -> None:
 @endpoint(
     "POST",
     "/sandboxes/{id}/terminals/{terminal}/resize",
-    errors=(*_NAMING, ProcessEnded, SandboxGone),
+    errors=(*_LOOKUP_ERRORS, ProcessEnded, SandboxGone),
 )
 async def resize(call: ApiCall, body: ResizeTerminal) -> TerminalInfo:
     """Resize a terminal, for all of its clients."""

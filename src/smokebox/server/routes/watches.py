@@ -9,7 +9,7 @@ from smokebox.errors import LimitReached
 from smokebox.foundation import sse
 from smokebox.server.endpoint import ApiCall, endpoint
 from smokebox.server.responses import EventResponse, cancel_on_disconnect, event
-from smokebox.server.routes.files import LOOKING
+from smokebox.server.routes.files import READ_ERRORS
 from smokebox.wire.requests import Watch
 from smokebox.wire.responses import Watching
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smokebox.engine.files.watches import WatchStream
 
 
-@endpoint("GET", "/sandboxes/{id}/watch", errors=(*LOOKING, LimitReached), returns=sse.MEDIA)
+@endpoint("GET", "/sandboxes/{id}/watch", errors=(*READ_ERRORS, LimitReached), returns=sse.MEDIA)
 async def watch(call: ApiCall, query: Watch) -> EventResponse:
     """Stream the changes below a path, from this moment or from `cursor` on.
 
@@ -40,7 +40,7 @@ async def watch(call: ApiCall, query: Watch) -> EventResponse:
         exclude=exclude,
         cursor=call.request.headers.get("last-event-id") or query.cursor,
     )
-    return _WatchResponse(call, await cancel_on_disconnect(call, start))
+    return _WatchResponse(call, await cancel_on_disconnect(call.request.receive, start))
 
 
 class _WatchResponse(EventResponse):

@@ -1,1 +1,1 @@
-"""A server that speaks as model providers do: their dialects, their checks, their faults."""
+"""Fake model providers: `server` has the HTTP server, the others the providers' APIs."""

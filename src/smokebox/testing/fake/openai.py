@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, as many providers speak it: what requests must be, and the answers."""
+"""OpenAI's chat completions API, which many providers have: checks of requests, and replies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smokebox.agents.messages import (
     AssistantMessage,
-    Image,
+    ImagePart,
     Text,
     Thinking,
     ToolCall,
@@ -19,21 +19,28 @@ from smokebox.agents.messages import (
     UserMessage,
 )
 from smokebox.agents.model import ModelRequest, ToolSpec
-from smokebox.testing.fake.dialect import DialectError, ParsedRequest, canonical, cut, need, reject
+from smokebox.testing.fake.provider_api import (
+    EncodedError,
+    ParsedRequest,
+    canonical,
+    reject,
+    require,
+    split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from smokebox.agents.messages import AssistantPart, Message, UserPart
-    from smokebox.testing.fake.dialect import FakeReply, Trouble
+    from smokebox.testing.fake.provider_api import ErrorKind, FakeReply
 
-_ERRORS: dict[Trouble, tuple[int, str, str | None]] = {
+_ERRORS: dict[ErrorKind, tuple[int, str, str | None]] = {
     "invalid": (400, "invalid_request_error", None),
     "too_long": (400, "invalid_request_error", "context_length_exceeded"),
     "unauthorized": (401, "invalid_request_error", "invalid_api_key"),
     "not_found": (404, "invalid_request_error", "model_not_found"),
     "rate_limited": (429, "requests", "rate_limit_exceeded"),
-    "broken": (500, "server_error", None),
+    "internal": (500, "server_error", None),
     "overloaded": (503, "service_unavailable_error", None),
 }
 _STOPS = {
@@ -46,10 +53,10 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class OpenAIDialect:
-    """The dialect of `POST /v1/chat/completions`.
+class OpenAIApi:
+    """The API of `POST /v1/chat/completions`.
 
-    With `reasoning`, thoughts come as OpenRouter tells them; else as most others do.
+    With `reasoning`, thinking is in OpenRouter's fields, else in those of most other providers.
     """
 
     def __init__(self, *, reasoning: bool = False) -> None:
@@ -59,15 +66,15 @@ class OpenAIDialect:
         return headers.get("authorization", "").removeprefix("Bearer ") == key
 
     def parse(self, body: dict[str, Any], headers: Mapping[str, str]) -> ParsedRequest:
-        need(body.get("model"), "you must provide a model parameter")
+        require(body.get("model"), "you must provide a model parameter")
         turns = body.get("messages")
-        need(isinstance(turns, list), "Missing required parameter: 'messages'.")
-        need(turns, "Invalid 'messages': empty array. Expected an array with minimum length 1.")
+        require(isinstance(turns, list), "Missing required parameter: 'messages'.")
+        require(turns, "Invalid 'messages': empty array. Expected an array with minimum length 1.")
         assert isinstance(turns, list)
         blocks = [canonical(body.get("tools") or []), *map(canonical, turns)]
         return ParsedRequest(
             request=ModelRequest(
-                system="\n\n".join(_words(turn) for turn in turns if _instructs(turn)),
+                system="\n\n".join(_content_text(turn) for turn in turns if _is_system(turn)),
                 messages=_messages(turns),
                 tools=_tools(body),
                 result=_schema(body.get("response_format") or {}),
@@ -79,51 +86,51 @@ class OpenAIDialect:
             caches="always",
         )
 
-    def failure(self, trouble: Trouble, message: str) -> DialectError:
-        status, kind, code = _ERRORS[trouble]
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        return DialectError(status, {"error": error})
+    def error(self, kind: ErrorKind, message: str) -> EncodedError:
+        status, name, code = _ERRORS[kind]
+        error = {"message": message, "type": name, "param": None, "code": code}
+        return EncodedError(status, {"error": error})
 
-    def error_event(self, trouble: Trouble, message: str) -> bytes:
-        return _event(self.failure(trouble, message).body)
+    def error_event(self, kind: ErrorKind, message: str) -> bytes:
+        return _event(self.error(kind, message).body)
 
     def whole(self, reply: FakeReply) -> dict[str, Any]:
-        made = [_call(part) for part in reply.parts if isinstance(part, ToolCall)]
-        message: dict[str, Any] = {"role": "assistant", "content": _said(reply, Text) or None}
-        if thought := _said(reply, Thinking):
-            message |= self._thought(thought, 0)
-        if made:
-            message["tool_calls"] = made
+        calls = [_call(part) for part in reply.parts if isinstance(part, ToolCall)]
+        message: dict[str, Any] = {"role": "assistant", "content": _text_of(reply, Text) or None}
+        if thinking := _text_of(reply, Thinking):
+            message |= self._thinking_fields(thinking, 0)
+        if calls:
+            message["tool_calls"] = calls
         choice = {"index": 0, "message": message, "finish_reason": _STOPS[reply.stop]}
-        return _shell(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
+        return _envelope(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
 
-    def opening(self, reply: FakeReply) -> bytes:
+    def first_events(self, reply: FakeReply) -> bytes:
         return _chunk(reply, {"role": "assistant", "content": ""})
 
-    def pieces(self, reply: FakeReply) -> Iterator[bytes]:
+    def content_events(self, reply: FakeReply) -> Iterator[bytes]:
         calls = 0
         for index, part in enumerate(reply.parts):
             if isinstance(part, Text):
-                for piece in cut(part.text, reply.chunk):
+                for piece in split(part.text, reply.chunk):
                     yield _chunk(reply, {"content": piece})
             elif isinstance(part, Thinking):
-                for piece in cut(part.text, reply.chunk):
-                    yield _chunk(reply, self._thought(piece, index))
+                for piece in split(part.text, reply.chunk):
+                    yield _chunk(reply, self._thinking_fields(piece, index))
             elif isinstance(part, ToolCall):
-                begun = _call(part) | {"index": calls}
-                begun["function"] = {"name": part.name, "arguments": ""}
-                yield _chunk(reply, {"tool_calls": [begun]})
-                for piece in cut(part.arguments, reply.chunk):
+                start = _call(part) | {"index": calls}
+                start["function"] = {"name": part.name, "arguments": ""}
+                yield _chunk(reply, {"tool_calls": [start]})
+                for piece in split(part.arguments, reply.chunk):
                     more = {"index": calls, "function": {"arguments": piece}}
                     yield _chunk(reply, {"tool_calls": [more]})
                 calls += 1
 
-    def closing(self, reply: FakeReply) -> bytes:
+    def last_events(self, reply: FakeReply) -> bytes:
         end = _chunk(reply, {}, finish=_STOPS[reply.stop])
-        usage = _shell(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)}
+        usage = _envelope(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)}
         return end + _event(usage) + b"data: [DONE]\n\n"
 
-    def _thought(self, text: str, index: int) -> dict[str, Any]:
+    def _thinking_fields(self, text: str, index: int) -> dict[str, Any]:
         if not self._reasoning:
             return {"reasoning_content": text}
         detail = {"type": "reasoning.text", "text": text, "index": index, "format": "unknown"}
@@ -134,7 +141,7 @@ def _event(data: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def _shell(reply: FakeReply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _envelope(reply: FakeReply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": reply.id,
         "object": kind,
@@ -146,7 +153,7 @@ def _shell(reply: FakeReply, kind: str, choices: list[dict[str, Any]]) -> dict[s
 
 def _chunk(reply: FakeReply, delta: dict[str, Any], *, finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return _event(_shell(reply, "chat.completion.chunk", [choice]))
+    return _event(_envelope(reply, "chat.completion.chunk", [choice]))
 
 
 def _usage(reply: FakeReply) -> dict[str, Any]:
@@ -159,7 +166,7 @@ def _usage(reply: FakeReply) -> dict[str, Any]:
     }
 
 
-def _said(reply: FakeReply, kind: type[Text] | type[Thinking]) -> str:
+def _text_of(reply: FakeReply, kind: type[Text] | type[Thinking]) -> str:
     return "".join(part.text for part in reply.parts if isinstance(part, kind))
 
 
@@ -171,11 +178,11 @@ def _call(part: ToolCall) -> dict[str, Any]:
     }
 
 
-def _instructs(turn: dict[str, Any]) -> bool:
+def _is_system(turn: dict[str, Any]) -> bool:
     return turn.get("role") in ("system", "developer")
 
 
-def _words(turn: dict[str, Any]) -> str:
+def _content_text(turn: dict[str, Any]) -> str:
     content = turn.get("content") or ""
     if isinstance(content, str):
         return content
@@ -183,35 +190,35 @@ def _words(turn: dict[str, Any]) -> str:
 
 
 def _tools(body: dict[str, Any]) -> tuple[ToolSpec, ...]:
-    made = []
+    specs = []
     for at, tool in enumerate(body.get("tools") or []):
         function = tool.get("function") or {}
         name = function.get("name", "")
-        need(
+        require(
             _NAME.fullmatch(name),
             f"Invalid 'tools[{at}].function.name': string does not match pattern. Expected a "
             "string that matches the pattern '^[a-zA-Z0-9_-]+$'.",
         )
         schema = function.get("parameters") or {"type": "object"}
-        need(
+        require(
             schema.get("type") == "object",
             f"Invalid schema for function '{name}': schema must be a JSON Schema of 'type: "
             f'"object"\', got \'type: "{schema.get("type")}"\'.',
         )
-        made.append(ToolSpec(name, function.get("description", ""), schema))
-    return tuple(made)
+        specs.append(ToolSpec(name, function.get("description", ""), schema))
+    return tuple(specs)
 
 
 def _schema(form: dict[str, Any]) -> dict[str, Any] | None:
     if form.get("type") != "json_schema":
         return None
-    told = form.get("json_schema") or {}
-    need(told.get("name"), "Missing required parameter: 'response_format.json_schema.name'.")
-    schema: dict[str, Any] = told.get("schema") or {}
-    if told.get("strict"):
-        need(
+    wrapper = form.get("json_schema") or {}
+    require(wrapper.get("name"), "Missing required parameter: 'response_format.json_schema.name'.")
+    schema: dict[str, Any] = wrapper.get("schema") or {}
+    if wrapper.get("strict"):
+        require(
             schema.get("additionalProperties") is False,
-            f"Invalid schema for response_format '{told['name']}': In context=(), "
+            f"Invalid schema for response_format '{wrapper['name']}': In context=(), "
             "'additionalProperties' is required to be supplied and to be false.",
         )
     return schema
@@ -223,36 +230,40 @@ def _messages(turns: list[dict[str, Any]]) -> tuple[Message, ...]:
     returns: list[ToolReturn] = []
     for at, turn in enumerate(turns):
         role = turn.get("role")
-        need(role in _ROLES, f"Invalid value: {role!r}. Supported values are: {', '.join(_ROLES)}.")
+        require(
+            role in _ROLES, f"Invalid value: {role!r}. Supported values are: {', '.join(_ROLES)}."
+        )
         if role == "tool":
-            wanted = turn.get("tool_call_id", "")
-            need(
-                wanted in waiting,
+            call_id = turn.get("tool_call_id", "")
+            require(
+                call_id in waiting,
                 f"Invalid parameter: messages with role 'tool' must be a response to a "
                 f"preceeding message with 'tool_calls'. (messages.[{at}].role)",
             )
-            need(turn.get("content") is not None, f"Invalid value for 'messages.[{at}].content'.")
-            name = waiting.pop(wanted)
-            returns.append(ToolReturn(call_id=wanted, name=name, text=_words(turn)))
+            require(
+                turn.get("content") is not None, f"Invalid value for 'messages.[{at}].content'."
+            )
+            name = waiting.pop(call_id)
+            returns.append(ToolReturn(call_id=call_id, name=name, text=_content_text(turn)))
             continue
-        _check_answered(waiting)
+        _check_results(waiting)
         if returns:
             messages.append(ToolReturns(tuple(returns)))
             returns = []
         if role == "assistant":
             message = _assistant(at, turn)
-            waiting = {made.id: made.name for made in message.calls}
+            waiting = {call.id: call.name for call in message.calls}
             messages.append(message)
         elif role == "user":
             messages.append(_user(at, turn))
-    _check_answered(waiting)
+    _check_results(waiting)
     if returns:
         messages.append(ToolReturns(tuple(returns)))
     return tuple(messages)
 
 
-def _check_answered(waiting: dict[str, str]) -> None:
-    need(
+def _check_results(waiting: dict[str, str]) -> None:
+    require(
         not waiting,
         "An assistant message with 'tool_calls' must be followed by tool messages responding to "
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
@@ -262,22 +273,26 @@ def _check_answered(waiting: dict[str, str]) -> None:
 
 def _assistant(at: int, turn: dict[str, Any]) -> AssistantMessage:
     parts: list[AssistantPart] = []
-    if thought := turn.get("reasoning_content") or turn.get("reasoning"):
-        parts.append(Thinking(thought))
-    if said := _words(turn):
-        parts.append(Text(said))
-    for made in turn.get("tool_calls") or []:
-        function = made.get("function") or {}
+    if thinking := turn.get("reasoning_content") or turn.get("reasoning"):
+        parts.append(Thinking(thinking))
+    if text := _content_text(turn):
+        parts.append(Text(text))
+    for call in turn.get("tool_calls") or []:
+        function = call.get("function") or {}
         arguments = function.get("arguments")
-        need(isinstance(arguments, str), f"Invalid type for 'messages[{at}].tool_calls': a string.")
-        parts.append(ToolCall(made["id"], function["name"], str(arguments)))
-    need(parts, f"Invalid value for 'content': expected a string, got null. (messages.[{at}])")
+        require(
+            isinstance(arguments, str), f"Invalid type for 'messages[{at}].tool_calls': a string."
+        )
+        parts.append(ToolCall(call["id"], function["name"], str(arguments)))
+    require(parts, f"Invalid value for 'content': expected a string, got null. (messages.[{at}])")
     return AssistantMessage(parts=tuple(parts), model="openai/fake")
 
 
 def _user(at: int, turn: dict[str, Any]) -> UserMessage:
     content = turn.get("content")
-    need(content is not None, f"Invalid value for 'content': got null. (messages.[{at}].content)")
+    require(
+        content is not None, f"Invalid value for 'content': got null. (messages.[{at}].content)"
+    )
     if isinstance(content, str):
         return UserMessage((Text(content),))
     assert isinstance(content, list)
@@ -290,6 +305,6 @@ def _part(at: int, part: dict[str, Any]) -> UserPart:
     if part.get("type") == "image_url":
         url = (part.get("image_url") or {}).get("url", "")
         media, _, data = url.removeprefix("data:").partition(";base64,")
-        need(media and data, f"Invalid 'messages[{at}].content': not a picture's data URL.")
-        return Image(media, hashlib.sha256(data.encode()).hexdigest())
+        require(media and data, f"Invalid 'messages[{at}].content': not a data URL of an image.")
+        return ImagePart(media, hashlib.sha256(data.encode()).hexdigest())
     reject(f"Invalid value: {part.get('type')!r}. Supported values are: 'text', 'image_url'.")

@@ -37,12 +37,12 @@ def same_as_gnu(run: Run, tmp_path: Path) -> Compare:
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/"}
 
     def gnu(script: str) -> tuple[str, int]:
-        place = tmp_path / "workspace"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
+        workspace = tmp_path / "workspace"
+        shutil.rmtree(workspace, ignore_errors=True)
+        workspace.mkdir()
         done = subprocess.run(
             [bash or "bash", "-c", TREE + script],
-            cwd=place,
+            cwd=workspace,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -78,5 +78,5 @@ def make_site() -> Iterator[Callable[[], Website]]:
 
 @pytest.fixture
 def site(make_site: Callable[[], Website]) -> Website:
-    """One website."""
+    """Start one website."""
     return make_site()

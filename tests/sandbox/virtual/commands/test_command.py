@@ -1,4 +1,4 @@
-"""Commands written in Python: plain ones, streaming ones, and their mistakes."""
+"""Commands written in Python: plain, streaming and invalid ones."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ async def count(call: CommandStream) -> int:
     return 0
 
 
-async def test_a_plain_command_gets_arguments_and_stdin() -> None:
+async def test_plain_command_gets_arguments_and_stdin() -> None:
     result = await run_with("greet a 'b c'; echo -n piped | greet", greet=greet)
     assert result.stdout == "hello a b c\nhello piped\n"
 
 
-async def test_a_plain_command_sees_exported_variables_and_cwd() -> None:
+async def test_plain_command_sees_exported_variables_and_cwd() -> None:
     def where(call: CommandCall) -> str:
         return f"{call.name} {call.cwd} {call.env.get('A')} {call.env.get('B')} {call.path('x')}\n"
 
@@ -48,7 +48,7 @@ async def test_a_plain_command_sees_exported_variables_and_cwd() -> None:
     assert result.stdout == "where /d 1 None /d/x\n"
 
 
-async def test_output_and_exit_code_are_the_commands() -> None:
+async def test_command_sets_output_and_exit_code() -> None:
     def fail(call: CommandCall) -> CommandOutput:
         return CommandOutput(stdout="out\n", stderr="err\n", exit_code=3)
 
@@ -57,14 +57,14 @@ async def test_output_and_exit_code_are_the_commands() -> None:
 
 
 async def test_files_written_by_a_command_are_visible_to_the_script() -> None:
-    def make(call: CommandCall) -> str:
-        call.files.write(call.path(call.args[0]), b"made\n")
+    def create(call: CommandCall) -> str:
+        call.files.write(call.path(call.args[0]), b"created\n")
         return ""
 
-    assert (await run_with("make a/b.txt; cat a/b.txt", make=make)).stdout == "made\n"
+    assert (await run_with("create a/b.txt; cat a/b.txt", create=create)).stdout == "created\n"
 
 
-async def test_a_plain_command_may_walk_the_files() -> None:
+async def test_plain_command_may_walk_the_files() -> None:
     def names(call: CommandCall) -> str:
         return "".join(f"{info.path}\n" for info in call.files.walk(call.path("d")))
 
@@ -79,7 +79,7 @@ async def test_process_substitution_can_be_read() -> None:
     assert (await run_with("show <(echo inner)", show=show)).stdout == "inner\n"
 
 
-async def test_a_streaming_command_sees_every_byte() -> None:
+async def test_streaming_command_sees_every_byte() -> None:
     async def double(call: CommandStream) -> None:
         async for data in call.stdin:
             await call.write(data + data)
@@ -88,21 +88,21 @@ async def test_a_streaming_command_sees_every_byte() -> None:
     assert result.stdout.split() == ["ff", "01", "ff", "01"]
 
 
-async def test_a_streaming_command_may_wait_and_is_stopped_by_a_timeout() -> None:
-    ended = threading.Event()
+async def test_streaming_command_may_wait_and_is_stopped_by_a_timeout() -> None:
+    stopped = threading.Event()
 
     async def wait(call: CommandStream) -> int:
         try:
             await asyncio.sleep(1000)
         finally:
-            ended.set()
+            stopped.set()
         return 0
 
     assert (await run_with("timeout 0.2 wait_long; echo $?", wait_long=wait)).stdout == "124\n"
-    assert ended.wait(10)
+    assert stopped.wait(10)
 
 
-async def test_an_exception_is_one_line_on_stderr() -> None:
+async def test_exception_is_one_line_on_stderr() -> None:
     def plain(call: CommandCall) -> str:
         raise ValueError("it broke\nin two")
 
@@ -114,7 +114,7 @@ async def test_an_exception_is_one_line_on_stderr() -> None:
     assert result.stderr == "plain: it broke in two\nstreaming: KeyError\n"
 
 
-async def test_a_missing_file_is_reported_as_a_shell_does() -> None:
+async def test_missing_file_is_reported_as_a_shell_does() -> None:
     def show(call: CommandCall) -> str:
         return call.files.read(call.path("nothere")).decode()
 
@@ -123,25 +123,25 @@ async def test_a_missing_file_is_reported_as_a_shell_does() -> None:
 
 
 async def test_exit_from_argparse_is_an_exit_code() -> None:
-    def leave(call: CommandCall) -> str:
+    def quit(call: CommandCall) -> str:
         raise SystemExit(2)
 
-    assert (await run_with("leave; echo $?", leave=leave)).stdout == "2\n"
+    assert (await run_with("quit; echo $?", quit=quit)).stdout == "2\n"
 
 
-async def test_an_invalid_result_is_reported_and_not_printed() -> None:
-    def wrong(call: CommandCall) -> str:
+async def test_invalid_result_is_reported_and_not_printed() -> None:
+    def plain(call: CommandCall) -> str:
         return cast("str", b"bytes")
 
-    async def odd(call: CommandStream) -> int:
+    async def streaming(call: CommandStream) -> int:
         return cast("int", "text")
 
-    result = await run_with("wrong; odd", wrong=wrong, odd=odd)
+    result = await run_with("plain; streaming", plain=plain, streaming=streaming)
     assert result.stdout == ""
-    assert "answered bytes" in result.stderr and "answered str" in result.stderr
+    assert "returned bytes" in result.stderr and "returned str" in result.stderr
 
 
-async def test_partials_and_objects_are_commands_too() -> None:
+async def test_partials_and_objects_are_commands() -> None:
     class Shout:
         async def __call__(self, call: CommandStream) -> int:
             await call.write((await call.read()).upper())
@@ -154,20 +154,20 @@ async def test_partials_and_objects_are_commands_too() -> None:
     assert result.stdout == "HI\n"
 
 
-async def test_a_custom_command_replaces_the_builtin() -> None:
+async def test_custom_command_replaces_the_builtin() -> None:
     result = await run_with("date", date=lambda call: "always\n")
     assert result.stdout == "always\n"
 
 
 async def test_two_streaming_commands_in_a_pipeline_fail_instead_of_hanging() -> None:
-    async def pour(call: CommandStream) -> int:
+    async def produce(call: CommandStream) -> int:
         await call.write(b"x" * 10)
         return 0
 
-    async with virtual(commands={"pour": pour, "count": count}) as sandbox:
-        result = await sandbox.exec("pour | count")
+    async with virtual(commands={"produce": produce, "count": count}) as sandbox:
+        result = await sandbox.exec("produce | count")
         assert result.exit_code == 0 or "one at a time" in result.stderr
-        assert (await sandbox.exec("pour > f; count < f")).stdout == "10\n"
+        assert (await sandbox.exec("produce > f; count < f")).stdout == "10\n"
 
 
 @pytest.mark.parametrize("name", ["if", "done", "cd", "exit", "a b", "", "-x", "a/b", "ü", 3])

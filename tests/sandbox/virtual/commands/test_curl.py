@@ -24,12 +24,12 @@ async def run(site: Website) -> AsyncIterator[Run]:
         yield sandbox.exec
 
 
-async def asked(run: Run, script: str) -> dict[str, Any]:
+async def received(run: Run, script: str) -> dict[str, Any]:
     """Return the request that the site received, from its own response."""
     result = await run(script)
     assert result.exit_code == 0, result.stderr
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    request: dict[str, Any] = json.loads(result.stdout)
+    return request
 
 
 REQUESTS = [
@@ -61,8 +61,8 @@ REQUESTS = [
 async def test_options_shape_the_request(
     script: str, method: str, path: str, body: str, run: Run
 ) -> None:
-    told = await asked(run, script)
-    assert (told["method"], told["path"], told["body"]) == (method, path, body)
+    request = await received(run, script)
+    assert (request["method"], request["path"], request["body"]) == (method, path, body)
 
 
 HEADERS = [
@@ -83,21 +83,21 @@ HEADERS = [
 
 @pytest.mark.parametrize(("options", "name", "value"), HEADERS)
 async def test_headers_are_set(options: str, name: str, value: str | None, run: Run) -> None:
-    told = await asked(run, f"curl -s {options} $U/echo")
-    assert told["headers"].get(name) == value
+    request = await received(run, f"curl -s {options} $U/echo")
+    assert request["headers"].get(name) == value
 
 
-async def test_a_form_is_sent_in_parts(run: Run) -> None:
-    told = await asked(
+async def test_form_is_sent_in_parts(run: Run) -> None:
+    request = await received(
         run, "echo data > f.txt; curl -s -F a=b -F 'f=@f.txt;type=text/x' -F 'g=<f.txt' $U/echo"
     )
-    assert told["headers"]["Content-Type"].startswith("multipart/form-data; boundary=")
-    assert 'name="a"\r\n\r\nb\r\n' in told["body"]
-    assert 'filename="f.txt"\r\nContent-Type: text/x\r\n\r\ndata\n' in told["body"]
-    assert 'name="g"\r\n\r\ndata\n' in told["body"]
+    assert request["headers"]["Content-Type"].startswith("multipart/form-data; boundary=")
+    assert 'name="a"\r\n\r\nb\r\n' in request["body"]
+    assert 'filename="f.txt"\r\nContent-Type: text/x\r\n\r\ndata\n' in request["body"]
+    assert 'name="g"\r\n\r\ndata\n' in request["body"]
 
 
-ENDINGS = [
+OUTCOMES = [
     ("curl -s $U/status/404", 0, "status body\n"),
     ("curl -sf $U/status/404", 22, ""),
     ("curl -s --fail-with-body $U/status/500", 22, "status body\n"),
@@ -130,7 +130,7 @@ ENDINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("script", "code", "output"), ENDINGS)
+@pytest.mark.parametrize(("script", "code", "output"), OUTCOMES)
 async def test_exit_codes_match_curl(script: str, code: int, output: str, run: Run) -> None:
     result = await run(script)
     assert (result.exit_code, result.stdout) == (code, output), result.stderr
@@ -158,8 +158,8 @@ async def test_verbose_prints_both_sides_on_stderr(run: Run) -> None:
 
 
 async def test_compressed_responses_are_decoded_with_the_option(run: Run) -> None:
-    assert (await asked(run, "curl -s --compressed $U/gzip"))["path"] == "/gzip"
-    assert (await asked(run, "curl -s $U/gzip | gunzip"))["path"] == "/gzip"
+    assert (await received(run, "curl -s --compressed $U/gzip"))["path"] == "/gzip"
+    assert (await received(run, "curl -s $U/gzip | gunzip"))["path"] == "/gzip"
 
 
 async def test_transient_failures_are_retried(run: Run, site: Website) -> None:
@@ -178,5 +178,5 @@ async def test_options_that_bypass_the_policy_are_refused(
     assert site.seen == []
 
 
-async def test_a_large_body_streams_through_a_pipe(run: Run) -> None:
+async def test_large_body_streams_through_a_pipe(run: Run) -> None:
     assert (await run("curl -s $U/big?n=5000000 | wc -c")).stdout.strip() == "5000000"

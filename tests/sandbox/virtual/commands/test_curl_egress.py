@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,7 +36,7 @@ async def run(script: str, egress: Egress, **options: Any) -> ExecResult:
         return await sandbox.exec(script)
 
 
-async def test_without_a_policy_curl_names_the_option_that_opens_the_network() -> None:
+async def test_without_a_policy_the_error_names_the_egress_option() -> None:
     async with virtual() as sandbox:
         for command in ("curl", "wget"):
             result = await sandbox.exec(f"{command} https://example.com/")
@@ -48,7 +51,7 @@ async def test_disallowed_host_is_refused_before_anything_is_sent(site: Website)
     assert site.seen == []
 
 
-async def test_a_handler_restricts_methods_and_paths(site: Website) -> None:
+async def test_handler_restricts_methods_and_paths(site: Website) -> None:
     egress = reach(site, handler=restrict(methods=["GET"], paths=["/big"]))
     assert (await run(f"curl -s {site.url}/big?n=2", egress)).stdout == "xx"
     post = await run(f"curl -s -d x {site.url}/big", egress)
@@ -61,7 +64,7 @@ async def test_a_handler_restricts_methods_and_paths(site: Website) -> None:
 async def test_loopback_is_reached_only_if_mapped_by_hosts(site: Website) -> None:
     result = await run(f"curl {site.url}/echo", Egress(internet=True, tcp=[site.place]))
     assert result.exit_code == 7
-    assert "private address; hosts=" in result.stderr
+    assert "a private address; hosts=" in result.stderr
     assert site.seen == []
 
 
@@ -69,12 +72,12 @@ async def test_loopback_is_reached_only_if_mapped_by_hosts(site: Website) -> Non
 async def test_name_that_resolves_to_a_private_address_is_refused(
     address: str, site: Website
 ) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["93.184.216.34", address]
+
     port = site.url.rpartition(":")[2]
-    result = await run(
-        f"curl http://public.test:{port}/",
-        Egress(tcp=[f"public.test:{port}"]),
-        resolver=lambda host, port: ["93.184.216.34", address],
-    )
+    egress = Egress(tcp=[f"public.test:{port}"])
+    result = await run(f"curl http://public.test:{port}/", egress, resolver=resolve)
     assert result.exit_code == 7
     assert site.seen == []
 
@@ -83,12 +86,12 @@ async def test_name_is_resolved_once_and_that_address_is_used(site: Website) -> 
     port = site.url.rpartition(":")[2]
     lookups: list[str] = []
 
-    def resolver(host: str, port: int) -> list[str]:
+    async def resolve(host: str, port: int) -> list[str]:
         lookups.append(host)
         return ["127.0.0.1"] if len(lookups) == 1 else ["192.0.2.1"]
 
     egress = Egress(tcp=[f"api.test:{port}"], hosts={"api.test": "inside.test"})
-    result = await run(f"curl -s http://api.test:{port}/big?n=2", egress, resolver=resolver)
+    result = await run(f"curl -s http://api.test:{port}/big?n=2", egress, resolver=resolve)
     assert result.stdout == "xx"
     assert lookups == ["inside.test"]
 
@@ -127,7 +130,22 @@ async def test_redirect_does_not_carry_a_secret_to_another_origin(
     assert headers_of(other)["X-Own"] == "1"
 
 
-async def test_each_hop_gets_the_secret_of_its_own_entry(
+async def test_redirect_does_not_carry_a_secret_in_its_location(
+    site: Website, make_site: Callable[[], Website]
+) -> None:
+    other = make_site()
+    egress = Egress(
+        outbound_by_host={site.place: header("Authorization", TOKEN)},
+        tcp=[other.place],
+        hosts={"127.0.0.1": "127.0.0.1"},
+    )
+    url = f"{site.url}/redirect?leak=1&to={other.url}/echo?k="
+    result = await run(f"curl -sL -w '%{{url_effective}}' '{url}'", egress)
+    assert other.seen[0]["path"] == "/echo?k=[redacted]********"
+    assert TOKEN not in str(other.seen) + result.stdout
+
+
+async def test_each_hop_gets_the_secret_of_its_host(
     site: Website, make_site: Callable[[], Website]
 ) -> None:
     other = make_site()
@@ -148,7 +166,7 @@ def headers_of(site: Website) -> dict[str, str]:
     return headers
 
 
-LOOKS = [
+LEAK_ATTEMPTS = [
     "curl -s $U/leak", "curl -si $U/leak", "curl -sv $U/leak 2>&1", "curl -sI $U/leak",
     "curl -s $U/echo", "curl -s --compressed $U/gzip", "curl -s $U/gzip", "curl -s $U/gzip | od -c",
     "curl -s -o f $U/leak; cat f", "curl -s -D h $U/leak; cat h", "wget -qSO- $U/leak 2>&1",
@@ -159,26 +177,26 @@ LOOKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("script", LOOKS)
-async def test_the_script_never_sees_the_secret(script: str, site: Website) -> None:
+@pytest.mark.parametrize("script", LEAK_ATTEMPTS)
+async def test_script_never_sees_the_secret(script: str, site: Website) -> None:
     egress = reach(site, handler=bearer(TOKEN))
     async with virtual(egress=egress, env={"U": site.url}) as sandbox:
         result = await sandbox.exec(script)
     assert "s3cr3t" not in result.stdout + result.stderr
-    for told in site.seen:
-        headers = told["headers"]
+    for request in site.seen:
+        headers = request["headers"]
         assert isinstance(headers, dict) and headers["authorization"] == f"Bearer {TOKEN}"
 
 
 async def test_secret_split_between_two_reads_is_scrubbed(site: Website) -> None:
     egress = reach(site, handler=bearer(TOKEN))
-    filling = 64 * 1024 - 200
+    padding = 64 * 1024 - 200
     for shift in range(0, 60, 7):
-        script = f"head -c {filling + shift} /dev/zero | tr '\\0' x | curl -s -d @- {site.url}/echo"
+        script = f"head -c {padding + shift} /dev/zero | tr '\\0' x | curl -s -d @- {site.url}/echo"
         assert "s3cr3t" not in (await run(script, egress)).stdout
 
 
-async def test_secret_is_shown_if_the_owner_allows_it(site: Website) -> None:
+async def test_secret_is_visible_with_scrub_off(site: Website) -> None:
     egress = reach(site, handler=bearer(TOKEN), scrub=False)
     assert TOKEN in (await run(f"curl -s {site.url}/leak", egress)).stdout
 
@@ -204,7 +222,7 @@ async def test_response_over_the_limit_is_cut_with_an_error(site: Website) -> No
     script = f"curl -sS -o f {site.url}/big?n=100001; echo $?; ls"
     result = await run(script, reach(site), limits=FetchLimits(max_response_bytes=100_000))
     assert result.stdout == "63\n"
-    assert "100000 bytes allowed" in result.stderr
+    assert "exceeds the limit of 100000 bytes" in result.stderr
 
 
 async def test_plain_commands_after_a_request_do_not_block_the_script(site: Website) -> None:
@@ -229,19 +247,46 @@ async def test_hanging_server_times_out(option: str, site: Website) -> None:
     assert "timed out" in result.stderr
 
 
-async def test_a_timeout_of_the_script_ends_a_hanging_request(site: Website) -> None:
+async def test_script_timeout_ends_a_hanging_request(site: Website) -> None:
     async with virtual(egress=reach(site)) as sandbox:
         result = await sandbox.exec(f"echo a; curl -s {site.url}/hang; echo b", timeout=0.3)
         assert (result.exit_code, result.stdout) == (124, "a\n")
         assert (await sandbox.exec(f"curl -s {site.url}/big?n=1")).stdout == "x"
 
 
-async def test_cancelling_ends_a_hanging_request(site: Website) -> None:
-    async with virtual(egress=reach(site)) as sandbox:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await sandbox.exec(f"curl -s {site.url}/hang")
-        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+async def test_cancelling_closes_the_connection_of_a_hanging_request() -> None:
+    requested, closed = asyncio.Event(), asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        requested.set()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server, asyncio.timeout(10):
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        egress = Egress(tcp=[address], hosts={"127.0.0.1": "127.0.0.1"})
+        async with virtual(egress=egress) as sandbox:
+            running = asyncio.create_task(sandbox.exec(f"curl -s http://{address}/"))
+            await requested.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await closed.wait()
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_hanging_name_lookup_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: release.wait(10) and [])
+    try:
+        async with asyncio.timeout(5):
+            result = await run("curl -sS -m 0.2 http://api.test/", Egress(internet=True))
+    finally:
+        release.set()
+    assert result.exit_code == 28
 
 
 @pytest.fixture

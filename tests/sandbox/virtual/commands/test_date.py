@@ -82,19 +82,19 @@ async def test_date_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_the_current_time_has_nanoseconds(run: Run) -> None:
+async def test_current_time_has_nanoseconds(run: Run) -> None:
     result = await run("date +%s%N")
     assert len(result.stdout.strip()) == 19
 
 
-async def test_the_clock_cannot_be_set(run: Run) -> None:
+async def test_clock_cannot_be_set(run: Run) -> None:
     result = await run("date -s '2020-01-01'")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "Operation not permitted" in result.stderr
 
 
 @pytest.mark.parametrize("zone", ["../../etc/passwd", "/etc/passwd", "Nowhere/Land", "America"])
-async def test_an_unknown_zone_is_utc(zone: str, run: Run) -> None:
+async def test_unknown_zone_is_utc(zone: str, run: Run) -> None:
     result = await run(f"TZ={zone} date -d @0 +%T%z")
     assert result.stdout == "00:00:00+0000\n"
 

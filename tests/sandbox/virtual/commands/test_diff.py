@@ -65,7 +65,7 @@ async def test_random_edits_match_gnu(seed: int, same_as_gnu: Compare) -> None:
     )
 
 
-async def test_a_patch_made_here_applies_here(run: Run) -> None:
+async def test_unified_diff_applies_with_patch(run: Run) -> None:
     await run("seq 50 > a; sed 's/7/seven/; 20d' a > b; diff -u a b > p; patch a < p")
     result = await run("cmp a b && echo same")
     assert result.stdout == "same\n"
@@ -76,7 +76,7 @@ async def test_large_files_with_nothing_in_common_are_compared_in_time(run: Run)
     assert result.stdout == "1,30000c1,30000\n"
 
 
-async def test_many_scattered_edits_keep_what_is_common(run: Run) -> None:
+async def test_many_scattered_edits_are_minimal(run: Run) -> None:
     result = await run("seq 20000 > a; sed 's/7/x/' a > b; diff a b | grep -c '^<'; grep -c 7 a")
     found, expected = map(int, result.stdout.split())
     assert found == expected

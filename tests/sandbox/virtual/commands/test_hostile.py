@@ -1,4 +1,4 @@
-"""Arguments made to exhaust a command end in an error quickly."""
+"""Arguments that would exhaust a command are refused quickly."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "words"), SCRIPTS)
-async def test_it_is_refused_with_a_reason(script: str, words: str, run: Run) -> None:
+@pytest.mark.parametrize(("script", "message"), SCRIPTS)
+async def test_excessive_argument_is_refused_with_a_reason(
+    script: str, message: str, run: Run
+) -> None:
     result = await run(script)
     assert result.exit_code == 1
-    assert words in result.stderr
+    assert message in result.stderr
 
 
-async def test_a_wide_format_stays_small(run: Run) -> None:
+async def test_wide_format_stays_small(run: Run) -> None:
     result = await run("date \"+$(yes '%99999Y' | head -c 7000 | tr -d '\\n')\" | wc -c")
     assert int(result.stdout) < 1_000_000
 
 
-async def test_a_tree_of_links_is_listed_once(run: Run) -> None:
+async def test_tree_of_links_is_listed_once(run: Run) -> None:
     result = await run("mkdir d; ln -s . d/loop; ln -s ../d d/up; ls -R d; ls d/loop/loop/up")
     assert result.stdout == "d:\nloop\nup\nloop\nup\n"

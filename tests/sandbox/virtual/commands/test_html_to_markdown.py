@@ -1,4 +1,4 @@
-"""`html-to-markdown` keeps what a reader sees."""
+"""`html-to-markdown`: conversion, input and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize(("page", "text"), PAGES)
-def test_a_page_becomes_markdown(page: str, text: str) -> None:
+def test_page_is_converted_to_markdown(page: str, text: str) -> None:
     assert to_markdown(page) == text
 
 
@@ -44,12 +44,12 @@ async def test_files_and_stdin_are_read(run: Run) -> None:
     assert result.stdout == "## f\n*s*\n"
 
 
-async def test_a_missing_file_is_an_error(run: Run) -> None:
+async def test_missing_file_is_an_error(run: Run) -> None:
     result = await run("html-to-markdown nothere")
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr
 
 
-def test_a_thousand_open_tags_do_no_harm() -> None:
+def test_thousands_of_open_tags_are_converted() -> None:
     page = "<div>" * 5000 + "<ul>" * 1000 + "<li>x" + "<blockquote>" * 100 + "y"
     assert "x" in to_markdown(page)

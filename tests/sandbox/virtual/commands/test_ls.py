@@ -39,7 +39,7 @@ async def test_ls_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_a_missing_file_is_reported_as_gnu_does(run: Run) -> None:
+async def test_missing_file_is_reported_as_gnu_does(run: Run) -> None:
     result = await run("ls nothere")
     assert result.stderr == "ls: cannot access 'nothere': No such file or directory\n"
     assert result.exit_code == 2
@@ -50,6 +50,6 @@ async def test_unknown_metadata_is_not_invented(run: Run) -> None:
     assert result.stdout == "? a\n?\n"
 
 
-async def test_a_large_directory_is_listed_whole(run: Run) -> None:
+async def test_large_directory_is_listed_whole(run: Run) -> None:
     result = await run("mkdir d; cd d; touch $(seq 2000); ls | wc -l; ls -l | wc -l")
     assert result.stdout.split() == ["2000", "2001"]

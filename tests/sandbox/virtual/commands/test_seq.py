@@ -24,7 +24,7 @@ async def test_seq_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_a_million_numbers_are_printed(run: Run) -> None:
+async def test_million_numbers_are_printed(run: Run) -> None:
     result = await run("seq 1000000 | wc -l")
     assert result.stdout == "1000000\n"
 

@@ -25,13 +25,13 @@ async def test_sleep_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_sleep_waits_for_the_given_time(run: Run) -> None:
+async def test_sleep_waits_for_the_sum_of_its_arguments(run: Run) -> None:
     started = time.monotonic()
     await run("sleep 0.1 0.1")
     assert time.monotonic() - started >= 0.2
 
 
-async def test_a_timeout_ends_a_long_sleep() -> None:
+async def test_timeout_ends_a_long_sleep() -> None:
     async with virtual() as sandbox:
         result = await sandbox.exec("echo before; sleep 1000; echo after", timeout=0.3)
     assert (result.exit_code, result.stdout) == (124, "before\n")

@@ -20,6 +20,6 @@ async def test_yes_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_closed_reader_ends_it_silently(run: Run) -> None:
+async def test_yes_ends_silently_when_its_reader_exits(run: Run) -> None:
     result = await run("yes | head -1; echo ${PIPESTATUS[0]}")
     assert (result.stdout, result.stderr) == ("y\n141\n", "")

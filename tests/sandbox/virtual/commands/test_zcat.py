@@ -21,7 +21,7 @@ async def test_zcat_matches_gnu(script: str, same_as_gnu: Compare) -> None:
     await same_as_gnu(script)
 
 
-async def test_bytes_of_any_kind_come_through(run: Run) -> None:
+async def test_binary_data_round_trips(run: Run) -> None:
     result = await run("head -c 5000 /dev/urandom > r; gzip -k r; zcat r.gz | cmp - r && echo same")
     assert result.stdout == "same\n"
 
@@ -31,7 +31,7 @@ async def test_highly_compressible_data_is_decompressed(run: Run) -> None:
     assert result.stdout == "5000000\n"
 
 
-async def test_a_broken_file_is_an_error(run: Run) -> None:
+async def test_broken_file_is_an_error(run: Run) -> None:
     result = await run("seq 1000 | gzip > a.gz; head -c 200 a.gz > b.gz; zcat b.gz > out; echo $?")
     assert result.stdout == "1\n"
     assert "unexpected end of file" in result.stderr

@@ -22,7 +22,7 @@ class Website:
 
     url: str
     seen: list[dict[str, object]] = field(default_factory=list)
-    going_down: threading.Event = field(default_factory=threading.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     @property
     def place(self) -> str:
@@ -52,37 +52,38 @@ class Pages(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
-        told: dict[str, object] = {
+        request: dict[str, object] = {
             "method": self.command,
             "path": self.path,
             "headers": dict(self.headers),
             "body": body.decode("latin-1"),
         }
-        self.site.seen.append(told)
+        self.site.seen.append(request)
         kind = parts.path.strip("/").split("/")[0]
         if kind == "redirect":
             status = int(query.get("status", ["302"])[0])
-            self._answer(status, b"moved", {"Location": query["to"][0]})
+            leak = self.headers["Authorization"] if "leak" in query else ""
+            self._respond(status, b"moved", {"Location": query["to"][0] + leak})
         elif kind == "status":
-            self._answer(int(parts.path.rpartition("/")[2]), b"status body\n", {})
+            self._respond(int(parts.path.rpartition("/")[2]), b"status body\n", {})
         elif kind == "big":
-            self._answer(200, b"x" * int(query["n"][0]), {})
+            self._respond(200, b"x" * int(query["n"][0]), {})
         elif kind == "gzip":
-            packed = gzip.compress(json.dumps(told).encode())
-            self._answer(200, packed, {"Content-Encoding": "gzip"})
+            compressed = gzip.compress(json.dumps(request).encode())
+            self._respond(200, compressed, {"Content-Encoding": "gzip"})
         elif kind == "hang":
-            self.site.going_down.wait(30)
+            self.site.stopping.wait(30)
         elif kind == "cut":
-            self._answer(200, b"short", {}, length=100)
+            self._respond(200, b"short", {}, length=100)
         elif kind == "leak":
             secret = self.headers.get("Authorization") or ""
-            self._answer(200, f"you sent {secret}\n".encode(), {"X-Leak": secret})
+            self._respond(200, f"you sent {secret}\n".encode(), {"X-Leak": secret})
         else:
-            self._answer(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+            self._respond(200, json.dumps(request).encode(), {"Content-Type": "application/json"})
 
     do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
 
-    def _answer(
+    def _respond(
         self, status: int, body: bytes, headers: dict[str, str], length: int | None = None
     ) -> None:
         self.send_response(status)
@@ -115,7 +116,7 @@ class Running:
 
     def stop(self) -> None:
         """Release requests that hang, and close the port."""
-        self.site.going_down.set()
+        self.site.stopping.set()
         self.server.shutdown()
         self._thread.join()
         self.server.server_close()

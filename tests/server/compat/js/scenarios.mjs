@@ -1,4 +1,4 @@
-// What OpenAI's Agents SDK for JavaScript does in a sandbox, by its own client as it stands:
+// Scenarios with the unmodified client of OpenAI's Agents SDK for JavaScript:
 // `node scenarios.mjs URL`, with CLOUDFLARE_SANDBOX_API_KEY and BUCKET set.
 
 import assert from 'node:assert/strict';
@@ -11,11 +11,11 @@ import {
 
 const workerUrl = process.argv[2];
 const apiKey = process.env.CLOUDFLARE_SANDBOX_API_KEY;
-const notText = Uint8Array.from({ length: 25_600 }, (_, index) => index % 256);
+const binary = Uint8Array.from({ length: 25_600 }, (_, index) => index % 256);
 
 const manifest = () =>
   new Manifest({
-    environment: { WORD: 'told' },
+    environment: { WORD: 'exported' },
     entries: {
       'notes.txt': file({ content: 'from the manifest\n' }),
       src: dir({ children: { 'main.py': file({ content: 'print(6 * 7)\n' }) } }),
@@ -33,48 +33,48 @@ async function withSandbox(work, options = {}) {
   assert.equal(await session.running(), false);
 }
 
-async function commandsRunOverTheFilesOfAManifest() {
+async function commandsReadFilesOfTheManifest() {
   await withSandbox(async (session) => {
     const cmd = 'cat notes.txt; python3 src/main.py; echo $WORD; echo ä€😀 >&2; exit 3';
-    const told = await session.execCommand({ cmd });
-    assert.match(told, /exited with code 3/);
-    assert.match(told, /from the manifest\n42\ntold\nä€😀/);
+    const output = await session.execCommand({ cmd });
+    assert.match(output, /exited with code 3/);
+    assert.match(output, /from the manifest\n42\nexported\nä€😀/);
   });
 }
 
-async function textIsNeverCutInsideACharacter() {
+async function outputNeverSplitsACharacter() {
   await withSandbox(async (session) => {
     const cmd = `python3 -c "print('ä€😀' * 200000, end='')" | tee copy; cmp copy copy`;
-    const told = await session.execCommand({ cmd });
-    assert.ok(!told.includes('\ufffd'));
-    assert.ok(told.includes('ä€😀'.repeat(200_000)));
+    const output = await session.execCommand({ cmd });
+    assert.ok(!output.includes('\ufffd'));
+    assert.ok(output.includes('ä€😀'.repeat(200_000)));
   });
 }
 
-async function aCommandThatTakesTooLongIsAResult() {
+async function timeoutIsAResult() {
   await withSandbox(
     async (session) => {
-      const told = await session.execCommand({ cmd: 'printf partly; sleep 1919' });
-      assert.match(told, /exited with code 124/);
-      assert.match(told, /partly/);
+      const output = await session.execCommand({ cmd: 'printf partly; sleep 1919' });
+      assert.match(output, /exited with code 124/);
+      assert.match(output, /partly/);
     },
     { timeoutMs: 3000 },
   );
 }
 
-async function aLongSilenceIsBorne() {
+async function commandWithoutOutputOutlastsHeartbeats() {
   await withSandbox(async (session) => {
-    // Longer than the server waits before it says that it lives.
-    const told = await session.execCommand({ cmd: 'sleep 6; echo late' });
-    assert.match(told, /exited with code 0[^]*late/);
+    // Longer than the interval of the heartbeat.
+    const output = await session.execCommand({ cmd: 'sleep 6; echo late' });
+    assert.match(output, /exited with code 0[^]*late/);
   });
 }
 
-async function filesHaveAnyBytesAndAnyName() {
+async function filesHaveAnyContentAndName() {
   await withSandbox(async (session) => {
     for (const path of ['data.bin', 'new/dir/a#b?c+d%41 ä.bin']) {
-      await session.materializeEntry({ path, entry: file({ content: notText }) });
-      assert.deepEqual(await session.readFile({ path }), notText);
+      await session.materializeEntry({ path, entry: file({ content: binary }) });
+      assert.deepEqual(await session.readFile({ path }), binary);
     }
     assert.equal(await session.pathExists('new/dir'), true);
     assert.equal(await session.pathExists('missing'), false);
@@ -90,15 +90,15 @@ async function filesHaveAnyBytesAndAnyName() {
   });
 }
 
-async function aPythonPromptAnswersInATerminal() {
+async function pythonPromptInATerminal() {
   await withSandbox(async (session) => {
-    const begun = await session.execCommand({ cmd: 'python3 -q', tty: true, yieldTimeMs: 1500 });
-    const id = Number(/session ID (\d+)/.exec(begun)[1]);
-    let shown = '';
+    const started = await session.execCommand({ cmd: 'python3 -q', tty: true, yieldTimeMs: 1500 });
+    const id = Number(/session ID (\d+)/.exec(started)[1]);
+    let output = '';
     for (const chars of ["print('x' * 3 + str(6 * 7))\n", 'exit()\n']) {
-      shown += await session.writeStdin({ sessionId: id, chars, yieldTimeMs: 1500 });
+      output += await session.writeStdin({ sessionId: id, chars, yieldTimeMs: 1500 });
     }
-    assert.match(shown, /xxx42/);
+    assert.match(output, /xxx42/);
     const ended = await session.writeStdin({
       sessionId: id,
       chars: 'exit 5\n',
@@ -108,21 +108,21 @@ async function aPythonPromptAnswersInATerminal() {
   });
 }
 
-async function aWorkspaceGoesFromOneSandboxToAnother() {
+async function workspaceIsCopiedToAnotherSandbox() {
   let archive;
   await withSandbox(async (session) => {
-    await session.execCommand({ cmd: 'mkdir made; echo kept > made/kept; ln -s kept made/link' });
+    await session.execCommand({ cmd: 'mkdir new; echo kept > new/kept; ln -s kept new/link' });
     archive = await session.persistWorkspace();
   });
   await withSandbox(async (session) => {
     for (let round = 0; round < 2; round += 1) {
       await session.hydrateWorkspace(archive);
-      assert.match(await session.execCommand({ cmd: 'cat made/link notes.txt' }), /kept\nfrom the/);
+      assert.match(await session.execCommand({ cmd: 'cat new/link notes.txt' }), /kept\nfrom the/);
     }
   });
 }
 
-async function aSandboxThatIsThereIsResumed() {
+async function existingSandboxIsResumed() {
   await withSandbox(async (session, client) => {
     await session.execCommand({ cmd: 'echo kept > kept' });
     const again = await client.resume(session.state);
@@ -130,14 +130,14 @@ async function aSandboxThatIsThereIsResumed() {
   });
 }
 
-async function aBucketIsADirectory() {
-  const known = JSON.parse(process.env.BUCKET);
+async function bucketIsMounted() {
+  const bucket = JSON.parse(process.env.BUCKET);
   const entry = {
     type: 's3_mount',
-    bucket: known.bucket,
-    endpointUrl: known.endpoint,
-    accessKeyId: known.access_key,
-    secretAccessKey: known.secret_key,
+    bucket: bucket.bucket,
+    endpointUrl: bucket.endpoint,
+    accessKeyId: bucket.access_key,
+    secretAccessKey: bucket.secret_key,
     prefix: 'from-js',
     readOnly: false,
     mountStrategy: new CloudflareBucketMountStrategy(),
@@ -147,15 +147,15 @@ async function aBucketIsADirectory() {
     const cmd = 'echo kept > data/f; cat data/f; grep -c /data /proc/mounts';
     assert.match(await session.execCommand({ cmd }), /kept\n1/);
     await session.unmountBucket('/workspace/data');
-    const mounting = session.mountBucket({ bucket: 'b-b', mountPath: '/workspace/b', options: {} });
-    await assert.rejects(mounting, (error) => JSON.stringify(error).includes('no credentials'));
+    const mount = session.mountBucket({ bucket: 'b-b', mountPath: '/workspace/b', options: {} });
+    await assert.rejects(mount, (error) => JSON.stringify(error).includes('no credentials'));
   });
-  const credentials = { accessKeyId: known.access_key, secretAccessKey: known.secret_key };
+  const credentials = { accessKeyId: bucket.access_key, secretAccessKey: bucket.secret_key };
   const mounts = [
     {
-      bucket: known.bucket,
+      bucket: bucket.bucket,
       mountPath: '/workspace/data',
-      options: { endpoint: known.endpoint, prefix: 'from-js', credentials },
+      options: { endpoint: bucket.endpoint, prefix: 'from-js', credentials },
     },
   ];
   await withSandbox(
@@ -166,8 +166,8 @@ async function aBucketIsADirectory() {
   );
 }
 
-async function aWholeAgentWorksInIt() {
-  const heard = [];
+async function agentUsesTheSandbox() {
+  const inputs = [];
   const turns = [
     {
       type: 'function_call',
@@ -185,11 +185,11 @@ async function aWholeAgentWorksInIt() {
   ];
   const model = {
     async getResponse(request) {
-      heard.push(JSON.stringify(request.input));
+      inputs.push(JSON.stringify(request.input));
       return { output: [turns.shift()], usage: new Usage() };
     },
     getStreamedResponse() {
-      throw new Error('nobody asks for a stream');
+      throw new Error('streaming is not implemented');
     },
   };
   const agent = new SandboxAgent({
@@ -203,22 +203,22 @@ async function aWholeAgentWorksInIt() {
   const client = new CloudflareSandboxClient({ workerUrl, apiKey });
   const result = await runner.run(agent, 'What does it print?', { sandbox: { client } });
   assert.equal(result.finalOutput, 'It is 42.');
-  assert.match(heard[1], /42\\+nfrom the manifest/);
+  assert.match(inputs[1], /42\\+nfrom the manifest/);
 }
 
-// All at once: most of their time they wait for something.
+// Concurrently: most of their time they wait.
 await Promise.all(
   [
-    commandsRunOverTheFilesOfAManifest,
-    textIsNeverCutInsideACharacter,
-    aCommandThatTakesTooLongIsAResult,
-    aLongSilenceIsBorne,
-    filesHaveAnyBytesAndAnyName,
-    aPythonPromptAnswersInATerminal,
-    aWorkspaceGoesFromOneSandboxToAnother,
-    aSandboxThatIsThereIsResumed,
-    aBucketIsADirectory,
-    aWholeAgentWorksInIt,
+    commandsReadFilesOfTheManifest,
+    outputNeverSplitsACharacter,
+    timeoutIsAResult,
+    commandWithoutOutputOutlastsHeartbeats,
+    filesHaveAnyContentAndName,
+    pythonPromptInATerminal,
+    workspaceIsCopiedToAnotherSandbox,
+    existingSandboxIsResumed,
+    bucketIsMounted,
+    agentUsesTheSandbox,
   ].map(async (scenario) => {
     try {
       await scenario();

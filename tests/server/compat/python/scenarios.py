@@ -1,7 +1,7 @@
-"""What OpenAI's Agents SDK does in a sandbox, by its own client as it stands.
+"""Scenarios with the unmodified client of OpenAI's Agents SDK for Python.
 
-Run by test_clients.py as a program of its own, as the package is called `agents`, and so is
-a folder of our tests: `python scenarios.py URL`, with CLOUDFLARE_SANDBOX_API_KEY and BUCKET set.
+test_clients.py runs it as `python scenarios.py URL`, with CLOUDFLARE_SANDBOX_API_KEY and BUCKET
+set. It is a separate program because its package `agents` has the name of a directory of tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Scenario = Callable[[CloudflareSandboxClientOptions], Coroutine[None, None, None]]
 
-NOT_TEXT = bytes(range(256)) * 100
+BINARY = bytes(range(256)) * 100
 MANIFEST = Manifest(
     entries={
         "notes.txt": File(content=b"from the manifest\n"),
@@ -55,7 +55,7 @@ MANIFEST = Manifest(
 
 @asynccontextmanager
 async def sandbox(options: CloudflareSandboxClientOptions) -> AsyncIterator[SandboxSession]:
-    """A sandbox with a manifest."""
+    """Create a sandbox with a manifest."""
     client = CloudflareSandboxClient()
     session = await client.create(manifest=MANIFEST, options=options)
     async with session:
@@ -68,7 +68,7 @@ async def read(session: SandboxSession, path: str) -> bytes:
         return bytes(file.read())
 
 
-async def commands_run_over_the_files_of_a_manifest(
+async def commands_read_files_of_the_manifest(
     options: CloudflareSandboxClientOptions,
 ) -> None:
     async with sandbox(options) as session:
@@ -77,7 +77,7 @@ async def commands_run_over_the_files_of_a_manifest(
         assert done.exit_code == 3
 
 
-async def a_command_that_takes_too_long_is_a_result(
+async def timeout_is_a_result(
     options: CloudflareSandboxClientOptions,
 ) -> None:
     async with sandbox(options) as session:
@@ -85,19 +85,21 @@ async def a_command_that_takes_too_long_is_a_result(
         assert (done.stdout, done.exit_code) == (b"partly", 124)
 
 
-async def a_long_silence_is_borne(options: CloudflareSandboxClientOptions) -> None:
+async def command_without_output_outlasts_heartbeats(
+    options: CloudflareSandboxClientOptions,
+) -> None:
     async with sandbox(options) as session:
-        # Longer than the server waits before it says that it lives.
+        # Longer than the interval of the heartbeat.
         done = await session.exec("sleep 6; echo late")
         assert (done.stdout, done.exit_code) == (b"late\n", 0)
 
 
-async def files_have_any_bytes_and_any_name(options: CloudflareSandboxClientOptions) -> None:
+async def files_have_any_content_and_name(options: CloudflareSandboxClientOptions) -> None:
     async with sandbox(options) as session:
         for path in ("data.bin", "new/dir/a#b?c+d%41 ä.bin"):
             await session.mkdir(Path(path).parent, parents=True)
-            await session.write(Path(path), io.BytesIO(NOT_TEXT))
-            assert await read(session, path) == NOT_TEXT
+            await session.write(Path(path), io.BytesIO(BINARY))
+            assert await read(session, path) == BINARY
         names = {Path(entry.path).name for entry in await session.ls(".")}
         assert names >= {"data.bin", "notes.txt", "new", "src"}
         await session.rm("new", recursive=True)
@@ -105,26 +107,26 @@ async def files_have_any_bytes_and_any_name(options: CloudflareSandboxClientOpti
             await session.read(Path("new/dir"))
         except WorkspaceReadNotFoundError:
             return
-        raise AssertionError("what is not there was read")
+        raise AssertionError("a missing file was read")
 
 
-async def a_link_that_leads_out_is_not_followed(options: CloudflareSandboxClientOptions) -> None:
+async def symlink_out_of_the_workspace_is_refused(options: CloudflareSandboxClientOptions) -> None:
     async with sandbox(options) as session:
         await session.exec("ln -s /etc/passwd out")
         try:
             await session.read(Path("out"))
         except InvalidManifestPathError:
             return
-        raise AssertionError("a link led out")
+        raise AssertionError("a symlink out of the workspace was followed")
 
 
-async def a_bucket_is_a_directory_of_a_manifest(options: CloudflareSandboxClientOptions) -> None:
-    known = json.loads(os.environ["BUCKET"])
+async def bucket_is_mounted_by_the_manifest(options: CloudflareSandboxClientOptions) -> None:
+    bucket = json.loads(os.environ["BUCKET"])
     mount = S3Mount(
-        bucket=known["bucket"],
-        endpoint_url=known["endpoint"],
-        access_key_id=known["access_key"],
-        secret_access_key=known["secret_key"],
+        bucket=bucket["bucket"],
+        endpoint_url=bucket["endpoint"],
+        access_key_id=bucket["access_key"],
+        secret_access_key=bucket["secret_key"],
         prefix="from-python",
         read_only=False,
         mount_strategy=CloudflareBucketMountStrategy(),
@@ -146,13 +148,13 @@ async def a_bucket_is_a_directory_of_a_manifest(options: CloudflareSandboxClient
         else:
             raise AssertionError("a bucket was mounted without credentials")
         await inner.mount_bucket(
-            bucket=known["bucket"],
+            bucket=bucket["bucket"],
             mount_path="/workspace/data",
             options={
-                "endpoint": known["endpoint"],
+                "endpoint": bucket["endpoint"],
                 "credentials": {
-                    "accessKeyId": known["access_key"],
-                    "secretAccessKey": known["secret_key"],
+                    "accessKeyId": bucket["access_key"],
+                    "secretAccessKey": bucket["secret_key"],
                 },
             },
         )
@@ -160,48 +162,50 @@ async def a_bucket_is_a_directory_of_a_manifest(options: CloudflareSandboxClient
     await client.delete(session)
 
 
-async def a_python_prompt_answers_in_a_terminal(options: CloudflareSandboxClientOptions) -> None:
+async def python_prompt_in_a_terminal(options: CloudflareSandboxClientOptions) -> None:
     async with sandbox(options) as session:
-        begun = await session.pty_exec_start("python3", "-q", shell=False, tty=True, yield_time_s=1)
-        assert begun.process_id is not None
-        shown = b""
+        started = await session.pty_exec_start(
+            "python3", "-q", shell=False, tty=True, yield_time_s=1
+        )
+        assert started.process_id is not None
+        output = b""
         await session.pty_write_stdin(
-            session_id=begun.process_id, chars="print('x' * 3 + str(6 * 7))\n", yield_time_s=0.3
+            session_id=started.process_id, chars="print('x' * 3 + str(6 * 7))\n", yield_time_s=0.3
         )
         for chars in ("print('y' * 3)\n", "exit()\n", "echo $TERM $PWD\n"):
-            told = await session.pty_write_stdin(
-                session_id=begun.process_id, chars=chars, yield_time_s=1
+            update = await session.pty_write_stdin(
+                session_id=started.process_id, chars=chars, yield_time_s=1
             )
-            shown += told.output
-        assert b"yyy\r\n" in shown, shown
-        assert b"xterm-256color /workspace\r\n" in shown, shown
+            output += update.output
+        assert b"yyy\r\n" in output, output
+        assert b"xterm-256color /workspace\r\n" in output, output
         ended = await session.pty_write_stdin(
-            session_id=begun.process_id, chars="exit 5\n", yield_time_s=10
+            session_id=started.process_id, chars="exit 5\n", yield_time_s=10
         )
         assert (ended.exit_code, ended.process_id) == (5, None)
 
 
-async def a_snapshot_outlives_its_sandbox(options: CloudflareSandboxClientOptions) -> None:
+async def snapshot_survives_its_sandbox(options: CloudflareSandboxClientOptions) -> None:
     client = CloudflareSandboxClient()
-    with tempfile.TemporaryDirectory() as place:
-        spec = LocalSnapshotSpec(base_path=Path(place))
+    with tempfile.TemporaryDirectory() as directory:
+        spec = LocalSnapshotSpec(base_path=Path(directory))
         session = await client.create(manifest=MANIFEST, snapshot=spec, options=options)
         await session.start()
-        await session.mkdir("made")
-        await session.write(Path("made/data.bin"), io.BytesIO(NOT_TEXT))
-        await session.exec("ln -s data.bin made/link; chmod 750 made/data.bin; rm notes.txt")
+        await session.mkdir("new")
+        await session.write(Path("new/data.bin"), io.BytesIO(BINARY))
+        await session.exec("ln -s data.bin new/link; chmod 750 new/data.bin; rm notes.txt")
         await session.stop()
         await client.delete(session)
 
         again = await client.resume(session.state)
         async with again:
-            assert await read(again, "made/link") == NOT_TEXT
-            done = await again.exec("stat -c %a made/data.bin; ls; python3 src/main.py")
-            assert done.stdout == b"750\nmade\nsrc\n42\n", done
+            assert await read(again, "new/link") == BINARY
+            done = await again.exec("stat -c %a new/data.bin; ls; python3 src/main.py")
+            assert done.stdout == b"750\nnew\nsrc\n42\n", done
         await client.delete(again)
 
 
-async def a_sandbox_that_is_there_is_resumed_as_it_is(
+async def existing_sandbox_is_resumed(
     options: CloudflareSandboxClientOptions,
 ) -> None:
     client = CloudflareSandboxClient()
@@ -218,16 +222,16 @@ async def a_sandbox_that_is_there_is_resumed_as_it_is(
 
 
 class ScriptedModel(Model):
-    """Says what it was told to, and keeps what it heard."""
+    """A model that returns scripted outputs, and records its inputs."""
 
     def __init__(self, *turns: list[TResponseOutputItem]) -> None:
         self.turns = list(turns)
-        self.heard: list[Any] = []
+        self.inputs: list[Any] = []
 
     async def get_response(
         self, system_instructions: Any, input: Any, *_: Any, **__: Any
     ) -> ModelResponse:
-        self.heard.append(input)
+        self.inputs.append(input)
         return ModelResponse(output=self.turns.pop(0), usage=Usage(), response_id=None)
 
     def stream_response(self, *_: Any, **__: Any) -> AsyncIterator[TResponseStreamEvent]:
@@ -242,7 +246,7 @@ def tool_call(name: str, **arguments: Any) -> list[TResponseOutputItem]:
     ]
 
 
-def says(text: str) -> list[TResponseOutputItem]:
+def message(text: str) -> list[TResponseOutputItem]:
     content = ResponseOutputText(type="output_text", text=text, annotations=[])
     return [
         ResponseOutputMessage(
@@ -251,11 +255,11 @@ def says(text: str) -> list[TResponseOutputItem]:
     ]
 
 
-async def a_whole_agent_works_in_it(options: CloudflareSandboxClientOptions) -> None:
+async def agent_uses_the_sandbox(options: CloudflareSandboxClientOptions) -> None:
     command = "python3 src/main.py > answer.txt; cat notes.txt answer.txt; exit 7"
     model = ScriptedModel(
         tool_call("exec_command", cmd=command, tty=False, yield_time_ms=1500),
-        says("It is 42."),
+        message("It is 42."),
     )
     agent = SandboxAgent(
         name="worker",
@@ -264,33 +268,33 @@ async def a_whole_agent_works_in_it(options: CloudflareSandboxClientOptions) -> 
         default_manifest=MANIFEST,
         capabilities=[Shell(), Filesystem()],
     )
-    place = SandboxRunConfig(client=CloudflareSandboxClient(), options=options)
-    config = RunConfig(sandbox=place, tracing_disabled=True)
+    sandbox_config = SandboxRunConfig(client=CloudflareSandboxClient(), options=options)
+    config = RunConfig(sandbox=sandbox_config, tracing_disabled=True)
     result = await Runner.run(agent, "What does it print?", run_config=config)
     assert result.final_output == "It is 42."
-    heard = json.dumps(model.heard[-1])
-    assert "from the manifest" in heard
-    assert "42" in heard
+    last_input = json.dumps(model.inputs[-1])
+    assert "from the manifest" in last_input
+    assert "42" in last_input
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    commands_run_over_the_files_of_a_manifest,
-    a_command_that_takes_too_long_is_a_result,
-    a_long_silence_is_borne,
-    files_have_any_bytes_and_any_name,
-    a_link_that_leads_out_is_not_followed,
-    a_bucket_is_a_directory_of_a_manifest,
-    a_python_prompt_answers_in_a_terminal,
-    a_snapshot_outlives_its_sandbox,
-    a_sandbox_that_is_there_is_resumed_as_it_is,
-    a_whole_agent_works_in_it,
+    commands_read_files_of_the_manifest,
+    timeout_is_a_result,
+    command_without_output_outlasts_heartbeats,
+    files_have_any_content_and_name,
+    symlink_out_of_the_workspace_is_refused,
+    bucket_is_mounted_by_the_manifest,
+    python_prompt_in_a_terminal,
+    snapshot_survives_its_sandbox,
+    existing_sandbox_is_resumed,
+    agent_uses_the_sandbox,
 )
 
 
 async def main(url: str) -> None:
-    # The key by the environment: that is the only place where it is looked for to resume.
+    # The key comes from the environment, the only place where `resume` looks for it.
     options = CloudflareSandboxClientOptions(worker_url=url)
-    # All at once: most of their time they wait for something.
+    # Concurrently: most of their time they wait.
     async with asyncio.TaskGroup() as group:
         for scenario in SCENARIOS:
             group.create_task(scenario(options))

@@ -1,6 +1,6 @@
-"""The tools of MCP servers, over standard input and output or streamable HTTP.
+"""Tools of MCP servers, over stdio or streamable HTTP.
 
-Needs the extra `mcp`, which is imported when the first server is reached.
+Needs the extra `mcp`, which is imported when the first server is connected.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from smokebox.agents.tools.function import as_tools
-from smokebox.agents.tools.mcp.connection import MCPConnection
+from smokebox.agents.tools.mcp.client import MCPClient
 from smokebox.agents.tools.mcp.server import MCPServer
 
 if TYPE_CHECKING:
@@ -18,37 +18,40 @@ if TYPE_CHECKING:
     from smokebox.agents.tools.tool import Tool
     from smokebox.sandbox.api import SandboxApi
 
-__all__ = ["MCPConnection", "MCPServer", "mcp_tools", "open_tools"]
+__all__ = ["MCPClient", "MCPServer", "mcp_tools", "open_tools"]
 
 
 @asynccontextmanager
 async def mcp_tools(
     *servers: MCPServer, sandbox: SandboxApi | None = None
 ) -> AsyncGenerator[list[Tool], None]:
-    """The tools of servers, which are let go of at the end of the block.
+    """Return the tools of servers, which are disconnected at the end of the block.
 
-    `sandbox` is where those run that are `in_sandbox`.
+    Args:
+        servers: The servers.
+        sandbox: Where servers with `in_sandbox` run.
     """
-    async with AsyncExitStack() as opened:
-        yield await open_tools(servers, sandbox, opened)
+    async with AsyncExitStack() as resources:
+        yield await open_tools(servers, sandbox, resources)
 
 
 async def open_tools(
     values: Iterable[Tool | MCPServer | Callable[..., object]],
     sandbox: SandboxApi | None,
-    opened: AsyncExitStack,
+    resources: AsyncExitStack,
 ) -> list[Tool]:
-    """Tools, functions and servers as tools, in their order; `opened` lets go of the servers.
+    """Return tools, functions and the tools of servers in order; `resources` disconnects.
 
-    Raises `ServiceUnavailable` for a server that is not there, and `Conflict` for two tools of
-    one name.
+    Raises:
+        ServiceUnavailable: A server cannot be reached.
+        Conflict: Two tools have the same name.
     """
     found: list[Tool | Callable[..., object]] = []
     for value in values:
         if isinstance(value, MCPServer):
-            connection = MCPConnection(value, sandbox)
-            opened.push_async_callback(connection.aclose)
-            found += await connection.tools()
+            client = MCPClient(value, sandbox)
+            resources.push_async_callback(client.aclose)
+            found += await client.tools()
         else:
             found.append(value)
     return as_tools(found)

@@ -1,4 +1,4 @@
-"""Which MCP server an agent uses, and how it is reached."""
+"""Options of an MCP server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MCPServer:
-    """A server of tools: a `command` that speaks MCP on its standard input and output, or the
-    `url` of one that speaks it over streamable HTTP. Its tools are called `name__tool`.
+    """An MCP server, by its `command` (stdio) or its `url` (streamable HTTP).
 
-    With `in_sandbox` the command runs where the agent works. `headers` go with each request;
-    `token` is a bearer token, or a function that gives one, asked for each request and once
-    more when the server refuses it. `tools` says which of its tools to take, where `*` stands
-    for anything. `timeout` is for a call, `connect_timeout` for the first contact.
+    Attributes:
+        name: Prefix of its tools, which are named `name__tool`.
+        command: Command of a server that speaks MCP on stdin and stdout.
+        url: URL of a server that speaks MCP over streamable HTTP.
+        env: Environment variables of the command.
+        cwd: Working directory of the command.
+        in_sandbox: Run the command in the agent's sandbox.
+        headers: Headers of each request to `url`.
+        token: Bearer token, or a function that returns one. The function is called for each
+            request, and once more if the server refuses the token.
+        tools: Patterns of the tools to include, such as `read_*`, by default all.
+        timeout: Seconds for a call.
+        connect_timeout: Seconds for the handshake and for listing the tools.
     """
 
     name: str
@@ -51,36 +59,36 @@ class MCPServer:
         for option in ("env", "cwd", "in_sandbox") if self.url else ("headers", "token"):
             if getattr(self, option):
                 other = "command" if self.url else "url"
-                raise self._wrong(option, f"It belongs to {other}=.")
+                raise self._wrong(option, f"It is an option of {other}=.")
         if self.url is not None and urlsplit(self.url).scheme not in ("http", "https"):
             raise self._wrong("url", "Pass an http:// or https:// address.")
-        if self.command is not None and not self.words:
+        if self.command is not None and not self.argv:
             raise self._wrong("command", "Pass a command such as 'uvx mcp-server-git'.")
         for option in ("timeout", "connect_timeout"):
             if not getattr(self, option) > 0:
-                raise self._wrong(option, "Pass seconds, more than 0.")
+                raise self._wrong(option, "Pass a number of seconds above 0.")
         if isinstance(self.tools, str):
             raise self._wrong("tools", "Pass a list of names.")
         check_env(self.env)
 
     @property
-    def words(self) -> list[str]:
-        """The command as words."""
+    def argv(self) -> list[str]:
+        """The command as a list of arguments."""
         if isinstance(self.command, str):
             try:
                 return shlex.split(self.command)
             except ValueError as error:
-                raise self._wrong("command", f"A shell could not read it: {error}.") from error
+                raise self._wrong("command", f"It is not valid shell syntax: {error}.") from error
         return [str(word) for word in self.command or ()]
 
-    def takes(self, tool: str) -> bool:
-        """Whether a tool of the server is one that the agent gets."""
+    def includes(self, tool: str) -> bool:
+        """Return True if the option `tools` includes this tool."""
         if self.tools is None:
             return True
         return any(fnmatch.fnmatchcase(tool, pattern) for pattern in self.tools)
 
     def _wrong(self, option: str, hint: str) -> InvalidOption:
-        # A token or a header is a secret, and an error is read by many.
+        # Secrets must not appear in errors.
         hidden = option in ("headers", "token", "env")
         value = "..." if hidden else repr(getattr(self, option))
         return InvalidOption(

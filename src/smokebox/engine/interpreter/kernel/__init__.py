@@ -1,5 +1,5 @@
 """The kernel of Python contexts, which is copied into sandboxes and runs there.
 
-The standard library only, and any CPython from 3.8 on: it is the Python of the image. Its
+It uses only the standard library, and runs on any CPython from 3.8 on: that of the image. Its
 modules import each other relatively, as their package has another name there.
 """

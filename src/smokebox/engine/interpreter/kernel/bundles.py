@@ -1,4 +1,4 @@
-"""Values in the formats that they can be shown in, by MIME type, as Jupyter has them."""
+"""Representations of values by MIME type, as in Jupyter."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ METHODS = {
     "_repr_json_": "application/json",
     "_repr_javascript_": "application/javascript",
 }
-# The most that one value may have in all its formats, and the most text of a value.
-LARGEST = 16 << 20
-LONGEST_TEXT = 1 << 20
+# Limits of all representations of a value together, and of its text.
+MAX_SIZE = 16 << 20
+MAX_TEXT = 1 << 20
 
 
 def bundle_of(value: Any) -> dict[str, Any]:
-    """All formats of a value. Raises what its own methods raise."""
+    """Return all representations of a value. Raises what its methods raise."""
     found = _mimebundle(value)
     if PLAIN not in found:
-        found[PLAIN] = _shortened(repr(value))
+        found[PLAIN] = _shorten(repr(value))
     for name, mime in METHODS.items():
         if mime not in found and (shown := _call(value, name)) is not None:
             found[mime] = shown
     if isinstance(value, (dict, list)) and "application/json" not in found:
         found["application/json"] = value
-    return fit(found)
+    return limit(found)
 
 
-def fit(bundle: dict[str, Any]) -> dict[str, Any]:
-    """A bundle as JSON can hold it: bytes as base64, and nothing that is too much."""
+def limit(bundle: dict[str, Any]) -> dict[str, Any]:
+    """Return a bundle that JSON can hold and that is within the limit. Bytes become base64."""
     found: dict[str, Any] = {}
     size = 0
     for mime, value in bundle.items():
-        plain = _plain(mime, value)
+        plain = _to_json(mime, value)
         if plain is None:
             continue
         size += len(plain) if isinstance(plain, str) else len(json.dumps(plain))
-        if size > LARGEST:
-            found[PLAIN] = f"{found.get(PLAIN, '')}\n[smokebox: {mime} is too large to be shown]"
+        if size > MAX_SIZE:
+            found[PLAIN] = f"{found.get(PLAIN, '')}\n[smokebox: {mime} is too large to display]"
             break
         found[mime] = plain
     return found
 
 
 def _mimebundle(value: Any) -> dict[str, Any]:
-    given = _call(value, "_repr_mimebundle_")
-    if isinstance(given, tuple):
-        given = given[0]
-    if isinstance(given, dict):
-        return dict(given)
+    bundle = _call(value, "_repr_mimebundle_")
+    if isinstance(bundle, tuple):
+        bundle = bundle[0]
+    if isinstance(bundle, dict):
+        return dict(bundle)
     figures = sys.modules.get("matplotlib.figure")
     if figures is not None and isinstance(value, figures.Figure):
         from . import figures as drawing
@@ -71,8 +71,8 @@ def _mimebundle(value: Any) -> dict[str, Any]:
 
 
 def _call(value: Any, name: str) -> Any:
-    # A class has the methods of its instances, and an object that answers to every name
-    # (a mock, a proxy) has none of these.
+    # A class has the methods of its instances, and an object with every attribute (a mock, a
+    # proxy) has none of these.
     if isinstance(value, type) or getattr(value, "_ipython_canary_method_", None) is not None:
         return None
     method = getattr(value, name, None)
@@ -82,11 +82,11 @@ def _call(value: Any, name: str) -> Any:
         shown = method()
     except NotImplementedError:
         return None
-    # Data and what is said of it, as Jupyter takes them too.
+    # As in Jupyter, it may return data and metadata.
     return shown[0] if isinstance(shown, tuple) and name != "_repr_mimebundle_" else shown
 
 
-def _plain(mime: str, value: Any) -> Any:
+def _to_json(mime: str, value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return b2a_base64(value, newline=False).decode()
     if isinstance(value, str):
@@ -98,9 +98,9 @@ def _plain(mime: str, value: Any) -> Any:
     return value
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= LONGEST_TEXT:
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_TEXT:
         return text
-    half = LONGEST_TEXT // 2
+    half = MAX_TEXT // 2
     left = len(text) - 2 * half
     return f"{text[:half]}\n[smokebox: {left} characters left out here]\n{text[-half:]}"

@@ -1,4 +1,4 @@
-"""Figures of matplotlib: shown without being asked for, as pictures and as their data."""
+"""Figures of matplotlib: displayed automatically, as images and as data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 BACKEND = "smokebox_figures"
-# The most points of one chart that are given as data.
-MOST_POINTS = 10_000
+# Points of one chart that are included as data.
+MAX_POINTS = 10_000
 
 
 def prepare(matplotlib: Any) -> None:
-    """Have matplotlib draw by our backend, unless the user has chosen one."""
+    """Make matplotlib use this backend, unless the user has chosen one."""
     import os
 
     if "MPLBACKEND" not in os.environ:
@@ -24,16 +24,16 @@ def prepare(matplotlib: Any) -> None:
 
 
 def fill_backend(module: Any) -> None:
-    """Make a module our backend: that of Agg, which `show` has send what is open."""
+    """Make a module a matplotlib backend: Agg, with a `show` that displays open figures."""
     from matplotlib.backends import backend_agg
 
-    given = {name: value for name, value in vars(backend_agg).items() if name[:2] != "__"}
-    vars(module).update(given)
+    public = {name: value for name, value in vars(backend_agg).items() if name[:2] != "__"}
+    vars(module).update(public)
     module.show = lambda *_, **__: show_all(module.display)
 
 
 def show_all(display: Any) -> None:
-    """Show the figures that are open, and close them."""
+    """Display the open figures, and close them."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return
@@ -45,10 +45,10 @@ def show_all(display: Any) -> None:
 
 
 def bundle_of(figure: Any) -> dict[str, Any]:
-    """A figure as a picture, and as a chart where it is one."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", bbox_inches="tight")
-    found: dict[str, Any] = {"text/plain": repr(figure), "image/png": picture.getvalue()}
+    """Return a figure as an image, and as a chart if it is one."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", bbox_inches="tight")
+    found: dict[str, Any] = {"text/plain": repr(figure), "image/png": image.getvalue()}
     chart = chart_of(figure)
     if chart is not None:
         found["application/vnd.smokebox.chart+json"] = chart
@@ -56,14 +56,14 @@ def bundle_of(figure: Any) -> dict[str, Any]:
 
 
 def chart_of(figure: Any) -> dict[str, Any] | None:
-    """The data of a figure: that of its one chart, or of several."""
-    charts = [one for one in map(_of_axes, figure.axes) if one is not None]
+    """Return the data of the chart or charts of a figure."""
+    charts = [one for one in map(_axes_chart, figure.axes) if one is not None]
     if len(charts) > 1:
         return {"type": "superchart", "title": _title(figure), "elements": charts}
     return charts[0] if charts else None
 
 
-def _of_axes(axes: Any) -> dict[str, Any] | None:
+def _axes_chart(axes: Any) -> dict[str, Any] | None:
     for read in (_pie, _bars, _scatter, _lines):
         kind, elements = read(axes)
         if elements:
@@ -100,7 +100,7 @@ def _bars(axes: Any) -> tuple[str, list[dict[str, Any]]]:
     for group in axes.containers:
         if type(group).__name__ != "BarContainer":
             continue
-        for index, bar in enumerate(group.patches[:MOST_POINTS]):
+        for index, bar in enumerate(group.patches[:MAX_POINTS]):
             label = names[index] if index < len(names) and names[index] else None
             elements.append(
                 {
@@ -119,17 +119,17 @@ def _pie(axes: Any) -> tuple[str, list[dict[str, Any]]]:
             "label": _name(one.get_label()),
             "angle": _number(abs(one.theta2 - one.theta1)),
         }
-        for one in wedges[:MOST_POINTS]
+        for one in wedges[:MAX_POINTS]
     ]
 
 
 def _points(label: Any, xs: Any, ys: Any) -> dict[str, Any]:
-    pairs = list(zip(xs, ys))[:MOST_POINTS]  # noqa: B905
+    pairs = list(zip(xs, ys))[:MAX_POINTS]  # noqa: B905
     return {"label": _name(label), "points": [[_number(x), _number(y)] for x, y in pairs]}
 
 
 def _name(label: Any) -> str | None:
-    # What matplotlib names by itself begins so.
+    # Generated labels begin with an underscore.
     text = str(label)
     return None if not text or text.startswith("_") else text
 

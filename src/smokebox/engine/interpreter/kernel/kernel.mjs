@@ -1,6 +1,6 @@
-// The kernel of JavaScript and TypeScript contexts, which runs inside the sandbox: on Deno, or
-// on Node. It is told what to run through descriptor 3, line by line, and tells what came of it
-// through 4; see wire.py for the frames. The names of the code stay as those of a REPL do.
+// The kernel of JavaScript and TypeScript contexts, which runs inside the sandbox on Deno or Node.
+// It reads requests from descriptor 3 and writes frames to descriptor 4, one per line; see
+// wire.py. Top-level names of the code stay defined, as in a REPL.
 
 import fs from "node:fs";
 import inspector from "node:inspector";
@@ -8,13 +8,13 @@ import module from "node:module";
 import process from "node:process";
 import { inspect, format } from "node:util";
 
-const FULL = 1 << 15;
-const GATHER = 4;
-const LATER = 100;
-const LARGEST = 16 << 20;
-const LONGEST_TEXT = 1 << 20;
-const LONGEST_MESSAGE = 1 << 14;
-const LONGEST_TRACEBACK = 1 << 17;
+const MAX_UNSENT = 1 << 15;
+const FLUSH_MS = 4;
+const TIMEOUT_MARGIN_MS = 100;
+const MAX_SIZE = 16 << 20;
+const MAX_TEXT = 1 << 20;
+const MAX_MESSAGE = 1 << 14;
+const MAX_TRACEBACK = 1 << 17;
 const DISPLAY = Symbol.for("Jupyter.display");
 const onDeno = typeof globalThis.Deno !== "undefined";
 const typed = process.argv[2] === "typescript";
@@ -28,9 +28,9 @@ let size = 0;
 let flushed = 0;
 let timer = null;
 let running = false;
-let showing = [];
+let displaying = [];
 
-// Half of a surrogate pair is no text, and nobody could read the line.
+// A lone surrogate cannot be encoded in UTF-8.
 const wellFormed = (_, value) => (typeof value === "string" ? value.toWellFormed() : value);
 
 function send(type, fields) {
@@ -38,22 +38,22 @@ function send(type, fields) {
   for (let at = 0; at < line.length; ) at += fs.writeSync(frames, line, at);
 }
 
-// What code writes. At once after a silence, as code that never waits gives no timer a chance.
+// Output of the code. Sent immediately after a pause: code that never awaits blocks timers.
 function write(stream, data) {
   const last = written.at(-1);
   if (last?.stream === stream) last.data += data;
   else written.push({ stream, data });
   size += data.length;
-  if (running && (size >= FULL || Date.now() - flushed > GATHER)) flush();
-  else timer ??= setTimeout(flush, GATHER);
+  if (running && (size >= MAX_UNSENT || Date.now() - flushed > FLUSH_MS)) flush();
+  else timer ??= setTimeout(flush, FLUSH_MS);
 }
 
 function flush() {
   clearTimeout(timer);
   timer = null;
   if (!running) {
-    // For the next code; not for ever.
-    while (size > 2 * FULL) size -= written.shift().data.length;
+    // Kept for the next execution, up to a limit.
+    while (size > 2 * MAX_UNSENT) size -= written.shift().data.length;
     return;
   }
   flushed = Date.now();
@@ -62,14 +62,14 @@ function flush() {
   size = 0;
 }
 
-function taking(stream) {
+function writer(stream) {
   const decoder = new TextDecoder();
   return (data) => write(stream, typeof data === "string" ? data : decoder.decode(data, { stream: true }));
 }
 
 function redirect() {
   for (const name of ["stdout", "stderr"]) {
-    const take = taking(name);
+    const take = writer(name);
     process[name].write = (data, encoding, done) => {
       take(data);
       const call = typeof encoding === "function" ? encoding : done;
@@ -81,12 +81,12 @@ function redirect() {
     Object.assign(Deno[name], { writeSync: length, write: (data) => Promise.resolve(length(data)) });
   }
   let depth = 0;
-  const say = (stream, ...args) => {
+  const print = (stream, ...args) => {
     const text = format(...args);
     write(stream, (depth ? text.replaceAll(/^/gm, "  ".repeat(depth)) : text) + "\n");
   };
-  const out = (...args) => say("stdout", ...args);
-  const err = (...args) => say("stderr", ...args);
+  const out = (...args) => print("stdout", ...args);
+  const err = (...args) => print("stderr", ...args);
   const group = (...args) => ((args.length ? out(...args) : undefined), void depth++);
   Object.assign(console, {
     log: out, info: out, debug: out, warn: err, error: err, group, groupCollapsed: group,
@@ -99,16 +99,16 @@ function redirect() {
   });
 }
 
-const shortened = (text) => {
-  if (text.length <= LONGEST_TEXT) return text;
-  const half = LONGEST_TEXT / 2;
-  const left = text.length - LONGEST_TEXT;
+const shorten = (text) => {
+  if (text.length <= MAX_TEXT) return text;
+  const half = MAX_TEXT / 2;
+  const left = text.length - MAX_TEXT;
   return `${text.slice(0, half)}\n[smokebox: ${left} characters left out here]\n${text.slice(-half)}`;
 };
 
 const base64 = (value) => value instanceof Uint8Array ? Buffer.from(value).toString("base64") : value;
 
-function fitted(bundle) {
+function limited(bundle) {
   const found = {};
   let total = 0;
   for (const [mime, value] of Object.entries(bundle)) {
@@ -121,8 +121,8 @@ function fitted(bundle) {
     }
     if (text === undefined) continue;
     total += text.length;
-    if (total > LARGEST) {
-      found["text/plain"] = `${found["text/plain"] ?? ""}\n[smokebox: ${mime} is too large to be shown]`;
+    if (total > MAX_SIZE) {
+      found["text/plain"] = `${found["text/plain"] ?? ""}\n[smokebox: ${mime} is too large to display]`;
       break;
     }
     found[mime] = plain;
@@ -136,26 +136,26 @@ const isPlain = (value) => {
   return parent === Object.prototype || parent === null;
 };
 
-// A bundle, or the promise of one where the value takes its time.
-function bundled(value) {
+// Returns a bundle, or a promise of one if the value creates it asynchronously.
+function bundleOf(value) {
   if (value !== null && typeof value === "object" && typeof value[DISPLAY] === "function") {
-    const given = value[DISPLAY]();
-    return given instanceof Promise ? given.then(fitted) : fitted(given);
+    const bundle = value[DISPLAY]();
+    return bundle instanceof Promise ? bundle.then(limited) : limited(bundle);
   }
-  const plain = { "text/plain": shortened(inspect(value, { depth: 4, maxStringLength: LONGEST_TEXT })) };
+  const plain = { "text/plain": shorten(inspect(value, { depth: 4, maxStringLength: MAX_TEXT })) };
   if (isPlain(value)) plain["application/json"] = value;
-  return fitted(plain);
+  return limited(plain);
 }
 
-// Also what Deno's own notebooks take: a bundle as it is, with `raw`.
+// With `raw`, the value is a bundle, as in Deno's notebooks.
 function display(value, options) {
   const show = (data) => {
     flush();
     send("result", { data });
   };
-  const data = options?.raw ? fitted(value) : bundled(value);
+  const data = options?.raw ? limited(value) : bundleOf(value);
   if (!(data instanceof Promise)) return show(data);
-  showing.push(data.then(show));
+  displaying.push(data.then(show));
 }
 
 const session = new inspector.Session();
@@ -163,52 +163,53 @@ session.connect();
 const post = (method, fields) =>
   new Promise((done, fail) => session.post(method, fields, (error, got) => (error ? fail(error) : done(got))));
 
-// From the inspector's description of a value to the value itself, which is of this very heap.
-let taken;
+// The inspector returns a description of a value; these fetch the value itself, which is in this
+// heap.
+let kept;
 const KEEP = Symbol("kept");
-Object.defineProperty(globalThis, KEEP, { value: (value) => void (taken = value) });
-let keeper = null;
+Object.defineProperty(globalThis, KEEP, { value: (value) => void (kept = value) });
+let keepId = null;
 
-async function valueOf(told) {
-  if (told.type === "undefined") return undefined;
-  if (told.subtype === "null") return null;
-  if (!told.objectId && told.unserializableValue === undefined) return told.value;
-  keeper ??= (await post("Runtime.evaluate", {
+async function valueOf(remote) {
+  if (remote.type === "undefined") return undefined;
+  if (remote.subtype === "null") return null;
+  if (!remote.objectId && remote.unserializableValue === undefined) return remote.value;
+  keepId ??= (await post("Runtime.evaluate", {
     expression: "globalThis[Object.getOwnPropertySymbols(globalThis).find(s => s.description === 'kept')]",
   })).result.objectId;
-  const { objectId, unserializableValue } = told;
+  const { objectId, unserializableValue } = remote;
   await post("Runtime.callFunctionOn", {
-    objectId: keeper,
+    objectId: keepId,
     functionDeclaration: "function (value) { this(value) }",
     arguments: [objectId ? { objectId } : { unserializableValue }],
   });
-  const value = taken;
-  taken = undefined;
+  const value = kept;
+  kept = undefined;
   if (objectId) await post("Runtime.releaseObject", { objectId });
   return value;
 }
 
-const located = (name) =>
+const resolveUrl = (name) =>
   /^\.{0,2}\//.test(name) ? new URL(name, `file://${process.cwd()}/`).href : name;
-const bring = async (name) => {
-  const where = located(name);
+const importModule = async (name) => {
+  const where = resolveUrl(name);
   if (onDeno || where.includes(":") || module.isBuiltin?.(where)) return await import(where);
   return await import(new URL(`file://${module.createRequire(`${process.cwd()}/`).resolve(where)}`).href);
 };
 
-// What only modules may say, as scripts say it.
+// Rewrites import and export statements, which only modules may have.
 const IMPORT = /^[ \t]*import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^}]*)\}\s*)?(?:from\s*)?(["'])([^"'\n]+)\4(?:\s*with\s*\{[^}]*\})?[ \t]*;?/gm;
 const EXPORT = /^([ \t]*)export\s+(?:default\s+)?(?=(?:async|function|class|const|let|var)\b)/gm;
 
 function asScript(code) {
   const rewritten = code.replaceAll(IMPORT, (_, named, all, some, __, from) => {
-    const bring = `await globalThis.__smokebox_import(${JSON.stringify(from)})`;
+    const load = `await globalThis.__smokebox_import(${JSON.stringify(from)})`;
     const parts = (some ?? "").split(",").map((one) => one.trim()).filter(Boolean)
       .map((one) => one.replace(/^type\s+(?!as\b)/, "").replace(/\s+as\s+/, ": "));
     if (named) parts.unshift(`default: ${named}`);
-    const lines = [parts.length ? `const {${parts.join(", ")}} = ${bring};` : ""];
-    if (all) lines.push(`const ${all} = ${bring};`);
-    if (!parts.length && !all) lines.push(`${bring};`);
+    const lines = [parts.length ? `const {${parts.join(", ")}} = ${load};` : ""];
+    if (all) lines.push(`const ${all} = ${load};`);
+    if (!parts.length && !all) lines.push(`${load};`);
     return lines.join(" ").trim() + "\n".repeat(_.split("\n").length - 1);
   });
   return rewritten.replaceAll(EXPORT, "$1");
@@ -216,12 +217,12 @@ function asScript(code) {
 
 function withoutTypes(code) {
   if (typeof module.stripTypeScriptTypes !== "function") {
-    throw new Error("this program cannot run TypeScript: Deno, or Node from 22.13 on, can");
+    throw new Error("this version of Node cannot run TypeScript: use Deno, or Node 22.13 or later");
   }
   try {
     return module.stripTypeScriptTypes(code, { mode: "strip" });
   } catch {
-    // Enums and the like, which become other code: their lines may move.
+    // Enums and the like have to be transformed, which may change line numbers.
   }
   try {
     return module.stripTypeScriptTypes(code, { mode: "transform" });
@@ -233,37 +234,37 @@ function withoutTypes(code) {
 
 const interruption = () => Object.assign(new Error("the code was interrupted"), { name: "Interrupted" });
 
-// A loop that never waits hears no signal: V8 ends it, a moment after the engine has noticed.
+// A loop that never awaits receives no signal: V8 ends it, shortly after the engine timed out.
 const evaluate = (code, timeout) =>
   post("Runtime.evaluate", {
     expression: `${code}\n//# sourceURL=cell-${count}`,
     replMode: true,
     awaitPromise: true,
-    ...(timeout === null ? {} : { timeout: timeout * 1000 + LATER }),
+    ...(timeout === null ? {} : { timeout: timeout * 1000 + TIMEOUT_MARGIN_MS }),
   }).catch(() => {
     throw interruption();
   });
 
-const isOfModules = (told) =>
+const needsModule = (response) =>
   /^SyntaxError: (Cannot use import|Unexpected token 'export'|Unexpected strict mode reserved)/
-    .test(told.exceptionDetails?.exception?.description ?? "");
+    .test(response.exceptionDetails?.exception?.description ?? "");
 
 async function run(code, timeout) {
   let source = typed ? withoutTypes(code) : code;
   if (!onDeno) source = source.replaceAll(/\bimport\s*\(/g, "globalThis.__smokebox_import(");
-  let told = await evaluate(source, timeout);
-  // Nothing of code that cannot be parsed was run.
-  if (isOfModules(told)) told = await evaluate(asScript(source), timeout);
-  if (told.exceptionDetails) {
-    const details = told.exceptionDetails;
+  let response = await evaluate(source, timeout);
+  // Code that could not be parsed has not run.
+  if (needsModule(response)) response = await evaluate(asScript(source), timeout);
+  if (response.exceptionDetails) {
+    const details = response.exceptionDetails;
     const error = await valueOf(details.exception ?? { type: "undefined" });
     throw new Thrown(error, details.lineNumber + 1);
   }
-  const value = await valueOf(told.result);
-  await Promise.all(showing.splice(0));
+  const value = await valueOf(response.result);
+  await Promise.all(displaying.splice(0));
   if (value === undefined) return null;
   globalThis._ = value;
-  return await bundled(value);
+  return await bundleOf(value);
 }
 
 class Thrown {
@@ -272,17 +273,17 @@ class Thrown {
   }
 }
 
-// Up to where the kernel begins.
+// Returns the stack without the frames of the kernel.
 function stackOf(error) {
   const lines = String(error.stack ?? error).split("\n");
   const end = lines.findIndex((line) => /^\s+at .*(kernel\.mjs|node:inspector|deno_node|ext:core)/.test(line));
   return (end < 0 ? lines : lines.slice(0, end)).join("\n");
 }
 
-function described(thrown) {
+function describe(thrown) {
   const error = thrown instanceof Thrown ? thrown.error : thrown;
   if (!(error instanceof Error)) {
-    const text = shortened(inspect(error)).slice(0, LONGEST_MESSAGE);
+    const text = shorten(inspect(error)).slice(0, MAX_MESSAGE);
     return { name: "Uncaught", message: text, traceback: `Uncaught ${text}\n`, line: null };
   }
   const stack = stackOf(error);
@@ -290,8 +291,8 @@ function described(thrown) {
   const parse = error instanceof SyntaxError && thrown instanceof Thrown ? thrown.line : null;
   return {
     name: String(error.name ?? "Error"),
-    message: String(error.message ?? "").slice(0, LONGEST_MESSAGE),
-    traceback: `${stack.slice(-LONGEST_TRACEBACK)}\n`,
+    message: String(error.message ?? "").slice(0, MAX_MESSAGE),
+    traceback: `${stack.slice(-MAX_TRACEBACK)}\n`,
     line: found ? Number(found[1]) : parse,
   };
 }
@@ -311,7 +312,7 @@ async function serve(request) {
     });
     result = await Promise.race([run(request.code, request.timeout), interrupted]);
   } catch (error) {
-    failed = described(error);
+    failed = describe(error);
   }
   interrupt = null;
   flush();
@@ -325,28 +326,28 @@ async function serve(request) {
   send("end", { count });
 }
 
-const complain = (error) => {
+const reportUncaught = (error) => {
   const text = error instanceof Error ? stackOf(error) : inspect(error);
   write("stderr", `Uncaught (in the background) ${text}\n`);
 };
 
 function prepare() {
   Object.assign(globalThis, { display, require: module.createRequire(`${process.cwd()}/`) });
-  Object.defineProperty(globalThis, "__smokebox_import", { value: bring });
+  Object.defineProperty(globalThis, "__smokebox_import", { value: importModule });
   process.on("SIGINT", () => interrupt?.());
-  // As sys.exit() is to Python: the end of the code. Deno's own would fail within the inspector.
+  // Ends the code, as sys.exit() does in Python. Deno's own fails within the inspector.
   const exit = (code = 0) => {
     throw Object.assign(new Error(String(code)), { name: "Exit" });
   };
   process.exit = exit;
   if (onDeno) Deno.exit = exit;
   if (!onDeno) {
-    process.on("uncaughtException", complain);
-    process.on("unhandledRejection", complain);
+    process.on("uncaughtException", reportUncaught);
+    process.on("unhandledRejection", reportUncaught);
   } else {
-    const hear = (event) => (event.preventDefault(), complain(event.reason ?? event.error));
-    globalThis.addEventListener("unhandledrejection", hear);
-    globalThis.addEventListener("error", hear);
+    const handle = (event) => (event.preventDefault(), reportUncaught(event.reason ?? event.error));
+    globalThis.addEventListener("unhandledrejection", handle);
+    globalThis.addEventListener("error", handle);
   }
   redirect();
 }

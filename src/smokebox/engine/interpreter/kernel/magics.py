@@ -1,6 +1,6 @@
-"""What IPython adds to Python: by IPython where the image has it, and without it a little.
+"""IPython syntax: translated by IPython if the image has it, else only `!` and `%pip`.
 
-Nothing of it is loaded before code needs it, or imports it by itself.
+Nothing of IPython is loaded before code needs or imports it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_MARKS = re.compile(r"^\s*(?:[!%?]|[\w.]+\s*=\s*[!%])|\?\s*$", re.MULTILINE)
+_SYNTAX = re.compile(r"^\s*(?:[!%?]|[\w.]+\s*=\s*[!%])|\?\s*$", re.MULTILINE)
 _SHELL = re.compile(r"^(\s*)!(.*)$")
 _PIP = re.compile(r"^(\s*)%pip\s(.*)$")
 
 
 class Magics:
-    """Turns code that is not quite Python into Python. `show` gets bundles to be shown."""
+    """Translates IPython syntax to Python. `show` is called with bundles to display."""
 
     def __init__(self, module: Any, show: Callable[[dict[str, Any]], None]) -> None:
         self._module = module
@@ -30,31 +30,31 @@ class Magics:
         self._shell: Any = None
 
     def translate(self, code: str) -> str | None:
-        """Python for code that is none by itself; None for what nobody could translate."""
-        if not _MARKS.search(code):
+        """Return the translation of code that is not valid Python; None if there is none."""
+        if not _SYNTAX.search(code):
             return None
         try:
             import_module("IPython")
         except ImportError:
-            translated = "\n".join(map(_line, code.split("\n")))
+            translated = "\n".join(map(_translate_line, code.split("\n")))
         else:
             translated = str(self.shell().transform_cell(code))
         return None if translated == code else translated
 
     def shell(self) -> Any:
-        """The shell that IPython's own functions ask for, with the names of the code."""
+        """Return the IPython shell, which shares the namespace of the code."""
         if self._shell is None:
-            self._shell = self._make()
+            self._shell = self._create_shell()
             builtins.get_ipython = lambda: self._shell  # type: ignore[attr-defined]
         return self._shell
 
-    def _make(self) -> Any:
+    def _create_shell(self) -> Any:
         core, show = "IPython.core", self._show
         publisher = import_module(f"{core}.displaypub").DisplayPublisher
         hook = import_module(f"{core}.displayhook").DisplayHook
         interactive = import_module(f"{core}.interactiveshell").InteractiveShell
         config = import_module("traitlets.config").Config()
-        # Its history is a database in the home directory.
+        # Its history would be a database in the home directory.
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "NoColor"
         shell = interactive.instance(
@@ -79,13 +79,13 @@ class Magics:
 
 
 def run(command: str) -> None:
-    """Run a command of the shell, whose output is the code's."""
+    """Run a shell command with the stdout and stderr of the code."""
     code = subprocess.call(command, shell=True)
     if code:
         print(f"exit code {code}", file=sys.stderr)  # noqa: T201
 
 
-def _line(line: str) -> str:
+def _translate_line(line: str) -> str:
     for pattern, prefix in ((_SHELL, ""), (_PIP, f"{sys.executable} -m pip ")):
         found = pattern.match(line)
         if found:

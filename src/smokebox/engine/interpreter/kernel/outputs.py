@@ -1,7 +1,7 @@
-"""What code prints: through sys.stdout, or past Python to the descriptors 1 and 2.
+"""Output of code: written to sys.stdout and sys.stderr, or directly to descriptors 1 and 2.
 
-Both ways end in one list, in the order of writing, which goes out as frames: at once when
-much is there, else a moment later. What is written while no code runs waits for the next.
+Both are gathered in one list, in the order of writing, and sent as frames: immediately when there
+is much of it, else after a short delay. Output between executions is sent with the next one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .calm import InterruptGuard
-    from .wire import Frames
+    from .wire import Frames, InterruptGuard
 
 STREAMS = {1: "stdout", 2: "stderr"}
-# A frame that much is due at once; what is printed line by line is gathered for so long.
+# Bytes that are sent immediately, and the delay of less.
 FULL = 1 << 15
 GATHER_SECONDS = 0.004
-# The most that is kept for the next code, of what is written while none runs.
-MOST_IDLE = 1 << 16
+# Bytes that are kept between executions.
+MAX_IDLE = 1 << 16
 _PIPE = 1 << 16
 
 
 class OutputBytes(io.RawIOBase):
-    """The bytes below sys.stdout or sys.stderr; its descriptor is for child processes."""
+    """The raw stream of sys.stdout or sys.stderr. Its descriptor is for child processes."""
 
     def __init__(self, outputs: Outputs, fd: int) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class OutputBytes(io.RawIOBase):
 
 
 class OutputText(io.TextIOWrapper):
-    """sys.stdout or sys.stderr: by lines, as in a terminal, and at once when it is flushed."""
+    """sys.stdout or sys.stderr: line-buffered, and sent immediately when flushed."""
 
     def __init__(self, outputs: Outputs, fd: int) -> None:
         super().__init__(
@@ -62,22 +61,22 @@ class OutputText(io.TextIOWrapper):
         )
         self._outputs = outputs
 
-    def give(self) -> None:
-        """Hand over a line that is not whole yet."""
+    def flush_line(self) -> None:
+        """Pass on an incomplete line."""
         if not self.closed:
             super().flush()
 
     def flush(self) -> None:
-        self.give()
+        self.flush_line()
         self._outputs.flush()
 
 
 class Outputs:
     """Both streams of the kernel."""
 
-    def __init__(self, frames: Frames, calm: InterruptGuard) -> None:
+    def __init__(self, frames: Frames, guard: InterruptGuard) -> None:
         self._frames = frames
-        self._calm = calm
+        self._guard = guard
         self._lock = threading.RLock()
         self._pieces: list[tuple[int, bytes]] = []
         self._size = 0
@@ -91,15 +90,15 @@ class Outputs:
         self._peek = self._poll()
         self._texts: dict[str, OutputText] = {}
         self.bind()
-        os.register_at_fork(after_in_child=self._be_plain)
-        # An interrupt is for the main thread, and threads take over what it blocks.
+        os.register_at_fork(after_in_child=self._reset_in_child)
+        # Only the main thread may be interrupted; threads inherit the signal mask.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        for work in (self._listen, self._gather):
+        for work in (self._read_pipes, self._flush_later):
             threading.Thread(target=work, name="smokebox", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def bind(self) -> None:
-        """Have sys.stdout and sys.stderr be ours, whatever the last code put there."""
+        """Set sys.stdout and sys.stderr, which the last code may have replaced."""
         for fd, name in STREAMS.items():
             text = self._texts.get(name)
             if text is None or text.closed:
@@ -107,8 +106,8 @@ class Outputs:
             setattr(sys, name, text)
 
     def begin(self) -> None:
-        """Code begins: what waited is its output too."""
-        with self._calm, self._lock:
+        """Start an execution: earlier output is sent with it."""
+        with self._guard, self._lock:
             self._open = True
             if self._dropped:
                 note = f"[smokebox: {self._dropped} bytes before this are left out]\n"
@@ -117,23 +116,23 @@ class Outputs:
             self._dirty.set()
 
     def end(self) -> None:
-        """Code has ended: all that it wrote goes out."""
-        with self._calm, self._lock:
+        """End an execution: send the rest of its output."""
+        with self._guard, self._lock:
             self.show(last=True)
             self._open = False
 
     def show(self, last: bool = False) -> None:
-        """Send all that was written, also lines that are not whole."""
-        with self._calm, self._lock:
+        """Send all output, including incomplete lines."""
+        with self._guard, self._lock:
             for text in self._texts.values():
-                text.give()
+                text.flush_line()
             self.flush(last)
 
     def put(self, fd: int, data: bytes) -> None:
-        """Take what Python code wrote, after what was written past it before."""
+        """Add output of Python code, after earlier output in the pipes."""
         if self._forked:
             return
-        with self._calm, self._lock:
+        with self._guard, self._lock:
             if self._peek.poll(0):
                 self._drain()
             self._keep(fd, data)
@@ -143,10 +142,10 @@ class Outputs:
                 self._dirty.set()
 
     def flush(self, last: bool = False) -> None:
-        """Send what there is; with `last` also characters that are not whole."""
+        """Send the output so far; with `last` also incomplete characters."""
         if self._forked:
             return
-        with self._calm, self._lock:
+        with self._guard, self._lock:
             self._drain()
             if not self._open:
                 return
@@ -167,13 +166,13 @@ class Outputs:
     def _keep(self, fd: int, data: bytes) -> None:
         self._pieces.append((fd, data))
         self._size += len(data)
-        while not self._open and self._size > MOST_IDLE:
+        while not self._open and self._size > MAX_IDLE:
             size = len(self._pieces.pop(0)[1])
             self._size -= size
             self._dropped += size
 
     def _drain(self) -> None:
-        """Take what is in the pipes, and no more than they can hold."""
+        """Read what is in the pipes, and no more than they can hold."""
         for pipe, fd in self._pipes.items():
             try:
                 data = os.read(pipe, _PIPE)
@@ -182,8 +181,8 @@ class Outputs:
             if data:
                 self._keep(fd, data)
 
-    def _listen(self) -> None:
-        """Hear what is written past Python, while Python is busy or waits."""
+    def _read_pipes(self) -> None:
+        """Read output that bypasses Python, in a thread."""
         poll = self._poll()
         while True:
             poll.poll()
@@ -199,8 +198,8 @@ class Outputs:
             poll.register(pipe, select.POLLIN)
         return poll
 
-    def _be_plain(self) -> None:
-        """In a process that code has forked: write to the descriptors, as the threads are gone."""
+    def _reset_in_child(self) -> None:
+        """Write to the descriptors in a process that the code forked: it has no threads."""
         self._forked = True
         for fd, name in STREAMS.items():
             stream = open(  # noqa: SIM115
@@ -208,8 +207,8 @@ class Outputs:
             )
             setattr(sys, name, stream)
 
-    def _gather(self) -> None:
-        """Send what was written, a moment after the first of it."""
+    def _flush_later(self) -> None:
+        """Send output after a short delay, in a thread."""
         while True:
             self._dirty.wait()
             self._dirty.clear()
@@ -218,7 +217,7 @@ class Outputs:
 
 
 def _redirect(fd: int) -> int:
-    """Have a descriptor lead into a pipe, whose other end this is."""
+    """Replace a descriptor by a pipe, and return the reading end."""
     read, write = os.pipe()
     os.dup2(write, fd, inheritable=True)
     os.close(write)

@@ -1,29 +1,76 @@
-"""What the kernel and the engine say to each other: lines of JSON, through two pipes."""
+"""The protocol of the kernel and the engine: lines of JSON through two pipes.
+
+No interrupt arrives in the middle of a line.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .calm import InterruptGuard
-
 READ = 1 << 16
 
 
+class InterruptGuard:
+    """Raises `KeyboardInterrupt` on SIGINT while code runs, and ignores it otherwise.
+
+    `with guard:` postpones an interrupt to the end of the block. Only the main thread is ever
+    interrupted, so blocks of other threads do nothing.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.pending = False
+        self._depth = 0
+        self._main = threading.get_ident()
+        self.begin()
+        self.end()
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._main:
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        if threading.get_ident() == self._main:
+            self._depth -= 1
+            if self.pending and not self._depth and self.running:
+                self.pending = False
+                raise KeyboardInterrupt
+
+    def begin(self) -> None:
+        """Let interrupts through to the code, whatever handler the last code installed."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        self.pending = False
+        self.running = True
+
+    def end(self) -> None:
+        """Ignore interrupts."""
+        self.running = False
+
+    def _interrupt(self, *_: Any) -> None:
+        if not self.running:
+            return
+        if self._depth:
+            self.pending = True
+        else:
+            raise KeyboardInterrupt
+
+
 class Requests:
-    """Lines from the engine, each one thing to do."""
+    """Requests of the engine, one per line."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._rest = b""
 
     def next(self) -> dict[str, Any] | None:
-        """The next request; None when there will be no more."""
+        """Wait for the next request; return None at the end of file."""
         pieces = [self._rest]
         while b"\n" not in pieces[-1]:
             data = os.read(self._fd, READ)
@@ -36,38 +83,38 @@ class Requests:
 
 
 class Frames:
-    """Lines to the engine. Each is whole, whoever sends one beside it, or interrupts."""
+    """Frames to the engine, one per line. Any thread may send one."""
 
-    def __init__(self, fd: int, calm: InterruptGuard) -> None:
+    def __init__(self, fd: int, guard: InterruptGuard) -> None:
         self._fd = fd
-        self._calm = calm
+        self._guard = guard
         self._lock = threading.Lock()
         self._held: list[bytes] = []
         self.id = ""
-        os.register_at_fork(after_in_child=self._fall_silent)
+        os.register_at_fork(after_in_child=self._discard_in_child)
 
     def hold(self, kind: str, **fields: Any) -> None:
-        """Send something together with what comes next, which is soon."""
+        """Send a frame together with the next one."""
         line = self._line(kind, fields)
-        with self._calm, self._lock:
+        with self._guard, self._lock:
             self._held.append(line)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send something at once."""
+        """Send a frame."""
         line = self._line(kind, fields)
-        with self._calm, self._lock:
+        with self._guard, self._lock:
             left = memoryview(b"".join([*self._held, line]))
             self._held = []
             while left:
                 left = left[os.write(self._fd, left) :]
 
-    def _fall_silent(self) -> None:
-        """In a process that code has forked, which is not the kernel."""
+    def _discard_in_child(self) -> None:
+        """Send no frames from a process that the code forked."""
         self._lock = threading.Lock()
         self._fd = os.open(os.devnull, os.O_WRONLY)
 
     def _line(self, kind: str, fields: dict[str, Any]) -> bytes:
         frame = {"type": kind, "id": self.id, **fields}
         text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # Half of a surrogate pair is no text, and nobody could read the line.
+        # A lone surrogate cannot be encoded in UTF-8.
         return text.encode("utf-8", "replace") + b"\n"

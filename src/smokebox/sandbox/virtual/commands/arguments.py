@@ -39,12 +39,12 @@ def parse(words: list[str], short: str, long: Mapping[str, str]) -> Arguments:
     and `?` if the value is optional, to the name it is reported under.
     """
     optional = {name[:-1] for name in long if name.endswith("?")}
-    plain = [_give_value(word, optional) for word in words]
+    plain = [_with_value(word, optional) for word in words]
     names = [f"{name[:-1]}=" if name.endswith("?") else name for name in long]
     try:
         found, operands = getopt.gnu_getopt(plain, short, names)
     except getopt.GetoptError as error:
-        raise UsageError(_in_gnu_words(error)) from None
+        raise UsageError(_gnu_message(error)) from None
     known = {name.rstrip("=?"): short_name for name, short_name in long.items()}
     options = [(known.get(name[2:], name.lstrip("-")), value) for name, value in found]
     return Arguments(options=options, operands=operands)
@@ -55,12 +55,12 @@ def failure(name: str, message: str, exit_code: int = 1) -> CommandOutput:
     return CommandOutput(stderr=f"{name}: {message}\n", exit_code=exit_code)
 
 
-def _give_value(word: str, optional: set[str]) -> str:
+def _with_value(word: str, optional: set[str]) -> str:
     # getopt would take the next word as the value: an empty one prevents that.
     return f"{word}=" if word.startswith("--") and word[2:] in optional else word
 
 
-def _in_gnu_words(error: getopt.GetoptError) -> str:
+def _gnu_message(error: getopt.GetoptError) -> str:
     if "requires argument" in error.msg:
         return f"option requires an argument -- '{error.opt}'"
     if len(error.opt) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 from smokebox.errors import PathError
 from smokebox.sandbox.virtual.command import CommandOutput, describe
 from smokebox.sandbox.virtual.commands.arguments import Arguments, UsageError, failure, parse
-from smokebox.sandbox.virtual.commands.basic_regex import compile_basic
 
 if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandCall
@@ -22,8 +22,15 @@ _LONG = {
 _PATTERN = re.compile(r"([/%])((?:\\.|[^\\])*?)\1([+-]?\d+)?")
 _REPEAT = re.compile(r"\{(\d+|\*)\}")
 _SUFFIX = re.compile(r"(?:[^%]|%%)*%[-+ 0#']*\d*(?:\.\d+)?[diuxXo](?:[^%]|%%)*")
-_MOST_FILES = 100_000
-_PATIENCE = 10.0
+_MAX_FILES = 100_000
+_MAX_SECONDS = 10.0
+# Character classes of POSIX basic regular expressions.
+_CLASSES = {
+    "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
+    "space": r"\s", "blank": r" \t", "punct": r"!-/:-@\[-`{-~", "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+_MAX_STEPS = 10**8
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -84,7 +91,7 @@ def _cut_all(cutter: _Cutter, patterns: list[str]) -> None:
             words.pop(0)
         forever = repeat is not None and repeat[1] == "*"
         times = 1 + (int(repeat[1]) if repeat and not forever else 0)
-        for turn in range(_MOST_FILES if forever else times):
+        for turn in range(_MAX_FILES if forever else times):
             if not _cut_once(cutter, word, turn, forever):
                 break
 
@@ -96,8 +103,8 @@ def _cut_once(cutter: _Cutter, word: str, turn: int, forever: bool) -> bool:
     if not match:
         raise UsageError(f"'{word}': invalid pattern")
     offset = int(match[3] or 0)
-    pattern = compile_basic(match[2])
-    deadline = time.monotonic() + _PATIENCE
+    pattern = _compile_basic(match[2])
+    deadline = time.monotonic() + _MAX_SECONDS
     for number in range(max(cutter.place, cutter.sought), len(cutter.lines)):
         if time.monotonic() > deadline:
             raise UsageError(f"'{word}': the search takes too long")
@@ -136,3 +143,61 @@ def _write(
             call.files.write(call.path(prefix + suffix % number), text)
     stderr = f"csplit: {problem}\n" if problem else ""
     return CommandOutput(stdout=sizes, stderr=stderr, exit_code=1 if problem else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _BasicPattern:
+    """Compiled pattern with a limit of its cost.
+
+    Python's matcher backtracks: with `n` repeats, a line costs its length to the power of `n + 1`,
+    and a match cannot be interrupted.
+    """
+
+    text: str
+    compiled: re.Pattern[str]
+    repeats: int
+
+    def is_in(self, line: str) -> bool:
+        """Return whether it matches somewhere in the line."""
+        if len(line) ** (self.repeats + 1) > _MAX_STEPS and self.repeats:
+            raise UsageError(
+                f"'{self.text}': too many repeats for a line of {len(line)} characters"
+            )
+        return self.compiled.search(line) is not None
+
+
+@functools.lru_cache(maxsize=128)
+def _compile_basic(text: str) -> _BasicPattern:
+    """Compile a POSIX basic regular expression.
+
+    Raises:
+        UsageError: It is invalid or repeats a group.
+    """
+    parts = [_translated(token, n == 0) for n, token in enumerate(_TOKEN.findall(text))]
+    source = "".join(parts)
+    if re.search(r"(?<!\\)\)[*+?{]", source):
+        raise UsageError(f"'{text}': repeated groups are not supported")
+    try:
+        return _BasicPattern(text, re.compile(source), sum(p in ("*", "+", "{") for p in parts))
+    except re.error:
+        raise UsageError(f"'{text}': invalid regular expression") from None
+
+
+def _translated(token: str, first: bool) -> str:
+    if token.startswith("[") and len(token) > 1:
+        return _bracket(token)
+    if token.startswith("\\"):
+        return token[1] if token[1] in "(){}+?|" else token
+    if token == "*" and first:
+        return r"\*"
+    return f"\\{token}" if token in "(){}+?|" else token
+
+
+def _bracket(token: str) -> str:
+    inner = re.sub(
+        r"\[:(\w+):\]", lambda m: _CLASSES.get(m[1], ""), token[1:-1].replace("\\", r"\\")
+    )
+    negated = inner.startswith("^")
+    inner = inner[1:] if negated else inner
+    inner = inner.replace("[", r"\[") if "[" in inner and r"\[" not in inner else inner
+    return f"[{'^' if negated else ''}{inner.replace(']', chr(92) + ']')}]"

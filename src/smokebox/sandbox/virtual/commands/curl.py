@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import json
 import posixpath
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
+from smokebox.egress.urls import join_url
 from smokebox.errors import PathError
-from smokebox.sandbox.virtual.commands.curl_body import CurlBody, make_body, read_input
-from smokebox.sandbox.virtual.commands.curl_options import (
+from smokebox.sandbox.virtual.commands.curl_request import (
     CurlOptions,
     CurlUsageError,
+    make_request,
     parse_options,
+    read_input,
 )
-from smokebox.sandbox.virtual.commands.curl_write_out import write_out
-from smokebox.sandbox.virtual.connection import FetchFailed, Head
-from smokebox.sandbox.virtual.fetch import FetchRequest
+from smokebox.sandbox.virtual.fetch import FetchFailed, FetchRequest, Head, remote_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
     from smokebox.sandbox.virtual.fetch import EgressClient, FetchResponse, Hop
 
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
-_LONGEST_DELAY = 600.0
+_MAX_DELAY = 600.0
+_TOKEN = re.compile(r"%\{([^}]*)\}|%%|\\([ntr\\])")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 _OFF = (
     "curl: (7) the network is off in this sandbox. Open it with "
     "virtual(egress=['api.github.com']).\n"
@@ -48,13 +52,13 @@ def curl_on(client: EgressClient | None) -> StreamingCommand:
         if not options.urls:
             await call.write_error("curl: (2) no URL specified\n")
             return 2
-        return await _all(call, client, options)
+        return await _run(call, client, options)
 
     return curl
 
 
 @dataclass(slots=True)
-class CurlTransfer:
+class _Transfer:
     """State of the transfer of one URL."""
 
     url: str
@@ -66,10 +70,10 @@ class CurlTransfer:
     held: bytearray = field(default_factory=bytearray)
 
 
-async def _all(call: CommandStream, client: EgressClient, options: CurlOptions) -> int:
+async def _run(call: CommandStream, client: EgressClient, options: CurlOptions) -> int:
     code = 0
     for index, url in enumerate(options.urls):
-        transfer = CurlTransfer(url, "-")
+        transfer = _Transfer(url, "-")
         try:
             transfer.output = _destination(url, options, index)
             await _with_retries(call, client, options, transfer)
@@ -78,7 +82,7 @@ async def _all(call: CommandStream, client: EgressClient, options: CurlOptions) 
             if options.show_error or not options.silent:
                 await call.write_error(f"curl: ({error.exit_code}) {error}\n")
         if options.write_out:
-            await write_out(call, options.write_out, transfer)
+            await _write_out(call, options.write_out, transfer)
         code = transfer.error.exit_code if transfer.error else 0
     return code
 
@@ -87,27 +91,25 @@ def _destination(url: str, options: CurlOptions, index: int) -> str | None:
     """Return the file to write the body to, or None for stdout."""
     if index >= len(options.outputs):
         return None
-    given = options.outputs[index]
-    if given == "-":
+    output = options.outputs[index]
+    if output == "-":
         return None
-    if given is not None:
-        return given
-    path = url.partition("://")[2].partition("?")[0].partition("#")[0]
-    name = unquote(path.rpartition("/")[2]) if "/" in path else ""
-    if not name or "/" in name or name in (".", ".."):
-        raise FetchFailed(23, "Remote file name has no length")
-    return name
+    if output is not None:
+        return output
+    if name := remote_name(url):
+        return name
+    raise FetchFailed(23, "Remote file name has no length")
 
 
 async def _with_retries(
-    call: CommandStream, client: EgressClient, options: CurlOptions, transfer: CurlTransfer
+    call: CommandStream, client: EgressClient, options: CurlOptions, transfer: _Transfer
 ) -> None:
-    request = await _request(call, options, transfer.url)
+    request = await make_request(call, options, transfer.url)
     for attempt in range(options.retry + 1):
         last = attempt == options.retry
         transfer.held.clear()
         try:
-            retry_after = await _once(call, client, options, transfer, request, last)
+            retry_after = await _attempt(call, client, options, transfer, request, last)
             if retry_after is None:
                 return await _save(call, options, transfer)
         except FetchFailed as error:
@@ -116,14 +118,14 @@ async def _with_retries(
                 raise
             retry_after = 0.0
         delay = options.retry_delay or max(retry_after, float(2**attempt))
-        await asyncio.sleep(min(delay, _LONGEST_DELAY))
+        await asyncio.sleep(min(delay, _MAX_DELAY))
 
 
-async def _once(
+async def _attempt(
     call: CommandStream,
     client: EgressClient,
     options: CurlOptions,
-    transfer: CurlTransfer,
+    transfer: _Transfer,
     request: FetchRequest,
     last: bool,
 ) -> float | None:
@@ -149,13 +151,13 @@ async def _once(
 
 
 async def _show(
-    call: CommandStream, options: CurlOptions, transfer: CurlTransfer, response: FetchResponse
+    call: CommandStream, options: CurlOptions, transfer: _Transfer, response: FetchResponse
 ) -> None:
     """Write the response heads to each destination that the options name."""
-    heads = b"".join(_head_bytes(sent.head) for sent in response.hops)
+    heads = b"".join(_head_bytes(hop.head) for hop in response.hops)
     if options.verbose:
-        for sent in response.hops:
-            await call.write_error(_conversation(sent))
+        for hop in response.hops:
+            await call.write_error(_verbose_text(hop))
     if options.dump_header is not None:
         if options.dump_header == "-":
             await call.write(heads)
@@ -171,25 +173,23 @@ def _head_bytes(head: Head) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _conversation(sent: Hop) -> str:
-    lines = [f"> {sent.method} {sent.url.target} HTTP/1.1"]
-    lines += [f"> {name}: {value}" for name, value in sent.headers]
-    lines += [">", *(f"< {line}" for line in _head_bytes(sent.head).decode().split("\r\n")[:-2])]
+def _verbose_text(hop: Hop) -> str:
+    lines = [f"> {hop.method} {hop.url.target} HTTP/1.1"]
+    lines += [f"> {name}: {value}" for name, value in hop.headers]
+    lines += [">", *(f"< {line}" for line in _head_bytes(hop.head).decode().split("\r\n")[:-2])]
     return "\n".join([*lines, "<", ""])
 
 
-async def _emit(call: CommandStream, transfer: CurlTransfer, data: bytes) -> None:
-    if transfer.output is None:
+async def _emit(call: CommandStream, transfer: _Transfer, data: bytes) -> None:
+    if transfer.output in (None, "/dev/stdout"):
         await call.write(data)
     elif transfer.output == "/dev/stderr":
         await call.write_error(data)
-    elif transfer.output == "/dev/stdout":
-        await call.write(data)
     elif transfer.output != "/dev/null":
         transfer.held += data
 
 
-async def _save(call: CommandStream, options: CurlOptions, transfer: CurlTransfer) -> None:
+async def _save(call: CommandStream, options: CurlOptions, transfer: _Transfer) -> None:
     if transfer.output is not None and not transfer.output.startswith("/dev/"):
         _write_file(call, options, transfer.output, bytes(transfer.held))
 
@@ -204,74 +204,75 @@ def _write_file(call: CommandStream, options: CurlOptions, name: str, data: byte
         raise FetchFailed(23, f"Failure writing output to {name}: {error.reason}") from None
 
 
-async def _request(call: CommandStream, options: CurlOptions, url: str) -> FetchRequest:
-    body = await make_body(call, options)
-    url = url if "://" in url else f"http://{url}"
-    if options.upload is not None and url.endswith("/"):
-        url += posixpath.basename(options.upload)
-    if body is not None and options.as_query:
-        url += ("&" if "?" in url else "?") + body.data.decode("utf-8", "replace")
-        body = None
-    return FetchRequest(
-        method=options.method or _method(options, body),
-        url=url,
-        headers=await _headers(call, options, body),
-        body=None if body is None else body.data,
-        keep_method=options.method is not None,
-        redirects=options.max_redirects if options.follow else None,
-        timeout=options.max_time or None,
-        connect_timeout=options.connect_timeout or None,
-        decode=options.compressed,
-    )
+async def _write_out(call: CommandStream, template: str, transfer: _Transfer) -> None:
+    """Print the template to stdout, or after `%{stderr}` to stderr."""
+    if template.startswith("@"):
+        template = (await read_input(call, template[1:])).decode("utf-8", "replace")
+    write = call.write
+    for part in re.split(r"(%\{std(?:err|out)\})", template):
+        if part in ("%{stderr}", "%{stdout}"):
+            write = call.write_error if part == "%{stderr}" else call.write
+        elif part:
+            await write(_expand(part, transfer))
 
 
-def _method(options: CurlOptions, body: CurlBody | None) -> str:
-    if options.head:
-        return "HEAD"
-    if options.upload is not None:
-        return "PUT"
-    return "GET" if body is None else "POST"
+def _expand(template: str, transfer: _Transfer) -> str:
+    """Expand the template; unknown variables are empty."""
+
+    def expand(match: re.Match[str]) -> str:
+        if match[1] is not None:
+            return _variable(match[1], transfer)
+        return _ESCAPES[match[2]] if match[2] else "%"
+
+    return _TOKEN.sub(expand, template)
 
 
-async def _headers(
-    call: CommandStream, options: CurlOptions, body: CurlBody | None
-) -> list[tuple[str, str]]:
-    chosen = {"user-agent": ("User-Agent", "curl/8 (smokebox)"), "accept": ("Accept", "*/*")}
-    if options.json:
-        chosen["accept"] = ("Accept", "application/json")
-    if body is not None and body.content_type:
-        chosen["content-type"] = ("Content-Type", body.content_type)
-    if options.user is not None:
-        pair = options.user if ":" in options.user else f"{options.user}:"
-        token = base64.b64encode(pair.encode()).decode()
-        chosen["authorization"] = ("Authorization", f"Basic {token}")
-    given = {
-        "User-Agent": options.agent,
-        "Referer": options.referer,
-        "Cookie": "; ".join(options.cookies) or None,
-        "Range": f"bytes={options.byte_range}" if options.byte_range else None,
-        "Accept-Encoding": "gzip, deflate" if options.compressed else None,
-    }
-    chosen |= {name.lower(): (name, value) for name, value in given.items() if value is not None}
-    own = await _own_headers(call, options.headers)
-    named = {name.lower() for name, _ in own}
-    kept = [pair for name, pair in chosen.items() if name not in named]
-    return kept + [(name, value) for name, value in own if value is not None]
+def _variable(name: str, transfer: _Transfer) -> str:
+    if name.startswith("time_"):
+        whole = name == "time_total"
+        return f"{time.monotonic() - transfer.started if whole else 0:.6f}"
+    if name.startswith("header_json"):
+        return _header_json(transfer)
+    known = _VARIABLES.get(name)
+    return known(transfer) if known else ""
 
 
-async def _own_headers(call: CommandStream, given: list[str]) -> list[tuple[str, str | None]]:
-    """Apply `-H`: `Name: value` sets, `Name;` sets to empty, `Name:` removes a header."""
-    lines: list[str] = []
-    for text in given:
-        if text.startswith("@"):
-            lines += (await read_input(call, text[1:])).decode("utf-8", "replace").splitlines()
-        else:
-            lines.append(text)
-    found: list[tuple[str, str | None]] = []
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            found.append((name.strip(), value.strip() or None))
-        elif line.endswith(";"):
-            found.append((line[:-1].strip(), ""))
-    return found
+def _header_json(transfer: _Transfer) -> str:
+    headers: dict[str, list[str]] = {}
+    for key, value in transfer.hops[-1].head.headers if transfer.hops else ():
+        headers.setdefault(key.lower(), []).append(value)
+    return json.dumps(headers)
+
+
+def _status(transfer: _Transfer) -> str:
+    return f"{transfer.hops[-1].head.status if transfer.hops else 0:03d}"
+
+
+def _redirect_url(transfer: _Transfer) -> str:
+    last = transfer.hops[-1] if transfer.hops else None
+    location = last.head.get("location") if last else None
+    return join_url(last.url, location) if last and location else ""
+
+
+def _last(transfer: _Transfer, name: str) -> str:
+    return (transfer.hops[-1].head.get(name) or "") if transfer.hops else ""
+
+
+_VARIABLES: dict[str, Callable[[_Transfer], str]] = {
+    "http_code": _status,
+    "response_code": _status,
+    "http_version": lambda t: t.hops[-1].head.version if t.hops else "0",
+    "content_type": lambda t: _last(t, "content-type"),
+    "size_download": lambda t: str(t.size),
+    "url": lambda t: t.url,
+    "url_effective": lambda t: str(t.hops[-1].url) if t.hops else t.url,
+    "scheme": lambda t: t.hops[-1].url.scheme if t.hops else "",
+    "method": lambda t: t.hops[-1].method if t.hops else "",
+    "num_redirects": lambda t: str(max(len(t.hops) - 1, 0)),
+    "num_headers": lambda t: str(len(t.hops[-1].head.headers) if t.hops else 0),
+    "num_connects": lambda t: str(len(t.hops)),
+    "redirect_url": _redirect_url,
+    "filename_effective": lambda t: t.output or "",
+    "exitcode": lambda t: str(t.error.exit_code if t.error else 0),
+    "errormsg": lambda t: str(t.error or ""),
+}

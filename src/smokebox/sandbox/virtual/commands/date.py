@@ -32,7 +32,7 @@ _RFC_3339 = {
 
 
 def date(call: CommandCall) -> CommandOutput:
-    """Print the current time, or the one given by `-d`."""
+    """Print the current time, or the time that `-d` names."""
     try:
         arguments = parse([_long_iso(word) for word in call.args], "d:f:ur:Rs:", _LONG)
         template = _template(arguments)
@@ -43,10 +43,9 @@ def date(call: CommandCall) -> CommandOutput:
         return failure("date", "cannot set date: Operation not permitted")
     try:
         if (name := arguments.last("f")) is not None:
-            lines = _read_lines(call, name)
-            shown = [_shown(template, parse_date(line, _now(zone).when)) for line in lines]
-            return CommandOutput(stdout="".join(shown))
-        return CommandOutput(stdout=_shown(template, _asked(call, arguments, zone)))
+            dates = [parse_date(line, _now(zone).when) for line in _read_lines(call, name)]
+            return CommandOutput(stdout="".join(_format_line(template, one) for one in dates))
+        return CommandOutput(stdout=_format_line(template, _requested_time(call, arguments, zone)))
     except NotADate:
         return failure("date", f"invalid date '{arguments.last('d') or ''}'")
     except PathError as error:
@@ -54,19 +53,20 @@ def date(call: CommandCall) -> CommandOutput:
 
 
 def _long_iso(word: str) -> str:
-    """Handle the long name of `-I`, whose value is optional too."""
+    """Replace `-I` by its long name, whose value is optional too."""
     if word.startswith("-I"):
         return f"--iso-8601={word[2:]}"
     return word
 
 
 def _template(arguments: Arguments) -> str:
-    given = [word for word in arguments.operands if word.startswith("+")]
-    if len(given) != len(arguments.operands) or len(given) > 1:
-        other = next((word for word in arguments.operands if word not in given[:1]), given[-1:])
+    templates = [word for word in arguments.operands if word.startswith("+")]
+    if len(templates) != len(arguments.operands) or len(templates) > 1:
+        others = (word for word in arguments.operands if word not in templates[:1])
+        other = next(others, templates[-1:])
         raise UsageError(f"invalid date '{other}'")
-    if given:
-        return given[0][1:]
+    if templates:
+        return templates[0][1:]
     if arguments.has("R"):
         return "%a, %d %b %Y %H:%M:%S %z"
     for option, formats in (("iso", _ISO), ("rfc-3339", _RFC_3339)):
@@ -79,7 +79,7 @@ def _template(arguments: Arguments) -> str:
     return "%a %b %e %H:%M:%S %Z %Y"
 
 
-def _asked(call: CommandCall, arguments: Arguments, zone: tzinfo) -> Moment:
+def _requested_time(call: CommandCall, arguments: Arguments, zone: tzinfo) -> Moment:
     now = _now(zone)
     if (name := arguments.last("r")) is not None:
         mtime = call.files.stat(call.path(name)).mtime or 0.0
@@ -101,7 +101,7 @@ def _now(zone: tzinfo) -> Moment:
     )
 
 
-def _shown(template: str, moment: Moment) -> str:
+def _format_line(template: str, moment: Moment) -> str:
     return format_time(template, moment.when, moment.nanoseconds) + "\n"
 
 

@@ -17,7 +17,7 @@ _MONTHS = (
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
 )  # fmt: skip
-_WIDEST = 256
+_MAX_WIDTH = 256
 
 _COMPOUND = {
     "c": "%a %b %e %H:%M:%S %Y", "D": "%m/%d/%y", "F": "%Y-%m-%d", "r": "%I:%M:%S %p",
@@ -33,18 +33,18 @@ def format_time(template: str, moment: datetime, nanoseconds: int | None = None)
         flags, width, colons, letter = match.groups()
         if letter in _COMPOUND:
             text, pad = format_time(_COMPOUND[letter], moment, nanos), " "
-            return _cased(_filled(text, flags, width, 0, pad), flags, letter)
+            return _cased(_padded(text, flags, width, 0, pad), flags, letter)
         if letter == "N":
             return _nanoseconds(nanos, flags, width)
         if letter == "z":
             return _offset(moment, flags, width, len(colons))
         number = _NUMBERS.get(letter)
         if number is not None:
-            return _filled(str(number.value(moment)), flags, width, number.width, number.pad)
+            return _padded(str(number.value(moment)), flags, width, number.width, number.pad)
         text_of = _TEXTS.get(letter)
         if text_of is None or colons:
             return match[0]
-        return _cased(_filled(text_of(moment), flags, width, 0, " "), flags, letter)
+        return _cased(_padded(text_of(moment), flags, width, 0, " "), flags, letter)
 
     return _DIRECTIVE.sub(one, template)
 
@@ -101,12 +101,12 @@ def _epoch(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
 
 
-def _filled(text: str, flags: str, width: str, usual: int, pad: str) -> str:
+def _padded(text: str, flags: str, width: str, usual: int, pad: str) -> str:
     for flag in flags:
         if flag == "-":
             return text
         pad = {"_": " ", "0": "0", "+": "0"}.get(flag, pad)
-    wanted = min(int(width), _WIDEST) if width else usual
+    wanted = min(int(width), _MAX_WIDTH) if width else usual
     sign = "-" if text.startswith("-") and pad == "0" else ""
     return sign + text.removeprefix(sign).rjust(wanted - len(sign), pad)
 
@@ -123,7 +123,7 @@ def _nanoseconds(nanos: int, flags: str, width: str) -> str:
     text = f"{nanos:09d}"
     if "-" in flags:
         return text.rstrip("0") or "0"
-    count = min(int(width), _WIDEST) if width else 9
+    count = min(int(width), _MAX_WIDTH) if width else 9
     return text[:count].ljust(count, "0")
 
 
@@ -138,7 +138,7 @@ def _offset(moment: datetime, flags: str, width: str, colons: int) -> str:
         2: f"{hours:02d}:{minutes:02d}:{seconds:02d}",
         3: f"{hours:02d}:{minutes:02d}" if minutes else f"{hours:02d}",
     }[colons]
-    wanted = min(int(width), _WIDEST) - 1 if width else 0
+    wanted = min(int(width), _MAX_WIDTH) - 1 if width else 0
     return sign + text.rjust(wanted, "0")
 
 

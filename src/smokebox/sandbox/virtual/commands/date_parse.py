@@ -32,7 +32,7 @@ _ORDINAL = rf"(?P<ordinal>{'|'.join(_ORDINALS)})"
 _SECONDS = {"hour": 3600, "minute": 60, "min": 60, "second": 1, "sec": 1}
 
 
-_LONGEST = 1000
+_MAX_LENGTH = 1000
 
 
 class NotADate(ValueError):
@@ -65,7 +65,7 @@ class Moment:
 
 def parse_date(text: str, now: datetime) -> Moment:
     """Parse a date. Omitted fields and the time zone come from `now`."""
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_LENGTH:
         raise NotADate(text)
     rest = re.sub(r"\([^()]*\)", " ", text).strip().lower()
     shown_in = now.tzinfo
@@ -84,7 +84,7 @@ def parse_date(text: str, now: datetime) -> Moment:
         else:
             raise NotADate(text)
     try:
-        found = _settle(reading, now)
+        found = _combine(reading, now)
         return Moment(found.when.astimezone(shown_in), found.nanoseconds)
     except (ValueError, OverflowError):
         raise NotADate(text) from None
@@ -98,7 +98,7 @@ def _from_epoch(seconds: int, fraction: str, zone: tzinfo | None) -> Moment:
         raise NotADate(str(seconds)) from None
 
 
-def _settle(reading: _Reading, now: datetime) -> Moment:
+def _combine(reading: _Reading, now: datetime) -> Moment:
     """Combine the fields into a moment: calendar first, then the clock."""
     zone = reading.zone or now.tzinfo
     base = now.astimezone(zone)

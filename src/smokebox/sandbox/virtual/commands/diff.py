@@ -38,15 +38,15 @@ class _Comparison:
     call: CommandCall
     arguments: Arguments
     out: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     code: int = 0
 
-    def say(self, text: str, code: int = 1) -> None:
+    def report(self, text: str, code: int = 1) -> None:
         self.out.append(text)
         self.code = max(self.code, code)
 
-    def complain(self, text: str) -> None:
-        self.complaints.append(f"diff: {text}\n")
+    def report_error(self, text: str) -> None:
+        self.errors.append(f"diff: {text}\n")
         self.code = 2
 
 
@@ -67,7 +67,7 @@ def diff(call: CommandCall) -> CommandOutput:
     _compare_operands(comparison, *arguments.operands)
     return CommandOutput(
         stdout="".join(comparison.out),
-        stderr="".join(comparison.complaints),
+        stderr="".join(comparison.errors),
         exit_code=comparison.code,
     )
 
@@ -79,7 +79,7 @@ def _compare_operands(comparison: _Comparison, left: str, right: str) -> None:
         if both or not comparison.arguments.has("N") or "directory" in kinds:
             for name, kind in zip((left, right), kinds, strict=True):
                 if kind is None:
-                    comparison.complain(f"{name}: No such file or directory")
+                    comparison.report_error(f"{name}: No such file or directory")
             return
     if kinds == ["directory", "directory"]:
         return _folders(comparison, left, right)
@@ -128,7 +128,7 @@ def _one_sided(
 ) -> None:
     shown = comparison.arguments.has("N") or (comparison.arguments.has("P") and side == 1)
     if not shown:
-        return comparison.say(f"Only in {folders[side]}: {name}\n")
+        return comparison.report(f"Only in {folders[side]}: {name}\n")
     if _kind(comparison, paths[side]) != "directory":
         return _files(comparison, *paths, headed=True)
     if comparison.arguments.has("r"):
@@ -143,7 +143,7 @@ def _names(comparison: _Comparison, folder: str) -> set[str]:
     except PathNotFound:
         return set()
     except PathError as error:
-        comparison.complain(f"{folder}: {describe(error).rpartition(': ')[2]}")
+        comparison.report_error(f"{folder}: {describe(error).rpartition(': ')[2]}")
         return set()
     return {n for n in names if not any(fnmatch.fnmatchcase(n, p) for p in patterns)}
 
@@ -153,7 +153,7 @@ def _both(comparison: _Comparison, left: str, right: str) -> None:
     if None in kinds:
         for name, kind in zip((left, right), kinds, strict=True):
             if kind is None:
-                comparison.complain(f"{name}: No such file or directory")
+                comparison.report_error(f"{name}: No such file or directory")
     elif kinds == ["directory", "directory"]:
         if comparison.arguments.has("r"):
             _folders(comparison, left, right)
@@ -161,7 +161,7 @@ def _both(comparison: _Comparison, left: str, right: str) -> None:
             comparison.out.append(f"Common subdirectories: {left} and {right}\n")
     elif "directory" in kinds:
         words = ["directory" if kind == "directory" else "regular file" for kind in kinds]
-        comparison.say(f"File {left} is a {words[0]} while file {right} is a {words[1]}\n")
+        comparison.report(f"File {left} is a {words[0]} while file {right} is a {words[1]}\n")
     else:
         _files(comparison, left, right, headed=True)
 
@@ -172,14 +172,14 @@ def _files(comparison: _Comparison, left: str, right: str, *, headed: bool) -> N
         data = [_read(comparison, name) for name in (left, right)]
     except PathError as error:
         name = left if error.path == comparison.call.path(left) else right
-        return comparison.complain(f"{name}: {describe(error).rpartition(': ')[2]}")
+        return comparison.report_error(f"{name}: {describe(error).rpartition(': ')[2]}")
     if data[0] == data[1]:
         if arguments.has("s"):
             comparison.out.append(f"Files {left} and {right} are identical\n")
         return None
     if not arguments.has("a") and any(b"\0" in side[:32768] for side in data):
         word = "Files" if arguments.has("q") else "Binary files"
-        return comparison.say(f"{word} {left} and {right} differ\n")
+        return comparison.report(f"{word} {left} and {right} differ\n")
     text = _compared(
         comparison, (left, right), [side.decode("utf-8", "surrogateescape") for side in data]
     )
@@ -188,9 +188,9 @@ def _files(comparison: _Comparison, left: str, right: str, *, headed: bool) -> N
             comparison.out.append(f"Files {left} and {right} are identical\n")
         return None
     if arguments.has("q"):
-        return comparison.say(f"Files {left} and {right} differ\n")
+        return comparison.report(f"Files {left} and {right} differ\n")
     head = f"diff {_flags(comparison)}{left} {right}\n" if headed else ""
-    return comparison.say(head + text)
+    return comparison.report(head + text)
 
 
 def _read(comparison: _Comparison, name: str) -> bytes:

@@ -17,9 +17,7 @@ _BUDGET = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Replacement of lines `a_start` to `a_end` of the first file by `b_start` to `b_end` of the
-    second.
-    """
+    """Lines `a_start` to `a_end` of file a, replaced by `b_start` to `b_end` of file b."""
 
     a_start: int
     a_end: int
@@ -50,7 +48,7 @@ def _unmatched(a: list[int], b: list[int]) -> _Marks:
     common = set(a) & set(b)
     a_rest = [n for n, line in enumerate(a) if line in common]
     b_rest = [n for n, line in enumerate(b) if line in common]
-    search = _Search([a[n] for n in a_rest], [b[n] for n in b_rest])
+    search = _EditSearch([a[n] for n in a_rest], [b[n] for n in b_rest])
     search.compare(0, len(a_rest), 0, len(b_rest))
     marks = _Marks(bytearray(b"\1" * len(a)), bytearray(b"\1" * len(b)))
     for place, mark in zip(a_rest, search.deleted, strict=True):
@@ -60,7 +58,7 @@ def _unmatched(a: list[int], b: list[int]) -> _Marks:
     return marks
 
 
-class _Search:
+class _EditSearch:
     """Linear-space search that marks the lines without a match."""
 
     def __init__(self, a: list[int], b: list[int]) -> None:

@@ -23,8 +23,8 @@ _BLOCKS = frozenset(
 )
 _VOID = frozenset({"br", "hr", "img", "input", "meta", "link", "wbr", "area", "col", "source"})
 _EMPHASIS = {"strong": "**", "b": "**", "em": "*", "i": "*", "del": "~~", "s": "~~"}
-_DEEPEST_LIST = 20
-_PATIENCE = 10.0
+_MAX_LIST_DEPTH = 20
+_MAX_SECONDS = 10.0
 
 
 def html_to_markdown(call: CommandCall) -> CommandOutput:
@@ -63,7 +63,7 @@ class _Converter(HTMLParser):
         self._quotes: list[int] = []
         self._rows: list[list[str]] = []
         self._cell: int | None = None
-        self._deadline = time.monotonic() + _PATIENCE
+        self._deadline = time.monotonic() + _MAX_SECONDS
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._check_time()
@@ -77,7 +77,7 @@ class _Converter(HTMLParser):
         elif tag in _BLOCKS:
             self._block()
         else:
-            self._open(tag, values)
+            self._open_tag(tag, values)
 
     def handle_endtag(self, tag: str) -> None:
         self._check_time()
@@ -90,7 +90,7 @@ class _Converter(HTMLParser):
         elif tag in _BLOCKS or re.fullmatch(r"h[1-6]", tag):
             self._block()
         else:
-            self._shut(tag)
+            self._close_tag(tag)
 
     def handle_data(self, data: str) -> None:
         self._check_time()
@@ -110,7 +110,7 @@ class _Converter(HTMLParser):
         if time.monotonic() > self._deadline:
             raise TimeoutError("the page takes too long to read")
 
-    def _open(self, tag: str, values: dict[str, str]) -> None:
+    def _open_tag(self, tag: str, values: dict[str, str]) -> None:
         if re.fullmatch(r"h[1-6]", tag):
             self._block()
             self._out.append("#" * int(tag[1]) + " ")
@@ -140,7 +140,7 @@ class _Converter(HTMLParser):
         elif tag in ("table", "tr", "td", "th"):
             self._open_table(tag)
 
-    def _shut(self, tag: str) -> None:
+    def _close_tag(self, tag: str) -> None:
         if tag == "a" and self._links:
             href, start = self._links.pop()
             text = "".join(self._out[start:]).strip()
@@ -163,7 +163,7 @@ class _Converter(HTMLParser):
             self._out[start:] = ["\n".join(f"> {line}".rstrip() for line in quoted.split("\n"))]
             self._block()
         elif tag in ("table", "tr", "td", "th"):
-            self._shut_table(tag)
+            self._close_table(tag)
 
     def _open_list(self, tag: str, values: dict[str, str]) -> None:
         if not self._lists:
@@ -178,7 +178,7 @@ class _Converter(HTMLParser):
         kind, number = self._lists[-1] if self._lists else ("ul", 1)
         if self._lists:
             self._lists[-1][1] = int(str(number)) + 1
-        depth = min(max(0, len(self._lists) - 1), _DEEPEST_LIST)
+        depth = min(max(0, len(self._lists) - 1), _MAX_LIST_DEPTH)
         self._out.append("  " * depth + (f"{number}. " if kind == "ol" else "- "))
 
     def _close_emphasis(self, mark: str) -> None:
@@ -200,10 +200,10 @@ class _Converter(HTMLParser):
         elif tag == "tr":
             self._rows.append([])
         else:
-            self._shut_table(tag)
+            self._close_table(tag)
             self._cell = len(self._out)
 
-    def _shut_table(self, tag: str) -> None:
+    def _close_table(self, tag: str) -> None:
         if tag in ("td", "th", "tr", "table") and self._cell is not None:
             text = " ".join("".join(self._out[self._cell :]).split()).replace("|", "\\|")
             del self._out[self._cell :]

@@ -37,12 +37,12 @@ class _Listing:
     call: CommandCall
     arguments: Arguments
     style: Style
-    complaints: list[str]
+    errors: list[str]
     code: int = 0
 
-    def complain(self, name: str, error: PathError, *, verb: str, code: int) -> None:
+    def report(self, name: str, error: PathError, *, verb: str, code: int) -> None:
         reason = describe(error).rpartition(": ")[2]
-        self.complaints.append(f"{self.call.name}: cannot {verb} '{name}': {reason}\n")
+        self.errors.append(f"{self.call.name}: cannot {verb} '{name}': {reason}\n")
         self.code = max(self.code, code)
 
 
@@ -56,7 +56,7 @@ def ls(call: CommandCall) -> CommandOutput:
     listing = _Listing(call, arguments, style, [])
     blocks = list(_blocks(listing, arguments.operands or ["."]))
     text = "\n".join(blocks)
-    return CommandOutput(stdout=text, stderr="".join(listing.complaints), exit_code=listing.code)
+    return CommandOutput(stdout=text, stderr="".join(listing.errors), exit_code=listing.code)
 
 
 def _blocks(listing: _Listing, names: list[str]) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _operand(listing: _Listing, name: str) -> Item | None:
             entry = behind if behind is not None and behind.kind == "directory" else entry
         return _item(listing, name, path, entry)
     except PathError as error:
-        listing.complain(name, error, verb="access", code=2)
+        listing.report(name, error, verb="access", code=2)
         return None
 
 
@@ -123,12 +123,12 @@ def _directory(listing: _Listing, name: str, headed: bool) -> Iterator[str]:
     try:
         entries = listing.call.files.entries(path)
     except PathError as error:
-        listing.complain(name, error, verb="open directory", code=1 if headed else 2)
+        listing.report(name, error, verb="open directory", code=1 if headed else 2)
         return
     items = [
         _item(listing, child, posixpath.join(path, child), entry)
         for child, entry in entries.items()
-        if _is_shown(listing, child)
+        if _is_listed(listing, child)
     ]
     if listing.arguments.has("a", "f"):
         items += [
@@ -149,7 +149,7 @@ def _parent_entry(listing: _Listing, path: str, dots: str) -> Entry:
     return _entry_or_none(listing, place) or Entry("directory", mode=0o755)
 
 
-def _is_shown(listing: _Listing, name: str) -> bool:
+def _is_listed(listing: _Listing, name: str) -> bool:
     if name.startswith(".") and not listing.arguments.has("a", "A", "f"):
         return False
     return not (listing.arguments.has("B") and name.endswith("~"))

@@ -229,7 +229,7 @@ def _fields(item: Item, style: Style) -> list[str]:
     fields += [f"\0{who}" for who in (style.owner, style.group) if who]
     fields += [
         human(_size(item), style.base) if style.base else str(_size(item)),
-        _when(entry.mtime, style),
+        _format_mtime(entry.mtime, style),
     ]
     return fields
 
@@ -249,7 +249,7 @@ def mode_text(entry: Entry) -> str:
     return filemode(_KINDS[entry.kind] | mode)
 
 
-def _when(mtime: float, style: Style) -> str:
+def _format_mtime(mtime: float, style: Style) -> str:
     if not mtime:
         return "?"
     moment = datetime.fromtimestamp(mtime, style.zone)

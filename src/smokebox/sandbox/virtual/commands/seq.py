@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandCall
 
 # The output is held in memory at once, and the shell holds at most 32 MB.
-_MOST = 30_000_000
+_MAX_BYTES = 30_000_000
 _BLOCK = 8192
-_LONGEST = 40
+_MAX_DIGITS = 40
 _INTEGER = re.compile(r"[+-]?\d+")
 _FORMAT = re.compile(r"(?:[^%]|%%)*%[-+ 0#]*\d{0,3}(?:\.\d{1,3})?[efgEFG](?:[^%]|%%)*")
 _LONG = {"--format": "-f", "--separator": "-s", "--equal-width": "-w"}
@@ -32,8 +32,10 @@ def seq(call: CommandCall) -> CommandOutput:
         size = 0
         while lines := list(itertools.islice(plan.numbers, _BLOCK)):
             size += sum(map(len, lines)) + len(plan.separator) * len(lines)
-            if size > _MOST:
-                raise UsageError(f"more than {_MOST} bytes of numbers; count in a loop instead")
+            if size > _MAX_BYTES:
+                raise UsageError(
+                    f"more than {_MAX_BYTES} bytes of numbers; count in a loop instead"
+                )
             blocks.append(plan.separator.join(lines))
     except UsageError as error:
         return failure("seq", str(error))
@@ -89,13 +91,13 @@ def _is_number(word: str) -> bool:
         number = Decimal(word)
     except InvalidOperation:
         return False
-    return len(word) <= _LONGEST and number.is_finite() and abs(number.adjusted()) <= _LONGEST
+    return len(word) <= _MAX_DIGITS and number.is_finite() and abs(number.adjusted()) <= _MAX_DIGITS
 
 
 def _numbers(first: str, step: str, last: str, options: dict[str, str]) -> Iterator[str]:
     if not Decimal(step):
         raise UsageError(f"invalid Zero increment value: '{step}'")
-    show = _shown_by(options["-f"]) if "-f" in options else None
+    show = _formatter(options["-f"]) if "-f" in options else None
     if all(_INTEGER.fullmatch(word) for word in (first, step, last)):
         span = range(int(first), int(last) + (1 if int(step) > 0 else -1), int(step))
         if show:
@@ -127,7 +129,7 @@ def _places(word: str) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
-def _shown_by(text: str) -> Callable[[Decimal], str]:
+def _formatter(text: str) -> Callable[[Decimal], str]:
     if not _FORMAT.fullmatch(text):
         raise UsageError(f"format '{text}' has no % directive, or more than one")
     return lambda value: text % float(value)

@@ -14,7 +14,7 @@ _INTERVAL = re.compile(
     r"\+?(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?)([smhd]?)"
 )
 # A longer timer overflows the clock.
-_FOREVER = 100_000_000.0
+_MAX_SECONDS = 100_000_000.0
 
 
 async def sleep(call: CommandStream) -> int:
@@ -30,5 +30,5 @@ async def sleep(call: CommandStream) -> int:
             await call.write_error(f"sleep: invalid time interval '{word}'\n")
             return 1
         total += float(match[1]) * _UNITS[match[2]]
-    await asyncio.sleep(min(total, _FOREVER))
+    await asyncio.sleep(min(total, _MAX_SECONDS))
     return 0

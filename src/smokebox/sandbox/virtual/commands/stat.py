@@ -26,8 +26,8 @@ _ESCAPE = re.compile(r"\\([abefnrtv\\\"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2})")
 _ESCAPES = dict(zip('abefnrtv\\"', '\a\b\033\f\n\r\t\v\\"', strict=True))
 _NAMES = {"directory": "directory", "symlink": "symbolic link", "other": "character special file"}
 _TYPE_BITS = {"directory": 0o040000, "symlink": 0o120000, "file": 0o100000, "other": 0o020000}
-_WIDEST = 256
-_USUAL = (
+_MAX_WIDTH = 256
+_DEFAULT_FORMAT = (
     "  File: {name}\n  Size: %-10s\tBlocks: %-10b IO Block: %-6o %F\n"
     "Access: (%04a/%10.10A)  Uid: (%5u/%8U)   Gid: (%5g/%8G)\n"
     "Modify: %y\n"
@@ -46,26 +46,26 @@ def stat(call: CommandCall) -> CommandOutput:
         return failure("stat", str(error))
     printf = arguments.last("printf")
     template = arguments.last("c")
-    template = _USUAL if template is None else f"{template}\n"
+    template = _DEFAULT_FORMAT if template is None else f"{template}\n"
     if arguments.has("t"):
         template = "%n %s %b %f %u %g %Y %o\n"
-    shown: list[str] = []
-    complaints: list[str] = []
+    lines: list[str] = []
+    errors: list[str] = []
     for name in arguments.operands:
         try:
             info = call.files.stat(call.path(name), follow_symlinks=arguments.has("L"))
         except PathError as error:
             reason = describe(error).rpartition(": ")[2]
-            complaints.append(f"stat: cannot statx '{name}': {reason}\n")
+            errors.append(f"stat: cannot statx '{name}': {reason}\n")
             continue
-        form = template if printf is None else _unescaped(printf)
-        if form == _USUAL:
-            form = form.replace(
+        text = template if printf is None else _unescaped(printf)
+        if text == _DEFAULT_FORMAT:
+            text = text.replace(
                 "{name}", _quoted(call, name, info).replace("'", "").replace("%", "%%")
             )
-        shown.append(_filled(call, name, info, form))
+        lines.append(_expand(call, name, info, text))
     return CommandOutput(
-        stdout="".join(shown), stderr="".join(complaints), exit_code=1 if complaints else 0
+        stdout="".join(lines), stderr="".join(errors), exit_code=1 if errors else 0
     )
 
 
@@ -79,7 +79,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(one, text)
 
 
-def _filled(call: CommandCall, name: str, info: FileInfo, template: str) -> str:
+def _expand(call: CommandCall, name: str, info: FileInfo, template: str) -> str:
     def one(match: re.Match[str]) -> str:
         flags, width, precision, letter = match.groups()
         if letter == "%":
@@ -87,7 +87,7 @@ def _filled(call: CommandCall, name: str, info: FileInfo, template: str) -> str:
         text = _value(call, name, info, letter)
         if precision is not None:
             text = text[: int(precision)] if letter not in "XYZ" else text
-        wanted = min(int(width), _WIDEST) if width else 0
+        wanted = min(int(width), _MAX_WIDTH) if width else 0
         if "-" in flags:
             return text.ljust(wanted)
         return text.rjust(wanted, "0" if "0" in flags else " ")

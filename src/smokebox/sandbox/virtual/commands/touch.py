@@ -30,12 +30,12 @@ def touch(call: CommandCall) -> CommandOutput:
         arguments = parse(call.args, "acfhmd:t:r:", _LONG)
         if not arguments.operands:
             raise UsageError("missing file operand")
-        mtime = _asked(call, arguments)
+        mtime = _requested_mtime(call, arguments)
     except (UsageError, PathError) as error:
         text = describe(error) if isinstance(error, PathError) else str(error)
         return failure("touch", text)
-    complaints = [_one(call, arguments, name, mtime) for name in arguments.operands]
-    return CommandOutput(stderr="".join(complaints), exit_code=int(any(complaints)))
+    errors = [_one(call, arguments, name, mtime) for name in arguments.operands]
+    return CommandOutput(stderr="".join(errors), exit_code=int(any(errors)))
 
 
 def _one(call: CommandCall, arguments: Arguments, name: str, mtime: float) -> str:
@@ -55,11 +55,11 @@ def _one(call: CommandCall, arguments: Arguments, name: str, mtime: float) -> st
     return ""
 
 
-def _asked(call: CommandCall, arguments: Arguments) -> float:
+def _requested_mtime(call: CommandCall, arguments: Arguments) -> float:
     zone = zone_from(call.env.get("TZ"))
     reference, text, stamp = (arguments.last(option) for option in "rdt")
     if stamp is not None:
-        return _stamped(stamp, zone)
+        return _parse_stamp(stamp, zone)
     if reference is not None:
         return call.files.stat(call.path(reference)).mtime or 0.0
     if text is None:
@@ -71,7 +71,7 @@ def _asked(call: CommandCall, arguments: Arguments) -> float:
     return moment.when.replace(microsecond=0).timestamp() + moment.nanoseconds / 1e9
 
 
-def _stamped(text: str, zone: tzinfo) -> float:
+def _parse_stamp(text: str, zone: tzinfo) -> float:
     match = _STAMP.fullmatch(text)
     try:
         if match is None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from smokebox.errors import PathError
-from smokebox.sandbox.virtual.connection import FetchFailed
-from smokebox.sandbox.virtual.fetch import FetchRequest
+from smokebox.sandbox.virtual.fetch import FetchFailed, FetchRequest, remote_name
 
 if TYPE_CHECKING:
     from smokebox.sandbox.virtual.command import CommandStream, StreamingCommand
@@ -54,7 +52,7 @@ def wget_on(client: EgressClient | None) -> StreamingCommand:
         except ValueError as error:
             await call.write_error(f"wget: {error}\n")
             return 2
-        codes = [await _one(call, client, options, url) for url in options.urls]
+        codes = [await _download(call, client, options, url) for url in options.urls]
         return next((code for code in codes if code), 0)
 
     return wget
@@ -96,7 +94,7 @@ def _take(options: _Options, name: str, value: str) -> None:
         options.values[name] = value
 
 
-async def _one(call: CommandStream, client: EgressClient, options: _Options, url: str) -> int:
+async def _download(call: CommandStream, client: EgressClient, options: _Options, url: str) -> int:
     try:
         name = _target(call, options, url)
         if name is None:
@@ -121,13 +119,13 @@ async def _request(call: CommandStream, options: _Options, url: str) -> FetchReq
     headers = [("User-Agent", options.values.get("agent", "Wget/1 (smokebox)")), ("Accept", "*/*")]
     if body is not None:
         headers.append(("Content-Type", "application/x-www-form-urlencoded"))
-    own = {name.lower() for name, _ in options.headers}
+    custom = {name.lower() for name, _ in options.headers}
     default = "HEAD" if "spider" in options.flags else "GET" if body is None else "POST"
     timeout = options.values.get("timeout")
     return FetchRequest(
         method=options.values.get("method", default),
         url=url if "://" in url else f"http://{url}",
-        headers=[pair for pair in headers if pair[0].lower() not in own] + options.headers,
+        headers=[pair for pair in headers if pair[0].lower() not in custom] + options.headers,
         body=body,
         redirects=20,
         timeout=float(timeout) if timeout else None,
@@ -138,18 +136,16 @@ def _target(call: CommandStream, options: _Options, url: str) -> str | None:
     """Return the file to write, `-` for stdout, or None to keep an existing file."""
     if "output" in options.values:
         return options.values["output"]
-    path = url.partition("://")[2].partition("?")[0].partition("#")[0]
-    name = unquote(path.rpartition("/")[2]) if "/" in path else ""
-    name = "index.html" if not name or "/" in name or name in (".", "..") else name
-    place = posixpath.join(options.values.get("directory", ""), name)
-    if not call.files.exists(call.path(place)):
-        return place
+    name = remote_name(url) or "index.html"
+    path = posixpath.join(options.values.get("directory", ""), name)
+    if not call.files.exists(call.path(path)):
+        return path
     if "no_clobber" in options.flags:
         return None
     number = 1
-    while call.files.exists(call.path(f"{place}.{number}")):
+    while call.files.exists(call.path(f"{path}.{number}")):
         number += 1
-    return f"{place}.{number}"
+    return f"{path}.{number}"
 
 
 async def _receive(

@@ -1,7 +1,4 @@
-"""The bridge protocol: the API of Cloudflare Sandbox that OpenAI's Agents SDK uses.
-
-Here are its routes, and the middleware where its responses differ from those of the native API.
-"""
+"""Routes of the bridge protocol, and the middleware for what differs from the native API."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from smokebox.server.compat.bridge.openapi import make_bridge_document
 from smokebox.server.compat.bridge.route import Ok, bridge_route
 from smokebox.server.endpoint import ApiCall
 from smokebox.server.openapi import HEADERS, make_page
-from smokebox.wire.failure import FailureAnswer
+from smokebox.wire.failure import FailureResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -59,7 +56,7 @@ _ROUTES: list[BridgeRoute] = [
     files.read,
     files.write,
     sandboxes.running,
-    terminal.refuse_plain,
+    terminal.refuse_http,
     sandboxes.create,
     sandboxes.destroy,
     files.persist,
@@ -85,8 +82,8 @@ _PAGES = [
 def routes() -> list[BaseRoute]:
     """Return every route but /health, which needs no key and is served by the middleware."""
     return [
-        *(one.starlette_route() for one in (*_ROUTES, *_PAGES)),
-        WebSocketRoute(terminal.refuse_plain.path, terminal.serve),
+        *(route.starlette_route() for route in (*_ROUTES, *_PAGES)),
+        WebSocketRoute(terminal.refuse_http.path, terminal.serve),
     ]
 
 
@@ -103,14 +100,14 @@ def _move_token(scope: Scope) -> None:
     if tokens and b"authorization" not in names:
         key = tokens[-1].encode("utf-8", "replace")
         scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + key)]
-    scope["query_string"] = urlencode([one for one in pairs if one[0] != "token"]).encode()
+    scope["query_string"] = urlencode([pair for pair in pairs if pair[0] != "token"]).encode()
 
 
 class BridgeMiddleware:
     """An ASGI app around the request guard.
 
-    It refuses an invalid id before a key is checked, accepts a key where this protocol has
-    it, and translates the guard's errors to those of this protocol.
+    It refuses an invalid id before a key is checked, accepts a key in the query, and translates
+    the guard's errors to those of this protocol.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
@@ -118,16 +115,16 @@ class BridgeMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or respond to it."""
-        path = scope.get("path", "")
+        """Forward a request, or respond to it."""
+        path = scope["path"]
         if path == HEALTH and scope["type"] == "http":
             await (await self._health())(scope, receive, send)
         elif path.startswith(f"{PREFIX}/"):
-            await self._handle(scope, receive, send)
+            await self._forward(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path.startswith(_SANDBOX):
             id = path.removeprefix(_SANDBOX).partition("/")[0]
@@ -148,7 +145,7 @@ class BridgeMiddleware:
 
 
 class _ErrorTranslator:
-    """Passes a response on; an error of the native API becomes one of this protocol."""
+    """Forwards a response, and translates an error of the native API to this protocol."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -163,14 +160,14 @@ class _ErrorTranslator:
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
                 start, self._start = self._start, None
-                await self._refuse(start, message)
+                await self._send_error(start, message)
         else:
             await self._send(message)
 
-    async def _refuse(self, start: Message, end: Message) -> None:
+    async def _send_error(self, start: Message, end: Message) -> None:
         body = self._body
         with contextlib.suppress(msgspec.DecodeError):
-            failure = msgspec.json.decode(body, type=FailureAnswer).error
+            failure = msgspec.json.decode(body, type=FailureResponse).error
             refusal = translate_failure(failure, start["status"])
             start["status"], body = refusal.status, refusal.body
             start["headers"] = [

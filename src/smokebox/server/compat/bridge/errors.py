@@ -60,8 +60,8 @@ def translate_failure(failure: Failure, status: int) -> BridgeError:
     return BridgeError(status, text, _CODES.get(failure.code, failure.code))
 
 
-def failed(operation: str, error: SmokeboxError, code: str) -> BridgeError:
-    """Report an operation that failed in the sandbox: 502, or 503 if a retry can help."""
+def operation_failed(operation: str, error: SmokeboxError, code: str) -> BridgeError:
+    """Return the error for an operation that failed: 502, or 503 if a retry can help."""
     if error.retryable:
         return bridge_error(error)
     return BridgeError(502, f"{operation} failed: {error}", code)

@@ -100,7 +100,7 @@ async def _in_workspace(
 
 
 async def _events(stream: ByteStream) -> AsyncGenerator[bytes, None]:
-    pieces = {"stdout": WholeCharacters(), "stderr": WholeCharacters()}
+    pieces = {"stdout": CharacterBuffer(), "stderr": CharacterBuffer()}
     async with stream:
         async for chunk in stream:
             if data := pieces[chunk.stream].feed(chunk.data):
@@ -112,7 +112,7 @@ async def _events(stream: ByteStream) -> AsyncGenerator[bytes, None]:
 
 
 async def _with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Pass events on, and append an error event if the command cannot run or finish."""
+    """Yield events, and an error event if the command cannot run or finish."""
     try:
         async with contextlib.aclosing(events):
             async for event in events:
@@ -129,10 +129,10 @@ def _output(name: str, data: bytes) -> bytes:
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 # A character has at most four bytes, so an incomplete one has at most three.
-_LONGEST_CUT = 3
+_LONGEST_INCOMPLETE = 3
 
 
-class WholeCharacters:
+class CharacterBuffer:
     """Holds back an incomplete character; bytes that are not UTF-8 pass unchanged."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class WholeCharacters:
         """Return the bytes held back and `data`, up to the last complete character."""
         data = self._held + data
         decoder = _decoder("replace")
-        decoder.decode(data[-_LONGEST_CUT:])
+        decoder.decode(data[-_LONGEST_INCOMPLETE:])
         cut = len(data) - len(decoder.getstate()[0])
         self._held = data[cut:]
         return data[:cut]

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from smokebox.engine.files.tar_format import TarSource, next_member, padded
 from smokebox.errors import PathIsDirectory, PathNotDirectory, PathNotFound, SmokeboxError
-from smokebox.server.compat.bridge.errors import BridgeError, failed
+from smokebox.server.compat.bridge.errors import BridgeError, operation_failed
 from smokebox.server.compat.bridge.names import (
     WORKSPACE,
     requested_session,
@@ -53,8 +53,8 @@ async def read(call: ApiCall) -> Response:
     except PathIsDirectory as error:
         raise BridgeError(400, f"{path} is a directory") from error
     except SmokeboxError as error:
-        raise failed("read", error, "exec_transport_error") from error
-    return StreamingResponse(resumed(first, source), media_type=BYTES)
+        raise operation_failed("read", error, "exec_transport_error") from error
+    return StreamingResponse(resume(first, source), media_type=BYTES)
 
 
 @bridge_route(
@@ -71,18 +71,18 @@ async def write(call: ApiCall) -> Ok:
     too_large = BridgeError(
         413, f"payload too large: the limit is {MAX_UPLOAD} bytes", "payload_too_large"
     )
-    refuse_longer(call.request, too_large)
+    check_length(call.request, too_large)
     path = await resolve_contained(sandbox, path)
     if path == WORKSPACE:
         raise BridgeError(400, f"{path} is a directory")
     try:
-        await sandbox.files.write_stream(path, at_most(call.chunks(), too_large))
+        await sandbox.files.write_stream(path, limit_size(call.chunks(), too_large))
     except SmokeboxError as error:
-        raise failed("write", error, "workspace_archive_write_error") from error
+        raise operation_failed("write", error, "workspace_archive_write_error") from error
     return Ok()
 
 
-async def resumed(first: bytes, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+async def resume(first: bytes, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     """Yield the first piece, then the rest of its source. Closing it closes the source."""
     async with contextlib.aclosing(source):
         yield first
@@ -90,17 +90,17 @@ async def resumed(first: bytes, source: AsyncGenerator[bytes, None]) -> AsyncIte
             yield piece
 
 
-def refuse_longer(request: Request, refusal: BridgeError) -> None:
+def check_length(request: Request, refusal: BridgeError) -> None:
     """Raise if the Content-Length of a body is over the limit."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MAX_UPLOAD:
         raise refusal
 
 
-async def at_most(
+async def limit_size(
     pieces: AsyncGenerator[bytes, None], refusal: BridgeError
 ) -> AsyncGenerator[bytes, None]:
-    """Pass a body on, and raise when it is over the limit."""
+    """Yield the pieces of a body, and raise when it is over the limit."""
     size = 0
     async for piece in pieces:
         size += len(piece)
@@ -143,12 +143,12 @@ async def persist(call: ApiCall, query: PersistQuery) -> Response:
     top = await resolve_contained(sandbox, WORKSPACE)
     # With a slash in front a pattern is a path from the top, not a name at any depth.
     exclude = [f"/{glob.escape(name.removeprefix('./'))}" for name in named if name.strip("./")]
-    source = _dotted(sandbox.files.download_tar(top, exclude=exclude))
+    source = _with_dot_prefix(sandbox.files.download_tar(top, exclude=exclude))
     try:
         first = await anext(source)
     except SmokeboxError as error:
-        raise failed("persist", error, "workspace_archive_read_error") from error
-    return StreamingResponse(resumed(first, source), media_type=BYTES)
+        raise operation_failed("persist", error, "workspace_archive_read_error") from error
+    return StreamingResponse(resume(first, source), media_type=BYTES)
 
 
 @bridge_route(
@@ -161,21 +161,21 @@ async def persist(call: ApiCall, query: PersistQuery) -> Response:
 async def hydrate(call: ApiCall) -> Ok:
     """Unpack a tar archive of at most 32 MiB into the workspace, overwriting files."""
     too_large = BridgeError(400, f"tar payload too large: the limit is {MAX_UPLOAD} bytes")
-    refuse_longer(call.request, too_large)
-    pieces = at_most(call.chunks(), too_large)
+    check_length(call.request, too_large)
+    pieces = limit_size(call.chunks(), too_large)
     first = await anext(pieces, b"")
     if not first:
         raise BridgeError(400, "Empty tar payload")
     sandbox = sandbox_of(call.request)
     top = await resolve_contained(sandbox, WORKSPACE)
     try:
-        await sandbox.files.upload_tar(top, resumed(first, pieces))
+        await sandbox.files.upload_tar(top, resume(first, pieces))
     except SmokeboxError as error:
-        raise failed("hydrate", error, "workspace_archive_write_error") from error
+        raise operation_failed("hydrate", error, "workspace_archive_write_error") from error
     return Ok()
 
 
-async def _dotted(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _with_dot_prefix(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Rename the members of an archive to `./name`, as tar does for a directory."""
     renamer = _TarRenamer()
     async with contextlib.aclosing(source):

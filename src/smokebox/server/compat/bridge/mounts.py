@@ -6,7 +6,7 @@ import msgspec
 
 from smokebox.errors import InvalidOption, InvalidPath, NotFound, SmokeboxError
 from smokebox.sandbox.access import Access
-from smokebox.server.compat.bridge.errors import BridgeError, failed
+from smokebox.server.compat.bridge.errors import BridgeError, operation_failed
 from smokebox.server.compat.bridge.names import sandbox_of
 from smokebox.server.compat.bridge.route import Ok, bridge_route
 from smokebox.server.endpoint import ApiCall
@@ -90,7 +90,7 @@ async def mount_bucket(call: ApiCall, body: MountBody) -> None:
     try:
         await call.sandbox.mounts.mount(request)
     except SmokeboxError as error:
-        raise failed("the mount", error, _MOUNT) from error
+        raise operation_failed("the mount", error, _MOUNT) from error
 
 
 @bridge_route("POST", "/v1/sandbox/{id}/unmount", "unmountBucket", errors=(400, 502))
@@ -102,5 +102,5 @@ async def unmount(call: ApiCall, body: UnmountBody) -> Ok:
     except (InvalidOption, InvalidPath, NotFound) as error:
         raise BridgeError(400, str(error), _UNMOUNT) from error
     except SmokeboxError as error:
-        raise failed("the unmount", error, _UNMOUNT) from error
+        raise operation_failed("the unmount", error, _UNMOUNT) from error
     return Ok()

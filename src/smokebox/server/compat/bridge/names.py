@@ -26,16 +26,16 @@ _HASHED_SANDBOX, _HASHED_SESSION = "0", "bridge:"
 _HASH_LENGTH = 32
 
 
-def new_id() -> str:
-    """Return a random id: 16 bytes as 26 letters and digits."""
+def random_bridge_id() -> str:
+    """Return a random id of this protocol: 16 bytes as 26 letters and digits."""
     return _base32(secrets.token_bytes(16))
 
 
 def engine_id(id: str, prefix: str) -> str:
     """Return the engine's id of a sandbox for a key with that prefix.
 
-    Ids of the protocol have no hyphen and no 0, so a key with a prefix could hardly name its
-    sandboxes. Every id that it uses is therefore put below its prefix.
+    Ids of the protocol have no hyphen, so most prefixes cannot be part of them. Each id is
+    therefore appended to the prefix of its key.
     """
     room = LONGEST_ID - len(prefix)
     if len(id) <= room and prefix + id not in RESERVED:
@@ -95,7 +95,7 @@ _MOST_LINKS = 40
 def workspace_path(path: str) -> str:
     """Normalize a path, relative to the workspace, and refuse one outside of it."""
     whole = posixpath.normpath(posixpath.join(WORKSPACE, path))
-    return _inside(f"/{whole.lstrip('/')}")
+    return _check_contained(f"/{whole.lstrip('/')}")
 
 
 async def resolve_contained(sandbox: Sandbox, path: str) -> str:
@@ -104,35 +104,35 @@ async def resolve_contained(sandbox: Sandbox, path: str) -> str:
     Programs in the sandbox can change links afterwards. This keeps a client from leaving the
     workspace by mistake; it does not protect the sandbox from itself.
     """
-    here, ahead, links = "/", _names(path), 0
-    while ahead:
-        name = ahead.pop()
+    resolved, remaining, links = "/", _reversed_names(path), 0
+    while remaining:
+        name = remaining.pop()
         if name == "..":
-            here = posixpath.dirname(here)
+            resolved = posixpath.dirname(resolved)
             continue
-        step = posixpath.join(here, name)
+        step = posixpath.join(resolved, name)
         try:
             target = await sandbox.files.readlink(step)
         except PathNotFound:
-            return _inside(posixpath.normpath(posixpath.join(step, *reversed(ahead))))
+            return _check_contained(posixpath.normpath(posixpath.join(step, *reversed(remaining))))
         except PathError:
             # Not a link: a file, a directory, or something unreadable.
-            here = step
+            resolved = step
             continue
         links += 1
         if links > _MOST_LINKS:
             raise BridgeError(403, f"{path} leads through too many links")
-        here = "/" if target.startswith("/") else here
-        ahead += _names(target)
-    return _inside(here)
+        resolved = "/" if target.startswith("/") else resolved
+        remaining += _reversed_names(target)
+    return _check_contained(resolved)
 
 
-def _names(path: str) -> list[str]:
+def _reversed_names(path: str) -> list[str]:
     """Return the names on a path in reverse order."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _inside(path: str) -> str:
+def _check_contained(path: str) -> str:
     if path != WORKSPACE and not path.startswith(f"{WORKSPACE}/"):
         raise BridgeError(403, "path must resolve to a location within /workspace")
     return path

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the bridge protocol, made from its routes."""
+"""The OpenAPI document of the bridge protocol, generated from its routes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from smokebox import __version__
 from smokebox.server.compat.bridge.errors import BridgeErrorBody
 from smokebox.server.compat.bridge.names import ID, SESSION
 from smokebox.server.endpoint import JSON
-from smokebox.server.openapi import SchemaSet, media_schema, path_parameters, status_title, tags
+from smokebox.server.openapi import (
+    SchemaSet,
+    description_of,
+    media_schema,
+    path_parameters,
+    status_title,
+    summary_of,
+    tag_of,
+    tags,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +35,13 @@ _COMMON = (401, 429, 503)
 
 
 def make_bridge_document(routes: Sequence[BridgeRoute]) -> dict[str, Any]:
-    """Make the OpenAPI 3.1 document of these routes."""
-    kinds = [kind for one in routes for kind in (one.body, one.response) if kind is not None]
-    schemas = SchemaSet([BridgeErrorBody, *kinds])
+    """Generate the OpenAPI 3.1 document of these routes."""
+    types = [type for route in routes for type in (route.body, route.response) if type is not None]
+    schemas = SchemaSet([BridgeErrorBody, *types])
     paths: dict[str, dict[str, Any]] = {}
-    for one in routes:
-        path = one.path.replace(":path}", "}")
-        paths.setdefault(path, {})[one.method.lower()] = _operation(one, path, schemas)
+    for route in routes:
+        path = route.path.replace(":path}", "}")
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -41,7 +50,7 @@ def make_bridge_document(routes: Sequence[BridgeRoute]) -> dict[str, Any]:
             "description": "The sandbox API that the OpenAI Agents SDK uses for Cloudflare.",
         },
         "security": [{"key": []}],
-        "tags": tags(one.handler.__module__ for one in routes),
+        "tags": tags(route.handler for route in routes),
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -50,37 +59,37 @@ def make_bridge_document(routes: Sequence[BridgeRoute]) -> dict[str, Any]:
     }
 
 
-def _operation(one: BridgeRoute, path: str, schemas: SchemaSet) -> dict[str, Any]:
-    parameters = [*path_parameters(path, _PARTS), *schemas.parameters(one.query)]
-    if one.session:
+def _operation(route: BridgeRoute, path: str, schemas: SchemaSet) -> dict[str, Any]:
+    parameters = [*path_parameters(path, _PARTS), *schemas.parameters(route.query)]
+    if route.session:
         parameters.append({"name": "Session-Id", "in": "header", "schema": _PARTS["sid"]})
     error = {JSON: {"schema": schemas.of(BridgeErrorBody)}}
-    errors = sorted({*one.errors, *(() if one.public else _COMMON)})
+    errors = sorted({*route.errors, *(() if route.public else _COMMON)})
     operation: dict[str, Any] = {
-        "operationId": one.operation,
-        "tags": [one.handler.__module__.rpartition(".")[2]],
-        "summary": one.summary,
+        "operationId": route.operation,
+        "tags": [tag_of(route.handler)],
+        "summary": summary_of(route.handler),
         "parameters": parameters,
         "responses": {
-            str(one.status): _response(one, schemas),
+            str(route.status): _response(route, schemas),
             **{str(code): {"description": status_title(code), "content": error} for code in errors},
         },
     }
-    if one.description:
-        operation["description"] = one.description
-    if one.body is not None:
-        operation["requestBody"] = {"content": {JSON: {"schema": schemas.of(one.body)}}}
-    elif one.accepts != JSON:
-        operation["requestBody"] = {"content": {one.accepts: media_schema(one.accepts)}}
-    if one.public:
+    if description := description_of(route.handler):
+        operation["description"] = description
+    if route.body is not None:
+        operation["requestBody"] = {"content": {JSON: {"schema": schemas.of(route.body)}}}
+    elif route.accepts != JSON:
+        operation["requestBody"] = {"content": {route.accepts: media_schema(route.accepts)}}
+    if route.public:
         operation["security"] = []
     return operation
 
 
-def _response(one: BridgeRoute, schemas: SchemaSet) -> dict[str, Any]:
-    response: dict[str, Any] = {"description": status_title(one.status)}
-    if one.response is not None:
-        response["content"] = {JSON: {"schema": schemas.of(one.response)}}
-    elif one.returns != JSON:
-        response["content"] = {one.returns: media_schema(one.returns)}
+def _response(route: BridgeRoute, schemas: SchemaSet) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": status_title(route.status)}
+    if route.response is not None:
+        response["content"] = {JSON: {"schema": schemas.of(route.response)}}
+    elif route.returns != JSON:
+        response["content"] = {route.returns: media_schema(route.returns)}
     return response

@@ -1,11 +1,10 @@
-"""Routes of the bridge protocol: a handler, and what its signature says of the request.
+"""Routes of the bridge protocol: handlers whose signatures declare the request and the response.
 
-The OpenAPI document is made from these routes alone.
+The OpenAPI document is generated from these routes and the docstrings alone.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class BridgeRoute:
     """One method of one path.
 
     Attributes:
-        operation: The operation id that the protocol gives it.
+        operation: Operation id that the protocol defines.
         accepts, returns: Media types of the request and of the response.
         errors: Statuses of errors besides those that every request can have.
         session: Takes the header `Session-Id`.
@@ -46,8 +45,6 @@ class BridgeRoute:
     path: str
     operation: str
     handler: BridgeHandler
-    summary: str
-    description: str
     body: type | None
     query: type | None
     response: type | None
@@ -108,7 +105,6 @@ def bridge_route(
 
     def make(handler: BridgeHandler) -> BridgeRoute:
         hints = get_type_hints(handler)
-        summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
         response = hints.get("return")
         plain = response in (None, type(None)) or issubclass(response, Response)
         return BridgeRoute(
@@ -116,8 +112,6 @@ def bridge_route(
             path=path,
             operation=operation,
             handler=handler,
-            summary=" ".join(summary.split()),
-            description=" ".join(description.split()),
             body=hints.get("body"),
             query=hints.get("query"),
             response=None if plain else response,
@@ -143,7 +137,7 @@ def decode_query(kind: type[T], query: Any) -> T:
 
 def _decode_body(kind: type[T], data: bytes) -> T:
     """Decode a body of JSON, ignoring unknown fields: they are meant for other servers."""
-    if not data and not any(one.required for one in msgspec.structs.fields(kind)):
+    if not data and not any(field.required for field in msgspec.structs.fields(kind)):
         return kind()
     try:
         return msgspec.json.decode(data, type=kind)

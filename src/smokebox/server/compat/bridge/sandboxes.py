@@ -13,7 +13,7 @@ from smokebox.server.compat.bridge.mounts import MountBody, mount_bucket
 from smokebox.server.compat.bridge.names import (
     check_session,
     engine_id,
-    new_id,
+    random_bridge_id,
     resolve_contained,
     sandbox_of,
     session_name,
@@ -41,7 +41,7 @@ class CreatedId(msgspec.Struct):
 
 
 class SandboxRunning(msgspec.Struct):
-    """Tells whether a sandbox still has its files."""
+    """True if a sandbox still has its files."""
 
     running: bool
 
@@ -68,7 +68,7 @@ class TunnelBody(msgspec.Struct):
     name: str | None = None
 
 
-class Tunnel(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
+class TunnelInfo(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     """A port that is exposed at a URL."""
 
     id: str
@@ -99,11 +99,11 @@ class PoolStats(msgspec.Struct, rename="camel", kw_only=True):
 @bridge_route("POST", "/v1/sandbox", "createSandbox", errors=(400, 502))
 async def create(call: ApiCall, body: CreateBody) -> CreatedId:
     """Create a sandbox with a random id."""
-    id = new_id()
+    id = random_bridge_id()
     call.sandbox = await call.host.create(engine_id(id, call.principal.prefix))
     try:
-        for one in body.mounts or ():
-            await mount_bucket(call, one)
+        for mount in body.mounts or ():
+            await mount_bucket(call, mount)
     except BaseException:
         await call.sandbox.destroy()
         raise
@@ -118,7 +118,7 @@ async def destroy(call: ApiCall) -> None:
 
 @bridge_route("GET", f"{_SANDBOX}/running", "isSandboxRunning")
 async def running(call: ApiCall) -> SandboxRunning:
-    """Tell whether a sandbox still has its files, without creating or waking it."""
+    """Check that a sandbox still has its files, without creating or waking it."""
     info = await sandbox_of(call.request).info()
     if info is None or info.status == "destroying":
         return SandboxRunning(False)
@@ -130,7 +130,7 @@ async def running(call: ApiCall) -> SandboxRunning:
 async def create_session(call: ApiCall, body: SessionBody) -> CreatedId:
     """Create a session: a shell that keeps its state between commands."""
     sandbox = sandbox_of(call.request)
-    id = check_session(body.id) if body.id is not None else f"session-{new_id()}"
+    id = check_session(body.id) if body.id is not None else f"session-{random_bridge_id()}"
     cwd = None
     if body.cwd is not None:
         cwd = await resolve_contained(sandbox, workspace_path(body.cwd))
@@ -155,12 +155,12 @@ async def delete_session(call: ApiCall) -> DeletedSession:
 
 
 @bridge_route("POST", _TUNNEL, "createTunnel", errors=(400, 409))
-async def create_tunnel(call: ApiCall, body: TunnelBody) -> Tunnel:
+async def create_tunnel(call: ApiCall, body: TunnelBody) -> TunnelInfo:
     """Expose a port at a preview URL. Safe to repeat."""
     call.sandbox = sandbox_of(call.request)
     exposed = await call.sandbox.ports.expose(_port(call), name=body.name)
-    url = (await urls.described(call, exposed)).url
-    return Tunnel(
+    url = (await urls.exposed_port(call, exposed)).url
+    return TunnelInfo(
         id=f"{exposed.port}-{exposed.token}",
         port=exposed.port,
         url=url,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from smokebox.errors import Conflict, NotFound, ProcessEnded, SmokeboxError
-from smokebox.server.compat.bridge.errors import BridgeError, bridge_error, failed
+from smokebox.server.compat.bridge.errors import BridgeError, bridge_error, operation_failed
 from smokebox.server.compat.bridge.names import (
     WORKSPACE,
     open_session,
@@ -25,19 +25,27 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
     from smokebox.engine import Sandbox
-    from smokebox.engine.terminals.output import TerminalView
+    from smokebox.engine.terminals.output import OutputView
     from smokebox.engine.terminals.terminal import Terminal
 
 # Do not wait longer for a prompt.
 _PROMPT_SECONDS = 2.0
 # Limit of input that waits for a program that does not read.
-_MOST_TYPED = 16 << 20
-_OURS = "bridge:"
+_MOST_PENDING_INPUT = 16 << 20
+_ID_PREFIX = "bridge:"
 
 
 class _Resize(msgspec.Struct, tag="resize"):
     cols: int
     rows: int
+
+
+class _OpenedTerminal(NamedTuple):
+    """A terminal. One of a session is `shared`: it stays open when the client disconnects."""
+
+    terminal: Terminal
+    sandbox: Sandbox
+    shared: bool
 
 
 class PtyQuery(msgspec.Struct):
@@ -50,7 +58,7 @@ class PtyQuery(msgspec.Struct):
 
 
 @bridge_route("GET", "/v1/sandbox/{id}/pty", "ptyTerminal", status=101, errors=(400, 502))
-async def refuse_plain(call: ApiCall, query: PtyQuery) -> None:
+async def refuse_http(call: ApiCall, query: PtyQuery) -> None:
     """Open a terminal over WebSocket.
 
     Binary frames are input and output. Text frames are JSON: the client sends
@@ -61,22 +69,22 @@ async def refuse_plain(call: ApiCall, query: PtyQuery) -> None:
 
 
 async def serve(websocket: WebSocket) -> None:
-    """Serve a terminal that closes with its socket, or with a session, stays open."""
+    """Serve a terminal. It closes with its socket, unless it belongs to a session."""
     try:
-        terminal, sandbox, stays = await _open(websocket)
+        opened = await _open(websocket)
     except (BridgeError, SmokeboxError) as error:
         refusal = error if isinstance(error, BridgeError) else bridge_error(error)
         await websocket.send_denial_response(refusal.response)
         return
     try:
         await websocket.accept()
-        await _show(websocket, terminal)
+        await _attach(websocket, opened.terminal)
     except (WebSocketDisconnect, OSError):
         pass
     finally:
-        if not stays:
+        if not opened.shared:
             with contextlib.suppress(NotFound):
-                await sandbox.terminals.close(terminal.id)
+                await opened.sandbox.terminals.close(opened.terminal.id)
 
 
 async def close_terminal(sandbox: Sandbox, session: str) -> None:
@@ -85,7 +93,7 @@ async def close_terminal(sandbox: Sandbox, session: str) -> None:
         await sandbox.terminals.close(_terminal_id(session))
 
 
-async def _open(websocket: WebSocket) -> tuple[Terminal, Sandbox, bool]:
+async def _open(websocket: WebSocket) -> _OpenedTerminal:
     query = decode_query(PtyQuery, websocket.query_params)
     try:
         cols, rows = int(query.cols), int(query.rows)
@@ -102,8 +110,8 @@ async def _open(websocket: WebSocket) -> tuple[Terminal, Sandbox, bool]:
             terminal = await _session_terminal(sandbox, id, shell, cols, rows)
     except OSError as error:
         assert isinstance(error, SmokeboxError)
-        raise failed("terminal", error, "exec_transport_error") from error
-    return terminal, sandbox, id is not None
+        raise operation_failed("terminal", error, "exec_transport_error") from error
+    return _OpenedTerminal(terminal, sandbox, shared=id is not None)
 
 
 async def _session_terminal(
@@ -124,10 +132,10 @@ async def _session_terminal(
 
 
 def _terminal_id(session: str) -> str:
-    return f"{_OURS}{session_name(session)}"[:128]
+    return f"{_ID_PREFIX}{session_name(session)}"[:128]
 
 
-async def _show(websocket: WebSocket, terminal: Terminal) -> None:
+async def _attach(websocket: WebSocket, terminal: Terminal) -> None:
     async with terminal.view() as view:
         first = asyncio.ensure_future(_next(view))
         tasks: list[asyncio.Future[Any]] = [first]
@@ -135,8 +143,8 @@ async def _show(websocket: WebSocket, terminal: Terminal) -> None:
             # Before the shell edits its line, input that a client types at once is echoed twice.
             await asyncio.wait((first,), timeout=_PROMPT_SECONDS)
             await _send_message(websocket, {"type": "ready"})
-            tasks.append(asyncio.ensure_future(_write(websocket, terminal, view, first)))
-            tasks.append(asyncio.ensure_future(_listen(websocket, terminal)))
+            tasks.append(asyncio.ensure_future(_send_output(websocket, terminal, view, first)))
+            tasks.append(asyncio.ensure_future(_receive_input(websocket, terminal)))
             done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -144,10 +152,10 @@ async def _show(websocket: WebSocket, terminal: Terminal) -> None:
             await _cancel(*tasks)
 
 
-async def _write(
+async def _send_output(
     websocket: WebSocket,
     terminal: Terminal,
-    view: TerminalView,
+    view: OutputView,
     first: asyncio.Future[bytes | None],
 ) -> None:
     """Send the output of the program, then its exit code."""
@@ -164,47 +172,47 @@ async def _write(
     await websocket.close()
 
 
-async def _next(view: TerminalView) -> bytes | None:
+async def _next(view: OutputView) -> bytes | None:
     return await anext(view, None)
 
 
-async def _listen(websocket: WebSocket, terminal: Terminal) -> None:
+async def _receive_input(websocket: WebSocket, terminal: Terminal) -> None:
     """Write the client's input to the terminal until the client disconnects.
 
     Frames are read even while the program does not read, to notice a disconnect.
     """
-    typed: asyncio.Queue[bytes | _Resize] = asyncio.Queue()
-    waiting = 0
+    received: asyncio.Queue[bytes | _Resize] = asyncio.Queue()
+    pending = 0
 
-    async def pass_on() -> None:
-        nonlocal waiting
+    async def write_all() -> None:
+        nonlocal pending
         while True:
-            item = await typed.get()
+            item = await received.get()
             with contextlib.suppress(ProcessEnded):
                 if isinstance(item, _Resize):
                     await _resize(terminal, item)
                 else:
                     await terminal.write(item)
-                    waiting -= len(item)
+                    pending -= len(item)
 
-    passing = asyncio.ensure_future(pass_on())
+    writing = asyncio.ensure_future(write_all())
     try:
         while True:
             item = await _frame(websocket)
             if isinstance(item, bytes):
-                waiting += len(item)
-            if waiting > _MOST_TYPED:
+                pending += len(item)
+            if pending > _MOST_PENDING_INPUT:
                 await _send_message(
                     websocket, {"type": "error", "message": "the program does not read its input"}
                 )
                 await websocket.close(1009)
                 return
             if item is not None:
-                typed.put_nowait(item)
-            if passing.done():
-                passing.result()
+                received.put_nowait(item)
+            if writing.done():
+                writing.result()
     finally:
-        await _cancel(passing)
+        await _cancel(writing)
 
 
 async def _frame(websocket: WebSocket) -> bytes | _Resize | None:

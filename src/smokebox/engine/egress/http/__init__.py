@@ -1,1 +1,0 @@
-"""HTTP of the egress proxy: strict parsing, handlers, forwarding and responses."""

@@ -1,0 +1,184 @@
+"""Access to previews: tokens, signed URLs that expire, and private ports.
+
+404 for a bad token, 410 for a port of an earlier run; a preview never wakes a sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from smokebox.engine.names import check_id
+from smokebox.engine.ports import is_token
+from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, Unauthorized
+from smokebox.server.previews.error_page import Refusal
+
+if TYPE_CHECKING:
+    from smokebox.engine import Host, Sandbox
+    from smokebox.engine.ports import Ports
+    from smokebox.engine.record.rows import PortRow
+    from smokebox.engine.run import Run
+    from smokebox.server.keys import Keys
+    from smokebox.wire.preview import PreviewTarget
+
+_KEY_FILE = "previews.key"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# Seconds since the epoch in base 36, until the year 4453; and a MAC of 100 bits.
+_EXPIRY_LENGTH, _MAC_LENGTH = 7, 20
+SIGNED_LENGTH = _EXPIRY_LENGTH + _MAC_LENGTH
+"""Length of a signed token, longer than any token of a port."""
+
+LATEST_EXPIRY = 36**_EXPIRY_LENGTH - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The port of a running sandbox that a request may reach."""
+
+    ports: Ports
+    run: Run
+    port: int
+
+
+class PreviewAccess:
+    """Checks every request, so that revoking a port or ending a run takes effect at once."""
+
+    def __init__(self, host: Host, keys: Keys, signer: TokenSigner) -> None:
+        self._host = host
+        self._keys = keys
+        self._signer = signer
+
+    def sandbox(self, target: PreviewTarget) -> Sandbox:
+        """Return the sandbox of a preview. Raises `Refusal`."""
+        try:
+            return self._host.sandbox(check_id(target.id))
+        except InvalidOption:
+            raise not_found() from None
+
+    async def route(self, sandbox: Sandbox, target: PreviewTarget, authorization: str) -> Route:
+        """Return where a request goes.
+
+        Args:
+            authorization: Authorization header of the request, or nothing.
+
+        Raises:
+            Refusal: The request may not reach the port.
+        """
+        ports = sandbox.ports
+        row = (ports.rows if ports.rows is not None else await ports.load()).get(target.port)
+        if row is None:
+            raise not_found()
+        self._check(row, target, authorization)
+        run = ports.run_of(row)
+        if run is None:
+            raise _stale(target)
+        return Route(ports, run, target.port)
+
+    def _check(self, row: PortRow, target: PreviewTarget, authorization: str) -> None:
+        if len(target.token) == SIGNED_LENGTH:
+            if not self._signer.is_valid(row, target.token):
+                raise not_found()
+        elif not is_token(row, target.token):
+            raise not_found()
+        elif row.private:
+            header = authorization.encode("latin-1") if authorization else None
+            try:
+                self._keys.holder(header).check_sandbox(row.sandbox_id)
+            except SmokeboxError as error:
+                raise Refusal(
+                    401,
+                    Unauthorized(
+                        "this preview is private: it needs an API key of this server.",
+                        hint="Open a URL that expires, made with get_preview_url(expires_in=...), "
+                        "or send the header Authorization: Bearer <key>.",
+                        reason="missing" if header is None else "unknown",
+                    ),
+                ) from error
+
+
+class TokenSigner:
+    """Signs tokens that expire, with a secret in the state directory. It stores no token.
+
+    A signed token depends on the token of the port, so unexposing the port revokes it.
+    """
+
+    def __init__(self, home: str) -> None:
+        self._path = os.path.join(home, _KEY_FILE)
+        self._secret: bytes | None = None
+
+    def sign(self, row: PortRow, expires_at: int) -> str:
+        """Return a token for a port that is valid until `expires_at`."""
+        expiry = _base36(min(expires_at, LATEST_EXPIRY))
+        return expiry + self._mac(row, expiry)
+
+    def is_valid(self, row: PortRow, token: str) -> bool:
+        """Tell whether a token was signed for that port and has not expired."""
+        if len(token) != SIGNED_LENGTH or not token.isascii():
+            return False
+        expiry, mac = token[:_EXPIRY_LENGTH], token[_EXPIRY_LENGTH:]
+        good = hmac.compare_digest(mac, self._mac(row, expiry))
+        return good and "_" not in expiry and int(expiry, 36) > time.time()
+
+    def _mac(self, row: PortRow, expiry: str) -> str:
+        if self._secret is None:
+            self._secret = _read_or_create(self._path)
+        message = f"{row.sandbox_id}/{row.port}/{row.token}/{expiry}"
+        digest = hmac.digest(self._secret, message.encode(), sha256)
+        return base64.b32encode(digest)[:_MAC_LENGTH].decode().lower()
+
+
+def not_found() -> Refusal:
+    """Return the refusal of a preview that does not exist, or whose token is wrong."""
+    return Refusal(
+        404,
+        NotFound(
+            "no port is exposed under this name.",
+            hint="The port is no longer exposed, or the URL is incomplete or has expired.",
+            kind="preview",
+        ),
+    )
+
+
+def _stale(target: PreviewTarget) -> Refusal:
+    return Refusal(
+        410,
+        SandboxGone(
+            f"sandbox {target.id} was restarted or stopped since port {target.port} was exposed.",
+            hint="Start the server in the sandbox again and call expose_port() once more: the URL "
+            "stays the same.",
+            reason="stale",
+            sandbox_id=target.id,
+        ),
+    )
+
+
+def _read_or_create(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        pass
+    secret = secrets.token_bytes(32)
+    # Written beside it and renamed, so that a crash leaves no partial secret.
+    partial = f"{path}.new"
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    return secret
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    for _ in range(_EXPIRY_LENGTH):
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits

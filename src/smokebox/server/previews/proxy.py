@@ -1,0 +1,342 @@
+"""The reverse proxy of previews: one client connection, and its requests in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.errors import InvalidOption, SandboxGone, ServiceUnavailable, SmokeboxError
+from smokebox.foundation.http1.body import BodyReader, BodyWriter, relay_body
+from smokebox.foundation.http1.client import ClientRequest, ClientResponse, RequestBodyFailed, send
+from smokebox.foundation.http1.connection import (
+    Connection,
+    ConnectionLost,
+    relay_both,
+    relay_bytes,
+)
+from smokebox.foundation.http1.head import (
+    MalformedMessage,
+    RequestHead,
+    parse_request,
+    response_framing,
+    write_fields,
+    write_response,
+)
+from smokebox.server.previews.access import Route, not_found
+from smokebox.server.previews.error_page import Refusal, render
+from smokebox.server.previews.headers import ForwardedFor, request_fields, response_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smokebox.engine import Sandbox
+    from smokebox.server.previews.previews import Previews
+    from smokebox.wire.preview import PreviewTarget
+
+    HandOver = Callable[[asyncio.Transport, bytes], None]
+
+_log = logging.getLogger("smokebox.server")
+# Sent over an idle connection, which the app may be closing: they can be sent again.
+_SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
+_REQUEST_LINE = re.compile(rb"(GET|HEAD) (/[!-~]*) HTTP/1\.1\r\n")
+_MAX_REMEMBERED = 8
+# A client reads a response that comes early only after it has sent the body.
+_DISCARD_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request, the preview it names, and the bytes of its headers for the app.
+
+    `head` may be that of an earlier request, whose method and target differed.
+    """
+
+    method: str
+    path: str
+    head: RequestHead
+    target: PreviewTarget | None
+    forwarded: ForwardedFor
+    fields: bytes
+
+
+class PreviewProxy:
+    """Serves the requests of one client connection until it ends.
+
+    Args:
+        hand_over: Takes the connection, with the bytes read, if a request is not for a preview:
+            reverse proxies send requests for different hosts over one connection.
+    """
+
+    def __init__(
+        self, previews: Previews, connection: Connection, hand_over: HandOver | None = None
+    ) -> None:
+        self.idle_since: float | None = None
+        self._previews = previews
+        self._connection = connection
+        self._hand_over = hand_over
+        self._loop = asyncio.get_running_loop()
+        # Requests of one client differ mostly in their first line: the rest is parsed once.
+        self._remembered: dict[bytes, _Request] = {}
+        self._sandbox: tuple[PreviewTarget, Sandbox] | None = None
+        self._relaying_websocket = False
+        self._head_sent = False
+        sock = connection.transport.get_extra_info("socket")
+        self._is_local = sock is not None and sock.family == socket.AF_UNIX
+        peer = connection.transport.get_extra_info("peername")
+        self._client = peer[0] if isinstance(peer, tuple) else "127.0.0.1"
+        previews.proxies.add(self)
+        self.task = self._loop.create_task(self._run())
+
+    @property
+    def is_responding(self) -> bool:
+        """True while a response that will end is on its way."""
+        return self.idle_since is None and not self._relaying_websocket
+
+    def cut(self) -> None:
+        """Reset the connection: the port is not exposed any more, or the server stops."""
+        self._connection.abort()
+        self.task.cancel()
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        self._connection.close()
+
+    async def _run(self) -> None:
+        connection = self._connection
+        try:
+            while await self._serve_next():
+                pass
+        except asyncio.CancelledError:
+            # The client left, or `cut` was called.
+            connection.abort()
+        except ConnectionLost:
+            connection.abort()
+        except Exception:
+            _log.exception("a preview failed")
+            connection.abort()
+        finally:
+            self._previews.remove(self)
+
+    async def _serve_next(self) -> bool:
+        """Serve the next request; return whether there can be another."""
+        connection, previews = self._connection, self._previews
+        self.idle_since = self._loop.time()
+        try:
+            raw = await connection.read_head()
+            if raw is None:
+                connection.close()
+                return False
+            request = self._remembered_request(raw)
+            if request is None:
+                if self._hand_over is not None and previews.names.request_kind(raw) == "other":
+                    self._hand_over(connection.transport, raw + connection.take())
+                    return False
+                request = self._parse(raw)
+        except MalformedMessage as error:
+            self._refuse(_malformed(error))
+            connection.close()
+            return False
+        self.idle_since, self._head_sent = None, False
+        head = request.head
+        body = None
+        if head.framing:
+            body = BodyReader(connection, head.framing, expects_continue=head.expects_continue)
+        connection.on_lost = self.task.cancel
+        keep_alive = await self._serve(request, body)
+        connection.on_lost = None
+        if keep_alive and (body is None or body.done) and not previews.draining:
+            return True
+        if body is not None:
+            await body.discard(seconds=_DISCARD_SECONDS)
+        connection.close()
+        return False
+
+    async def _serve(self, request: _Request, body: BodyReader | None) -> bool:
+        """Send one request to the app, and its response to the client."""
+        previews, target, head = self._previews, request.target, request.head
+        try:
+            if previews.draining:
+                raise Refusal(503, previews.drain.refusal())
+            if target is None:
+                raise not_found()
+            if self._sandbox is None or self._sandbox[0] != target:
+                self._sandbox = (target, previews.access.sandbox(target))
+            sandbox = self._sandbox[1]
+            route = await previews.access.route(sandbox, target, head.get("authorization"))
+            route.ports.add_stream(route.port, self)
+            try:
+                return await self._forward(route, request, body)
+            finally:
+                route.ports.remove_stream(route.port, self)
+        except Refusal as refusal:
+            keep_alive = head.keep_alive and (body is None or body.done)
+            self._refuse(refusal, request, keep_alive=keep_alive)
+            return keep_alive
+
+    async def _forward(self, route: Route, request: _Request, body: BodyReader | None) -> bool:
+        head, run = request.head, route.run
+        prefix = request.forwarded.prefix
+        path = request.path[len(prefix) - 1 :] if prefix else request.path
+        outgoing = ClientRequest(
+            method=request.method,
+            head=f"{request.method} {path} HTTP/1.1\r\n".encode("latin-1") + request.fields,
+            body=body or b"",
+            framing=head.framing,
+            upgrade=bool(head.upgrade),
+        )
+        response = None
+        try:
+            response = await send(
+                self._previews.pool,
+                (run.id, run.generation, route.port),
+                lambda: _connect(route),
+                outgoing,
+                reuse=request.method in _SAFE and body is None and not head.upgrade,
+            )
+            if response.ambiguous:
+                raise MalformedMessage("the response has two lengths", 502)
+            if response.status == 101:
+                await self._relay_websocket(response, request)
+                return False
+            return await self._respond(response, request)
+        except RequestBodyFailed as error:
+            if isinstance(error.error, MalformedMessage) and not self._head_sent:
+                raise _malformed(error.error) from None
+            raise ConnectionLost(str(error)) from error
+        except ServiceUnavailable as error:
+            raise Refusal(502, error) from None
+        except SandboxGone as error:
+            raise Refusal(410, error) from None
+        except (OSError, MalformedMessage) as error:
+            if self._head_sent:
+                raise ConnectionLost(str(error)) from error
+            raise _no_response(route.port) from error
+        finally:
+            if response is not None:
+                await response.aclose()
+
+    async def _respond(self, response: ClientResponse, request: _Request) -> bool:
+        head = request.head
+        self._previews.count(response.status)
+        framing = response_framing(
+            request.method,
+            response.status,
+            response.length,
+            keep_alive=head.keep_alive,
+            http11=head.http11,
+        )
+        fields = response_fields(response.fields, request.forwarded)
+        raw = write_response(response.status, response.reason, fields + framing.fields)
+        self._head_sent = True
+        writer = BodyWriter(self._connection, raw, chunked=framing.chunked)
+        await relay_body(response, writer)
+        return framing.keep_alive
+
+    async def _relay_websocket(self, response: ClientResponse, request: _Request) -> None:
+        """Relay bytes both ways until either side closes."""
+        client, app = self._connection, response.connection
+        self._previews.count(response.status)
+        fields = response_fields(response.fields, request.forwarded)
+        fields += [("connection", "upgrade"), ("upgrade", "websocket")]
+        self._head_sent = self._relaying_websocket = True
+        client.write(write_response(101, response.reason, fields))
+        client.enable_keepalive()
+        await relay_both(relay_bytes(client, app), relay_bytes(app, client))
+
+    def _remembered_request(self, raw: bytes) -> _Request | None:
+        """Return a request whose headers are those of an earlier one."""
+        line = _REQUEST_LINE.match(raw)
+        if line is None or (known := self._remembered.get(raw[line.end() :])) is None:
+            return None
+        method, path = line[1].decode(), line[2].decode()
+        return _Request(method, path, known.head, known.target, known.forwarded, known.fields)
+
+    def _parse(self, raw: bytes) -> _Request:
+        """Parse a request. Raises `MalformedMessage`."""
+        names = self._previews.names
+        head = parse_request(raw)
+        if not head.target.startswith(("/", "*")):
+            raise MalformedMessage("its target is not a path")
+        if head.upgrade and head.framing != 0:
+            raise MalformedMessage("it has both a body and an upgrade")
+        if head.upgrade != "websocket":
+            head.upgrade = ""
+        target = names.parse(head.host, head.target)
+        prefix = "" if target is None or names.is_preview(head.host) else target.path
+        is_forwarded = bool(head.get("x-forwarded-host"))
+        forwarded = self._forwarded_for(head, prefix, is_forwarded)
+        fields = write_fields(request_fields(head, forwarded))
+        request = _Request(head.method, head.target, head, target, forwarded, fields)
+        line = _REQUEST_LINE.match(raw)
+        plain = head.keep_alive and not (head.framing or head.upgrade or head.expects_continue)
+        usual = plain and not (prefix or is_forwarded)
+        if line and usual and len(self._remembered) < _MAX_REMEMBERED:
+            self._remembered[raw[line.end() :]] = request
+        return request
+
+    def _forwarded_for(self, head: RequestHead, prefix: str, is_forwarded: bool) -> ForwardedFor:
+        """Describe the client; a trusted reverse proxy in front may describe it instead."""
+        client, host = self._client, head.host
+        proto = self._previews.names.proto_of(host)
+        if is_forwarded and self._is_trusted(head):
+            host = head.get("x-forwarded-host")
+            client = head.get("x-forwarded-for") or client
+            proto = head.get("x-forwarded-proto") or proto
+        return ForwardedFor(client=client, proto=proto, host=host, prefix=prefix)
+
+    def _is_trusted(self, head: RequestHead) -> bool:
+        if self._is_local:
+            return True
+        keys = head.own.get("proxy-authorization")
+        try:
+            self._previews.keys.holder(keys[0].encode("latin-1") if keys else None)
+        except SmokeboxError:
+            return False
+        return True
+
+    def _refuse(
+        self, refusal: Refusal, request: _Request | None = None, *, keep_alive: bool = False
+    ) -> None:
+        self._previews.count(refusal.status)
+        self._connection.write(
+            render(
+                refusal,
+                for_browser=request is not None and "text/html" in request.head.get("accept"),
+                head_only=request is not None and request.method == "HEAD",
+                keep_alive=keep_alive,
+            )
+        )
+
+
+async def _connect(route: Route) -> Connection:
+    sock = await route.ports.dial(route.run, route.port)
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: Connection(timeout=None), sock=sock)
+    return connection
+
+
+def _malformed(error: MalformedMessage) -> Refusal:
+    return Refusal(
+        error.status,
+        InvalidOption(
+            f"the request is not valid HTTP/1.1: {error.reason}.",
+            hint="Send it as RFC 9112 defines it.",
+            option="request",
+        ),
+    )
+
+
+def _no_response(port: int) -> Refusal:
+    return Refusal(
+        502,
+        ServiceUnavailable(
+            f"the program on port {port} closed the connection without a response.",
+            hint="Check that it speaks HTTP, and read its log.",
+            service="port",
+            port=port,
+        ),
+    )
