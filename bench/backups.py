@@ -4,8 +4,8 @@
 
 There are two trees: many small files, and few large ones. The other tools work on a directory of
 this host on the same disk; ours works on the same files in a running sandbox, with checksum,
-manifest and fsync. `tar | zstd` has the same level and threads, and an fsync as well. A ratio is our
-time divided by theirs: below 1 we are faster. Sizes are those of the archives.
+manifest and fsync. `tar | zstd` has the same level and threads, and an fsync as well. A ratio is
+our time divided by theirs: below 1 we are faster. Sizes are those of the archives.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ TOOLS = (
 
 def fill(folder: Path, files: int, size: int) -> None:
     """Create files that compress about as well as source code, and some that do not compress."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     for number in range(files):
         path = folder / f"d{number % 97}" / f"e{number % 7}" / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         if number % 4 == 3:
-            path.write_bytes(chance.randbytes(size))
+            path.write_bytes(rng.randbytes(size))
         else:
-            text = "".join(chance.choices(WORDS, k=min(size, 1 << 16) // 8))
+            text = "".join(rng.choices(WORDS, k=min(size, 1 << 16) // 8))
             path.write_bytes((text * (size // len(text) + 1))[:size].encode())
 
 

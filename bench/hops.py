@@ -2,10 +2,10 @@
 
     python bench/hops.py [--rounds 9] [--list]
 
-Each is measured warm. `files` is the number of source files of Smokebox whose functions are called,
-`changes` how often a call is in another file than the one before, and `calls` the number of function
-calls, without resumed coroutines. All are medians of the rounds. Client and server run in two
-processes, whose calls are ordered by time. Processes inside a sandbox are not traced. `--list`
+Each is measured warm. `files` is the number of source files of Smokebox whose functions are
+called, `changes` how often a call is in another file than the one before, and `calls` the number of
+function calls, without resumed coroutines. All are medians of the rounds. Client and server run in
+two processes, whose calls are ordered by time. Processes inside a sandbox are not traced. `--list`
 prints the files of the last round in the order of their first call.
 """
 

@@ -2,12 +2,12 @@
 
     python bench/mounts.py [--objects 1000] [--megabytes 100] [--rounds 3]
 
-The server is SeaweedFS on the loopback interface. The jobs are the same shell commands: in a sandbox
-for ours, on the host for the others, mounted as their manuals say. rclone has `--vfs-cache-mode
-writes`, without which most programs cannot write; it uploads a file seconds after it was closed, so
-its write times do not include the upload. "first" is on a new mount with empty caches. Each figure
-is the best of the rounds in milliseconds; a ratio is theirs divided by ours. s3fs and rclone are
-those of Debian; without them, only ours is measured.
+The server is SeaweedFS on the loopback interface. The jobs are the same shell commands: in a
+sandbox for ours, on the host for the others, mounted as their manuals say. rclone has
+`--vfs-cache-mode writes`, without which most programs cannot write; it uploads a file seconds after
+it was closed, so its write times do not include the upload. "first" is on a new mount with empty
+caches. Each figure is the best of the rounds in milliseconds; a ratio is theirs divided by ours.
+s3fs and rclone are those of Debian; without them, only ours is measured.
 """
 
 from __future__ import annotations

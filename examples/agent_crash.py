@@ -1,7 +1,7 @@
-"""An agent is killed in the middle of its work, and goes on where it was.
+"""An agent is killed in the middle of its work, and continues where it was.
 
 The same program runs twice. The first time its process dies while a tool runs; the second time it
-finds the conversation again by its id, and the work goes on: nothing is done twice.
+finds the conversation by its id and continues it: nothing is done twice.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ def pay(amount: int, ctx: ToolContext) -> str:
     """Pay an amount.
 
     Args:
-        amount: How much.
+        amount: The amount.
     """
     with open(LEDGER, "a+") as ledger:
         ledger.seek(0)
         if ctx.key in ledger.read():
-            return "It was paid before."
+            return "Already paid."
         ledger.write(f"{amount} {ctx.key}\n")
     if ctx.attempt == 1:
         os._exit(9)  # as kill -9 does, right after the effect
     return "Paid."
 
 
-def answer(request: ModelRequest) -> str | ToolCall:
+def reply(request: ModelRequest) -> str | ToolCall:
     returned = last_returns(request)
     return f"Done. ({returned[0].text})" if returned else call("pay", amount=40)
 
 
 clerk = create_agent(
-    name="clerk", model=ScriptedModel(then=answer), tools=[pay], sandbox=None, persist="clerk.db"
+    name="clerk", model=ScriptedModel(then=reply), tools=[pay], sandbox=None, persist="clerk.db"
 )
 
 

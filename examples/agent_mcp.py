@@ -1,7 +1,7 @@
-"""An agent uses the tools of an MCP server, which this program brings along.
+"""An agent with the tools of an MCP server, which is part of this program.
 
-Any server does: `command="uvx mcp-server-git"`, or `url="https://..."`. Its model is a script, so
-that it runs without a key. Needs smokebox[mcp].
+Any server works: `command="uvx mcp-server-git"`, or `url="https://..."`. The model is scripted, so
+that this runs without an API key. Needs smokebox[mcp].
 """
 
 import asyncio
@@ -21,7 +21,7 @@ BOOKS = {"Moby-Dick": "Melville", "Emma": "Austen"}
 
 @server.tool()
 def author_of(title: str) -> str:
-    "Who wrote a book."
+    "Return the author of a book."
     return BOOKS[title]
 
 

@@ -1,7 +1,7 @@
-"""An agent reviews a document: files go in, files come out, and what it does is shown.
+"""An agent reviews a document: files in and out, events as it works, and a typed result.
 
-Its model is a script, so that it runs without a key. `model="anthropic/claude-sonnet-4-6"` in its
-place is all it takes to have a real one.
+The model is scripted, so that this runs without an API key. Use
+`model="anthropic/claude-sonnet-4-6"` for a real one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from smokebox.testing import ScriptedModel, call, last_returns
 
 @dataclass
 class Verdict:
-    """What the agent is asked for at the end."""
+    """Result of the last prompt."""
 
     ready: bool
     reason: str

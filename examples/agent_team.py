@@ -1,6 +1,6 @@
-"""An agent gives work to others: each has a history, tools and, if it likes, a sandbox of its own.
+"""An agent delegates tasks to another, each with its own history and tools, and needs approval.
 
-Somebody has to allow what goes out. All models are scripts, so it runs without a key.
+All models are scripted, so that this runs without an API key.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from smokebox.testing import ScriptedModel, call, last_returns
 
 @tool
 def price_of(item: str) -> float:
-    """What an item costs.
+    """Return the price of an item.
 
     Args:
-        item: Its name.
+        item: Name of the item.
     """
     return {"lamp": 40.0, "desk": 310.0}[item]
 
@@ -25,7 +25,7 @@ def send_offer(text: str) -> str:
     """Send an offer to the customer.
 
     Args:
-        text: All of it.
+        text: The whole offer.
     """
     return f"sent {len(text)} characters"
 
@@ -35,14 +35,14 @@ researcher = create_agent(
     description="Knows prices.",
     model=ScriptedModel(
         [call("price_of", item="lamp"), call("price_of", item="desk")],
-        lambda request: f"{sum(float(back.text) for back in last_returns(request)):g} in all.",
+        lambda request: f"{sum(float(one.text) for one in last_returns(request)):g} in all.",
     ),
     tools=[price_of],
     sandbox=None,
 )
 offers = Skill(
     name="offers",
-    description="How an offer is written. Use it before you send one.",
+    description="Rules for writing an offer. Use it before you send one.",
     instructions="Begin with the sum, end with a thank you.",
 )
 seller = create_agent(

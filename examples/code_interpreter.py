@@ -1,4 +1,4 @@
-"""Code that remembers: a context, results in several formats, an interrupt, a stream.
+"""Code contexts: variables that persist, results in several formats, a timeout, a stream.
 
 python examples/code_interpreter.py
 """
@@ -32,7 +32,7 @@ Table()
 
 
 async def main() -> None:
-    """Analyse a little, make a mistake, and run for too long."""
+    """Analyse data, run code for too long, and raise an error."""
     sandbox = get_sandbox("code-example")
     context = await sandbox.create_code_context(language="python", timeout=30)
     await sandbox.run_code(LOAD, context=context)
@@ -43,7 +43,7 @@ async def main() -> None:
     print(f"mean {mean.text}, from code {mean.count} of its context")
 
     late = await sandbox.run_code("while True: pass", context=context, timeout=0.5)
-    print(f"interrupted: {late.timed_out}, and the context lives: {not late.context_ended}")
+    print(f"interrupted: {late.timed_out}, context still there: {not late.context_ended}")
 
     code = "for city in degrees: print(city)\ndegrees['Rome']"
     async with sandbox.run_code_stream(code, context=context) as stream:

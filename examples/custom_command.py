@@ -1,4 +1,4 @@
-"""Gives the shell two commands written in Python: a plain one, and one that streams."""
+"""Two shell commands written in Python: a plain one, and one that streams."""
 
 import asyncio
 import json
@@ -10,17 +10,17 @@ STOCK = {"apples": 12, "pears": 0, "plums": 7}
 
 
 def stock(call: CommandCall) -> str | CommandOutput:
-    """`stock` lists everything as JSON, `stock NAME` one thing."""
+    """`stock` prints all items as JSON, `stock NAME` the count of one."""
     if not call.args:
         return json.dumps(STOCK) + "\n"
     name = call.args[0]
     if name not in STOCK:
-        return CommandOutput(stderr=f"stock: no such thing: {name}\n", exit_code=1)
+        return CommandOutput(stderr=f"stock: no such item: {name}\n", exit_code=1)
     return f"{STOCK[name]}\n"
 
 
 async def slowly(call: CommandStream) -> int:
-    """`slowly SECONDS` passes its input on, waiting before each line."""
+    """`slowly SECONDS` copies its input to its output, waiting before each line."""
     delay = float(call.args[0]) if call.args else 0.1
     for line in (await call.read()).splitlines(keepends=True):
         await asyncio.sleep(delay)
@@ -32,7 +32,7 @@ SCRIPTS = [
     "stock | jq -r 'to_entries[] | select(.value > 0) | .key'",
     "stock rum || echo 'exit code' $?",
     "stock | jq -r 'keys[]' | slowly 0.05",
-    # The limit stops the command in the middle, and the script goes on.
+    # The timeout kills the command, and the script continues.
     "seq 100 | timeout 0.2 slowly 0.06; echo 'exit code' $?",
 ]
 

@@ -1,4 +1,4 @@
-"""A deep agent whose files and shell are a sandbox in memory."""
+"""A deep agent whose files and shell are a virtual sandbox."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SALES = "month,units\njan,12\nfeb,30\nmar,25\n"
 
 
 class ScriptedModel(GenericFakeChatModel):
-    """Says what it was told to say, so that the example needs no key and no network."""
+    """Scripted model, so that the example needs no API key and no network."""
 
     def bind_tools(self, tools: object, **options: object) -> "ScriptedModel":
         return self

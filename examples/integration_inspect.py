@@ -1,4 +1,4 @@
-"""An Inspect evaluation whose samples run in a sandbox of ours."""
+"""An Inspect evaluation whose samples run in Smokebox sandboxes."""
 
 import tempfile
 import warnings
@@ -10,16 +10,16 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import bash
 
-# Inspect leaves a stream of its own open, which `python -W error` would complain of.
+# Inspect leaves a stream open, for which `python -W error` would raise.
 warnings.filterwarnings("ignore", "Unclosed <MemoryObject", ResourceWarning)
 
 
 def scripted_model_outputs() -> list[ModelOutput]:
-    """What a model would say, so that the example needs no key and no network."""
+    """Return scripted outputs, so that the example needs no API key and no network."""
     call = ModelOutput.for_tool_call("scripted", "bash", {"command": "cat secret.txt"})
-    answer = ModelOutput.from_content("scripted", "The password is swordfish.")
-    call.usage = answer.usage = ModelUsage()
-    return [call, answer]
+    reply = ModelOutput.from_content("scripted", "The password is swordfish.")
+    call.usage = reply.usage = ModelUsage()
+    return [call, reply]
 
 
 def main() -> None:

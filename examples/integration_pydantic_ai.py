@@ -1,4 +1,4 @@
-"""A Pydantic AI agent whose workspace is a sandbox in memory."""
+"""A Pydantic AI agent whose workspace is a virtual sandbox."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ SUM = "awk -F, 'NR > 1 {sum += $2} END {print sum}' sales.csv"
 
 
 def script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """What a model would say, so that the example needs no key and no network."""
+    """Return scripted responses, so that the example needs no API key and no network."""
     if len(messages) == 1:
         return ModelResponse(parts=[ToolCallPart("run", {"command": SUM})])
     return ModelResponse(parts=[TextPart("67 units were sold.")])

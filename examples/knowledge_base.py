@@ -1,6 +1,6 @@
-"""Answers questions from a knowledge base: a bucket that an agent searches with a shell.
+"""Search a knowledge base: a bucket that an agent reads with a shell.
 
-Here the bucket is a folder, so that it runs anywhere; `s3://name` is the same but for the URL.
+Here the bucket is a folder, so that this runs anywhere; use `s3://name` for a real one.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ ARTICLES = {
 
 
 def publish(folder: str, name: str, text: str) -> None:
-    """What another program does, with any client it likes."""
+    """Add an article, as another program would with any client."""
     path = Path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -30,7 +30,7 @@ async def main() -> None:
 
         async with bucket(f"file://{folder}", read_only=True) as sandbox:
             print((await sandbox.capabilities()).describe().splitlines()[0])
-            # What a model would call, one tool after another.
+            # Commands that a model would run.
             for command in (
                 "find . -name '*.md' | sort",
                 "grep -ril refund .",
@@ -40,7 +40,7 @@ async def main() -> None:
                 result = await sandbox.exec(command)
                 print(f"$ {command}\n{result.stdout}{result.stderr}", end="")
 
-            # Somebody adds an article; the next command sees it.
+            # Another program adds an article; the next command sees it.
             publish(folder, "billing/taxes.md", "# Taxes\n\nPrices include them.\n")
             print(await sandbox.glob("billing/*.md"))
 

@@ -1,4 +1,4 @@
-"""Runs a web server in a Linux sandbox, asks it from outside, and finds it again after sleep."""
+"""A web server in a Linux sandbox, a shell session, and files that survive sleep."""
 
 import asyncio
 import tempfile
@@ -28,19 +28,19 @@ async def main() -> None:
             await sandbox.write_file("app.py", APP)
             server = await sandbox.start_process(["python3", "-u", "app.py"])
             await server.wait_for_port(8000, timeout=20)
-            answer = await sandbox.exec("curl -s localhost:8000")
-            print("the server says:", answer.stdout.strip())
+            response = await sandbox.exec("curl -s localhost:8000")
+            print("response:", response.stdout.strip())
 
             session = await sandbox.create_session()
             await sandbox.exec("cd /tmp && name=smokebox", session=session)
             print(
-                "a session remembers:",
+                "session state:",
                 (await sandbox.exec("echo $name in $PWD", session=session)).stdout.strip(),
             )
 
             await sandbox.sleep()
-            print("asleep, the server is:", server.status)
-            print("awake, its file is there:", await sandbox.exists("app.py"))
+            print("process after sleep:", server.status)
+            print("file after wake:", await sandbox.exists("app.py"))
             await sandbox.destroy()
 
 

@@ -1,4 +1,4 @@
-"""A bucket as a directory of a Linux sandbox, which never sees the credentials for it.
+"""A bucket mounted in a Linux sandbox, which never sees its credentials.
 
 python examples/mounted_bucket.py
 """
@@ -13,10 +13,10 @@ from smokebox.testing import SeaweedServer
 
 
 async def main() -> None:
-    """Write a report into a bucket, and read it in another sandbox, which may only read."""
-    # A real S3 server for this example; yours is named by endpoint=, or is S3 itself.
+    """Write a report into a bucket, and read it in another sandbox with a read-only mount."""
+    # A real S3 server for this example; pass endpoint= for yours, or omit it for AWS.
     with SeaweedServer() as store:
-        # Where the bucket is, and what opens it: taken from the environment of this process.
+        # The endpoint and the credentials come from the environment of this process.
         os.environ["AWS_ENDPOINT_URL"] = store.endpoint
         os.environ["AWS_ACCESS_KEY_ID"] = store.access_key
         os.environ["AWS_SECRET_ACCESS_KEY"] = store.secret_key
@@ -27,7 +27,9 @@ async def main() -> None:
         await reader.mount_bucket(bucket, "/data", prefix="june", read_only=True)
         print((await reader.exec("wc -l /data/sales.txt")).stdout.strip())
         print((await reader.exec("echo 1 > /data/sales.txt")).stderr.strip())
-        print("secret inside:", store.secret_key in (await writer.exec("env; ps aux")).stdout)
+        print(
+            "secret visible inside:", store.secret_key in (await writer.exec("env; ps aux")).stdout
+        )
         for sandbox in (writer, reader):
             await sandbox.unmount_bucket("/data")
             await sandbox.destroy()

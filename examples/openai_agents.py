@@ -1,4 +1,4 @@
-"""An agent of OpenAI's Agents SDK that works in a sandbox of this machine."""
+"""An agent of OpenAI's Agents SDK that works in a sandbox on this machine."""
 
 import asyncio
 import json
@@ -32,14 +32,14 @@ SUM = "awk -F, 'NR > 1 {sum += $2} END {print sum}' sales.csv"
 
 
 class ScriptedModel(Model):
-    """What a model would say, so that the example needs no key and no network."""
+    """Scripted model, so that the example needs no API key and no network."""
 
     async def get_response(
         self, system_instructions: Any, input: Any, *_: Any, **__: Any
     ) -> ModelResponse:
         results = [item["output"] for item in input if item.get("type") == "function_call_output"]
         if not results:
-            # What an agent runs is in a terminal that stays open: one second is enough to look.
+            # The command runs in a terminal that stays open: return after one second.
             arguments = json.dumps({"cmd": SUM, "yield_time_ms": 1000})
             call = ResponseFunctionToolCall(
                 type="function_call", name="exec_command", arguments=arguments, call_id="1"

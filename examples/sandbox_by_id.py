@@ -1,8 +1,8 @@
-"""A sandbox that an application finds again by its user's id: files stay, processes are ended.
+"""A sandbox per user, found by its id in every request.
 
     python examples/sandbox_by_id.py
 
-The server behind it is found on this machine, or started.
+Uses the server on this machine, or starts one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smokebox import Sandbox, get_sandbox
 
 
 class Worker(Sandbox):
-    """How the sandboxes of this application are."""
+    """Settings of the sandboxes of this application."""
 
     limits = "basic"
     labels = {"app": "example"}  # noqa: RUF012
@@ -21,7 +21,7 @@ class Worker(Sandbox):
 
 
 async def first_request(user: str) -> None:
-    """Set up a project, once."""
+    """Set up a project if it does not exist."""
     sandbox = get_sandbox(Worker, f"user-{user}")
     if not await sandbox.exists("/workspace/project"):
         await sandbox.write_file("/workspace/project/main.py", "print('hello,', input())\n")
@@ -30,7 +30,7 @@ async def first_request(user: str) -> None:
 
 
 async def next_request(user: str) -> None:
-    """Go on where the user was, in whichever process this is."""
+    """Continue with the same files, in any process."""
     sandbox = get_sandbox(Worker, f"user-{user}")
     session = await sandbox.create_session()
     await session.exec("cd /workspace/project")
@@ -40,7 +40,7 @@ async def next_request(user: str) -> None:
 
 
 async def main() -> None:
-    """Two requests of one user."""
+    """Handle two requests of one user."""
     await first_request("42")
     await next_request("42")
 

@@ -1,4 +1,4 @@
-"""Reviews a small project in a virtual sandbox: look, measure, try a change on a fork, keep it."""
+"""Review a small project in a virtual sandbox: run checks, and try a change on a fork."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ CHECKS = {
 
 
 async def review(sandbox: VirtualSandbox) -> None:
-    """Print what each check finds."""
+    """Print the result of each check."""
     for name, script in CHECKS.items():
         result = await sandbox.exec(script)
         found = result.stdout.strip() or "nothing"
@@ -28,23 +28,23 @@ async def review(sandbox: VirtualSandbox) -> None:
 
 
 async def main() -> None:
-    """Review the project, mend it on a fork, and take over the fork's files."""
-    # A model wrote these scripts: they get seconds, not minutes.
+    """Review the project, fix it on a fork, and restore the snapshot of the fork."""
+    # Scripts of a model get seconds, not minutes.
     sandbox = virtual(files=FILES, limits=VirtualLimits(wall_time=10))
     await review(sandbox)
 
     fork = await sandbox.fork()
-    mended = await fork.exec(
+    change = await fork.exec(
         "cp -r app before; "
         "sed -i \"s/^PASSWORD = .*/PASSWORD = os.environ['MAIL_PASSWORD']/\" app/mail.py; "
         "sed -i '1i import os' app/mail.py; diff -ru before app; rm -r before"
     )
-    print(f"\nthe change, tried on a fork:\n{mended.stdout}")
+    print(f"\nthe change, tried on a fork:\n{change.stdout}")
     await sandbox.restore(await fork.snapshot())
     await review(sandbox)
 
     runaway = await sandbox.exec("while :; do :; done", timeout=0.5)
-    print(f"\na script that does not end: exit code {runaway.exit_code}, {runaway.stderr.strip()}")
+    print(f"\nendless script: exit code {runaway.exit_code}, {runaway.stderr.strip()}")
 
 
 if __name__ == "__main__":

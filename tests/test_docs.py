@@ -1,4 +1,4 @@
-"""Every block of code in the pages of the repository runs as it stands, each by itself."""
+"""Documentation: code blocks run, links are valid, and tables match the code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
-# What may stand in a fence. A language that is not run must not look like one that is.
+# Languages of code blocks; only python and console are run.
 LANGUAGES = {"python", "console", "text", "toml", "json"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 TIMEOUT = 60
 
-# Runs a block with `await` at its top, under the name and the line numbers of its page.
+# Runs a block that may have `await` at its top level, with the line numbers of its page.
 RUN_BLOCK = """
 import ast, asyncio, inspect, sys
 page, line = sys.argv[1], int(sys.argv[2])
@@ -47,7 +47,7 @@ asyncio.run(run())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One fence of a page, and the line it begins after."""
+    """A code block of a page, and the line of its fence."""
 
     page: str
     line: int
@@ -94,7 +94,7 @@ def run(command: list[str], text: str, folder: Path) -> subprocess.CompletedProc
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a block runs, with a state directory whose server ends with the test."""
+    """Yield the directory of a block, and stop the server that it may have started."""
     yield tmp_path
     stop_server(tmp_path / "home")
 
@@ -110,7 +110,7 @@ def test_python_block_runs(block: Block, folder: Path) -> None:
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("block", blocks_in("console"), ids=str)
-def test_console_block_runs_and_prints_what_it_shows(block: Block, folder: Path) -> None:
+def test_console_block_prints_the_shown_output(block: Block, folder: Path) -> None:
     for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, shown = entry.partition("\n")
         if not command.startswith("smokebox"):
@@ -122,19 +122,19 @@ def test_console_block_runs_and_prints_what_it_shows(block: Block, folder: Path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_fence_is_in_a_language_that_is_run_or_plainly_is_not(page: Path) -> None:
-    odd = [str(block) for block in read_blocks(page) if block.language not in LANGUAGES]
-    assert odd == []
+def test_code_blocks_have_known_languages(page: Path) -> None:
+    unknown = [str(block) for block in read_blocks(page) if block.language not in LANGUAGES]
+    assert unknown == []
     assert page.read_text().count("\n```") == 2 * len(read_blocks(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_are_valid(page: Path) -> None:
     links = LINK.findall(FENCE.sub("", page.read_text()))
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_every_page_is_on_the_map() -> None:
+def test_index_links_every_page() -> None:
     links = {Path(link).name for link in LINK.findall((ROOT / "docs" / "index.md").read_text())}
     assert {page.name for page in DOCS} - {"index.md"} <= links
 
@@ -144,12 +144,12 @@ def known_errors() -> set[type[errors.SmokeboxError]]:
     return {v for v in values if isinstance(v, type) and issubclass(v, errors.SmokeboxError)}
 
 
-def test_the_errors_page_has_the_tree_of_the_code() -> None:
+def test_errors_page_has_the_tree_of_the_code() -> None:
     tree = textwrap.dedent((errors.__doc__ or "").split("\n\n")[1])
     assert tree.strip() in (ROOT / "docs" / "errors.md").read_text()
 
 
-def test_the_errors_page_has_each_class_with_its_code() -> None:
+def test_errors_page_has_each_class_with_its_code() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| `(\w+)` \| (yes|no) \| \S",
         (ROOT / "docs" / "errors.md").read_text(),

@@ -1,4 +1,4 @@
-"""Every example runs as it stands, from an empty directory."""
+"""Every example runs unchanged in an empty directory."""
 
 from __future__ import annotations
 

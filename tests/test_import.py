@@ -1,4 +1,4 @@
-"""`import smokebox` costs nothing: no third-party module, and hardly any other."""
+"""Imports: `import smokebox` loads no third-party modules, and exported names exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import smokebox
 import smokebox.sync
 
-MOST_MODULES = 12
+MAX_MODULES = 12
 
 
 def modules_after(code: str) -> set[str]:
@@ -23,33 +23,37 @@ def modules_after(code: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-def test_import_brings_in_nothing_third_party() -> None:
-    brought = modules_after("import smokebox") - modules_after("")
-    assert brought - set(sys.stdlib_module_names) == {"smokebox"}
+def test_import_loads_no_third_party_module() -> None:
+    loaded = modules_after("import smokebox") - modules_after("")
+    assert loaded - set(sys.stdlib_module_names) == {"smokebox"}
 
 
-def test_sandboxes_come_without_what_is_slow_to_import() -> None:
-    """A library of HTTP took longer than the rest of a command line, and its server together."""
+def test_importing_sandboxes_loads_no_slow_module() -> None:
     slow = {"aiohttp", "websockets", "yarl", "multidict", "cryptography", "starlette", "bashkit"}
-    brought = modules_after("from smokebox import Sandbox, get_sandbox")
-    assert "msgspec" in brought
-    assert not slow & brought
+    loaded = modules_after("from smokebox import Sandbox, get_sandbox")
+    assert "msgspec" in loaded
+    assert not slow & loaded
 
 
-def test_import_brings_in_hardly_anything() -> None:
+def test_model_servers_do_not_need_aiohttp() -> None:
+    names = "FakeModelServer, RecordedModels, ScriptedModel, serve_project"
+    assert "aiohttp" not in modules_after(f"from smokebox.testing import {names}")
+
+
+def test_import_loads_few_modules() -> None:
     script = (
         "import sys; before = len(sys.modules); import smokebox; print(len(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(done.stdout) <= MOST_MODULES
+    assert int(done.stdout) <= MAX_MODULES
 
 
-def test_dir_lists_what_the_package_offers() -> None:
+def test_dir_lists_exported_names() -> None:
     assert set(smokebox.__all__) | {"__version__"} == set(dir(smokebox))
 
 
 @pytest.mark.parametrize("name", smokebox.__all__)
-def test_every_offered_name_can_be_imported(name: str) -> None:
+def test_every_exported_name_can_be_imported(name: str) -> None:
     assert getattr(smokebox, name).__name__ == name
 
 
@@ -59,7 +63,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["Network", "Allow", "Decision"])
-def test_replaced_name_is_an_error_that_says_what_to_use(name: str) -> None:
+def test_replaced_name_is_an_error_that_names_its_replacement(name: str) -> None:
     with pytest.raises(AttributeError, match=r"Use .*Egress"):
         getattr(smokebox, name)
 

@@ -1,11 +1,11 @@
-"""Secrets of a project: the environment, `.env`, and errors about missing ones."""
+"""Secrets of a project, from the environment and `.env`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smokebox.errors import InvalidOption
@@ -37,19 +37,21 @@ NAME = "SMOKEBOX_TEST_SECRET"
         ("A=it's", "it's"),
     ],
 )
-def test_a_dotenv_file_is_read_as_others_read_it(text: str, value: str) -> None:
+def test_dotenv_file_is_parsed(text: str, value: str) -> None:
     assert parse_dotenv(text)["A"] == value
 
 
 @pytest.mark.parametrize("text", ["s3cret", "=s3cret", "A='s3cret", 'A="s3cret', "1A=s3cret"])
-def test_a_line_that_is_wrong_is_named_by_its_number_alone(text: str) -> None:
+def test_invalid_line_is_named_by_its_number_only(text: str) -> None:
     with pytest.raises(InvalidOption, match=r"\.env, line 2, is not NAME=value") as caught:
         parse_dotenv(f"B=fine\n{text}")
     assert "s3cret" not in str(caught.value)
 
 
+# A busy machine generates values slowly.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True), st.text()))
-def test_what_is_quoted_comes_back(values: dict[str, str]) -> None:
+def test_quoted_values_round_trip(values: dict[str, str]) -> None:
     def quoted(value: str) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -57,9 +59,7 @@ def test_what_is_quoted_comes_back(values: dict[str, str]) -> None:
     assert parse_dotenv(text) == values
 
 
-def test_the_environment_goes_before_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_overrides_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text(f"{NAME}=from-file\n")
     secrets = Secrets(tmp_path)
     assert getattr(secrets, NAME) == "from-file"
@@ -69,7 +69,7 @@ def test_the_environment_goes_before_the_file(
     assert getattr(secrets, NAME) == "from-file"
 
 
-def test_the_file_is_next_to_that_of_the_project(tmp_path: Path) -> None:
+def test_file_is_beside_the_project_configuration(tmp_path: Path) -> None:
     inner = tmp_path / "src" / "deep"
     inner.mkdir(parents=True)
     assert Secrets(inner).file == inner / ".env"
@@ -77,13 +77,13 @@ def test_the_file_is_next_to_that_of_the_project(tmp_path: Path) -> None:
     assert Secrets(inner).file == tmp_path / ".env"
 
 
-def test_a_missing_secret_names_the_variable_and_the_file(tmp_path: Path) -> None:
+def test_missing_secret_names_the_variable_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=rf"{NAME} is not set.*{tmp_path}/\.env") as caught:
         getattr(Secrets(tmp_path), NAME)
     assert caught.value.fields["option"] == NAME
 
 
-def test_a_file_that_is_not_text_is_an_error_without_its_content(tmp_path: Path) -> None:
+def test_binary_file_is_an_error_without_its_content(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"A=\xff\xfe")
     with pytest.raises(InvalidOption, match="it is not text"):
         getattr(Secrets(tmp_path), NAME)

@@ -1,4 +1,4 @@
-"""The house rules that a program can check: who may import whom, sizes, and names."""
+"""House rules that a program can check: imports between rooms, file sizes and names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "smokebox"
-LONGEST_FILE = 600
+MAX_LINES = 600
 BANNED_NAMES = {"utils.py", "helpers.py", "manager.py", "base.py"}
 
 # Room -> the rooms it may import besides itself. Imports go down only.
@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": EVERYTHING,
     "testing": EVERYTHING,
 }
-# What `import smokebox` and the contract touch stays free of everything that is not stdlib.
+# Modules that `import smokebox` and the sandbox contract load. They import no other packages.
 STDLIB_ONLY = [
     SOURCE / "__init__.py",
     SOURCE / "errors.py",
@@ -70,11 +70,11 @@ STDLIB_ONLY = [
     SOURCE / "sandbox" / "filesystems" / "__init__.py",
     SOURCE / "sandbox" / "filesystems" / "filesystem.py",
 ]
-LEFT_BY_TOOLS = (".git", ".venv", ".hypothesis", ".benchmarks", "dist", "node_modules")
-# This checkout and this home (a short path could be anybody's), and where packages come from.
-HERE = [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
-HOSTS = [r"\bpypi\.\w+\.?\w*/", r"pythonhosted\.", r"registry\.\w+\.(?:org|io|com|dev)"]
-NAMES_A_MACHINE = re.compile("|".join([*HERE, *HOSTS, "[.]pyenv"]))
+TOOL_DIRECTORIES = (".git", ".venv", ".hypothesis", ".benchmarks", "dist", "node_modules")
+# Paths of this checkout and home directory (short ones are too common), and package registries.
+LOCAL_PATHS = [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
+REGISTRIES = [r"\bpypi\.\w+\.?\w*/", r"pythonhosted\.", r"registry\.\w+\.(?:org|io|com|dev)"]
+MACHINE_OR_REGISTRY = re.compile("|".join([*LOCAL_PATHS, *REGISTRIES, "[.]pyenv"]))
 
 
 def python_files() -> list[Path]:
@@ -82,38 +82,38 @@ def python_files() -> list[Path]:
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-def kept_files() -> Iterator[Path]:
-    """Every file of the repository, without what tools leave in it."""
+def repository_files() -> Iterator[Path]:
+    """Yield every file of the repository except caches and tool directories."""
     for entry in ROOT.iterdir():
-        if entry.name in LEFT_BY_TOOLS or entry.name.endswith("_cache"):
+        if entry.name in TOOL_DIRECTORIES or entry.name.endswith("_cache"):
             continue
         files = entry.rglob("*") if entry.is_dir() else [entry]
         yield from (file for file in files if file.is_file() and file.suffix != ".pyc")
 
 
-def modules(file: Path, tree: ast.AST) -> Iterator[str]:
-    """Every module that `file` imports anywhere in it, also under TYPE_CHECKING."""
+def imported_modules(file: Path, tree: ast.AST) -> Iterator[str]:
+    """Yield every module that `file` imports, also in functions and under TYPE_CHECKING."""
     package = file.relative_to(ROOT / "src").parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            yield ".".join((*above, *(node.module or "").split("."))).strip(".")
+            parent = package[: len(package) - node.level + 1] if node.level else ()
+            yield ".".join((*parent, *(node.module or "").split("."))).strip(".")
 
 
 def room_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def rooms_imported(file: Path) -> set[str]:
+def imported_rooms(file: Path) -> set[str]:
     tree = ast.parse(file.read_text())
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
     rooms = set()
-    for module in modules(file, tree):
+    for module in imported_modules(file, tree):
         parts = module.split(".")
         if parts[0] == "smokebox":
-            # `from smokebox import x` names a room, or what the package offers to users.
+            # `from smokebox import x` imports a room or a public name of the package.
             rooms |= {parts[1]} if len(parts) > 1 else names & MAY_IMPORT.keys()
     return rooms
 
@@ -121,23 +121,23 @@ def rooms_imported(file: Path) -> set[str]:
 @pytest.mark.parametrize(
     "file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE))
 )
-def test_imports_go_down_the_rooms_only(file: Path) -> None:
+def test_imports_only_go_down(file: Path) -> None:
     if file.parent == SOURCE and file.name in ("__init__.py", "__main__.py"):
         return
     room = room_of(file)
     assert room in MAY_IMPORT, f"{room} is not a room: add it to the table, or move the file"
-    assert rooms_imported(file) <= MAY_IMPORT[room] | {room}
+    assert imported_rooms(file) <= MAY_IMPORT[room] | {room}
 
 
-def test_contributors_are_told_of_every_room() -> None:
+def test_contributing_lists_every_room() -> None:
     lines = (ROOT / "CONTRIBUTING.md").read_text().splitlines()
-    firsts = [line.split("|")[1] for line in lines if line.startswith("| `")]
-    told = {name for first in firsts for name in re.findall(r"`(\w+)(?:/|\.py)`", first)}
-    there = {room_of(file) for file in SOURCE.rglob("*.py")} - {"__init__", "__main__"}
-    assert there == told == MAY_IMPORT.keys()
+    cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)(?:/|\.py)`", cell)}
+    existing = {room_of(file) for file in SOURCE.rglob("*.py")} - {"__init__", "__main__"}
+    assert existing == listed == MAY_IMPORT.keys()
 
 
-def test_places_that_contributors_are_sent_to_exist() -> None:
+def test_paths_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     paths = re.findall(r"`((?:src|docs|tests)/[\w./-]+)`", text)
     assert paths
@@ -145,24 +145,24 @@ def test_places_that_contributors_are_sent_to_exist() -> None:
 
 
 @pytest.mark.parametrize("file", STDLIB_ONLY, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_the_contract_imports_only_the_standard_library(file: Path) -> None:
-    tops = {name.split(".")[0] for name in modules(file, ast.parse(file.read_text()))}
-    assert tops <= set(sys.stdlib_module_names) | {"smokebox"}
+def test_contract_imports_only_the_standard_library(file: Path) -> None:
+    packages = {name.split(".")[0] for name in imported_modules(file, ast.parse(file.read_text()))}
+    assert packages <= set(sys.stdlib_module_names) | {"smokebox"}
 
 
 def test_no_file_is_too_long() -> None:
     lengths = {file: len(file.read_text().splitlines()) for file in python_files()}
-    assert [str(file) for file, length in lengths.items() if length > LONGEST_FILE] == []
+    assert [str(file) for file, length in lengths.items() if length > MAX_LINES] == []
 
 
-def test_every_file_is_named_by_what_it_owns() -> None:
+def test_no_file_has_a_banned_name() -> None:
     assert [str(file) for file in python_files() if file.name in BANNED_NAMES] == []
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
     found = [
         f"{file.relative_to(ROOT)}: {match.group()}"
-        for file in kept_files()
-        for match in NAMES_A_MACHINE.finditer(file.read_text(errors="replace"))
+        for file in repository_files()
+        for match in MACHINE_OR_REGISTRY.finditer(file.read_text(errors="replace"))
     ]
     assert found == []

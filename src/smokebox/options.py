@@ -45,6 +45,15 @@ def refuse_unknown(
             )
 
 
+def nearest_hint(name: str, known: Iterable[str], intro: str = "There are") -> str:
+    """Return a hint with the nearest known name, or with all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"{intro}: {', '.join(names[:50]) or 'none'}."
+
+
 def check_command(command: str | Sequence[str]) -> str | list[str]:
     """Return `command`: text for a shell, or a list of arguments that no shell interprets."""
     if isinstance(command, str):

@@ -201,7 +201,7 @@ async def test_context_is_injected_and_not_in_the_schema() -> None:
 
     given = ToolContext(session="s", call_id="c", key="k", env={"A": "1"})
     assert (await who.run({}, ctx=given)).text == "hi s c who k 1"
-    assert list(who.parameters["properties"]) == ["greeting"]  # type: ignore[call-overload]
+    assert list(who.parameters["properties"]) == ["greeting"]
 
 
 async def test_context_needs_no_hint_and_can_have_another_name() -> None:

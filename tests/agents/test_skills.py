@@ -228,7 +228,7 @@ async def test_unknown_name_suggests_the_nearest(
 
 
 def test_find_skill_without_skills_is_not_found() -> None:
-    with pytest.raises(NotFound, match="There are none"):
+    with pytest.raises(NotFound, match="There are: none"):
         find_skill([], "x")
 
 

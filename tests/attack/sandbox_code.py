@@ -71,7 +71,7 @@ async def run(sandbox: Sandbox, code: str, *args: str, user: str | None = None) 
 
 
 async def check_alive(sandbox: Sandbox, *, within: float = 10.0) -> None:
-    """Assert that a sandbox results."""
+    """Check that a sandbox runs commands."""
     async with asyncio.timeout(within):
         result = await sandbox.exec(["echo", "alive"])
     assert (result.exit_code, result.stdout) == (0, "alive\n")

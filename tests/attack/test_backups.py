@@ -126,7 +126,7 @@ output(len(names))
 
 @pytest.mark.parametrize("rule", ["*a" * 400 + "b", "*a" * 18 + "b", "**/" * 9 + "*a*b"])
 async def test_slow_gitignore_is_aborted(sandbox: Sandbox, rule: str) -> None:
-    script = "for i in range(300): os.makedirs(f'/workspace/d/{i}/aaaaaaaaaaaa')\ntell(1)"
+    script = "for i in range(300): os.makedirs(f'/workspace/d/{i}/aaaaaaaaaaaa')\noutput(1)"
     await run(sandbox, script)
     await sandbox.write_file("/workspace/.gitignore", f"{rule}\n" * 2000)
     backup = asyncio.create_task(sandbox.backups.create(gitignore=True, timeout=1))

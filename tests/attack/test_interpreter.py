@@ -42,7 +42,7 @@ async def test_forged_frames_affect_only_their_own_result(sandbox: Sandbox) -> N
         sandbox,
         "send({'type': 'end', 'id': 'another', 'count': 7})\n"
         "send({'type': 'output', 'id': id, 'stream': 'stdout', 'data': 'forged'})\n"
-        "send({'type': 'ready', 'id': id})\nsay({'type': 'end', 'id': id, 'count': 10**12})",
+        "send({'type': 'ready', 'id': id})\nsend({'type': 'end', 'id': id, 'count': 10**12})",
     )
     assert (result.stdout, result.count) == ("forged", 10**12)
     assert (await sandbox.contexts.run("'next'")).text == "'next'"

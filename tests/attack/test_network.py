@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def service() -> Iterator[int]:
-    """Run a server on every address of the host, and return its port."""
+    """Run a server on every address of the host, and yield its port."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
 
 
-async def test_services_of_the_host_cannot_be_reached(sandbox: Sandbox, service: int) -> None:
+async def test_host_services_cannot_be_reached(sandbox: Sandbox, service: int) -> None:
     with socket.socket() as probe:
         probe.connect(("127.0.0.1", service))
     host_addresses = {
@@ -45,9 +45,9 @@ def connect(address, kind=socket.SOCK_STREAM, port=int(sys.argv[1])):
             return errno.errorcode[error.errno]
         return "connected"
 
-places = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "169.254.169.254", "10.0.0.1", "172.17.0.1",
-          "192.168.0.1", "8.8.8.8", "2001:4860:4860::8888", *sys.argv[2:]]
-results = {place: connect(place) for place in places}
+addresses = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "169.254.169.254", "10.0.0.1",
+             "172.17.0.1", "192.168.0.1", "8.8.8.8", "2001:4860:4860::8888", *sys.argv[2:]]
+results = {address: connect(address) for address in addresses}
 results["quic"] = connect("8.8.8.8", socket.SOCK_DGRAM, 443)
 results["broadcast"] = connect("255.255.255.255", socket.SOCK_DGRAM, 67)
 output(results)
@@ -56,7 +56,7 @@ output(results)
         *host_addresses,
     )
     refused = {"ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "EACCES", "EADDRNOTAVAIL"}
-    assert {place: result for place, result in results.items() if result not in refused} == {}
+    assert {target: result for target, result in results.items() if result not in refused} == {}
 
 
 async def test_names_are_not_resolved_by_the_host(sandbox: Sandbox) -> None:
@@ -80,8 +80,8 @@ results = []
 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
     for name in ("\0smokebox-attack-canary", "\0smokebox-ids-50000000"):
         results.append(attempt(socket.socket(socket.AF_UNIX, kind).connect, name))
-mine = socket.socket(socket.AF_UNIX)
-mine.bind("\0smokebox-attack-canary")
+own = socket.socket(socket.AF_UNIX)
+own.bind("\0smokebox-attack-canary")
 output([results, "canary" in listed or "init.sock" in listed])
 """,
         )
@@ -110,10 +110,10 @@ for protocol in (6, 12, 16, 9, 10):
 output(results)
 """,
     )
-    assert {what: result for what, result in results.items() if not isinstance(result, str)} == {}
+    assert {call: result for call, result in results.items() if not isinstance(result, str)} == {}
 
 
-async def test_the_network_cannot_be_changed(sandbox: Sandbox) -> None:
+async def test_network_interfaces_and_routes_cannot_be_changed(sandbox: Sandbox) -> None:
     results = await run(
         sandbox,
         r"""
@@ -145,5 +145,5 @@ output([results, [name for _, name in socket.if_nameindex()]])
 """,
     )
     refused = {"EPERM", "EACCES", "ENOTTY", "EOPNOTSUPP", "EINVAL", "ENOPKG", "ENODEV"}
-    assert {what: result for what, result in results[0].items() if result not in refused} == {}
+    assert {call: result for call, result in results[0].items() if result not in refused} == {}
     assert results[1] == ["lo"]

@@ -105,7 +105,7 @@ async def test_memory_of_many_processes(bomb: Sandbox, neighbour: Sandbox) -> No
         bomb,
         python(
             "for _ in range(12):\n    if os.fork() == 0:\n        break\n"
-            "held = bytearray(b'x' * (60 << 20))\ntime.sleep(8)\ntell('held')"
+            "held = bytearray(b'x' * (60 << 20))\ntime.sleep(8)\noutput('held')"
         ),
         seconds=12,
     )
@@ -205,7 +205,7 @@ async def test_many_files_that_fill_the_disk(bomb: Sandbox, neighbour: Sandbox) 
 
 
 async def test_many_small_files_and_links(bomb: Sandbox, neighbour: Sandbox) -> None:
-    """There is no limit on kind many: what they take of the disk is, and all of it goes."""
+    """Their number is not limited, but their disk usage is, and all are removed."""
     result = await run(
         bomb,
         "os.chdir('/workspace')\nfor n in range(2000):\n    os.symlink('x' * 100, f'l{n}')\n"

@@ -114,7 +114,7 @@ def test_wheel_whose_agent_fails_does_not_pass_the_check(shop: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "assistant does not answer: there is no provider 'nosuch'" in done.stderr
+    assert "assistant does not answer: there is no model provider 'nosuch'" in done.stderr
 
 
 def test_existing_dockerfile_is_not_overwritten(run: Run, shop: Path) -> None:

@@ -190,7 +190,7 @@ def test_early_failures_and_handler_logs_are_shown(demo: Path) -> None:
         assert (
             dev.request("/agents/lost/me?wait=result", {"message": "Hello"})["outcome"] == "failed"
         )
-        dev.expect(r"── lost/me\n  failed: there is no provider 'nosuch'")
+        dev.expect(r"── lost/me\n  failed: there is no model provider 'nosuch'")
         dev.request("/agents/hook/t-1?wait=result", [1])
         dev.expect(r"── hook/t-1\n  started attempt=1\n  came in what=\[1\]\n  completed")
 

@@ -103,8 +103,8 @@ def _class(facade: type[Facade]) -> str:
     lines = [f"class {facade.__name__}:"]
     lines += [f"    {line}" for line in ATTRIBUTES.get(facade.__name__, [])]
     lines += [_member(facade._kind, name) for name in _names(facade._kind)]
-    item = ITEMS.get(facade.__name__, "Piece")
-    return "\n".join(lines).replace("-> Piece:", f"-> {item}:") + "\n"
+    item = ITEMS.get(facade.__name__, "Item")
+    return "\n".join(lines).replace("-> Item:", f"-> {item}:") + "\n"
 
 
 def _names(kind: type[Any]) -> Iterator[str]:

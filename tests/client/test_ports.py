@@ -85,7 +85,7 @@ async def test_invalid_ports_names_and_tokens_raise_the_engine_errors(sandbox: S
         with pytest.raises(InvalidOption):
             await sandbox.get_preview_url(3000, expires_in=expires_in)
     await sandbox.expose_port(3000, name="a")
-    with pytest.raises(Conflict, match="exposed by another name"):
+    with pytest.raises(Conflict, match="exposed with another name"):
         await sandbox.expose_port(3000, name="b")
 
 

@@ -1,10 +1,10 @@
-"""An agent that is started to be killed. It says what it is at, and goes on where it was.
+"""An agent to be killed, which prints its phase and resumes its work when restarted.
 
     agent_workload.py HOME PROMPTS
 
-Its model is a function of what it is sent, so that it makes no difference which process asks:
-it counts steps up to a goal, and never asks twice for the same one. What a step does is a line
-in a ledger, by which one sees whether it was done twice.
+Its model is a function of the request, so that it does not matter which process sends it: it
+counts steps up to a goal, and never requests the same one twice. A step appends a line to a file
+of effects, which shows whether it was done twice.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ PACE = 0.001
 INFO = ModelInfo(context_window=4000, max_output=400)
 
 
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+def report(*values: object) -> None:
+    sys.stdout.write(" ".join(map(str, values)) + "\n")
     sys.stdout.flush()
 
 
-def note(line: str) -> None:
-    """Have an effect that outlives this process."""
-    file = os.open(f"{HOME}/ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def record_effect(line: str) -> None:
+    """Append a line to the file of effects, which outlives this process."""
+    file = os.open(f"{HOME}/effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, f"{line}\n".encode())
     os.close(file)
 
@@ -60,22 +60,22 @@ def note(line: str) -> None:
 @tool
 async def effect(step: str) -> str:
     """Do a step, which must not be done twice."""
-    note(step)
-    say("tool")
+    record_effect(step)
+    report("tool")
     await asyncio.sleep(PACE)
     return f"did {step}"
 
 
 @tool(durable=True)
-async def steady(step: str, ctx: ToolContext) -> str:
+async def durable_effect(step: str, ctx: ToolContext) -> str:
     """Do a step, which may be done twice under the same key."""
-    note(f"durable {ctx.key} {step}")
-    say("durable")
+    record_effect(f"durable {ctx.key} {step}")
+    report("durable")
     await asyncio.sleep(PACE)
     return f"did {step}"
 
 
-def words(messages: tuple[Message, ...]) -> Iterator[str]:
+def texts(messages: tuple[Message, ...]) -> Iterator[str]:
     for message in messages:
         match message:
             case ToolReturns():
@@ -89,18 +89,18 @@ def words(messages: tuple[Message, ...]) -> Iterator[str]:
 
 
 def child_of(messages: tuple[Message, ...]) -> str:
-    """Which child this is, by what it was asked first; empty for the parent."""
+    """Return the name of a child, by its first prompt; empty for the parent."""
     first = messages[0]
-    found = re.search(r"child-\d+", " ".join(words(messages[:1])))
+    found = re.search(r"child-\d+", " ".join(texts(messages[:1])))
     is_summary = isinstance(first, UserMessage) and first.signal == "summary"
     return "" if found is None or is_summary else found[0]
 
 
-def play(request: ModelRequest) -> Turn:
+def respond(request: ModelRequest) -> Turn:
     messages = tuple(request.messages)
-    said = "\n".join(words(messages))
-    step = max(map(int, re.findall(r"step-(\d+)", said)), default=0)
-    goal = max(map(int, re.findall(r"goal-(\d+)", said)), default=0)
+    history = "\n".join(texts(messages))
+    step = max(map(int, re.findall(r"step-(\d+)", history)), default=0)
+    goal = max(map(int, re.findall(r"goal-(\d+)", history)), default=0)
     if not request.tools:
         return Turn(f"They got to step-{step} on the way to goal-{goal}.", pace=PACE)
     if child := child_of(messages):
@@ -121,7 +121,7 @@ def calls(step: int) -> list[ToolCall]:
     if step % 3 == 0:
         return [
             call("effect", call_id=f"c{step}", step=f"step-{step}"),
-            call("steady", call_id=f"c{step + 1}", step=f"step-{step + 1}"),
+            call("durable_effect", call_id=f"c{step + 1}", step=f"step-{step + 1}"),
         ]
     return [call("effect", call_id=f"c{step}", step=f"step-{step}")]
 
@@ -130,36 +130,36 @@ def marker(step: int) -> ToolCall:
     return call("effect", call_id=f"m{step}", step=f"step-{step}")
 
 
-class Player:
-    """The model. It says when it is in the middle of something."""
+class ReportingModel:
+    """A scripted model that reports each chunk of a response."""
 
-    name = "crash/player"
+    name = "crash/model"
     info = INFO
 
     def __init__(self) -> None:
-        self._script = ScriptedModel(then=play, info=INFO, chunk=40)
+        self._script = ScriptedModel(then=respond, info=INFO, chunk=40)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | AssistantMessage, None]:
-        assert sendable(request.messages), "a history that no provider takes"
+        assert sendable(request.messages), "no provider accepts this history"
         child = child_of(tuple(request.messages))
         phase = "compaction" if not request.tools else "child" if child else "stream"
         async for item in self._script.stream(request):
             yield item
             if not isinstance(item, AssistantMessage):
-                say(phase)
+                report(phase)
 
     async def aclose(self) -> None:
         await self._script.aclose()
 
 
 async def main() -> None:
-    model = Player()
+    model = ReportingModel()
     helper = create_agent(name="helper", model=model, sandbox=None, tools=[effect])
     agent = create_agent(
         name="crash",
         model=model,
         sandbox=None,
-        tools=[effect, steady],
+        tools=[effect, durable_effect],
         subagents=[helper],
         persist=f"{HOME}/agents.db",
         compaction=Compaction(reserve=1500, keep_recent=300),
@@ -167,11 +167,11 @@ async def main() -> None:
     )
     async with init(agent, id="one") as harness:
         session = await harness.session()
-        say("ready")
+        report("ready")
         for number in range(1, PROMPTS + 1):
             text = f"Please get to goal-{number * STEPS_EACH}."
             reply = await session.prompt(text, key=f"prompt-{number}", when_busy="queue")
-            say("done", number, reply.text)
+            report("done", number, reply.text)
 
 
 asyncio.run(main())

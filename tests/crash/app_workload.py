@@ -1,4 +1,4 @@
-"""An app that is started to be killed: app_workload.py FOLDER PORT."""
+"""An app to be killed: app_workload.py FOLDER PORT."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""kill -9 of an agent at work: in the middle of an answer, of a tool, of a summary, of a task.
+"""SIGKILL of an agent during a response, a tool call, a compaction or a subagent's task.
 
-Whatever it was at: work has one outcome, no effect comes twice, and what the model is shown
-is a conversation that a provider takes. SMOKEBOX_CRASH_ROUNDS says how often it is killed.
+Afterwards each work item has one outcome, no effect happened twice, and the model gets a
+conversation that a provider accepts. SMOKEBOX_CRASH_ROUNDS is the number of kills.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 WORKLOAD = Path(__file__).with_name("agent_workload.py")
 TESTS = Path(__file__).parents[1]
-# The first of them are those that matter most: a quick run has only these.
+# The most important ones first: a quick run has only these.
 PHASES = ("stream", "tool", "compaction", "child", "durable", "ready", "done")
 ROUNDS = int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "5"))
 STEPS_EACH = 6
-# For an agent that hangs.
-PATIENCE = 90.0
+# Longer means that the agent hangs.
+HANG_SECONDS = 90.0
 
 pytestmark = pytest.mark.timeout(120 + 20 * ROUNDS)
 
 
 @contextlib.asynccontextmanager
 async def agent(home: Path, prompts: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """An agent in a process of its own, killed at the end."""
+    """Run an agent in a child process, and kill it after the block."""
     errors = os.open(home / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -62,24 +62,24 @@ async def agent(home: Path, prompts: int) -> AsyncIterator[asyncio.subprocess.Pr
         await process.wait()
 
 
-async def heard(process: asyncio.subprocess.Process) -> str:
-    """The next line that it says, empty at its end."""
+async def read_line(process: asyncio.subprocess.Process) -> str:
+    """Return the next line of its output, empty at the end."""
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(HANG_SECONDS):
         return (await process.stdout.readline()).decode().strip()
 
 
 async def kill_at(home: Path, phase: str, count: int) -> None:
-    """Kill an agent when it says for the so manieth time that it is at that."""
+    """Kill an agent when it reports a phase for the `count`th time."""
     async with agent(home, 1_000_000) as process:
         while count:
-            line = await heard(process)
+            line = await read_line(process)
             assert line, (home / "errors").read_text()
             count -= line.split()[0] == phase
         process.kill()
 
 
-async def recorded(store: SqliteStore, key: SessionKey) -> list[Record]:
+async def read_records(store: SqliteStore, key: SessionKey) -> list[Record]:
     found: list[Record] = []
     while page := await store.read(key, after=len(found)):
         found += [stored.record for stored in page]
@@ -91,10 +91,10 @@ def outcomes(records: list[Record]) -> collections.Counter[str]:
 
 
 async def check(home: Path, *, finished: bool) -> None:
-    """What must hold of the record and of the ledger, whenever the agent was killed."""
+    """Check the event log and the effects, whenever the agent was killed."""
     store = SqliteStore(f"{home}/agents.db")
     for one in await store.sessions():
-        records = await recorded(store, one.key)
+        records = await read_records(store, one.key)
         accepted = {record.work_id for record in records if isinstance(record, WorkAccepted)}
         ended = outcomes(records)
         assert set(ended.values()) <= {1}
@@ -106,11 +106,11 @@ async def check(home: Path, *, finished: bool) -> None:
             assert ended.keys() == accepted
             assert conversation.pending_calls == []
     await store.aclose()
-    check_ledger((home / "ledger").read_text() if (home / "ledger").exists() else "")
+    check_effects((home / "effects").read_text() if (home / "effects").exists() else "")
 
 
 def check_tools(records: list[Record]) -> None:
-    """A tool starts once, but for durable ones and tasks gone on with; each ends once."""
+    """Each tool starts once, except durable ones and resumed tasks; each ends once."""
     starts = [
         one
         for one in records
@@ -121,9 +121,9 @@ def check_tools(records: list[Record]) -> None:
     assert len(set(ends)) == len(ends)
 
 
-def check_ledger(ledger: str) -> None:
-    """No effect came twice; one that may has the same key each time."""
-    lines = ledger.splitlines()
+def check_effects(text: str) -> None:
+    """No effect happened twice; durable ones have the same key each time."""
+    lines = text.splitlines()
     once = [line for line in lines if not line.startswith("durable ")]
     assert len(set(once)) == len(once)
     keys: dict[str, set[str]] = {}
@@ -134,22 +134,22 @@ def check_ledger(ledger: str) -> None:
     assert all(len(found) == 1 for found in keys.values())
 
 
-async def test_an_agent_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    dice = random.Random(os.environ.get("SMOKEBOX_CRASH_SEED", "1"))
+async def test_killed_agent_resumes_its_work(tmp_path: Path) -> None:
+    rng = random.Random(os.environ.get("SMOKEBOX_CRASH_SEED", "1"))
     phases = [PHASES[number % len(PHASES)] for number in range(ROUNDS)]
-    dice.shuffle(phases)
+    rng.shuffle(phases)
     for phase in phases:
-        await kill_at(tmp_path, phase, 1 if phase == "ready" else dice.randint(1, 4))
+        await kill_at(tmp_path, phase, 1 if phase == "ready" else rng.randint(1, 4))
         await check(tmp_path, finished=False)
     store = SqliteStore(f"{tmp_path}/agents.db")
     key = SessionKey("crash", "one", "default")
-    begun = [one for one in await recorded(store, key) if isinstance(one, WorkAccepted)]
+    accepted = [one for one in await read_records(store, key) if isinstance(one, WorkAccepted)]
     await store.aclose()
-    last = len(begun) + 1
+    last = len(accepted) + 1
     async with agent(tmp_path, last) as process:
-        said = [line for line in [await heard(process)] if line]
-        while line := await heard(process):
-            said.append(line)
+        lines = []
+        while line := await read_line(process):
+            lines.append(line)
         assert await process.wait() == 0, (tmp_path / "errors").read_text()
-    assert said[-1] == f"done {last} I have reached goal-{last * STEPS_EACH}."
+    assert lines[-1] == f"done {last} I have reached goal-{last * STEPS_EACH}."
     await check(tmp_path, finished=True)

@@ -1,8 +1,8 @@
-"""kill -9 of an app under load: 20 conversations, 200 messages, and readers that come again.
+"""SIGKILL of an app under load: 20 conversations, 200 messages, and readers that reconnect.
 
-After it every message that was accepted has one outcome, those of a conversation are in their
-order, and no reader misses an event or sees one twice. SMOKEBOX_CRASH_ROUNDS says how often it
-is killed, and SMOKEBOX_CRASH_SEED when.
+Afterwards every accepted message has one outcome, the messages of a conversation are in order, and
+no reader misses an event or sees one twice. SMOKEBOX_CRASH_ROUNDS is the number of kills, and
+SMOKEBOX_CRASH_SEED selects their times.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from smokebox import create_agent
 from smokebox.agents.limits import Durability
 from smokebox.testing import ScriptedModel, Turn, last_text
 
-def answer(request):
+def respond(request):
     return Turn(f"echo: {last_text(request)} " + "and so on " * 20, pace=0.002)
 
 agent = create_agent(
-    model=ScriptedModel(then=answer), sandbox=None, durability=Durability(max_attempts=1000)
+    model=ScriptedModel(then=respond), sandbox=None, durability=Durability(max_attempts=1000)
 )
 """
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.timeout(120 + 20 * ROUNDS)
 
 @dataclass
 class Load:
-    """An app that is killed and started again, who writes to it, and who reads from it."""
+    """An app that is killed and restarted, with its writers and readers."""
 
     folder: Path
     port: int
@@ -64,53 +64,53 @@ class Load:
         return f"http://127.0.0.1:{self.port}"
 
     async def write(self, id: str) -> None:
-        """Send the messages of a conversation, each until it is accepted, once by its key."""
+        """Send the messages of a conversation, each with a key and until it is accepted."""
         for number in range(MESSAGES):
-            while (found := await self._accepted(id, number)) is None:
+            while (found := await self._send(id, number)) is None:
                 await asyncio.sleep(0.05)
             self.accepted[id].append(found)
 
-    async def _accepted(self, id: str, number: int) -> str | None:
+    async def _send(self, id: str, number: int) -> str | None:
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with self.http.post(
                 f"{self.url}/agents/echo/{id}",
                 json={"message": f"message {number}"},
                 headers={"Idempotency-Key": f"{id}-{number}"},
-            ) as answer:
-                if answer.status == 202:
-                    return str((await answer.json())["submission_id"])
+            ) as response:
+                if response.status == 202:
+                    return str((await response.json())["submission_id"])
         return None
 
     async def read(self, id: str) -> None:
-        """Watch a conversation until all of it has ended, from behind the last event on."""
+        """Follow a conversation until all its work has ended, resuming after the last event."""
         while self.ended[id] < MESSAGES:
             with contextlib.suppress(aiohttp.ClientError, OSError):
-                await self._watch(id)
+                await self._follow(id)
             await asyncio.sleep(0.05)
 
-    async def _watch(self, id: str) -> None:
+    async def _follow(self, id: str) -> None:
         seen, reader = self.seen[id], EventReader()
         headers = {"accept": "text/event-stream"}
         if seen:
             headers["last-event-id"] = str(seen[-1])
-        async with self.http.get(f"{self.url}/agents/echo/{id}", headers=headers) as answer:
-            async for data in answer.content.iter_any():
+        async with self.http.get(f"{self.url}/agents/echo/{id}", headers=headers) as response:
+            async for data in response.content.iter_any():
                 for event in reader.feed(data):
                     seen.append(json.loads(event.data)["offset"])
                     self.ended[id] += event.name == "work_ended"
                 if self.ended[id] >= MESSAGES:
                     return
 
-    async def ask(self, path: str) -> dict[str, object]:
-        async with self.http.get(f"{self.url}{path}") as answer:
-            assert answer.status == 200, await answer.text()
-            found: dict[str, object] = await answer.json()
+    async def fetch(self, path: str) -> dict[str, object]:
+        async with self.http.get(f"{self.url}{path}") as response:
+            assert response.status == 200, await response.text()
+            found: dict[str, object] = await response.json()
             return found
 
 
 @contextlib.asynccontextmanager
 async def running(load: Load) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The app in a process of its own, which is killed at the end."""
+    """Run the app in a child process, and kill it after the block."""
     with (load.folder / "errors").open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -124,7 +124,7 @@ async def running(load: Load) -> AsyncIterator[asyncio.subprocess.Process]:
         while True:
             assert process.returncode is None, (load.folder / "errors").read_text()
             with contextlib.suppress(aiohttp.ClientError, OSError):
-                await load.ask("/health")
+                await load.fetch("/health")
                 break
             await asyncio.sleep(0.02)
         yield process
@@ -139,8 +139,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-async def test_an_app_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
-    dice = random.Random(os.environ.get("SMOKEBOX_CRASH_SEED", "1"))
+async def test_killed_app_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    rng = random.Random(os.environ.get("SMOKEBOX_CRASH_SEED", "1"))
     folder = project(tmp_path / "project", agents__echo=AGENT)
     (folder / "smokebox.toml").write_text("[app]\nconcurrency = 8\n")
     connector = aiohttp.TCPConnector(limit=0)
@@ -152,7 +152,7 @@ async def test_an_app_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_pa
             group.create_task(load.read(id))
         for _ in range(ROUNDS):
             async with running(load):
-                most = sum(load.ended.values()) + dice.randint(3, 25)
+                most = sum(load.ended.values()) + rng.randint(3, 25)
                 while sum(load.ended.values()) < min(most, CONVERSATIONS * MESSAGES - 5):
                     await asyncio.sleep(0.01)
         async with running(load):
@@ -163,20 +163,20 @@ async def test_an_app_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_pa
 
 
 async def check(load: Load, id: str) -> None:
-    """One conversation, when all is over."""
-    sent = load.accepted[id]
-    assert len(set(sent)) == MESSAGES
-    works = [await load.ask(f"/submissions/{one}?wait=20") for one in sent]
+    """Check one conversation after all its work has ended."""
+    accepted = load.accepted[id]
+    assert len(set(accepted)) == MESSAGES
+    works = [await load.fetch(f"/submissions/{one}?wait=20") for one in accepted]
     assert [one["outcome"] for one in works] == ["completed"] * MESSAGES
     assert [text_of(one)[: len("echo: message 0")] for one in works] == [
         f"echo: message {number}" for number in range(MESSAGES)
     ]
-    history = await load.ask(f"/agents/echo/{id}")
+    history = await load.fetch(f"/agents/echo/{id}")
     events = history["events"]
     assert isinstance(events, list)
     keys = {one["work_id"]: one["key"] for one in events if one["type"] == "work_accepted"}
     ends = [keys[one["work_id"]] for one in events if one["type"] == "work_ended"]
-    assert ends == sent
+    assert ends == accepted
     assert load.seen[id] == list(range(1, len(load.seen[id]) + 1))
     assert len(load.seen[id]) == history["offset"]
 

@@ -1,7 +1,7 @@
-"""Kill -9 of the engine at random moments: nothing is lost, and nothing is left.
+"""SIGKILL of the engine at random moments: nothing acknowledged is lost, and nothing is left.
 
-SMOKEBOX_CRASH_ROUNDS says how often (`make soak`: 500). What fails prints its seed;
-SMOKEBOX_CRASH_SEED begins with that one.
+SMOKEBOX_CRASH_ROUNDS is the number of kills (`make soak`: 500). A failure prints its seed;
+SMOKEBOX_CRASH_SEED starts with that one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crash.killing import PATIENCE, Engine, Place, kill_an_agent, leftovers, new_place, still_there
-from crash.ledger import Ledger
+from crash.engine_process import (
+    HANG_SECONDS,
+    Engine,
+    StateDirectory,
+    kill_guest_init,
+    leftovers,
+    new_state_directory,
+    still_running,
+)
+from crash.sandbox_model import SandboxModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,63 +36,65 @@ SEEDS = range(ROUNDS // ROUNDS_EACH or 1)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", SEEDS)
-def test_nothing_acknowledged_is_lost_and_nothing_is_left(number: int) -> None:
-    with new_place(ordinary=False) as place:
-        crash(place, FIRST + number, ROUNDS_EACH)
+def test_killed_engine_loses_and_leaves_nothing(number: int) -> None:
+    with new_state_directory(unprivileged=False) as directory:
+        crash(directory, FIRST + number, ROUNDS_EACH)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the test above is an ordinary user's already")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above runs as an unprivileged user already")
 @pytest.mark.parametrize("number", SEEDS[: -(-len(SEEDS) // 5)])
-def test_the_same_holds_for_an_ordinary_user(number: int) -> None:
-    with new_place(ordinary=True) as place:
-        crash(place, FIRST + number, ROUNDS_EACH)
+def test_killed_engine_of_unprivileged_user_loses_and_leaves_nothing(number: int) -> None:
+    with new_state_directory(unprivileged=True) as directory:
+        crash(directory, FIRST + number, ROUNDS_EACH)
 
 
-def crash(place: Place, seed: int, rounds: int) -> None:
-    """Kill so many engines on one state directory, and then see that all can be removed."""
-    chance, ledger = random.Random(seed), Ledger()
-    pool = str(chance.choice((0, 0, 2)))
+def crash(directory: StateDirectory, seed: int, rounds: int) -> None:
+    """Kill so many engines of one state directory, then check that all of it can be removed."""
+    rng, model = random.Random(seed), SandboxModel()
+    pool = str(rng.choice((0, 0, 2)))
     for n in range(1, rounds + 1):
-        with killed(place, ledger, pool, str(seed), str(n)) as engine:
-            live(engine, chance)
-        if chance.random() < 0.15:
-            kill_an_agent(place, ledger, chance)
-    # On a busy machine all of them may be killed, or close, before they did anything.
-    deadline = time.monotonic() + 2 * PATIENCE
-    while not ledger.steps and time.monotonic() < deadline:
+        with killed(directory, model, pool, str(seed), str(n)) as engine:
+            run_for_a_while(engine, rng)
+        if rng.random() < 0.15:
+            kill_guest_init(directory, model, rng)
+    # On a busy machine all of them may be killed, or close, before their first step.
+    deadline = time.monotonic() + 2 * HANG_SECONDS
+    while not model.steps and time.monotonic() < deadline:
         n += 1
-        with killed(place, ledger, pool, str(seed), str(n)) as engine:
-            live_until_a_step(engine, deadline)
-    with Engine(place, ledger, pool, str(seed), "0", "finish") as engine:
+        with killed(directory, model, pool, str(seed), str(n)) as engine:
+            run_until_a_step(engine, deadline)
+    with Engine(directory, model, pool, str(seed), "0", "finish") as engine:
         engine.finish()
-    ledger.violations += leftovers(place)
-    assert not ledger.violations, f"seed {seed}, at the end:\n" + "\n".join(ledger.violations)
-    assert ledger.steps, f"seed {seed}: no engine came to do anything"
+    model.violations += leftovers(directory)
+    assert not model.violations, f"seed {seed}, at the end:\n" + "\n".join(model.violations)
+    assert model.steps, f"seed {seed}: no engine did a step"
 
 
 @contextlib.contextmanager
-def killed(place: Place, ledger: Ledger, pool: str, seed: str, n: str) -> Iterator[Engine]:
-    """One engine, killed at the end."""
-    with Engine(place, ledger, pool, seed, n) as engine:
+def killed(
+    directory: StateDirectory, model: SandboxModel, pool: str, seed: str, n: str
+) -> Iterator[Engine]:
+    """Start an engine, and kill it after the block."""
+    with Engine(directory, model, pool, seed, n) as engine:
         yield engine
         helpers = engine.kill()
-    ledger.violations += still_there(helpers, "smokebox-zygote")
-    assert not ledger.violations, f"seed {seed}, round {n}:\n" + "\n".join(ledger.violations)
+    model.violations += still_running(helpers, "smokebox-zygote")
+    assert not model.violations, f"seed {seed}, round {n}:\n" + "\n".join(model.violations)
 
 
-def live(engine: Engine, chance: random.Random) -> None:
-    """Let an engine be, for a moment of its start or of its work."""
-    if chance.random() < 0.25:
-        engine.listen(chance.uniform(0.1, 0.6))
-    elif engine.listen(PATIENCE, until_looked=True) and engine.looked:
-        engine.listen(chance.choice((0.1, 0.7, 1.5)) * chance.random())
+def run_for_a_while(engine: Engine, rng: random.Random) -> None:
+    """Run an engine for a part of its start or of its work."""
+    if rng.random() < 0.25:
+        engine.read(rng.uniform(0.1, 0.6))
+    elif engine.read(HANG_SECONDS, until_inspected=True) and engine.inspected:
+        engine.read(rng.choice((0.1, 0.7, 1.5)) * rng.random())
     else:
-        engine.ledger.violations.append("the engine did not come up")
+        engine.model.violations.append("the engine did not start")
 
 
-def live_until_a_step(engine: Engine, deadline: float) -> None:
-    """Let an engine be until it said that it has done something."""
-    while not engine.ledger.steps and time.monotonic() < deadline:
-        if not engine.listen(0.1):
+def run_until_a_step(engine: Engine, deadline: float) -> None:
+    """Run an engine until it has done a step."""
+    while not engine.model.steps and time.monotonic() < deadline:
+        if not engine.read(0.1):
             break

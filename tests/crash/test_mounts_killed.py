@@ -1,4 +1,4 @@
-"""Kill -9 of an engine while it mounts, while what is mounted is written to, and at any line."""
+"""SIGKILL of an engine while it mounts a bucket, and while files are written to the mount."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crash.killing import new_place
+from crash.engine_process import new_state_directory
 from engine.leftovers import sandbox_pids
 from engine.mounts.store import Store
 from smokebox.engine.host import Host
@@ -23,13 +23,13 @@ from smokebox.sandbox.access import Access
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crash.killing import Place
+    from crash.engine_process import StateDirectory
     from smokebox.testing import SeaweedServer
 
 SOURCE = Path(__file__).parents[2] / "src"
 ROUNDS = int(os.environ.get("SMOKEBOX_CRASH_ROUNDS", "0")) // 10 or 8
-# Mounts, then writes one file after another, and says so of each that was accepted. With a
-# number it kills itself before that line of what mounts.
+# Mounts a bucket, then writes files and prints the name of each accepted one. With a number in
+# `kill_at` it kills itself before that line of the mount code.
 PROGRAM = """
 import asyncio, json, os, sys
 from smokebox.engine.host import Host
@@ -70,9 +70,9 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    with new_place(ordinary=False) as place:
-        yield place
+def directory() -> Iterator[StateDirectory]:
+    with new_state_directory(unprivileged=False) as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -86,12 +86,19 @@ def access(seaweed: SeaweedServer) -> Access:
 
 
 def killed(
-    place: Place, bucket: str, access: Access, turn: int, *, at: int, after: int
+    directory: StateDirectory, bucket: str, access: Access, turn: int, *, at: int, after: int
 ) -> list[str]:
-    """What an engine had accepted when it was killed: before a line, or after so many files."""
-    words = [place.home, place.layers, bucket, json.dumps(asdict(access)), str(turn), str(at)]
+    """Run an engine until it is killed, and return the files that it accepted."""
+    args = [
+        directory.home,
+        directory.layers,
+        bucket,
+        json.dumps(asdict(access)),
+        str(turn),
+        str(at),
+    ]
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", PROGRAM, *args],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -106,9 +113,9 @@ def killed(
     return accepted
 
 
-async def look(place: Place, store: Store, accepted: list[str]) -> None:
-    """All that was accepted is there, and what is said to be mounted is."""
-    async with await Host.open(place.home, pool=0, images=place.layers) as host:
+async def check(directory: StateDirectory, store: Store, accepted: list[str]) -> None:
+    """Check that accepted files are in the bucket, and that listed mounts exist."""
+    async with await Host.open(directory.home, pool=0, images=directory.layers) as host:
         sandbox = host.sandbox("box")
         result = await sandbox.exec("awk '$3 == \"fuse\" {print $2}' /proc/mounts; ls /data")
         listed = [one.path for one in await sandbox.mounts.list()]
@@ -119,23 +126,23 @@ async def look(place: Place, store: Store, accepted: list[str]) -> None:
             assert store[name] == f"{name}\n".encode()
         await sandbox.sleep()
     async with asyncio.timeout(10):
-        while list(sandbox_pids(place.home)):
+        while list(sandbox_pids(directory.home)):
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.timeout(60 + ROUNDS * 10)
-async def test_what_was_accepted_is_in_the_bucket(
-    place: Place, bucket_name: str, access: Access
+async def test_accepted_files_are_in_the_bucket(
+    directory: StateDirectory, bucket_name: str, access: Access
 ) -> None:
     store = Store.of(bucket_name, access)
     accepted: list[str] = []
-    chance = random.Random(7)
+    rng = random.Random(7)
     for turn in range(ROUNDS):
-        # Half of them while it mounts, which is some 300 lines.
-        at = chance.randrange(1, 320) if turn % 2 else 0
-        after = chance.randrange(20)
+        # Half of them during the mount, which takes about 300 lines.
+        at = rng.randrange(1, 320) if turn % 2 else 0
+        after = rng.randrange(20)
         accepted += await asyncio.to_thread(
-            killed, place, bucket_name, access, turn, at=at, after=after
+            killed, directory, bucket_name, access, turn, at=at, after=after
         )
-        await look(place, store, accepted)
+        await check(directory, store, accepted)
     assert accepted

@@ -1,4 +1,4 @@
-"""Kill -9 of the engine under a sandbox that talks to the network: the next one opens the door."""
+"""SIGKILL of the engine of a sandbox that uses the network: the next engine serves its egress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.egress.outside import ask, shouting
+from engine.egress.tcp_traffic import send_text, uppercase_server
 from smokebox.engine.host import Host
 
 if TYPE_CHECKING:
@@ -27,22 +27,22 @@ from smokebox.egress.policy import Egress
 from smokebox.engine.host import Host
 
 async def main():
-    home, layers, tier, port, talk = sys.argv[1:]
-    place = f"127.0.0.1:{port}"
-    policy = Egress(tcp=["db.test:5432"], hosts={"db.test": place, "web.test": place},
+    home, layers, tier, port, client = sys.argv[1:]
+    target = f"127.0.0.1:{port}"
+    policy = Egress(tcp=["db.test:5432"], hosts={"db.test": target, "web.test": target},
                     allowed_hosts=["db.test", "web.test"])
     host = await Host.open(home, tier=tier, pool=0, images=layers)
     sandbox = await host.create("box", egress=policy)
-    await sandbox.start_process(["python3", "-c", talk])
-    while not await sandbox.exists("/workspace/said"):
+    await sandbox.start_process(["python3", "-c", client])
+    while not await sandbox.exists("/workspace/received"):
         await asyncio.sleep(0.01)
     os.write(1, sandbox.egress_proxy.authority.pem)
     os.kill(os.getpid(), 9)
 
 asyncio.run(main())
 """
-# It asks for the address once, and talks on by that.
-TALK = """
+# Resolves the address once, and keeps using it.
+CLIENT = """
 import socket, time
 address = socket.gethostbyname("db.test")
 number = 0
@@ -52,24 +52,24 @@ while True:
         with socket.create_connection((address, 5432), 10) as sock:
             sock.sendall(b"word %d" % number)
             sock.shutdown(socket.SHUT_WR)
-            said = sock.recv(100)
+            received = sock.recv(100)
     except OSError:
-        said = b""
-    if said:
-        with open("/workspace/said", "ab") as file:
-            file.write(said + b"\\n")
+        received = b""
+    if received:
+        with open("/workspace/received", "ab") as file:
+            file.write(received + b"\\n")
     time.sleep(0.05)
 """
 
 
 @contextlib.asynccontextmanager
 async def adopted(tmp_path: Path, layers: Path, tier: str) -> AsyncIterator[tuple[Sandbox, bytes]]:
-    """A sandbox whose engine was killed, in the hands of another; and whom it trusted then."""
+    """Adopt a sandbox whose engine was killed; yields it and its CA certificate before."""
     source = str(Path(__file__).parents[2] / "src")
-    async with shouting() as port:
+    async with uppercase_server() as port:
         killed = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", ENGINE, str(tmp_path / "home"), str(layers), tier),
-            *(str(port), TALK),
+            *(str(port), CLIENT),
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": source},
         )
@@ -81,7 +81,7 @@ async def adopted(tmp_path: Path, layers: Path, tier: str) -> AsyncIterator[tupl
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("tier", ["namespaces", pytest.param("gvisor", marks=pytest.mark.gvisor)])
-async def test_what_runs_goes_on_talking_by_the_addresses_that_it_knows(
+async def test_adopted_sandbox_keeps_its_addresses_and_certificate(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tier: str
 ) -> None:
     layers = tmp_path_factory.getbasetemp() / "crash-images"
@@ -89,11 +89,11 @@ async def test_what_runs_goes_on_talking_by_the_addresses_that_it_knows(
         info = await sandbox.info()
         assert info is not None
         assert (info.status, info.generation) == ("active", 1)
-        before = len((await sandbox.read_bytes("/workspace/said")).splitlines())
+        before = len((await sandbox.read_bytes("/workspace/received")).splitlines())
         async with asyncio.timeout(30):
-            while len((await sandbox.read_bytes("/workspace/said")).splitlines()) < before + 3:
+            while len((await sandbox.read_bytes("/workspace/received")).splitlines()) < before + 3:
                 await asyncio.sleep(0.02)
-        assert await ask(sandbox, "db.test", 5432, "new") == "NEW"
+        assert await send_text(sandbox, "db.test", 5432, "new") == "NEW"
         assert sandbox.egress_proxy.authority.pem == pem
         cursors = [event.cursor for event in await sandbox.egress_proxy.audit_log.read()]
         assert cursors == sorted(set(cursors))

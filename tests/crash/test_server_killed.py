@@ -1,7 +1,6 @@
-"""kill -9 of the server while clients use it: they hear of it, and lose nothing that was done.
+"""SIGKILL of the server while clients of the SDK use it: calls raise, and nothing done is lost.
 
-The clients are those of the SDK, whose server is started again by hand on the same state
-directory, as `smokebox up` would.
+The server is restarted on the same state directory, as `smokebox up` would.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(120)
 
-# What a client may hear of a server that is no more. Both say what to do next.
-LOST = (SandboxGone, ServiceUnavailable)
+# Errors of a client whose server is gone.
+SERVER_GONE = (SandboxGone, ServiceUnavailable)
 MEBIBYTE = 1 << 20
 
 
 class Service:
-    """A server that can be killed and started again, and a client of it."""
+    """A server that can be killed and restarted, and a client of it."""
 
     def __init__(self, home: str) -> None:
         self.home = home
@@ -41,11 +40,11 @@ class Service:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Serve the state directory, and return when it answers."""
+        """Start the server, and wait until it responds."""
         await self._stack.enter_async_context(run_killable_server(self.home))
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the server."""
         await self._stack.aclose()
 
 
@@ -61,34 +60,34 @@ async def service() -> AsyncIterator[Service]:
             await service.kill()
 
 
-async def test_a_command_under_way_raises_and_the_sandbox_is_there_again(service: Service) -> None:
-    box = service.client.sandbox("box")
-    await box.write_file("kept", "before")
-    running = asyncio.create_task(box.exec("touch begun; sleep 60"))
-    await _until(lambda: box.exists("begun"))
+async def test_running_command_raises_and_sandbox_is_adopted(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
+    await sandbox.write_file("kept", "before")
+    running = asyncio.create_task(sandbox.exec("touch started; sleep 60"))
+    await _eventually(lambda: sandbox.exists("started"))
     await service.kill()
-    with pytest.raises(LOST):
+    with pytest.raises(SERVER_GONE):
         await running
     await service.start()
-    assert await box.read_file("kept") == "before"
-    # What was started for a caller that is gone is gone too.
-    await _until(lambda: _no_sleeper(box))
+    assert await sandbox.read_file("kept") == "before"
+    # The command of the disconnected client is killed.
+    await _eventually(lambda: _no_sleep_process(sandbox))
 
 
-async def test_a_stream_under_way_raises_after_what_was_written(service: Service) -> None:
-    box = service.client.sandbox("box")
-    heard = []
-    with pytest.raises(LOST):
-        async with box.exec_stream("echo first; sleep 60") as stream:
+async def test_running_stream_raises_after_its_output(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
+    received = []
+    with pytest.raises(SERVER_GONE):
+        async with sandbox.exec_stream("echo first; sleep 60") as stream:
             async for chunk in stream:
-                heard.append(chunk.data)
+                received.append(chunk.data)
                 await service.kill()
-    assert heard == ["first\n"]
+    assert received == ["first\n"]
 
 
-async def test_an_upload_under_way_leaves_the_file_as_it_was(service: Service) -> None:
-    box = service.client.sandbox("box")
-    await box.write_file("file", "old")
+async def test_interrupted_upload_leaves_the_file_unchanged(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
+    await sandbox.write_file("file", "old")
 
     async def pieces() -> AsyncIterator[bytes]:
         for number in range(64):
@@ -96,36 +95,36 @@ async def test_an_upload_under_way_leaves_the_file_as_it_was(service: Service) -
                 await service.kill()
             yield os.urandom(MEBIBYTE)
 
-    with pytest.raises(LOST):
-        await box.write_stream("file", pieces())
+    with pytest.raises(SERVER_GONE):
+        await sandbox.write_stream("file", pieces())
     await service.start()
-    assert await box.read_file("file") == "old"
-    assert await box.readdir(".") == ["file"]
+    assert await sandbox.read_file("file") == "old"
+    assert await sandbox.readdir(".") == ["file"]
 
 
-async def test_a_download_under_way_is_never_taken_for_whole(service: Service) -> None:
-    box = service.client.sandbox("box")
+async def test_interrupted_download_raises(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
     data = os.urandom(MEBIBYTE) * 32
-    await box.write_file("file", data)
-    with pytest.raises(LOST):
-        async for _ in box.read_stream("file"):
+    await sandbox.write_file("file", data)
+    with pytest.raises(SERVER_GONE):
+        async for _ in sandbox.read_stream("file"):
             await service.kill()
     await service.start()
-    whole = hashlib.sha256()
-    async for piece in box.read_stream("file"):
-        whole.update(piece)
-    assert whole.digest() == hashlib.sha256(data).digest()
+    digest = hashlib.sha256()
+    async for piece in sandbox.read_stream("file"):
+        digest.update(piece)
+    assert digest.digest() == hashlib.sha256(data).digest()
 
 
-async def test_a_process_runs_on_and_its_log_goes_on_at_the_cursor(service: Service) -> None:
-    box = service.client.sandbox("box")
+async def test_process_keeps_running_and_log_resumes_at_cursor(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
     count = "i=0; while [ $i -lt 400 ]; do echo $i; i=$((i+1)); sleep 0.01; done"
-    process = await box.start_process(count)
+    process = await sandbox.start_process(count)
     pid = process.pid
     lines: list[str] = []
     cursor = None
     for _ in range(3):
-        with contextlib.suppress(*LOST):
+        with contextlib.suppress(*SERVER_GONE):
             async for chunk in process.stream_logs(cursor=cursor):
                 lines += chunk.data.splitlines(keepends=True)
                 cursor = chunk.cursor
@@ -136,93 +135,94 @@ async def test_a_process_runs_on_and_its_log_goes_on_at_the_cursor(service: Serv
     async for chunk in process.stream_logs(cursor=cursor):
         lines.append(chunk.data)
     assert "".join(lines).split() == [str(number) for number in range(400)]
-    again = await box.get_process(process.id)
+    again = await sandbox.get_process(process.id)
     assert (again.pid, await again.wait_for_exit()) == (pid, 0)
 
 
-async def test_a_reader_of_a_log_notices_nothing_of_a_short_absence(service: Service) -> None:
-    box = service.client.sandbox("box")
-    process = await box.start_process("for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done")
-    heard: list[str] = []
+async def test_log_stream_survives_a_restart(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
+    process = await sandbox.start_process("for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done")
+    received: list[str] = []
 
     async def read() -> None:
+        nonlocal received
         async for chunk in process.stream_logs():
-            heard[len(heard) :] = [chunk.data]
+            received += [chunk.data]
 
     reading = asyncio.create_task(read())
-    await _until(lambda: _has(heard, "2"))
+    await _eventually(lambda: _has_line(received, "2"))
     await service.kill()
     await service.start()
     await reading
-    assert "".join(heard).split() == ["1", "2", "3", "4", "5", "6"]
+    assert "".join(received).split() == ["1", "2", "3", "4", "5", "6"]
 
 
-async def test_a_terminal_ends_with_the_server_and_says_so(service: Service) -> None:
-    box = service.client.sandbox("box")
-    terminal = await box.create_terminal()
+async def test_terminal_ends_with_the_server(service: Service) -> None:
+    sandbox = service.client.sandbox("box")
+    terminal = await sandbox.create_terminal()
     await terminal.write(b"echo $((40 + 2)); sleep 60\n")
-    seen = b""
-    with pytest.raises(LOST):
+    output = b""
+    with pytest.raises(SERVER_GONE):
         async for data in terminal:
-            seen += data
-            if b"42" in seen:
+            output += data
+            if b"42" in output:
                 await service.kill()
     await service.start()
     with pytest.raises(NotFound):
-        await box.open_terminal(terminal.id)
-    await _until(lambda: _no_sleeper(box))
+        await sandbox.open_terminal(terminal.id)
+    await _eventually(lambda: _no_sleep_process(sandbox))
 
 
-async def test_code_contexts_are_found_again_and_the_code_under_way_is_interrupted(
+async def test_code_contexts_survive_and_running_code_is_interrupted(
     service: Service,
 ) -> None:
-    box = service.client.sandbox("box")
-    context = await box.create_code_context(cwd="/tmp")
-    await box.run_code("x = 'kept'\nseen = []", context=context)
+    sandbox = service.client.sandbox("box")
+    context = await sandbox.create_code_context(cwd="/tmp")
+    await sandbox.run_code("x = 'kept'\nevents = []", context=context)
     endless = (
-        "import time\nopen('/workspace/begun', 'w').close()\n"
-        "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: seen.append('stopped')"
+        "import time\nopen('/workspace/started', 'w').close()\n"
+        "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: events.append('stopped')"
     )
-    running = asyncio.create_task(box.run_code(endless, context=context))
-    await _until(lambda: box.exists("begun"))
+    running = asyncio.create_task(sandbox.run_code(endless, context=context))
+    await _eventually(lambda: sandbox.exists("started"))
     await service.kill()
-    with pytest.raises(LOST):
+    with pytest.raises(SERVER_GONE):
         await running
     await service.start()
-    assert [one.id for one in await box.list_code_contexts()] == [context.id]
-    told = await box.run_code("x, seen", context=context)
-    assert (told.text, told.count, told.stdout) == ("('kept', ['stopped'])", 3, "")
+    assert [one.id for one in await sandbox.list_code_contexts()] == [context.id]
+    result = await sandbox.run_code("x, events", context=context)
+    assert (result.text, result.count, result.stdout) == ("('kept', ['stopped'])", 3, "")
 
 
-async def test_a_context_whose_making_was_cut_short_is_whole_or_not_there(
+async def test_interrupted_context_creation_leaves_a_working_context_or_none(
     service: Service,
 ) -> None:
-    box = service.client.sandbox("box")
-    await box.wake()
+    sandbox = service.client.sandbox("box")
+    await sandbox.wake()
     for pause in (0.0, 0.01, 0.03, 0.06):
-        making = asyncio.create_task(box.create_code_context())
+        creating = asyncio.create_task(sandbox.create_code_context())
         await asyncio.sleep(pause)
         await service.kill()
-        await asyncio.wait({making})
-        making.exception()
+        await asyncio.wait({creating})
+        creating.exception()
         await service.start()
-        for context in await box.list_code_contexts():
+        for context in await sandbox.list_code_contexts():
             with contextlib.suppress(ProcessEnded):
-                told = await box.run_code("1", context=context, timeout=15)
-                assert told.text == "1"
-    assert (await box.run_code("'well'")).text == "'well'"
+                result = await sandbox.run_code("1", context=context, timeout=15)
+                assert result.text == "1"
+    assert (await sandbox.run_code("'works'")).text == "'works'"
 
 
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def _eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(30):
         while not await condition():
             await asyncio.sleep(0.02)
 
 
-async def _has(heard: list[str], line: str) -> bool:
-    return line in "".join(heard).split()
+async def _has_line(received: list[str], line: str) -> bool:
+    return line in "".join(received).split()
 
 
-async def _no_sleeper(box: Sandbox) -> bool:
-    result = await box.exec("pgrep -x sleep || true")
+async def _no_sleep_process(sandbox: Sandbox) -> bool:
+    result = await sandbox.exec("pgrep -x sleep || true")
     return not result.stdout.strip()

@@ -1,8 +1,8 @@
 """An engine under load, to be killed: `workload.py HOME LAYERS POOL SEED ROUND [finish]`.
 
-It tells what it finds, then works at random and says before and after each step what it
-does; sometimes it breaks off and closes. With `finish` it only tells, destroys everything
-and closes.
+It reports the state that it finds, then does random steps and reports the start and end of each;
+sometimes it cancels them and closes. With `finish` it only reports, destroys everything and
+closes.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from smokebox.engine.sandbox import Sandbox
     from smokebox.runtime.stream import ExecStream
 
-BOXES = ("box-0", "box-1", "box-2", "box-3")
-SESSION = "memory"
+SANDBOXES = ("box-0", "box-1", "box-2", "box-3")
+SESSION = "session"
 MOST_PROCESSES = 3
 HANG = "sleep 123456"
-# Counts without a fork, and without an end.
+# Counts for ever, without forks.
 COUNT = "exec 9<> <(:); i=0; while :; do echo $i; i=$((i+1)); read -t 0.03 -u 9; done"
 
 
-def tell(**words: object) -> None:
-    """One line for whoever watches."""
-    data = json.dumps(words).encode() + b"\n"
+def report(**fields: object) -> None:
+    """Write a report to stdout."""
+    data = json.dumps(fields).encode() + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
 class Worker:
-    """Does one step after the other with one sandbox."""
+    """Does random steps with one sandbox."""
 
-    def __init__(self, host: Host, id: str, chance: random.Random, started: int) -> None:
+    def __init__(self, host: Host, id: str, rng: random.Random, started: int) -> None:
         self.host = host
         self.id = id
-        self.chance = chance
+        self.rng = rng
         self.serial = started
         self.running: list[str] = []
         self.hanging: list[ExecStream] = []
 
-    async def work(self) -> None:
-        """Work until killed."""
+    async def run(self) -> None:
+        """Do steps until killed."""
         steps = {
             self.write_file: 20,
             self.write_by_command: 20,
@@ -65,32 +65,32 @@ class Worker:
             self.destroy: 6,
         }
         while True:
-            [step] = self.chance.choices(list(steps), list(steps.values()))
+            [step] = self.rng.choices(list(steps), list(steps.values()))
             self.serial += 1
             await step(self.host.sandbox(self.id), str(self.serial))
-            await asyncio.sleep(self.chance.choice((0, 0, 0.01)))
+            await asyncio.sleep(self.rng.choice((0, 0, 0.01)))
 
-    def will(self, *step: str) -> None:
-        tell(will=[self.id, *step])
+    def start(self, *step: str) -> None:
+        report(started=[self.id, *step])
 
-    def did(self, pid: int | None = None) -> None:
-        tell(did=self.id, pid=pid)
+    def finish(self, pid: int | None = None) -> None:
+        report(finished=self.id, pid=pid)
 
     async def write_file(self, sandbox: Sandbox, serial: str) -> None:
-        name = f"f{self.chance.randrange(4)}"
-        self.will("write", name, serial)
+        name = f"f{self.rng.randrange(4)}"
+        self.start("write", name, serial)
         await sandbox.write_file(name, serial)
-        self.did()
+        self.finish()
 
     async def write_by_command(self, sandbox: Sandbox, serial: str) -> None:
-        name = f"f{self.chance.randrange(4)}"
-        self.will("write", name, serial)
+        name = f"f{self.rng.randrange(4)}"
+        self.start("write", name, serial)
         result = await sandbox.exec(f"echo -n {serial} >.part && mv .part {name}")
         assert result.success, result
-        self.did()
+        self.finish()
 
     async def set_variable(self, sandbox: Sandbox, serial: str) -> None:
-        self.will("remember", serial)
+        self.start("set", serial)
         try:
             session = await sandbox.sessions.get(SESSION)
         except NotFound:
@@ -98,62 +98,62 @@ class Worker:
         result = await session.exec(f"N={serial}")
         assert result.success, result
         await session.flush()
-        self.did()
+        self.finish()
 
     async def label(self, sandbox: Sandbox, serial: str) -> None:
-        self.will("label", serial)
+        self.start("label", serial)
         self.host.sandbox(self.id, labels={"serial": serial})
         await sandbox.wake()
-        self.did()
+        self.finish()
 
     async def start_process(self, sandbox: Sandbox, serial: str) -> None:
         if len(self.running) == MOST_PROCESSES:
             await self.end_process(sandbox, serial)
             return
         name = f"p{serial}"
-        self.will("start", name)
+        self.start("start", name)
         process = await sandbox.start_process(COUNT, process_id=name)
-        self.did(process.pid)
+        self.finish(process.pid)
         self.running.append(name)
 
     async def end_process(self, sandbox: Sandbox, serial: str) -> None:
         if not self.running:
             return
         name = self.running.pop()
-        self.will("end", name)
+        self.start("end", name)
         await sandbox.processes.kill(name, "KILL")
         assert await (await sandbox.processes.get(name)).wait_for_exit() == 137
-        self.did()
+        self.finish()
 
     async def hang(self, sandbox: Sandbox, serial: str) -> None:
-        self.will("hang")
+        self.start("hang")
         stream = sandbox.exec_stream(f"echo on; exec {HANG}")
         assert (await anext(aiter(stream))).data == "on\n"
         self.hanging.append(stream)
-        self.did()
+        self.finish()
 
     async def sleep(self, sandbox: Sandbox, serial: str) -> None:
-        self.will("sleep")
+        self.start("sleep")
         await sandbox.sleep()
-        self.did()
-        await self.forget()
+        self.finish()
+        await self.clear()
 
     async def destroy(self, sandbox: Sandbox, serial: str) -> None:
-        self.will("destroy")
+        self.start("destroy")
         await sandbox.destroy()
-        self.did()
-        await self.forget()
+        self.finish()
+        await self.clear()
 
-    async def forget(self) -> None:
-        """Nothing runs any more."""
+    async def clear(self) -> None:
+        """Forget processes and streams, which have ended."""
         self.running.clear()
         while self.hanging:
             with contextlib.suppress(SandboxGone):
                 await self.hanging.pop().aclose()
 
 
-async def look(host: Host, id: str) -> list[str]:
-    """Tell all there is of a sandbox; the processes that run in it."""
+async def inspect(host: Host, id: str) -> list[str]:
+    """Report the state of a sandbox, and return its running processes."""
     sandbox = host.sandbox(id)
     info = await sandbox.info()
     assert info is not None
@@ -172,35 +172,35 @@ async def look(host: Host, id: str) -> list[str]:
     }
     try:
         result = await sandbox.exec("echo -n $N", session=SESSION)
-        remembered = result.stdout
+        variable = result.stdout
     except NotFound:
-        remembered = ""
+        variable = ""
     alive = await sandbox.exec("cd /proc; echo [0-9]*")
     commands = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    tell(
-        saw=id,
+    report(
+        found=id,
         generation=info.generation,
-        last_end=info.stop_reason,
+        stop_reason=info.stop_reason,
         label=info.labels.get("serial"),
         processes=processes,
         files=files,
-        remembered=remembered,
+        variable=variable,
         alive=[int(word) for word in alive.stdout.split()],
         hanging=HANG in commands.stdout,
     )
     return [name for name, process in processes.items() if process["status"] == "running"]
 
 
-def survey(home: str) -> None:
-    """Tell what is on disk and in cgroups, and what the record knows of it."""
+def inspect_host(home: str) -> None:
+    """Report directories, cgroups and the record."""
     with sqlite3.connect(f"{home}/record.db") as record:
         rows = record.execute("SELECT key, status FROM sandboxes").fetchall()
     record.close()
     hierarchy, prefix = detect(), f"{tag_of(home)}-"
-    tell(
-        boxes=os.listdir(f"{home}/boxes"),
+    report(
+        directories=os.listdir(f"{home}/boxes"),
         keys=[key for key, _ in rows],
-        unsettled=[key for key, status in rows if status == "destroying"],
+        destroying=[key for key, status in rows if status == "destroying"],
         active=[key for key, status in rows if status == "active"],
         cgroups=[
             name
@@ -213,35 +213,35 @@ def survey(home: str) -> None:
 
 
 async def main(home: str, layers: str, pool: str, seed: str, number: str, *finish: str) -> None:
-    tell(began=os.getpid())
+    report(pid=os.getpid())
     host = await Host.open(home, images=layers, pool=int(pool))
-    survey(home)
-    found = {info.id: await look(host, info.id) for info in await host.list()}
-    tell(looked=sorted(found))
+    inspect_host(home)
+    found = {info.id: await inspect(host, info.id) for info in await host.list()}
+    report(inspected=sorted(found))
     if finish:
         for id in found:
             await host.sandbox(id).destroy()
         await host.aclose()
         return
-    chance = random.Random(f"{seed}-{number}")
-    work = []
-    for id in BOXES:
-        worker = Worker(host, id, random.Random(chance.random()), int(number) * 10_000)
+    rng = random.Random(f"{seed}-{number}")
+    tasks = []
+    for id in SANDBOXES:
+        worker = Worker(host, id, random.Random(rng.random()), int(number) * 10_000)
         worker.running = found.get(id, [])
-        work.append(asyncio.create_task(worker.work()))
-    patience = chance.choice((None, None, chance.random()))
-    ended, _ = await asyncio.wait(work, timeout=patience, return_when=asyncio.FIRST_EXCEPTION)
+        tasks.append(asyncio.create_task(worker.run()))
+    timeout = rng.choice((None, None, rng.random()))
+    ended, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
     for task in ended:
         task.result()
-    await close(host, work, detach=chance.random() < 0.5)
+    await close(host, tasks, detach=rng.random() < 0.5)
 
 
-async def close(host: Host, work: list[asyncio.Task[None]], *, detach: bool) -> None:
-    """Break everything off and close, as upon a signal."""
-    tell(closing=True, detach=detach)
-    for task in work:
+async def close(host: Host, tasks: list[asyncio.Task[None]], *, detach: bool) -> None:
+    """Cancel all steps and close, as after a signal."""
+    report(closing=True, detach=detach)
+    for task in tasks:
         task.cancel()
-    await asyncio.wait(work)
+    await asyncio.wait(tasks)
     await host.aclose(detach=detach)
 
 

@@ -1,4 +1,4 @@
-"""Built-in handlers: what they add and refuse, and that they show no secret."""
+"""Built-in handlers: the headers they set, the requests they refuse, no secrets in reprs."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ if TYPE_CHECKING:
 SECRET = "s3cret-value"
 
 
-class Asked:
-    """A context that answers by itself."""
+class FakeContext:
+    """A `HandlerContext` that returns a fixed response to `forward`."""
 
     sandbox_id = "box-7"
     rule = "outbound_by_host['api.test']"
 
-    def __init__(self, answer: Response | None = None) -> None:
-        self.answer = answer or Response("answered")
-        self.seen: list[Request] = []
+    def __init__(self, response: Response | None = None) -> None:
+        self.response = response or Response("forwarded")
+        self.forwarded: list[Request] = []
 
     async def forward(self, request: Request, *, to: str | None = None) -> Response:
-        self.seen.append(request)
-        return self.answer
+        self.forwarded.append(request)
+        return self.response
 
 
-def asking() -> Request:
+def make_request() -> Request:
     return Request("GET", "https://api.test/v1?key=k", {"authorization": "Bearer placeholder"})
 
 
 async def run(handler: Handler, request: Request | None = None) -> Any:
-    return await run_handler(handler, request or asking(), None, Asked())
+    return await run_handler(handler, request or make_request(), None, FakeContext())
 
 
-async def test_bearer_replaces_what_the_sandbox_sends() -> None:
-    made = await run(bearer(SECRET))
-    assert made.headers.getall("Authorization") == [f"Bearer {SECRET}"]
+async def test_bearer_replaces_the_authorization_of_the_sandbox() -> None:
+    result = await run(bearer(SECRET))
+    assert result.headers.getall("Authorization") == [f"Bearer {SECRET}"]
 
 
-async def test_header_sets_any_other() -> None:
+async def test_header_sets_any_other_header() -> None:
     assert (await run(header("X-Api-Key", SECRET))).headers["x-api-key"] == SECRET
 
 
-async def test_basic_sends_a_name_and_a_password() -> None:
-    scheme, code = (await run(basic("me", SECRET))).headers["authorization"].split()
-    assert (scheme, base64.b64decode(code).decode()) == ("Basic", f"me:{SECRET}")
+async def test_basic_sends_user_and_password() -> None:
+    scheme, encoded = (await run(basic("me", SECRET))).headers["authorization"].split()
+    assert (scheme, base64.b64decode(encoded).decode()) == ("Basic", f"me:{SECRET}")
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ async def test_basic_sends_a_name_and_a_password() -> None:
         chain(log, bearer(SECRET)),
     ],
 )
-def test_no_secret_is_shown(handler: Handler) -> None:
-    shown = repr(handler) + str(handler) + str(handler_name(handler)) + f"{handler!r}"
-    assert SECRET not in shown
+def test_repr_and_name_have_no_secret(handler: Handler) -> None:
+    text = repr(handler) + str(handler) + str(handler_name(handler)) + f"{handler!r}"
+    assert SECRET not in text
     check_handler("outbound", handler)
 
 
@@ -98,7 +98,7 @@ def test_no_secret_is_shown(handler: Handler) -> None:
     ],
 )
 @pytest.mark.parametrize("value", [None, "", f"{SECRET}\n", f"{SECRET}\r\nx: y", 7, "\u2603"])
-def test_what_is_missing_or_cannot_be_sent_is_refused_at_definition(
+def test_missing_or_invalid_value_is_refused_at_definition(
     make: Callable[[Any], Handler], value: Any
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
@@ -108,23 +108,23 @@ def test_what_is_missing_or_cannot_be_sent_is_refused_at_definition(
 
 
 @pytest.mark.parametrize("name", ["", "a b", "host", "Content-Length", "x:y", None])
-def test_a_header_that_cannot_be_set_is_refused(name: Any) -> None:
+def test_header_that_cannot_be_set_is_refused(name: Any) -> None:
     with pytest.raises(InvalidOption, match="is not a header that can be set"):
         header(name, "value")
 
 
-def test_a_user_has_no_colon() -> None:
+def test_user_with_a_colon_is_refused() -> None:
     with pytest.raises(InvalidOption, match="no colon"):
         basic("a:b", "c")
 
 
-@pytest.mark.parametrize("place", ["", "EU West", None])
-def test_a_region_has_to_be_one(place: Any) -> None:
+@pytest.mark.parametrize("region", ["", "EU West", None])
+def test_invalid_region_is_refused(region: Any) -> None:
     with pytest.raises(InvalidOption, match="is not a region"):
-        sign_s3("key", "secret", place)
+        sign_s3("key", "secret", region)
 
 
-async def test_log_writes_a_line_without_what_may_be_secret(
+async def test_log_writes_a_line_without_secrets(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     request = Request("POST", f"https://user:{SECRET}@api.test/v1?token={SECRET}")
@@ -136,19 +136,19 @@ async def test_log_writes_a_line_without_what_may_be_secret(
     ]
 
 
-async def test_a_chain_hands_the_request_on_until_one_answers() -> None:
-    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_chain_passes_the_request_on_until_a_handler_responds() -> None:
+    async def respond(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(request.headers["authorization"])
 
-    async def never(request: Request, env: Any, context: HandlerContext) -> Response:
+    async def fail(request: Request, env: Any, context: HandlerContext) -> Response:
         raise AssertionError
 
-    made = await run(chain(bearer(SECRET), answer, never))
-    assert await made.text() == f"Bearer {SECRET}"
+    result = await run(chain(bearer(SECRET), respond, fail))
+    assert await result.text() == f"Bearer {SECRET}"
     assert isinstance(await run(chain(log, bearer(SECRET))), Request)
 
 
-async def test_a_refusal_in_a_chain_ends_it() -> None:
+async def test_refusal_ends_a_chain() -> None:
     async def refuse(request: Request, env: Any, context: HandlerContext) -> Request:
         raise Refused("not today")
 
@@ -156,19 +156,19 @@ async def test_a_refusal_in_a_chain_ends_it() -> None:
         await run(chain(refuse, bearer(SECRET)))
 
 
-@pytest.mark.parametrize("links", [(), ("m:a",), (bearer,), (None,)])
-def test_a_chain_of_what_is_no_handler_is_refused(links: Any) -> None:
+@pytest.mark.parametrize("handlers", [(), ("m:a",), (bearer,), (None,)])
+def test_chain_of_invalid_handlers_is_refused(handlers: Any) -> None:
     with pytest.raises(InvalidOption):
-        chain(*links)
+        chain(*handlers)
 
 
 @pytest.mark.parametrize("name", smokebox.egress.__all__)
-def test_every_offered_name_can_be_imported(name: str) -> None:
+def test_public_name_can_be_imported(name: str) -> None:
     assert getattr(smokebox.egress, name) is not None
     assert name in dir(smokebox.egress)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         smokebox.egress.nonsense  # noqa: B018
 
@@ -190,9 +190,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("/v1/", "/v1/..%5cv2", False),
     ],
 )
-async def test_restrict_lets_only_listed_paths_through(
-    prefix: str, path: str, allowed: bool
-) -> None:
+async def test_restrict_allows_only_listed_paths(prefix: str, path: str, allowed: bool) -> None:
     request = Request("GET", f"https://api.test{path}")
     if allowed:
         assert await run(restrict(paths=[prefix]), request) is request
@@ -201,7 +199,7 @@ async def test_restrict_lets_only_listed_paths_through(
             await run(restrict(paths=[prefix]), request)
 
 
-async def test_restrict_lets_only_listed_methods_through() -> None:
+async def test_restrict_allows_only_listed_methods() -> None:
     read_only = restrict(methods=["GET", "HEAD"])
     assert (await run(read_only, Request("HEAD", "https://api.test/../x"))).method == "HEAD"
     with pytest.raises(Refused, match="POST is not allowed, only GET, HEAD"):
@@ -222,6 +220,6 @@ async def test_restrict_lets_only_listed_methods_through() -> None:
         {"paths": [7]},
     ],
 )
-def test_restrict_refuses_what_could_never_match(options: dict[str, Any]) -> None:
+def test_restrict_refuses_options_that_never_match(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="Leave"):
         restrict(**options)

@@ -109,7 +109,7 @@ async def connect(handler: Handler) -> AsyncIterator[Channel]:
 
 
 class CountedBody:
-    """A body that counts the bytes that were read of it."""
+    """A body that counts the bytes read from it."""
 
     def __init__(self, size: int, piece: int = 64 * 1024) -> None:
         self.read = 0
@@ -207,10 +207,10 @@ async def test_unread_body_is_not_sent_beyond_the_window() -> None:
         result = await channel.handle(make_request())
         pieces = aiter(result.body)
         first = await anext(pieces)
-        await wait_until(lambda: sum(isinstance(one, Piece) for one in channel.frames) > 4)
+        await wait_until(lambda: sum(isinstance(frame, Piece) for frame in channel.frames) > 4)
         for _ in range(200):
             await asyncio.sleep(0)
-        sent = sum(len(one.data) for one in channel.frames if isinstance(one, Piece))
+        sent = sum(len(frame.data) for frame in channel.frames if isinstance(frame, Piece))
         assert len(first) <= sent <= 2 * WINDOW + 256 * 1024
         await pieces.aclose()
         await wait_until(lambda: not channel.server._streams._outgoing)
@@ -284,14 +284,14 @@ async def test_failed_handler_sends_its_class_and_no_secret(
 
 
 async def test_body_that_breaks_off_raises_in_its_reader() -> None:
-    async def breaking(request: Request, env: Any, context: HandlerContext) -> Response:
+    async def break_off(request: Request, env: Any, context: HandlerContext) -> Response:
         async def body() -> AsyncIterator[bytes]:
             yield b"started"
             raise RuntimeError("s3cret")
 
         return Response(body())
 
-    async with connect(breaking) as channel:
+    async with connect(break_off) as channel:
         result = await channel.handle(make_request())
         with pytest.raises(ConnectionError, match="broke off with RuntimeError"):
             await result.read()
@@ -326,7 +326,7 @@ async def test_requests_are_handled_concurrently() -> None:
         tasks = [group.create_task(channel.handle(make_request())) for _ in range(50)]
         await wait_until(lambda: waiting == 50)
         release.set()
-        assert len([await one for one in tasks]) == 50
+        assert len([await task for task in tasks]) == 50
 
 
 async def test_cancelled_caller_cancels_the_handler() -> None:

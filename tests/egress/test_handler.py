@@ -1,4 +1,4 @@
-"""Handlers that are imported by their path."""
+"""Handlers imported by path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a sandbox's network, and changes at run time over them."""
+"""Layers of an egress policy: settings, and changes made at run time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smokebox.egress.message import Request, Response
 from smokebox.egress.policy import Egress
 from smokebox.errors import InvalidOption, LimitReached
 
-NOBODY: Any = None
+NO_CONTEXT: Any = None
 
 
 async def handler(request: Request, env: Any, context: HandlerContext) -> Request:
@@ -40,40 +40,40 @@ def with_changes(changes: EgressChanges, **settings: Any) -> EgressLayers:
     return EgressLayers(changes=changes).with_settings(settings)
 
 
-def test_new_settings_replace_the_old_ones() -> None:
+def test_new_settings_replace_old_ones() -> None:
     layers = EgressLayers().with_settings({"internet": True, "denied_hosts": ["a.test"]})
     layers = layers.with_settings({"denied_hosts": ["c.test"]})
     assert layers.settings == {"denied_hosts": ["c.test"]}
     assert action(layers, "b.test") == "refuse"
 
 
-@pytest.mark.parametrize("wrong", [{"internet": 1}, {"intranet": True}, {"tcp": ["x"]}])
-def test_settings_are_checked_when_they_are_given(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize("invalid", [{"internet": 1}, {"intranet": True}, {"tcp": ["x"]}])
+def test_invalid_settings_are_refused(invalid: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
-        EgressLayers().with_settings(wrong)
+        EgressLayers().with_settings(invalid)
 
 
-def test_allowing_a_host_opens_it_and_closes_no_other() -> None:
+def test_allowing_a_host_does_not_affect_others() -> None:
     layers = with_changes(EgressChanges().allow("new.test"), outbound_by_host={"api.test": "m:a"})
     assert action(layers, "new.test") == "forward"
     assert action(layers, "api.test") == "handle"
     assert action(layers, "b.test") == "refuse"
-    free = with_changes(EgressChanges().allow("new.test"), internet=True)
-    assert action(free, "b.test") == "forward"
+    unrestricted = with_changes(EgressChanges().allow("new.test"), internet=True)
+    assert action(unrestricted, "b.test") == "forward"
 
 
-def test_allowing_a_host_ends_a_denial_of_that_name() -> None:
+def test_allowing_a_host_removes_its_denial() -> None:
     layers = with_changes(EgressChanges().allow("a.test"), internet=True, denied_hosts=["A.test"])
     assert action(layers, "a.test") == "forward"
 
 
-def test_a_host_that_a_glob_denies_cannot_be_opened_by_its_name() -> None:
+def test_host_denied_by_a_glob_cannot_be_allowed_by_name() -> None:
     layers = with_changes(EgressChanges().allow("a.test"), denied_hosts=["*.test"])
     with pytest.raises(InvalidOption, match=r"a\.test stays closed: denied_hosts has '\*\.test'"):
         check_opened(layers.egress(), "a.test")
 
 
-def test_denying_a_host_closes_it_whatever_opened_it() -> None:
+def test_denying_a_host_overrides_all_that_allow_it() -> None:
     changes = EgressChanges().allow("a.test").deny("a.test").deny("api.test").deny("db.test")
     layers = with_changes(
         changes,
@@ -88,14 +88,14 @@ def test_denying_a_host_closes_it_whatever_opened_it() -> None:
     assert action(layers, "b.test") == "handle"
 
 
-def test_settings_that_are_sent_again_undo_no_change() -> None:
+def test_resent_settings_keep_changes() -> None:
     settings = {"allowed_hosts": ["a.test", "b.test"], "denied_hosts": ["c.test"]}
     layers = with_changes(
         EgressChanges().remove_allowed("a.test").remove_denied("c.test").allow("d.test"), **settings
     )
-    again = layers.with_settings(settings)
-    assert again == layers
-    assert [action(again, f"{one}.test") for one in "abcd"] == [
+    resent = layers.with_settings(settings)
+    assert resent == layers
+    assert [action(resent, f"{letter}.test") for letter in "abcd"] == [
         "refuse",
         "forward",
         "refuse",
@@ -103,7 +103,7 @@ def test_settings_that_are_sent_again_undo_no_change() -> None:
     ]
 
 
-def test_a_handler_set_at_run_time_wins_and_can_be_taken_away() -> None:
+def test_handler_set_at_run_time_overrides_and_can_be_removed() -> None:
     settings = {"outbound_by_host": {"a.test": "m:a", "b.test": "m:b"}, "outbound": "m:all"}
     changes = EgressChanges().set_handler("A.test.", "m:new").set_handler("b.test", None)
     policy = with_changes(changes, **settings).egress()
@@ -113,7 +113,7 @@ def test_a_handler_set_at_run_time_wins_and_can_be_taken_away() -> None:
     assert without.decide("b.test").action == "refuse"
 
 
-def test_the_internet_can_be_turned_on_and_off_at_run_time() -> None:
+def test_internet_can_be_turned_on_and_off_at_run_time() -> None:
     assert action(with_changes(EgressChanges().set_internet(True)), "a.test") == "forward"
     off = with_changes(EgressChanges().set_internet(False), internet=True)
     assert action(off, "a.test") == "refuse"
@@ -122,20 +122,20 @@ def test_the_internet_can_be_turned_on_and_off_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("host", ["", "https://a.test", "a b", 7])
-def test_a_host_that_is_none_cannot_be_changed(host: Any) -> None:
+def test_change_of_an_invalid_host_is_refused(host: Any) -> None:
     changes = EgressChanges()
     for change in (changes.allow, changes.deny, changes.remove_allowed, changes.remove_denied):
         with pytest.raises(InvalidOption):
             change(host)
 
 
-def test_changes_have_an_end() -> None:
+def test_number_of_changes_is_limited() -> None:
     changes = EgressChanges(allowed={f"h{number}.test": True for number in range(MAX_CHANGES)})
     with pytest.raises(LimitReached, match="4096 changes"):
         changes.allow("one.more.test")
 
 
-def test_layers_outlive_the_record() -> None:
+def test_layers_survive_json_and_ignore_unknown_fields() -> None:
     changes = (
         EgressChanges().allow("a.test").set_handler("b.test", "m:b").set_handler("c.test", None)
     )
@@ -143,12 +143,12 @@ def test_layers_outlive_the_record() -> None:
     data = json.loads(json.dumps(layers.to_json()))
     assert EgressLayers.from_json(data) == layers
     assert (
-        EgressLayers.from_json({"settings": {"of_tomorrow": 1}, "changes": {"too": 1}})
+        EgressLayers.from_json({"settings": {"added_later": 1}, "changes": {"added_later": 1}})
         == EgressLayers()
     )
 
 
-def test_functions_stay_here_and_are_sent_as_a_mark() -> None:
+def test_functions_stay_in_the_client_and_are_sent_as_markers() -> None:
     split = split_handlers(
         Egress(
             outbound=handler,
@@ -164,7 +164,7 @@ def test_functions_stay_here_and_are_sent_as_a_mark() -> None:
     assert split.handlers == {"": handler, "a.test": other, "b.test:81": handler}
 
 
-async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
+async def test_latest_runner_with_the_slot_handles_the_request() -> None:
     registry = HandlerRegistry()
     layers = EgressLayers().with_settings(
         {"outbound_by_host": {"a.test": CLIENT}, "outbound": "m:all"}
@@ -173,31 +173,31 @@ async def test_the_latest_source_that_has_a_slot_serves_it() -> None:
     assert policy.decide("b.test").handler == "m:all"
     bound: Any = policy.decide("a.test").handler
 
-    async def by() -> str:
-        made: Request = await bound(Request("GET", "http://a.test/"), None, NOBODY)
-        return made.headers["x-by"]
+    async def handled_by() -> str:
+        request: Request = await bound(Request("GET", "http://a.test/"), None, NO_CONTEXT)
+        return request.headers["x-by"]
 
     with pytest.raises(Refused, match="runs in the process of a client, and none is connected"):
-        await by()
-    end_first = registry.attach(LocalHandlers({"a.test": handler}))
-    end_second = registry.attach(LocalHandlers({"a.test": other}))
+        await handled_by()
+    detach_first = registry.attach(LocalHandlers({"a.test": handler}))
+    detach_second = registry.attach(LocalHandlers({"a.test": other}))
     registry.attach(LocalHandlers({"": handler}))
     assert registry.slots == {"", "a.test"}
-    assert await by() == "other"
-    end_second()
-    assert await by() == "handler"
-    end_first()
-    end_first()
+    assert await handled_by() == "other"
+    detach_second()
+    assert await handled_by() == "handler"
+    detach_first()
+    detach_first()
     with pytest.raises(Refused):
-        await by()
+        await handled_by()
 
 
-async def test_a_handler_of_this_process_may_answer_itself() -> None:
-    async def answer(request: Request, env: Any, context: HandlerContext) -> Response:
+async def test_local_handler_may_respond_itself() -> None:
+    async def respond(request: Request, env: Any, context: HandlerContext) -> Response:
         return Response(env)
 
     registry = HandlerRegistry()
-    registry.attach(LocalHandlers({"": answer}))
+    registry.attach(LocalHandlers({"": respond}))
     bound: Any = registry.bind("", CLIENT)
-    made = await bound(Request("GET", "http://a.test/"), "the env", NOBODY)
-    assert await made.text() == "the env"
+    response = await bound(Request("GET", "http://a.test/"), "the env", NO_CONTEXT)
+    assert await response.text() == "the env"

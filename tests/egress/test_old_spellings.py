@@ -15,7 +15,7 @@ from smokebox.errors import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIELDS = [one.name for one in egress_fields()]
+FIELDS = [field.name for field in egress_fields()]
 
 
 def make_host_options(**options: Any) -> object:
@@ -46,7 +46,7 @@ def test_flat_option_names_the_new_spelling(make: Callable[..., object], name: s
     assert caught.value.hint == f"Use egress=Egress({field}=...)."
 
 
-@pytest.mark.parametrize("name", [one for one in FIELDS if not one.startswith("outbound")])
+@pytest.mark.parametrize("name", [name for name in FIELDS if not name.startswith("outbound")])
 def test_attribute_of_a_subclass_names_the_new_spelling(name: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         type("OldSandbox", (Sandbox,), {name: ["api.github.com"]})

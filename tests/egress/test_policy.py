@@ -1,4 +1,4 @@
-"""The order in which a policy judges, and what it refuses at definition."""
+"""Decisions of an egress policy, and options refused at definition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def other(request: Request, env: Any, context: HandlerContext) -> Request:
     return request
 
 
-class Callable:
+class CallableHandler:
     async def __call__(self, request: Request, env: Any, context: HandlerContext) -> Request:
         return request
 
@@ -31,16 +31,14 @@ class Callable:
 HOSTS = ["api.example.com", "example.com", "evil.example.com", "other.test", "192.0.2.7", "::1"]
 
 
-def judge(policy: Egress, host: str, port: int = 443, *, sni: bool = False) -> tuple[str, str]:
+def decide(policy: Egress, host: str, port: int = 443, *, sni: bool = False) -> tuple[str, str]:
     verdict = policy.decide(host, port, sni=sni)
     return verdict.action, verdict.rule
 
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("port", [22, 80, 443])
-def test_nothing_leaves_by_default_and_the_refusal_says_what_would_open_it(
-    host: str, port: int
-) -> None:
+def test_default_refusal_names_the_option_to_set(host: str, port: int) -> None:
     verdict = Egress().decide(host, port)
     assert verdict.action == "refuse"
     assert host in verdict.reason
@@ -49,26 +47,26 @@ def test_nothing_leaves_by_default_and_the_refusal_says_what_would_open_it(
     assert Egress().closed
 
 
-def test_a_denied_host_is_refused_before_all_else() -> None:
+def test_denied_hosts_override_everything_else() -> None:
     policy = Egress(
         internet=True, allowed_hosts=["*.example.com"], denied_hosts=["evil.*"], outbound=handler
     )
-    assert judge(policy, "evil.example.com") == ("refuse", "denied_hosts['evil.*']")
-    assert judge(policy, "api.example.com") == ("handle", "outbound")
+    assert decide(policy, "evil.example.com") == ("refuse", "denied_hosts['evil.*']")
+    assert decide(policy, "api.example.com") == ("handle", "outbound")
 
 
-def test_the_gate_refuses_what_it_does_not_name_though_a_handler_would_take_it() -> None:
+def test_host_outside_allowed_hosts_is_refused_despite_a_handler() -> None:
     policy = Egress(allowed_hosts=["api.test"], outbound=handler, internet=True)
-    assert judge(policy, "other.test") == ("refuse", "allowed_hosts")
-    assert judge(policy, "api.test")[0] == "handle"
+    assert decide(policy, "other.test") == ("refuse", "allowed_hosts")
+    assert decide(policy, "api.test")[0] == "handle"
 
 
-def test_an_empty_gate_lets_nothing_through() -> None:
+def test_empty_allowed_hosts_refuse_every_host() -> None:
     policy = Egress(allowed_hosts=[], internet=True)
-    assert judge(policy, "other.test") == ("refuse", "allowed_hosts")
+    assert decide(policy, "other.test") == ("refuse", "allowed_hosts")
 
 
-def test_an_exact_name_goes_before_a_glob_and_the_more_precise_glob_before_the_other() -> None:
+def test_exact_name_overrides_globs_and_precise_globs_override_others() -> None:
     table = {"*": "m:a", "*.example.com": "m:b", "api.example.com": "m:c", "*.com": "m:d"}
     policy = Egress(outbound_by_host=table)
     found = {
@@ -84,59 +82,59 @@ def test_an_exact_name_goes_before_a_glob_and_the_more_precise_glob_before_the_o
     }
 
 
-def test_what_the_gate_matched_goes_to_the_internet_that_is_off() -> None:
+def test_allowed_hosts_are_forwarded_without_internet() -> None:
     policy = Egress(allowed_hosts=["api.test"])
-    assert judge(policy, "api.test") == ("forward", "allowed_hosts['api.test']")
-    assert judge(policy, "API.test.", 80) == ("forward", "allowed_hosts['api.test']")
+    assert decide(policy, "api.test") == ("forward", "allowed_hosts['api.test']")
+    assert decide(policy, "API.test.", 80) == ("forward", "allowed_hosts['api.test']")
 
 
-def test_other_ports_pass_by_tcp_alone_or_a_handler_that_names_the_port() -> None:
+def test_other_ports_need_tcp_or_a_handler_with_the_port() -> None:
     policy = Egress(internet=True, tcp=["db.test:5432"], outbound_by_host={"api.test:8080": "m:a"})
-    assert judge(policy, "db.test", 5432) == ("tunnel", "tcp['db.test:5432']")
-    assert judge(policy, "db.test", 5433) == ("refuse", "tcp")
-    assert judge(policy, "db.test", 443) == ("forward", "internet")
-    assert judge(policy, "api.test", 8080) == ("handle", "outbound_by_host['api.test:8080']")
-    assert judge(policy, "api.test", 443) == ("forward", "internet")
+    assert decide(policy, "db.test", 5432) == ("tunnel", "tcp['db.test:5432']")
+    assert decide(policy, "db.test", 5433) == ("refuse", "tcp")
+    assert decide(policy, "db.test", 443) == ("forward", "internet")
+    assert decide(policy, "api.test", 8080) == ("handle", "outbound_by_host['api.test:8080']")
+    assert decide(policy, "api.test", 443) == ("forward", "internet")
 
 
-def test_tls_is_passed_unopened_by_its_name_only() -> None:
+def test_pass_through_applies_only_to_the_server_name_of_tls() -> None:
     policy = Egress(pass_through=["pinned.test"])
-    assert judge(policy, "pinned.test", sni=True) == ("tunnel", "pass_through['pinned.test']")
-    assert judge(policy, "pinned.test")[0] == "refuse"
+    assert decide(policy, "pinned.test", sni=True) == ("tunnel", "pass_through['pinned.test']")
+    assert decide(policy, "pinned.test")[0] == "refuse"
     assert policy.resolves("pinned.test")
     assert not policy.closed
 
 
-def test_an_opened_host_passes_the_gate_and_closes_no_other() -> None:
-    gated = EgressInForce(allowed_hosts=["a.test"], opened_hosts=["b.test"])
-    assert judge(gated, "b.test") == ("forward", "allow_host('b.test')")
-    assert judge(gated, "a.test")[0] == "forward"
-    free = EgressInForce(opened_hosts=["b.test"], outbound_by_host={"c.test": handler})
-    assert judge(free, "c.test")[0] == "handle"
-    assert judge(free, "b.test")[0] == "forward"
-    assert judge(free, "d.test")[0] == "refuse"
+def test_opened_host_is_forwarded_and_does_not_affect_others() -> None:
+    restricted = EgressInForce(allowed_hosts=["a.test"], opened_hosts=["b.test"])
+    assert decide(restricted, "b.test") == ("forward", "allow_host('b.test')")
+    assert decide(restricted, "a.test")[0] == "forward"
+    unrestricted = EgressInForce(opened_hosts=["b.test"], outbound_by_host={"c.test": handler})
+    assert decide(unrestricted, "c.test")[0] == "handle"
+    assert decide(unrestricted, "b.test")[0] == "forward"
+    assert decide(unrestricted, "d.test")[0] == "refuse"
 
 
-def test_a_place_of_a_host_comes_with_the_verdict() -> None:
+def test_verdict_has_the_address_of_the_host() -> None:
     policy = Egress(internet=True, hosts={"pypi.test": "127.0.0.1:8081", "six.test": "[::1]:80"})
     assert policy.decide("pypi.test").address == "127.0.0.1:8081"
     assert policy.decide("six.test").address == "[::1]:80"
     assert policy.decide("b.test").address is None
 
 
-def test_an_address_written_in_two_ways_is_one_host() -> None:
+def test_spellings_of_an_address_are_the_same_host() -> None:
     policy = Egress(internet=True, denied_hosts=["192.0.2.7", "2001:db8::1"])
     for host in ("192.0.2.7", "::ffff:192.0.2.7", "::FFFF:c000:207", "2001:DB8:0::1"):
-        assert judge(policy, host)[0] == "refuse", host
+        assert decide(policy, host)[0] == "refuse", host
 
 
-def test_names_in_other_scripts_are_compared_as_dns_has_them() -> None:
+def test_internationalized_names_match_in_punycode() -> None:
     policy = Egress(allowed_hosts=["bücher.test"])
-    assert judge(policy, "xn--bcher-kva.test")[0] == "forward"
+    assert decide(policy, "xn--bcher-kva.test")[0] == "forward"
 
 
 @given(st.sampled_from(HOSTS), st.integers(1, 65535), st.booleans(), st.booleans())
-def test_a_denied_host_is_never_reached_whatever_else_is_set(
+def test_denied_host_is_refused_with_any_other_options(
     host: str, port: int, internet: bool, sni: bool
 ) -> None:
     policy = Egress(
@@ -152,7 +150,7 @@ def test_a_denied_host_is_never_reached_whatever_else_is_set(
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"allowed_hosts": "api.test"}, "allowed_hosts is a list"),
         ({"allowed_hosts": ["https://api.test/v1"]}, "is a URL"),
@@ -191,29 +189,29 @@ def test_a_denied_host_is_never_reached_whatever_else_is_set(
         ({"denied_hosts": ["*.test"], "tcp": ["a.test:22"]}, "never be used"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_definition(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption, match=words) as caught:
+def test_invalid_options_are_refused_at_definition(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message) as caught:
         Egress(**options)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "fine", [handler, Callable(), functools.partial(handler), "package.module:name", CLIENT]
+    "value", [handler, CallableHandler(), functools.partial(handler), "package.module:name", CLIENT]
 )
-def test_what_takes_a_request_can_be_a_handler(fine: Any) -> None:
-    assert Egress(outbound=fine).decide("a.test").handler is fine
+def test_function_object_or_path_can_be_a_handler(value: Any) -> None:
+    assert Egress(outbound=value).decide("a.test").handler is value
 
 
-def test_a_handler_is_named_without_what_it_holds() -> None:
+def test_handler_name_is_its_function_path_or_class() -> None:
     assert handler_name(handler) == "handler"
     assert handler_name("m:a") == "m:a"
-    assert handler_name(Callable()) == "Callable"
+    assert handler_name(CallableHandler()) == "CallableHandler"
     assert handler_name(None) is None
 
 
-async def test_a_plain_function_is_a_handler_too() -> None:
-    request, answer = Request("GET", "http://a.test/"), Response("x")
+async def test_plain_function_can_be_a_handler() -> None:
+    request, response = Request("GET", "http://a.test/"), Response("x")
     context: Any = None
-    assert await run_handler(lambda r, e, c: answer, request, None, context) is answer
+    assert await run_handler(lambda r, e, c: response, request, None, context) is response
     with pytest.raises(TypeError, match="neither a Request nor a Response"):
         await run_handler(lambda r, e, c: None, request, None, context)  # type: ignore[arg-type, return-value]

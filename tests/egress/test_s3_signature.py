@@ -1,4 +1,4 @@
-"""Signatures of S3: AWS's own examples, and a real server that checks them."""
+"""S3 signatures: the examples of AWS, and a real server that checks them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 # From "Signature Calculations for the Authorization Header" of the Amazon S3 API reference.
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 BUCKET = "https://examplebucket.s3.amazonaws.com"
-MOMENT = "20130524T000000Z"
-EMPTY = hashlib.sha256(b"").hexdigest()
-NOBODY: Any = None
+TIMESTAMP = "20130524T000000Z"
+NO_CONTEXT: Any = None
 
 
 @pytest.mark.parametrize(
@@ -62,56 +61,56 @@ NOBODY: Any = None
         ),
     ],
 )
-def test_the_examples_of_aws_have_the_signatures_of_aws(
+def test_examples_of_aws_have_the_documented_signatures(
     method: str, target: str, headers: dict[str, str], body: bytes, signature: str
 ) -> None:
     request = Request(method, BUCKET + target, headers, body)
     signer: Any = sign_s3(KEY, SECRET, "us-east-1")
-    signer.sign(request, hashlib.sha256(body).hexdigest(), MOMENT)
+    signer.sign(request, hashlib.sha256(body).hexdigest(), TIMESTAMP)
     assert request.headers["authorization"].endswith(f"Signature={signature}")
     assert (
         f"Credential={KEY}/20130524/us-east-1/s3/aws4_request" in request.headers["authorization"]
     )
 
 
-async def signed(request: Request, **options: Any) -> Request:
+async def sign(request: Request, **options: Any) -> Request:
     handler = sign_s3(KEY, SECRET, "us-east-1", **options)
-    made = await run_handler(handler, request, None, NOBODY)
-    assert isinstance(made, Request)
-    return made
+    signed = await run_handler(handler, request, None, NO_CONTEXT)
+    assert isinstance(signed, Request)
+    return signed
 
 
-async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for piece in data:
-        yield piece
+async def stream(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
-async def test_what_was_signed_with_a_placeholder_is_signed_anew() -> None:
+async def test_placeholder_signature_is_replaced() -> None:
     request = Request(
         "GET",
         f"{BUCKET}/a?X-Amz-Algorithm=x&X-Amz-Credential=y&X-Amz-Signature=z&versionId=3",
         {"authorization": "AWS4 placeholder", "x-amz-security-token": "old", "x-amz-date": "1"},
     )
-    made = await signed(request, session_token="the-session")
-    assert made.url == f"{BUCKET}/a?versionId=3"
-    assert made.headers.getall("x-amz-security-token") == ["the-session"]
-    assert len(made.headers.getall("x-amz-date")) == 1
-    assert "x-amz-security-token" in made.headers["authorization"]
+    signed = await sign(request, session_token="the-session")
+    assert signed.url == f"{BUCKET}/a?versionId=3"
+    assert signed.headers.getall("x-amz-security-token") == ["the-session"]
+    assert len(signed.headers.getall("x-amz-date")) == 1
+    assert "x-amz-security-token" in signed.headers["authorization"]
 
 
-async def test_a_hash_that_the_sender_told_is_kept_and_the_body_not_read() -> None:
+async def test_content_hash_of_the_sender_is_kept_and_the_body_not_read() -> None:
     digest = hashlib.sha256(b"data").hexdigest()
-    request = Request("PUT", f"{BUCKET}/a", {"x-amz-content-sha256": digest}, pieces(b"data"))
-    made = await signed(request)
-    assert made.headers["x-amz-content-sha256"] == digest
-    assert made.body.unread
+    request = Request("PUT", f"{BUCKET}/a", {"x-amz-content-sha256": digest}, stream(b"data"))
+    signed = await sign(request)
+    assert signed.headers["x-amz-content-sha256"] == digest
+    assert signed.body.unread
 
 
-async def test_a_stream_goes_unsigned_over_tls_and_is_read_without() -> None:
-    made = await signed(Request("PUT", f"{BUCKET}/a", {}, pieces(b"da", b"ta")))
-    assert made.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
-    assert made.body.unread
-    plain = await signed(Request("PUT", "http://s3.test/a", {}, pieces(b"da", b"ta")))
+async def test_stream_is_unsigned_over_tls_and_hashed_over_http() -> None:
+    signed = await sign(Request("PUT", f"{BUCKET}/a", {}, stream(b"da", b"ta")))
+    assert signed.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert signed.body.unread
+    plain = await sign(Request("PUT", "http://s3.test/a", {}, stream(b"da", b"ta")))
     assert plain.headers["x-amz-content-sha256"] == hashlib.sha256(b"data").hexdigest()
     assert plain.body.data == b"data"
 
@@ -122,7 +121,7 @@ CHUNKED = (
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-async def test_a_body_that_was_signed_in_pieces_is_unpacked(size: int) -> None:
+async def test_aws_chunked_body_is_decoded(size: int) -> None:
     data = CHUNKED + b"\r\nx-amz-checksum-crc32:AAAA\r\n\r\n"
     request = Request(
         "PUT",
@@ -134,21 +133,21 @@ async def test_a_body_that_was_signed_in_pieces_is_unpacked(size: int) -> None:
             "content-length": str(len(data)),
             "x-amz-trailer": "x-amz-checksum-crc32",
         },
-        pieces(*(data[start : start + size] for start in range(0, len(data), size))),
+        stream(*(data[start : start + size] for start in range(0, len(data), size))),
     )
-    made = await signed(request)
-    assert await made.read() == b"hello world"
-    assert made.headers["content-length"] == "11"
-    assert made.headers["content-encoding"] == "gzip"
-    assert "x-amz-trailer" not in made.headers
+    signed = await sign(request)
+    assert await signed.read() == b"hello world"
+    assert signed.headers["content-length"] == "11"
+    assert signed.headers["content-encoding"] == "gzip"
+    assert "x-amz-trailer" not in signed.headers
 
 
 @pytest.mark.parametrize("data", [b"zz\r\nhello", b"5\r\nhel", b"x" * 9000])
-async def test_pieces_that_are_none_are_an_error(data: bytes) -> None:
+async def test_malformed_chunks_raise_value_error(data: bytes) -> None:
     headers = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"}
-    made = await signed(Request("PUT", f"{BUCKET}/a", headers, pieces(data)))
+    signed = await sign(Request("PUT", f"{BUCKET}/a", headers, stream(data)))
     with pytest.raises(ValueError, match="chunks"):
-        await made.read()
+        await signed.read()
 
 
 @pytest.fixture
@@ -161,19 +160,19 @@ async def send(
     session: aiohttp.ClientSession, seaweed: SeaweedServer, request: Request, secret: str = ""
 ) -> tuple[int, bytes]:
     handler = sign_s3(seaweed.access_key, secret or seaweed.secret_key, seaweed.region)
-    made = await run_handler(handler, request, None, NOBODY)
-    assert isinstance(made, Request)
+    signed = await run_handler(handler, request, None, NO_CONTEXT)
+    assert isinstance(signed, Request)
     async with session.request(
-        made.method,
-        URL(made.url, encoded=True),
-        headers=made.headers,
-        data=made.body.data or made.body,
+        signed.method,
+        URL(signed.url, encoded=True),
+        headers=signed.headers,
+        data=signed.body.data or signed.body,
     ) as response:
         return response.status, await response.read()
 
 
 @pytest.mark.parametrize("name", ["plain.txt", "a%20b%2Bc.txt", "d%C3%A9j%C3%A0/(vu)'!*.txt"])
-async def test_a_real_server_takes_the_signature(
+async def test_real_server_accepts_the_signature(
     seaweed: SeaweedServer, bucket_name: str, session: aiohttp.ClientSession, name: str
 ) -> None:
     url = f"{seaweed.endpoint}/{bucket_name}/{name}"
@@ -185,15 +184,15 @@ async def test_a_real_server_takes_the_signature(
     assert (status, b"<Key>" in text) == (200, True)
 
 
-async def test_a_real_server_refuses_another_key(
+async def test_real_server_refuses_a_wrong_secret(
     seaweed: SeaweedServer, bucket_name: str, session: aiohttp.ClientSession
 ) -> None:
     request = Request("GET", f"{seaweed.endpoint}/{bucket_name}/a")
     assert (await send(session, seaweed, request, secret="wrong"))[0] == 403
 
 
-async def test_a_body_keeps_what_it_was_when_a_request_is_made_of_another() -> None:
-    first = Request("PUT", BUCKET, {}, pieces(b"data"))
+async def test_request_shares_the_body_of_another() -> None:
+    first = Request("PUT", BUCKET, {}, stream(b"data"))
     second = Request("PUT", BUCKET, {}, first.body)
     assert second.body is first.body
     assert isinstance(second.body, MessageBody)

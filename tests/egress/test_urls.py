@@ -1,4 +1,4 @@
-"""URLs that are read one way only, and addresses that lead inside."""
+"""URLs in normal form, refused ambiguous URLs, and private addresses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AMBIGUOUS = [
 
 
 @pytest.mark.parametrize("url", AMBIGUOUS)
-def test_a_url_that_could_be_read_two_ways_is_refused(url: str) -> None:
+def test_ambiguous_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption):
         parse_url(url)
 
 
-READ = [
+NORMAL_FORMS = [
     ("https://API.EXAMPLE.COM:443/v1/", "https://api.example.com/v1/"),
     ("https://api.example.com", "https://api.example.com/"),
     ("http://api.example.com:80/x?q=1#part", "http://api.example.com/x?q=1"),
@@ -37,8 +37,8 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("url", "normal"), READ)
-def test_a_url_is_brought_into_normal_form(url: str, normal: str) -> None:
+@pytest.mark.parametrize(("url", "normal"), NORMAL_FORMS)
+def test_url_is_normalized(url: str, normal: str) -> None:
     assert str(parse_url(url)) == normal
 
 
@@ -53,14 +53,14 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_addresses_that_lead_inside_are_not_public(address: str) -> None:
+def test_private_address_is_not_public(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address", ["93.184.216.34", "8.8.8.8", "172.32.0.1", "2606:2800:220:1::1", "64:ff9b::808:808"]
 )
-def test_addresses_of_the_internet_are_public(address: str) -> None:
+def test_internet_address_is_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -80,5 +80,5 @@ JOINED = [
 
 
 @pytest.mark.parametrize(("reference", "url"), JOINED)
-def test_a_redirect_is_read_from_where_it_came(reference: str, url: str) -> None:
+def test_redirect_is_resolved_against_the_request_url(reference: str, url: str) -> None:
     assert join_url(parse_url("https://a.test/d/f?old"), reference) == url

@@ -38,7 +38,8 @@ class AwakeSandbox:
     def __init__(self, home: Path, key: str) -> None:
         self.key = key
         self.home = str(home)
-        self.directory = f"{home}/box"
+        self.id = "box"
+        self.path = f"{home}/box"
         self.jailer = NamespaceJailer()
         self.shell = "/bin/bash"
         self.generation = 1
@@ -53,7 +54,7 @@ class AwakeSandbox:
     @property
     def spec(self) -> JailSpec:
         layers = (Layer(path=f"{self.home}/skeleton"), Layer(path="/usr", target="/usr"))
-        return JailSpec(key=self.key, directory=self.directory, layers=layers, limits=Limits())
+        return JailSpec(key=self.key, directory=self.path, layers=layers, limits=Limits())
 
     @property
     def run(self) -> Run:
@@ -61,7 +62,7 @@ class AwakeSandbox:
             id="box",
             jail=self.jail,
             generation=self.generation,
-            directory=self.directory,
+            directory=self.path,
             image=Image(name="host", digest="", layers=self.spec.layers),
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             cwd="/workspace",
@@ -85,8 +86,8 @@ class AwakeSandbox:
         finally:
             self.uses -= 1
 
-    async def locate(self) -> str:
-        return self.directory
+    async def directory(self) -> str:
+        return self.path
 
     async def run_command(self, command: str) -> ExecResult:
         """Run a command without a session."""
@@ -95,8 +96,8 @@ class AwakeSandbox:
     async def open(self) -> None:
         """Open the record, processes and sessions, as an engine does."""
         self.record = await Record.open(f"{self.home}/record.db")
-        self.processes = Processes(id="box", locate=self.locate, record=self.record, use=self.use)
-        self.sessions = Sessions(id="box", record=self.record, use=self.use)
+        self.processes = Processes(self, self.record)
+        self.sessions = Sessions(self, self.record)
 
     async def wake(self) -> None:
         self.jail = await self.jailer.make(self.spec)
@@ -193,7 +194,7 @@ async def process_rows(sandbox: AwakeSandbox) -> list[ProcessRow]:
 
 def process_files(sandbox: AwakeSandbox) -> set[str]:
     """Return the names of the files of the sandbox's processes."""
-    return set(os.listdir(f"{sandbox.directory}/run")) - {"init.sock", "io"}
+    return set(os.listdir(f"{sandbox.path}/run")) - {"init.sock", "io"}
 
 
 def command_lines(sandbox: AwakeSandbox) -> list[str]:

@@ -14,10 +14,13 @@ import pytest
 
 from smokebox.engine import disk
 from smokebox.engine.disk import DiskWatch, measure, measure_deleted
+from smokebox.errors import SandboxGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from smokebox.engine.host import Host
 
 MB = 10**6
 MIB = 1 << 20
@@ -282,6 +285,21 @@ async def test_deleted_open_files_count_for_the_limit(
     recorded.watch.watch("box", str(tmp_path), MIB, pids=lambda: [holder.pid])
     await recorded.watch.check()
     assert [key for key, _ in recorded.over] == ["box"]
+
+
+async def test_sandbox_with_deleted_open_files_is_stopped(host: Host) -> None:
+    """No directory lists them, and the limit on the size of one file does not bound their sum."""
+    sandbox = await host.create("box", limits={"disk": 20 * MB})
+    code = """
+import os, time
+for number in range(3):
+    fd = os.open(str(number), os.O_CREAT | os.O_WRONLY)
+    os.unlink(str(number))
+    os.write(fd, bytes(15_000_000))
+time.sleep(60)
+"""
+    with pytest.raises(SandboxGone, match="disk"):
+        await sandbox.exec(["python3", "-c", code])
 
 
 async def test_forgotten_and_unlimited_sandboxes_are_not_reported(

@@ -47,7 +47,7 @@ async def info(host: Host, id: str) -> SandboxInfo:
 
 @pytest_asyncio.fixture
 async def pooled(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
-    """An engine with a pool of two jails."""
+    """Open an engine with a pool of two jails."""
     async with await Host.open(tmp_path / "pooled", pool=2, images=layers) as host:
         yield host
 
@@ -153,14 +153,14 @@ async def test_changed_limits_apply_immediately(host: Host) -> None:
 
 
 async def test_env_applies_to_every_command(host: Host) -> None:
-    sandbox = host.sandbox("env", env={"A": "1", "B": "two text"})
-    assert (await sandbox.exec("echo $A $B")).stdout == "1 two text\n"
-    assert (await sandbox.exec("echo $A $B", env={"A": "9"})).stdout == "9 two text\n"
+    sandbox = host.sandbox("env", env={"A": "1", "B": "two words"})
+    assert (await sandbox.exec("echo $A $B")).stdout == "1 two words\n"
+    assert (await sandbox.exec("echo $A $B", env={"A": "9"})).stdout == "9 two words\n"
     host.sandbox("env", env={"A": "3"})
     assert (await sandbox.exec("echo $A $B")).stdout == "3\n"
 
 
-async def test_cwd_option(host: Host) -> None:
+async def test_cwd_applies_to_commands_and_relative_paths(host: Host) -> None:
     sandbox = host.sandbox("cwd", cwd="/srv/app")
     assert (await sandbox.exec("pwd; echo 1 >a")).stdout == "/srv/app\n"
     assert await sandbox.read_file("a") == "1\n"
@@ -168,7 +168,7 @@ async def test_cwd_option(host: Host) -> None:
 
 
 @needs_root
-async def test_user_option(host: Host) -> None:
+async def test_user_applies_unless_a_command_has_another(host: Host) -> None:
     sandbox = host.sandbox("user", user="nobody")
     assert (await sandbox.exec("id -un")).stdout == "nobody\n"
     assert (await sandbox.exec("id -un", user="root")).stdout == "root\n"
@@ -249,8 +249,8 @@ import asyncio, os, sys
 from smokebox.engine import Host
 from smokebox.errors import IsolationUnavailable
 if sys.argv[2:]:
-    with open(f"/proc/sys/user/{sys.argv[2]}", "w") as most:
-        most.write("0")
+    with open(f"/proc/sys/user/{sys.argv[2]}", "w") as limit:
+        limit.write("0")
 async def main():
     async with await Host.open(sys.argv[1], pool=0) as host:
         try:
@@ -264,9 +264,9 @@ asyncio.run(main())
 
 def run_with_one_id(home: Path, *arguments: str) -> list[str]:
     """Run an engine as root of a user namespace with one id, and return its output."""
-    line = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ENGINE_SCRIPT]
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ENGINE_SCRIPT]
     done = subprocess.run(
-        [*line, str(home), *arguments], capture_output=True, text=True, timeout=18
+        [*command, str(home), *arguments], capture_output=True, text=True, timeout=18
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -290,18 +290,18 @@ async def test_closed_engine_starts_nothing(tmp_path: Path, layers: Path) -> Non
     old = host.sandbox("old")
     await old.wake()
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(outcome(old)) for _ in range(20)]
+        calls = [group.create_task(try_exec(old)) for _ in range(20)]
         await asyncio.sleep(0)
         group.create_task(host.aclose())
     assert {call.result() for call in calls} <= {"done", "gone"}
-    assert await outcome(old) == "gone"
+    assert await try_exec(old) == "gone"
     with pytest.raises(SandboxGone, match="closed"):
         host.sandbox("other")
     await host.aclose()
     assert wait_until_empty(lambda: [str(pid) for pid in sandbox_pids(host.home)]) == []
 
 
-async def outcome(sandbox: Any) -> str:
+async def try_exec(sandbox: Any) -> str:
     try:
         await sandbox.exec("true")
     except SandboxGone:
@@ -320,14 +320,14 @@ async def test_next_engine_adopts_everything_of_a_detached_one(
     await session.exec("N=7; cd /tmp")
     await first.aclose(detach=True)
     async with await Host.open(home, images=layers) as second:
-        again = second.sandbox("box")
-        assert again.cwd == "/srv"
-        found = await again.processes.get("p")
+        adopted = second.sandbox("box")
+        assert adopted.cwd == "/srv"
+        found = await adopted.processes.get("p")
         assert (found.pid, found.status) == (process.pid, "running")
-        assert (await again.exec("echo $N $PWD $A", session="s")).stdout == "7 /tmp 1\n"
+        assert (await adopted.exec("echo $N $PWD $A", session="s")).stdout == "7 /tmp 1\n"
         assert (await info(second, "box")).generation == 1
         await found.kill()
-        await again.destroy()
+        await adopted.destroy()
         assert find_leftovers(str(home)) == []
 
 
@@ -359,7 +359,7 @@ async def test_failed_adoption_of_one_sandbox_does_not_prevent_opening(
     await first.sandbox("good").write_file("a", "1")
     await first.sandbox("bad", image=f"dir:{root}").write_file("/a", "1")
     await first.aclose(detach=True)
-    root.rename(tmp_path / "elsewhere")
+    root.rename(tmp_path / "moved")
     async with await Host.open(tmp_path / "home", images=layers) as second:
         assert (await info(second, "good")).status == "active"
         bad = await info(second, "bad")
@@ -378,7 +378,7 @@ async def test_unknown_directories_are_removed(tmp_path: Path, layers: Path) -> 
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A state directory on a disk of 2 MiB."""
+    """Mount a state directory of 2 MiB."""
     home = tmp_path / "tiny_disk"
     home.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", home], check=True)
@@ -402,7 +402,7 @@ async def test_full_disk_is_reported_and_leaves_nothing(tiny_disk: Path, layers:
         assert [one.id for one in await host.list()] == ["kept"]
         assert len(os.listdir(tiny_disk / "boxes")) == 1
         assert (await kept.exec("echo fine")).stdout == "fine\n"
-        assert (await host.create("room")).id == "room"
+        assert (await host.create("after")).id == "after"
 
 
 async def test_failed_write_of_the_record_leaves_nothing(host: Host) -> None:
@@ -419,7 +419,7 @@ async def test_failed_write_of_the_record_leaves_nothing(host: Host) -> None:
     assert (await host.sandbox("none").exec("echo fine")).stdout == "fine\n"
 
 
-async def test_a_hundred_sandboxes_start_concurrently(host: Host) -> None:
+async def test_100_sandboxes_start_concurrently(host: Host) -> None:
     async with asyncio.TaskGroup() as group:
         creating = [group.create_task(host.create(f"n-{n}")) for n in range(100)]
     results = await asyncio.gather(*(task.result().exec("hostname") for task in creating))
@@ -443,26 +443,26 @@ async def wait_until_filled(host: Host) -> set[str]:
     return set(os.listdir(f"{host.home}/boxes")) - known
 
 
-async def test_sandbox_is_taken_from_the_pool(pooled: Host) -> None:
+async def test_sandbox_uses_a_jail_from_the_pool(pooled: Host) -> None:
     await pooled.create("first")
-    ahead = await wait_until_filled(pooled)
+    prepared = await wait_until_filled(pooled)
     sandbox = await pooled.create("second", limits={"memory": "128MiB"}, env={"A": "1"})
     row = await sandbox.lifecycle.row()
     assert row is not None
-    assert row.key in ahead
+    assert row.key in prepared
     assert (await sandbox.exec("hostname; echo $A")).stdout == "second\n1\n"
     await wait_until_filled(pooled)
 
 
 async def test_pool_discards_dead_jails(pooled: Host) -> None:
     await pooled.create("first")
-    ahead = await wait_until_filled(pooled)
+    prepared = await wait_until_filled(pooled)
     for ready in pooled._context.pool._ready:
         os.kill(ready.jail.state.pid, signal.SIGKILL)
         await ready.jail.wait()
     sandbox = await pooled.create("second")
     assert (await sandbox.exec("echo fine")).stdout == "fine\n"
-    assert not ahead & await wait_until_filled(pooled)
+    assert not prepared & await wait_until_filled(pooled)
 
 
 async def test_pooled_jails_end_with_the_engine(tmp_path: Path, layers: Path) -> None:

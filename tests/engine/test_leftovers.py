@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crash.killing import Place, new_place
+from crash.engine_process import StateDirectory, new_state_directory
 from engine.leftovers import sandbox_pids
 from smokebox.engine.files import leftovers
 from smokebox.engine.files.replacement import TEMPORARY, temporary_name
@@ -121,16 +121,16 @@ find /workspace -path '*/side' | wc -l
 class Kind:
     """User of the engines, and tier of their sandboxes."""
 
-    ordinary: bool = False
+    unprivileged: bool = False
     tier: str = "namespaces"
 
 
 KINDS = [
     pytest.param(Kind(), id="namespaces"),
     pytest.param(
-        Kind(ordinary=True),
-        id="ordinary",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="the tests run as an ordinary user"),
+        Kind(unprivileged=True),
+        id="unprivileged",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="the tests run as an unprivileged user"),
     ),
     pytest.param(Kind(tier="gvisor"), id="gvisor", marks=pytest.mark.gvisor),
 ]
@@ -138,10 +138,10 @@ KINDS = [
 
 @contextlib.contextmanager
 def engine(
-    place: Place, program: str, *arguments: str
+    place: StateDirectory, program: str, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Start an engine process and yield it with its output once it is ready; kill it at the end."""
-    python = [*as_nobody(), "/usr/bin/python3"] if place.ordinary else [sys.executable]
+    python = [*as_nobody(), "/usr/bin/python3"] if place.unprivileged else [sys.executable]
     with subprocess.Popen(
         [*python, "-c", program, place.home, place.layers, *arguments],
         stdout=subprocess.PIPE,
@@ -163,7 +163,7 @@ def engine(
             process.kill()
 
 
-def kill_sandboxes(place: Place) -> None:
+def kill_sandboxes(place: StateDirectory) -> None:
     while running := list(sandbox_pids(place.home)):
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
@@ -174,7 +174,7 @@ def kill_sandboxes(place: Place) -> None:
 @pytest.mark.parametrize("state", ["adopted", "stopped"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_next_engine_removes_temporary_files_and_nothing_else(kind: Kind, state: str) -> None:
-    with new_place(ordinary=kind.ordinary) as place:
+    with new_state_directory(unprivileged=kind.unprivileged) as place:
         bait = Path(place.home).parent / "bait"
         bait.mkdir()
         (bait / LEFT).touch()
@@ -192,7 +192,7 @@ def test_next_engine_removes_temporary_files_and_nothing_else(kind: Kind, state:
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_temporary_files_in_memory_are_removed(kind: Kind) -> None:
     """Not in gVisor, where the engine cannot access those file systems."""
-    with new_place(ordinary=kind.ordinary) as place:
+    with new_state_directory(unprivileged=kind.unprivileged) as place:
         script = f"cd /dev/shm; mkdir below; touch /dev/{LEFT} {LEFT} below/{LEFT} below/kept"
         with engine(place, ENGINE, kind.tier, "wait", script):
             pass
@@ -207,13 +207,13 @@ def test_temporary_files_in_memory_are_removed(kind: Kind) -> None:
 def test_kills_during_overwrites_leave_no_second_name(kind: Kind) -> None:
     """A kill between the link and the rename of a write leaves a temporary name."""
     seed = random.SystemRandom().randrange(10**6)
-    chance = random.Random(seed)
-    with new_place(ordinary=kind.ordinary) as place:
+    rng = random.Random(seed)
+    with new_state_directory(unprivileged=kind.unprivileged) as place:
         for n in range(KILLS):
             with engine(place, OVERWRITE) as (_, found):
                 assert found == (["one"] if n else []), f"seed {seed}, round {n}"
-                time.sleep(chance.uniform(0, 0.1))
-            if chance.random() < 0.3:
+                time.sleep(rng.uniform(0, 0.1))
+            if rng.random() < 0.3:
                 kill_sandboxes(place)
 
 

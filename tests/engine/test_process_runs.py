@@ -101,7 +101,7 @@ async def test_handle_of_an_earlier_run_raises_and_keeps_its_logs(sandbox: Awake
         with pytest.raises(SandboxRestarted):
             await call
     assert (await process.logs()).stdout == "hi\n"
-    assert (await sandbox.processes.start("true")).generation == 2
+    assert (await sandbox.processes.start("true")).row.generation == 2
 
 
 async def test_process_that_ended_before_the_run_keeps_its_exit_code(sandbox: AwakeSandbox) -> None:
@@ -164,7 +164,7 @@ async def test_trees_can_be_killed_after_an_engine_crash(sandbox: AwakeSandbox) 
 async def test_exit_without_an_engine_is_found_on_adoption(sandbox: AwakeSandbox) -> None:
     process = await sandbox.processes.start("sleep 0.1; exit 6", process_id="job")
     process.close()
-    await eventually(lambda: not is_locked(f"{sandbox.directory}/run/job.exit"))
+    await eventually(lambda: not is_locked(f"{sandbox.path}/run/job.exit"))
     await sandbox.crash()
     found = await sandbox.processes.get("job")
     assert (found.status, found.exit_code) == ("exited", 6)
@@ -185,7 +185,7 @@ async def test_start_interrupted_by_a_crash_leaves_nothing(sandbox: AwakeSandbox
     )
     await sandbox.record.write(put(row))
     for suffix in (".out", ".exit"):
-        os.mknod(f"{sandbox.directory}/run/half{suffix}")
+        os.mknod(f"{sandbox.path}/run/half{suffix}")
     await sandbox.crash()
     await asyncio.sleep(0.4)
     assert await sandbox.processes.list() == []

@@ -50,7 +50,7 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[AwakeSandbox]:
 
 async def test_started_process_runs_and_is_recorded(sandbox: AwakeSandbox) -> None:
     process = await sandbox.processes.start("sleep 100", process_id="web")
-    assert (process.id, process.status, process.command) == ("web", "running", "sleep 100")
+    assert (process.id, process.status, process.row.command) == ("web", "running", "sleep 100")
     assert process.exit_code is None
     [row] = await process_rows(sandbox)
     assert (row.process_id, row.status, row.pid) == ("web", "running", process.pid)
@@ -74,7 +74,7 @@ async def test_exit_is_noticed_and_recorded(
     process = await sandbox.processes.start(command)
     assert await process.wait_for_exit(10) == code
     assert (process.status, process.exit_code) == (status, code)
-    assert process.ended_at is not None and process.ended_at >= process.started_at
+    assert process.row.ended_at is not None and process.row.ended_at >= process.row.started_at
     await sandbox.processes.aclose()
     [row] = await process_rows(sandbox)
     assert row == process.row

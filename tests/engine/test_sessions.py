@@ -37,7 +37,7 @@ async def session(sandbox: AwakeSandbox) -> ShellSession:
 
 
 def directories(sandbox: AwakeSandbox) -> list[str]:
-    return os.listdir(f"{sandbox.directory}/run/io")
+    return os.listdir(f"{sandbox.path}/run/io")
 
 
 async def test_sessions_are_found_by_name(sandbox: AwakeSandbox, session: ShellSession) -> None:
@@ -230,7 +230,7 @@ async def test_end_of_the_engine_kills_the_shells(
 async def test_directories_of_a_killed_engine_are_removed(
     sandbox: AwakeSandbox, session: ShellSession
 ) -> None:
-    stale = f"{sandbox.directory}/run/io/s-0123456789abcdef"
+    stale = f"{sandbox.path}/run/io/s-0123456789abcdef"
     os.mkdir(stale)
     os.mkfifo(f"{stale}/bash")
     await session.exec("true")

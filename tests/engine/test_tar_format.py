@@ -81,13 +81,13 @@ def test_headers_of_every_format_are_decoded(form: Literal[0, 1, 2]) -> None:
 
 
 def test_damaged_headers_are_handled_like_in_the_standard_library() -> None:
-    chance = random.Random(3)
+    rng = random.Random(3)
     whole = encode_header("name", tarfile.SYMTYPE, mode=0o644, uid=1, gid=2, mtime=3, link="to")
     for _ in range(3000):
         block = bytearray(whole)
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            block[chance.randrange(len(block))] = chance.randrange(256)
-        if chance.random() < 0.5:
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            block[rng.randrange(len(block))] = rng.randrange(256)
+        if rng.random() < 0.5:
             # With a matching checksum.
             block[148:156] = b"        "
             block[148:156] = b"%06o\0 " % sum(block)

@@ -150,16 +150,16 @@ def test_long_run_of_blanks_is_refused_in_linear_time() -> None:
 
 
 class ScriptedConnection(Connection):
-    """A connection that reads a script, in pieces of random size."""
+    """A connection that receives fixed data in chunks of random size."""
 
-    def __init__(self, data: bytes, chance: random.Random) -> None:
+    def __init__(self, data: bytes, rng: random.Random) -> None:
         super().__init__(timeout=5)
         self._script = data
-        self._chance = chance
+        self._rng = rng
 
     def _receive(self) -> asyncio.Future[None]:
         received = super()._receive()
-        size = self._chance.randrange(1, 40)
+        size = self._rng.randrange(1, 40)
         piece, self._script = self._script[:size], self._script[size:]
         if piece:
             self.data_received(piece)
@@ -168,9 +168,9 @@ class ScriptedConnection(Connection):
         return received
 
 
-async def body_of(data: bytes, chance: random.Random) -> bytes:
-    incoming = BodyReader(ScriptedConnection(data, chance), "chunked")
-    return b"".join([piece async for piece in incoming])
+async def read_body(data: bytes, rng: random.Random) -> bytes:
+    reader = BodyReader(ScriptedConnection(data, rng), "chunked")
+    return b"".join([piece async for piece in reader])
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ async def body_of(data: bytes, chance: random.Random) -> bytes:
         (b"5;a=b\r\nhello\r\n00A\r\n0123456789\r\n0\r\nX: 1\r\nY: 2\r\n\r\n", b"hello0123456789"),
     ],
 )
-async def test_chunks_are_joined_however_they_are_split(data: bytes, body: bytes) -> None:
+async def test_chunks_are_joined_for_any_read_size(data: bytes, body: bytes) -> None:
     for seed in range(20):
-        assert await body_of(data, random.Random(seed)) == body
+        assert await read_body(data, random.Random(seed)) == body
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ async def test_chunks_are_joined_however_they_are_split(data: bytes, body: bytes
 async def test_invalid_chunks_are_refused(data: bytes) -> None:
     for seed in range(5):
         with pytest.raises((MalformedMessage, ConnectionLost)):
-            await body_of(data * 5, random.Random(seed))
+            await read_body(data * 5, random.Random(seed))
 
 
-def mutated(chance: random.Random) -> bytes:
-    """Return a request with some bytes replaced by those that confuse parsers."""
+def mutate(rng: random.Random) -> bytes:
+    """Return a request with some bytes replaced by ones that confuse parsers."""
     raw = bytearray(
-        chance.choice(
+        rng.choice(
             [
                 b"GET /a?b HTTP/1.1\r\nHost: a.test\r\nAccept: */*\r\n\r\n",
                 b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nhello",
@@ -227,15 +227,15 @@ def mutated(chance: random.Random) -> bytes:
     )
     odd = [b"\r", b"\n", b"\r\n", b"\x00", b" ", b"\t", b":", b",", b";", b"0", b"f", b"-", b"\xff"]
     odd += [b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"chunked", b"GET "]
-    for _ in range(chance.randrange(1, 4)):
-        at = chance.randrange(len(raw))
-        raw[at : at + chance.randrange(3)] = chance.choice(odd)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(raw))
+        raw[at : at + rng.randrange(3)] = rng.choice(odd)
     return bytes(raw)
 
 
-async def read(raw: bytes, chance: random.Random) -> tuple[str, str, list[str], bytes] | None:
+async def read(raw: bytes, rng: random.Random) -> tuple[str, str, list[str], bytes] | None:
     """Parse a request and write it again; None if it is refused."""
-    connection = ScriptedConnection(raw, chance)
+    connection = ScriptedConnection(raw, rng)
     try:
         found = await connection.read_head()
         if found is None:
@@ -250,13 +250,13 @@ async def read(raw: bytes, chance: random.Random) -> tuple[str, str, list[str], 
 
 
 def read_by_h11(raw: bytes) -> tuple[str, str, list[str], bytes]:
-    """Parse the same request with h11. Raises what h11 raises."""
+    """Parse the same request with h11. Raises the errors of h11."""
     peer = h11.Connection(h11.SERVER)
     peer.receive_data(raw)
     event = peer.next_event()
     assert isinstance(event, h11.Request), event
-    own = [name.encode() for name in HOP_BY_HOP]
-    values = [value.decode("latin-1") for name, value in event.headers if name not in own]
+    hop_by_hop = [name.encode() for name in HOP_BY_HOP]
+    values = [value.decode("latin-1") for name, value in event.headers if name not in hop_by_hop]
     body = b""
     while isinstance(data := peer.next_event(), h11.Data):
         body += data.data
@@ -265,12 +265,12 @@ def read_by_h11(raw: bytes) -> tuple[str, str, list[str], bytes]:
 
 
 async def test_accepted_requests_parse_the_same_in_h11() -> None:
-    chance = random.Random(20_240)
+    rng = random.Random(20_240)
     passed = 0
     for number in range(4000):
-        raw = mutated(chance)
-        ours = await read(raw, chance)
-        if ours is None or any(ord(letter) > 126 for letter in ours[1]):
+        raw = mutate(rng)
+        ours = await read(raw, rng)
+        if ours is None or any(ord(character) > 126 for character in ours[1]):
             continue
         passed += 1
         try:

@@ -1,4 +1,4 @@
-"""The path rules, as text."""
+"""Path rules: resolving, checking and parents of paths as text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from smokebox.foundation.paths import check_path, parents, resolve
         ("a\nb", "/work/a\nb"),
     ],
 )
-def test_resolve(path: str, expected: str) -> None:
+def test_path_is_resolved_against_the_cwd(path: str, expected: str) -> None:
     assert resolve(path, "/work") == expected
 
 
 @pytest.mark.parametrize("path", ["", "a\0", "\udcff", cast("str", b"a"), cast("str", None)])
-def test_impossible_paths(path: str) -> None:
+def test_invalid_path_is_refused_with_a_hint(path: str) -> None:
     with pytest.raises(InvalidPath) as caught:
         check_path(path)
     assert caught.value.hint

@@ -219,7 +219,7 @@ async def test_log_has_a_line_per_request_without_secrets(tmp_path: Path) -> Non
     assert (line["method"], line["path"], line["principal"]) == (
         "GET",
         "/api/sandboxes/box",
-        "nobody",
+        "anonymous",
     )
     assert line["ms"] >= 0
     assert "'/api/\\x1b[A\\nx'" in [line.get("path") for line in lines]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
+from smokebox.errors import PathError
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
 
@@ -197,6 +200,35 @@ async def test_keys_and_their_last_use_survive_a_restart(tmp_path: Path) -> None
         assert abs(listed["last_used_at"] - time.time()) < 60
         async with aiohttp.ClientSession(server.url) as session:
             assert (await _get(session, f"Bearer {created['key']}"))[0] == 200
+
+
+async def test_key_file_without_an_application_id_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    secret = "ab" * 32
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "keys.db")) as file, file:
+        file.execute(
+            "CREATE TABLE keys (id TEXT PRIMARY KEY, name TEXT NOT NULL, hash BLOB NOT NULL, "
+            "prefix TEXT NOT NULL, admin INTEGER NOT NULL, created_at REAL NOT NULL, "
+            "expires_at REAL, last_used_at REAL)"
+        )
+        file.execute(
+            "INSERT INTO keys VALUES ('0123456789ab', 'old', ?, '', 1, 5.0, NULL, NULL)",
+            (sha256(secret.encode()).digest(),),
+        )
+    for _ in range(2):
+        settings = _settings(tmp_path)
+        async with run_server(settings) as server, aiohttp.ClientSession(server.url) as session:
+            authorization = f"Bearer sbx_0123456789ab_{secret}"
+            status, listed, _ = await _get(session, authorization, "/api/keys")
+        assert (status, [key["name"] for key in listed["keys"]]) == (200, ["old"])
+
+
+async def test_damaged_key_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "keys.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(PathError, match=r"key store .*keys\.db is not usable.*Restore it"):
+        async with run_server(_settings(tmp_path)):
+            pass
 
 
 async def test_last_use_is_stored_at_most_once_a_minute(

@@ -1,4 +1,4 @@
-"""pytest fixtures of `smokebox.testing`, in a user's project."""
+"""pytest fixtures of `smokebox.testing`, used by the project of a user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smokebox.testing import FakeModelServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Runs pytest three times, and imports the SDK of a provider twice.
+# The test runs pytest three times and imports the SDK of a provider twice.
 pytestmark = pytest.mark.timeout(300)
 
 CONFTEST = 'pytest_plugins = ["smokebox.testing.fixtures"]\n'
@@ -33,7 +33,7 @@ async def prompt(config, text):
             return (await (await harness.session()).prompt(text)).text
 
 
-def test_a_server(model_server, smokebox_home):
+def test_model_server(model_server, smokebox_home):
     assert os.environ["SMOKEBOX_HOME"] == str(smokebox_home)
     first, second = model_server("One."), model_server(then="Two.")
     assert asyncio.run(prompt(first.config, "?")) == "One."
@@ -41,12 +41,12 @@ def test_a_server(model_server, smokebox_home):
     assert (smokebox_home / "agents.db").exists()
 
 
-def test_a_recording(recorded_models, smokebox_home):
+def test_recording(recorded_models, smokebox_home):
     assert asyncio.run(prompt(recorded_models.config, "?")) == "Recorded."
 """
 
 
-def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=project,
@@ -58,21 +58,21 @@ def run(project: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     )
 
 
-def test_fixtures_serve_replay_and_record(tmp_path: Path) -> None:
+def test_fixtures_serve_record_and_replay(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_agent.py").write_text(TEST)
     with FakeModelServer("Recorded.") as provider:
         (tmp_path / "smokebox.toml").write_text(
             f'[models.anthropic]\nbase_url = "{provider.url}"\napi_key_env = "THE_KEY"\n'
         )
-        done = run(tmp_path, SMOKEBOX_RECORD="1", THE_KEY=provider.api_key)
-    assert done.returncode == 0, done.stdout
+        result = run_pytest(tmp_path, SMOKEBOX_RECORD="1", THE_KEY=provider.api_key)
+    assert result.returncode == 0, result.stdout
     (recorded,) = (tmp_path / "recorded").iterdir()
-    assert recorded.name == "test_agent-test_a_recording.jsonl"
+    assert recorded.name == "test_agent-test_recording.jsonl"
     assert provider.api_key not in recorded.read_text()
-    # Replayed without the provider and its key.
-    again = run(tmp_path, "-k", "recording")
-    assert again.returncode == 0, again.stdout
+    # Replay without the provider and its key.
+    replayed = run_pytest(tmp_path, "-k", "recording")
+    assert replayed.returncode == 0, replayed.stdout
     recorded.unlink()
-    without = run(tmp_path, "-k", "recording")
-    assert "SMOKEBOX_RECORD=1" in without.stdout
+    refused = run_pytest(tmp_path, "-k", "recording")
+    assert "SMOKEBOX_RECORD=1" in refused.stdout

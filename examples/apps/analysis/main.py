@@ -1,4 +1,4 @@
-"""Asks about a table, and gets JSON of a known shape."""
+"""Ask a question about a table, and get a typed result."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Has a coding CLI mend a file, with a server of models that is a script."""
+"""Fix a file with a coding CLI, with a scripted model server."""
 
 import os
 from pathlib import Path
@@ -11,5 +11,5 @@ with FakeModelServer("sed -i 's/pritn/print/' hello.py && python3 hello.py") as 
     with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
         payload = {"task": "hello.py does not run.", "files": {"hello.py": "pritn('hello')\n"}}
         result = client.run("fix", payload).wait().result
-    print(result["said"], end="")
+    print(result["output"], end="")
     assert result["files"]["hello.py"] == "print('hello')\n"

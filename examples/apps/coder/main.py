@@ -1,4 +1,4 @@
-"""Has a page written, and looks at it through its preview."""
+"""Prompt an agent to write a page, and fetch it through its preview URL."""
 
 import urllib.request
 from pathlib import Path
@@ -8,12 +8,12 @@ from smokebox.sync import AgentClient, get_sandbox
 from smokebox.testing import serve_project
 
 with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
-    answer = str(client.ask("coder", "hello-page", "Write a page that says hello."))
-    print(answer)
-    place = urlsplit(answer.removeprefix("It is at "))
-    # A browser knows that all names below localhost are this machine.
+    reply = str(client.ask("coder", "hello-page", "Write a page that says hello."))
+    print(reply)
+    preview = urlsplit(reply.removeprefix("It is at "))
+    # Browsers resolve all names below localhost to this machine; urllib needs the address.
     request = urllib.request.Request(
-        f"http://127.0.0.1:{place.port}/", headers={"host": place.netloc}
+        f"http://127.0.0.1:{preview.port}/", headers={"host": preview.netloc}
     )
     with urllib.request.urlopen(request) as page:
         print(page.read().decode(), end="")

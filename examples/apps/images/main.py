@@ -1,4 +1,4 @@
-"""Has two agents work in sandboxes of two kinds."""
+"""Run two agents in sandboxes of two kinds."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ from smokebox.sync import AgentClient
 from smokebox.testing import serve_project
 
 with serve_project(Path(__file__).parent) as url, AgentClient(url) as client:
-    for name, said in client.run("compare").wait().result.items():
-        print(name, said)
+    for name, reply in client.run("compare").wait().result.items():
+        print(name, reply)

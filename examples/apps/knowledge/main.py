@@ -1,6 +1,6 @@
-"""Asks a knowledge base, which is a bucket of smokebox.toml.
+"""Query a knowledge base, which is a bucket of smokebox.toml.
 
-Here that is a folder, so that it runs anywhere; `bucket = "my-knowledge-base"` is one of S3.
+Here the bucket is a folder, so that this runs anywhere; `bucket = "my-knowledge-base"` is on S3.
 """
 
 import shutil

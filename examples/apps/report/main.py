@@ -1,4 +1,4 @@
-"""Says when the report is due, and asks for one now."""
+"""Print the schedule of the report, and run it now."""
 
 from pathlib import Path
 

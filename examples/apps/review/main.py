@@ -1,4 +1,4 @@
-"""Reviews a document by a workflow, as a client of the app does."""
+"""Review a document with a workflow, as a client of the app."""
 
 from pathlib import Path
 

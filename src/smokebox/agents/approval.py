@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import fnmatch
 import inspect
 import logging
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from smokebox.agents.events import ApprovalNeeded
 from smokebox.agents.log.records import ApprovalDecided, ApprovalRequested
 from smokebox.errors import InvalidOption, NotFound
-from smokebox.options import refuse_unknown
+from smokebox.options import nearest_hint, refuse_unknown
 
 if TYPE_CHECKING:
     from smokebox.agents.log.event_log import EventLog
@@ -33,7 +32,8 @@ class Deny:
     reason: str = "this call is not allowed"
 
 
-Decision: TypeAlias = Literal["allow", "ask"] | Deny
+Verdict: TypeAlias = Literal["allow"] | Deny
+Decision: TypeAlias = Verdict | Literal["ask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,9 @@ class Approval:
         names = list(known)
         for rule in (*self.deny, *self.ask, *self.allow):
             if rule.tool not in names and not set(rule.tool) & set("*?["):
-                near = difflib.get_close_matches(rule.tool, names, n=1, cutoff=0.5)
-                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
                 raise InvalidOption(
                     f"approval has a rule for the tool {rule.tool!r}, which does not exist.",
-                    hint=hint,
+                    hint=nearest_hint(rule.tool, names),
                     option="approval",
                     value=rule.tool,
                 )
@@ -215,20 +213,12 @@ def _wrong(message: str, option: str) -> InvalidOption:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalVerdict:
-    """Decision about one call: allowed, or denied with a reason for the model."""
-
-    allowed: bool
-    reason: str = ""
-
-
 @dataclass(slots=True)
 class ApprovalQueue:
     """Tool calls of a session that wait for approval."""
 
     event_log: EventLog
-    _waiting: dict[str, tuple[ApprovalNeeded, asyncio.Future[ApprovalVerdict]]] = field(
+    _waiting: dict[str, tuple[ApprovalNeeded, asyncio.Future[Verdict]]] = field(
         default_factory=dict
     )
 
@@ -237,16 +227,16 @@ class ApprovalQueue:
         """Pending calls, oldest first."""
         return [needed for needed, _ in self._waiting.values()]
 
-    async def wait(self, needed: ApprovalNeeded) -> ApprovalVerdict:
+    async def wait(self, needed: ApprovalNeeded) -> Verdict:
         """Wait for the decision about a call."""
-        verdict: asyncio.Future[ApprovalVerdict] = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[needed.call_id] = (needed, verdict)
         try:
             return await verdict
         finally:
             self._waiting.pop(needed.call_id, None)
 
-    async def decide(self, call_id: str, verdict: ApprovalVerdict) -> None:
+    async def decide(self, call_id: str, verdict: Verdict) -> None:
         """Allow or deny a pending call. The decision is recorded before it takes effect.
 
         Raises:
@@ -261,7 +251,8 @@ class ApprovalQueue:
                 name=call_id,
             )
         _, waiting = self._waiting.pop(call_id)
-        await self.event_log.append(ApprovalDecided(call_id, verdict.allowed, verdict.reason))
+        reason = verdict.reason if isinstance(verdict, Deny) else ""
+        await self.event_log.append(ApprovalDecided(call_id, verdict == "allow", reason))
         if not waiting.done():
             waiting.set_result(verdict)
 
@@ -272,7 +263,7 @@ async def check_approval(
     call: ToolCall,
     arguments: dict[str, Any],
     ctx: ToolContext,
-) -> ApprovalVerdict:
+) -> Verdict:
     """Decide about a call of a work item, and wait for approval if the policy requires it.
 
     A call that was pending or decided when a previous process was killed keeps that state.
@@ -280,13 +271,11 @@ async def check_approval(
     pending = {one.call.id: one for one in work.event_log.conversation.pending_calls}
     known = pending.get(call.id)
     if known is not None and known.approval in ("allowed", "denied"):
-        return ApprovalVerdict(known.approval == "allowed", known.reason)
+        return "allow" if known.approval == "allowed" else Deny(known.reason)
     if known is None or known.approval == "none":
         decision = await approval.decide(ProposedCall(call.name, arguments, call.id), ctx)
-        if isinstance(decision, Deny):
-            return ApprovalVerdict(False, decision.reason)
-        if decision == "allow":
-            return ApprovalVerdict(True)
+        if decision != "ask":
+            return decision
         await work.event_log.append(
             ApprovalRequested(work.work_id, call.id, call.name, call.arguments)
         )

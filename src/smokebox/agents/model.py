@@ -36,6 +36,15 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any]
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Name, description and parameters, as providers expect them."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from smokebox.agents.approval import ApprovalVerdict
+from smokebox.agents.approval import Deny
 from smokebox.agents.images import check_images, store_images
 from smokebox.agents.limits import UsageMeter
 from smokebox.agents.messages import Text, UserMessage
@@ -332,7 +332,7 @@ class Session:
         Raises:
             NotFound: No such call is pending.
         """
-        await self._context.approvals.decide(call_id, ApprovalVerdict(True))
+        await self._context.approvals.decide(call_id, "allow")
 
     async def deny(self, call_id: str, reason: str = "") -> None:
         """Deny a pending tool call.
@@ -344,7 +344,7 @@ class Session:
         Raises:
             NotFound: No such call is pending.
         """
-        await self._context.approvals.decide(call_id, ApprovalVerdict(False, reason))
+        await self._context.approvals.decide(call_id, Deny(reason))
 
 
 def stream_replies(session: Session) -> None:

@@ -79,17 +79,10 @@ class Setup:
 
     def schemas(self, *, depth: int) -> tuple[dict[str, Any], ...]:
         """Return the tools of a session nested `depth` tasks deep, as the event log stores them."""
-        specs = specs_of(self.tools.values())
+        specs: list[ToolSpec] = list(self.tools.values())
         if self.task is not None and depth < MAX_DEPTH:
             specs.append(self.task)
-        return tuple(
-            {
-                "name": spec.name,
-                "description": spec.description,
-                "parameters": dict(spec.parameters),
-            }
-            for spec in specs
-        )
+        return tuple(spec.schema for spec in specs)
 
     @property
     def root(self) -> str | None:
@@ -145,11 +138,6 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
                 value=name,
             )
     return found
-
-
-def specs_of(tools: Iterable[Tool]) -> list[ToolSpec]:
-    """Return the specs of tools."""
-    return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools]
 
 
 def _task_spec(agents: Iterable[Agent]) -> ToolSpec:

@@ -125,7 +125,7 @@ class _Proxy:
         send: Send,
     ) -> None:
         framing = _framing(scope["headers"])
-        body = _Body(receive, whole=framing is None)
+        body = _AsgiBody(receive, whole=framing is None)
         fields = [("host", self._server_host), *fields]
         if framing == "chunked":
             fields.append(("transfer-encoding", "chunked"))
@@ -183,7 +183,7 @@ class _Proxy:
                 await run_until_first(_to_client(socket, send), _to_server(socket, receive))
 
 
-class _Body:
+class _AsgiBody:
     """Body of a request, and a wait for the client's disconnection."""
 
     def __init__(self, receive: Receive, *, whole: bool) -> None:

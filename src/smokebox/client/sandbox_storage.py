@@ -49,7 +49,7 @@ class SandboxStorage:
             username: User name for the git server.
             password: Password or token for the git server.
         """
-        body = requests.GitCheckout(
+        body = requests.CheckOutRepository(
             url=url,
             target=target,
             branch=branch,

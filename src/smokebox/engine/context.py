@@ -78,7 +78,7 @@ class EngineContext:
         )
 
     async def remove(self, key: str) -> None:
-        """Delete the files of a sandbox, whatever their modes, if there are any."""
+        """Delete the files of a sandbox, including unreadable directories. Safe to repeat."""
         with contextlib.suppress(PathNotFound, FileNotFoundError):
             await asyncio.to_thread(_remove, self.home.sandboxes, key)
 

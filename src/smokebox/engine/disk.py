@@ -94,17 +94,16 @@ def measure_deleted(pids: Iterable[int], stop: Callable[[], bool] = lambda: Fals
     flight through a socket, are not found.
     """
     sizes: dict[tuple[int, int], int] = {}
-    with contextlib.suppress(OSError):
-        for pid in pids:
-            memory = _memory_devices(pid)
-            for number in _descriptors(pid):
-                if stop():
-                    break
-                with contextlib.suppress(OSError):
-                    status = os.stat(f"/proc/{pid}/fd/{number}")
-                    deleted = not status.st_nlink and stat.S_ISREG(status.st_mode)
-                    if deleted and status.st_dev not in memory:
-                        sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    for pid in pids:
+        memory = _memory_devices(pid)
+        for number in _descriptors(pid):
+            if stop():
+                break
+            with contextlib.suppress(OSError):
+                status = os.stat(f"/proc/{pid}/fd/{number}")
+                deleted = not status.st_nlink and stat.S_ISREG(status.st_mode)
+                if deleted and status.st_dev not in memory:
+                    sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(sizes.values())
 
 
@@ -167,7 +166,10 @@ class _WatchedSandbox:
 
     def measure(self, stop: Callable[[], bool]) -> TreeUsage:
         tree = measure(self.directory, stop)
-        deleted = measure_deleted(self.pids(), stop)
+        deleted = 0
+        # The processes may end at any time.
+        with contextlib.suppress(OSError):
+            deleted = measure_deleted(self.pids(), stop)
         return TreeUsage(bytes=tree.bytes + deleted, inodes=tree.inodes, complete=tree.complete)
 
     def update(self, usage: TreeUsage, changed: int) -> None:

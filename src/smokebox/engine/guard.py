@@ -36,7 +36,9 @@ class ResourceGuard:
         self._lifecycles[key], self._runs[key] = lifecycle, run
         fresh = run.generation == 1 and self._disk.used(key) is None
         # Only what the sandbox wrote: its logs and spilled output have their own bounds.
-        self._disk.watch(key, f"{run.directory}/data", run.limits.disk, fresh=fresh)
+        self._disk.watch(
+            key, f"{run.directory}/data", run.limits.disk, fresh=fresh, pids=run.jail.pids
+        )
 
     def forget(self, run: Run) -> None:
         """Stop watching a run."""

@@ -29,7 +29,7 @@ from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
 
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.jail.jail import Jailer
@@ -72,7 +72,7 @@ class Host:
         Args:
             home: State directory; by default SMOKEBOX_HOME, or the user's data directory.
             tier: Isolation tier of sandboxes that name none.
-            pool: Number of jails to make ahead.
+            pool: Number of jails to create ahead of need.
             images: Directory of image layers; by default inside the state directory.
             backups: URL of a bucket for backups; by default they stay in the state directory.
 
@@ -115,7 +115,7 @@ class Host:
 
     @property
     def pool(self) -> JailPool:
-        """The pool of jails made ahead."""
+        """The pool of ready jails."""
         return self._context.pool
 
     async def prime(self) -> None:
@@ -212,14 +212,8 @@ class Host:
         await self.aclose()
 
     async def _close_all(self, *, detach: bool) -> None:
-        closing = [
-            asyncio.create_task(sandbox.lifecycle.close(detach=detach))
-            for sandbox in self._sandboxes.values()
-        ]
-        if closing:
-            await asyncio.wait(closing)
-        for task in closing:
-            task.result()
+        sandboxes = list(self._sandboxes.values())
+        await _run_all(sandbox.lifecycle.close(detach=detach) for sandbox in sandboxes)
 
     async def _take_over(self) -> None:
         """Adopt running sandboxes, finish interrupted destroys, and remove unknown leftovers."""
@@ -229,11 +223,7 @@ class Host:
         self._context.cwds.update({id: cwd for id, cwd in cwds.items() if cwd != DEFAULT_CWD})
         active = await self._context.record.all_active()
         turns = asyncio.Semaphore(_ADOPT_AT_ONCE)
-        adopting = [asyncio.create_task(self._adopt(row.id, turns)) for row in active]
-        if adopting:
-            await asyncio.wait(adopting)
-        for task in adopting:
-            task.result()
+        await _run_all(self._adopt(row.id, turns) for row in active)
         running = {row.key for row in await self._context.record.all_active()}
         await asyncio.to_thread(detect().sweep, running, prefix=f"{self._context.tag}-")
         # Also empty cgroups of engines whose state directory was deleted.
@@ -261,6 +251,15 @@ class Host:
             )
 
 
+async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run coroutines concurrently to their end, and then raise the first error."""
+    tasks = [asyncio.create_task(one) for one in work]
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        task.result()
+
+
 def _build_context(
     home: Home, record: Record, backups: Backups, tier: Tier, pool: int, layers: str
 ) -> EngineContext:
@@ -278,7 +277,7 @@ def _build_context(
         guard=ResourceGuard(home.sandboxes),
         pool=JailPool(
             pool,
-            make=lambda image: context.spec(context.key(), image, Limits()),
+            new_spec=lambda image: context.spec(context.key(), image, Limits()),
             remove=lambda spec: context.remove(spec.key),
         ),
         backups=backups,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from smokebox.egress.layers import EgressLayers, split_handlers
 from smokebox.egress.policy import EgressOption, moved_options, parse_egress
 from smokebox.engine.names import check_labels, check_user
-from smokebox.engine.record.rows import SandboxRow, SandboxSettings
+from smokebox.engine.record.rows import RunSettings, SandboxRow
 from smokebox.errors import Conflict, InvalidOption
 from smokebox.foundation.paths import check_path
 from smokebox.isolation import check_tier
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from smokebox.egress.handler import HandlerOption
     from smokebox.engine.images.image import Image
     from smokebox.isolation import Tier
-
-T = TypeVar("T")
 
 DEFAULT_IMAGE = "host"
 
@@ -53,27 +51,18 @@ class CheckedOptions:
 
     def over(self, other: CheckedOptions) -> CheckedOptions:
         """Return these options merged over `other`."""
-        passed = {
-            name: value for name in self.__slots__ if (value := getattr(self, name)) is not None
-        }
-        return replace(other, **passed)
+        return replace(other, **self._passed(CheckedOptions))
 
-    def settings(self, current: SandboxSettings) -> SandboxSettings:
+    def settings(self, current: RunSettings) -> RunSettings:
         """Return `current` with these options applied."""
-        return SandboxSettings(
-            sleep_after=_or(self.sleep_after, current.sleep_after),
-            keep_alive=_or(self.keep_alive, current.keep_alive),
-            ephemeral=_or(self.ephemeral, current.ephemeral),
-            cwd=_or(self.cwd, current.cwd),
-            user=_or(self.user, current.user),
-        )
+        return replace(current, **self._passed(RunSettings))
 
     def layers(self, current: EgressLayers) -> EgressLayers:
         """Return the egress layers with these options applied."""
         return current if self.egress is None else current.with_settings(self.egress)
 
     def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
-        """Return the row of a sandbox to be made, with defaults from the image."""
+        """Return the row of a new sandbox, with defaults from the image."""
         at = time.time()
         return SandboxRow(
             id=id,
@@ -86,7 +75,7 @@ class CheckedOptions:
             limits=self.limits or Limits(),
             env=self.env or {},
             labels=self.labels or {},
-            settings=self.settings(SandboxSettings(cwd=image.cwd, user=image.user)),
+            settings=self.settings(RunSettings(cwd=image.cwd, user=image.user)),
             egress=self.layers(EgressLayers()),
         )
 
@@ -111,6 +100,11 @@ class CheckedOptions:
             settings=self.settings(row.settings),
             egress=self.layers(row.egress),
         )
+
+    def _passed(self, kind: type[CheckedOptions | RunSettings]) -> dict[str, Any]:
+        """Return the passed options that are fields of a class."""
+        values = {field.name: getattr(self, field.name) for field in fields(kind)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -169,10 +163,6 @@ def parse_duration(value: float | str) -> float:
             value=value,
         )
     return float(number)
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _flag(option: str, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A few jails made ahead, so that a sandbox starts without waiting for one."""
+"""A pool of jails that are created ahead of need, so that sandboxes start faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledJail:
-    """A jail made ahead, waiting to be used."""
+    """A ready jail."""
 
     spec: JailSpec
     jail: Jail
@@ -32,11 +32,11 @@ class JailPool:
         self,
         size: int,
         *,
-        make: Callable[[Image], JailSpec],
+        new_spec: Callable[[Image], JailSpec],
         remove: Callable[[JailSpec], Awaitable[None]],
     ) -> None:
         self._size = size
-        self._make = make
+        self._new_spec = new_spec
         self._remove = remove
         self._ready: list[PooledJail] = []
         self._dead: list[PooledJail] = []
@@ -55,12 +55,12 @@ class JailPool:
         return len(self._ready)
 
     def take(self, jailer: Jailer, image: Image) -> PooledJail | None:
-        """Return a ready jail of that kind, or None, and start making a replacement."""
+        """Return a ready jail of that kind, or None, and start to refill the pool."""
         if not self._size:
             return None
-        same = self._jailer is jailer and self._image is not None
         taken = None
-        if same and self._image is not None and self._image.digest == image.digest:
+        same_image = self._image is not None and self._image.digest == image.digest
+        if self._jailer is jailer and same_image:
             while self._ready and taken is None:
                 ready = self._ready.pop()
                 if ready.jail.alive:
@@ -68,16 +68,16 @@ class JailPool:
                 else:
                     self._dead.append(ready)
         self._jailer, self._image = jailer, image
-        self._begin_to_fill()
+        self._start_filling()
         return taken
 
     async def fill(self, jailer: Jailer, image: Image) -> None:
-        """Fill the pool with jails of that kind, as far as they can be made."""
+        """Fill the pool with jails of that kind, as far as they can be created."""
         self._jailer, self._image = jailer, image
         if self._filling is not None:
-            # The running fill may be making jails of another kind.
+            # The current fill may be creating jails of another kind.
             await asyncio.wait([self._filling])
-        await asyncio.wait([self._begin_to_fill()])
+        await asyncio.wait([self._start_filling()])
 
     async def empty(self) -> None:
         """Remove all jails; the next `take` starts to refill."""
@@ -87,7 +87,7 @@ class JailPool:
         # A jail that is being removed must not be taken.
         unwanted, self._ready = self._ready, []
         try:
-            await self._drop(unwanted)
+            await self._destroy(unwanted)
         finally:
             self._dead += unwanted
 
@@ -95,9 +95,9 @@ class JailPool:
         """Remove all jails and keep none."""
         self._size = 0
         await self.empty()
-        await self._drop(self._dead)
+        await self._destroy(self._dead)
 
-    def _begin_to_fill(self) -> asyncio.Task[None]:
+    def _start_filling(self) -> asyncio.Task[None]:
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._fill())
         return self._filling
@@ -112,19 +112,19 @@ class JailPool:
         self._ready = [ready for ready in self._ready if ready not in self._dead]
         # The next sandbox to start without a pooled jail reports the error.
         with contextlib.suppress(SmokeboxError, OSError):
-            await self._drop(self._dead)
+            await self._destroy(self._dead)
             while len(self._ready) < self._size:
-                self._ready.append(await self._another(jailer, image))
+                self._ready.append(await self._create(jailer, image))
 
-    async def _another(self, jailer: Jailer, image: Image) -> PooledJail:
-        spec = self._make(image)
+    async def _create(self, jailer: Jailer, image: Image) -> PooledJail:
+        spec = self._new_spec(image)
         try:
             return PooledJail(spec=spec, jail=await jailer.make(spec))
         except BaseException:
             await self._remove(spec)
             raise
 
-    async def _drop(self, unwanted: list[PooledJail]) -> None:
+    async def _destroy(self, unwanted: list[PooledJail]) -> None:
         while unwanted:
             await unwanted[-1].jail.kill()
             await self._remove(unwanted[-1].spec)

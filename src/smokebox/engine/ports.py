@@ -23,10 +23,10 @@ from smokebox.errors import Conflict, InvalidOption, ServiceUnavailable
 from smokebox.wire.preview import LONGEST_LABEL, PreviewTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Run, UseRun
+    from smokebox.engine.run import Run, RunOwner
 
 LONGEST_NAME = 63
 CONNECT_SECONDS = 10.0
@@ -59,18 +59,10 @@ class PortGrant:
 class Ports(RunPart):
     """The ports of one sandbox. `busy` while a client uses one, or did since the last check."""
 
-    def __init__(
-        self,
-        *,
-        id: str,
-        record: Record,
-        use: UseRun,
-        run: Callable[[], Run | None],
-    ) -> None:
-        self.id = id
+    def __init__(self, owner: RunOwner, record: Record) -> None:
+        self.id = owner.id
+        self._owner = owner
         self._record = record
-        self._use = use
-        self._run = run
         self._rows: dict[int, PortRow] | None = None
         self._changing = asyncio.Lock()
         self._streams: dict[int, set[PortStream]] = {}
@@ -102,7 +94,7 @@ class Ports(RunPart):
         _check_name(name)
         token = None if token is None else _check_token(token)
         self._check_label(port, token)
-        async with self._use() as run, self._changing:
+        async with self._owner.use() as run, self._changing:
             rows = await self.load()
             row = rows.get(port)
             _check_free(rows.values(), port, name, token)
@@ -152,7 +144,7 @@ class Ports(RunPart):
 
     def run_of(self, row: PortRow) -> Run | None:
         """Return the current run if the port is active in it."""
-        run = self._run()
+        run = self._owner.run
         return run if run is not None and run.generation == row.generation else None
 
     def add_stream(self, port: int, stream: PortStream) -> None:
@@ -221,7 +213,7 @@ class Ports(RunPart):
         with contextlib.suppress(Exception):
             while len(self._spare) < _SPARE:
                 sock = await guest_requests.open_socket(run.jail)
-                current = self._run()
+                current = self._owner.run
                 if current is None or current.jail is not run.jail:
                     sock.close()
                     return

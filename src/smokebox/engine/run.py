@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from smokebox.engine.images.users import User, lookup
 from smokebox.engine.jail import guest_init
@@ -181,7 +181,6 @@ class Run:
         self,
         program: Program,
         *,
-        spills: SpillFolder | None = None,
         max_output: int = MAX_OUTPUT,
         timeout: float | None = None,
         stdin: str | bytes | None = None,
@@ -191,7 +190,7 @@ class Run:
         try:
             return await collect(
                 start,
-                spills=spills or self.spills,
+                spills=self.spills,
                 max_output=max_output,
                 timeout=timeout,
                 rate=self.limits.output_rate,
@@ -279,6 +278,22 @@ class Run:
 
 UseRun: TypeAlias = Callable[[], AbstractAsyncContextManager[Run]]
 """Wakes a sandbox if needed, and keeps it awake inside the block."""
+
+
+class RunOwner(Protocol):
+    """The owner of the runs of a sandbox: its `Lifecycle`."""
+
+    id: str
+
+    @property
+    def run(self) -> Run | None:
+        """The current run, while the sandbox is awake."""
+
+    def use(self) -> AbstractAsyncContextManager[Run]:
+        """Wake the sandbox and keep it awake inside the block."""
+
+    async def directory(self) -> str:
+        """Return the directory of the sandbox on the host; empty before it was ever woken."""
 
 
 class RunPart:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Self, Unpack
 
 from smokebox.egress.handler import HandlerRegistry
@@ -26,10 +27,11 @@ from smokebox.engine.jail.spec import JailStats
 from smokebox.engine.lifecycle import Lifecycle
 from smokebox.engine.mounts.mounts import Mounts
 from smokebox.engine.ports import Ports
-from smokebox.engine.processes.processes import Processes
+from smokebox.engine.processes.processes import Processes, ProcessOptions
 from smokebox.engine.record.rows import DEFAULT_CWD
-from smokebox.engine.sessions.session import CommandOptions, ShellSession
-from smokebox.engine.sessions.sessions import Sessions
+from smokebox.engine.sessions.command import CommandOptions
+from smokebox.engine.sessions.session import ShellSession
+from smokebox.engine.sessions.sessions import SessionOptions, Sessions
 from smokebox.engine.terminals.terminals import Terminals
 from smokebox.errors import InvalidOption
 from smokebox.options import check_timeout
@@ -163,64 +165,17 @@ class Sandbox:
         return ByteStream(self._stream(command, **options))
 
     async def start_process(
-        self,
-        command: Command,
-        *,
-        process_id: str | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        limits: ProcessLimits | Mapping[str, object] | None = None,
-        stdin: bool = False,
-        timeout: float | None = None,
+        self, command: Command, **options: Unpack[ProcessOptions]
     ) -> BackgroundProcess:
-        """Start a command in the background, until it ends, is killed or the sandbox sleeps.
-
-        Args:
-            command: A string for bash, or a list of literal words.
-            process_id: Id of the process; by default a random one.
-            cwd: Working directory; by default that of the sandbox.
-            env: Environment variables to add.
-            user: A user of the sandbox; by default root.
-            limits: Limits of this process alone.
-            stdin: Keep a pipe to standard input open for writing.
-            timeout: Seconds before the whole process tree is killed.
-
-        Raises:
-            Conflict: A process with that id is running.
-        """
-        return await self.processes.start(
-            command,
-            process_id=process_id,
-            cwd=cwd,
-            env=env,
-            user=user,
-            limits=limits,
-            stdin=stdin,
-            timeout=timeout,
-        )
+        """Start a command in the background. Takes the options of `Processes.start`."""
+        return await self.processes.start(command, **options)
 
     async def create_session(
-        self,
-        name: str | None = None,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        self, name: str | None = None, **options: Unpack[SessionOptions]
     ) -> ShellSession:
-        """Create a shell that keeps its state between commands.
-
-        Args:
-            name: Name of the session; by default a random one.
-            cwd: Initial working directory.
-            env: Environment variables to add.
-            user: A user of the sandbox; by default root.
-
-        Raises:
-            Conflict: A session with that name exists.
-        """
+        """Create a shell that keeps its state between commands. See `Sessions.create`."""
         async with self.lifecycle.use():
-            return await self.sessions.create(name, cwd=cwd, env=env, user=user)
+            return await self.sessions.create(name, **options)
 
     async def read_file(self, path: str) -> str:
         """Return the text of a file. Raises `NotText` if it is not UTF-8."""
@@ -346,14 +301,7 @@ class Sandbox:
         used = await run.jail.stats() if run is not None else JailStats()
         row = await self.lifecycle.row()
         disk = await self._context.measure(row.key) if row is not None else None
-        return SandboxStats(
-            cpu_seconds=used.cpu_seconds,
-            memory=used.memory,
-            memory_peak=used.memory_peak,
-            pids=used.pids,
-            oom_kills=used.oom_kills,
-            disk=disk,
-        )
+        return SandboxStats(**asdict(used), disk=disk)
 
     async def aclose(self) -> None:
         """Do nothing: a sandbox lives until it is destroyed."""
@@ -373,17 +321,16 @@ class Sandbox:
 
     def _build_parts(self) -> None:
         lifecycle, context = self.lifecycle, self._context
-        record, use, directory = context.record, lifecycle.use, lifecycle.directory
         self.files = Files(self._root, workers=context.workers, cwd=lambda: self.cwd)
-        self.processes = Processes(id=self.id, locate=directory, record=record, use=use)
-        self.sessions = Sessions(id=self.id, record=record, use=use)
-        self.contexts = Contexts(id=self.id, locate=directory, record=record, use=use)
-        self.terminals = Terminals(id=self.id, record=record, use=use)
-        self.ports = Ports(id=self.id, record=record, use=use, run=lambda: lifecycle.run)
+        self.processes = Processes(lifecycle, context.record)
+        self.sessions = Sessions(lifecycle, context.record)
+        self.contexts = Contexts(lifecycle, context.record)
+        self.terminals = Terminals(lifecycle, context.record)
+        self.ports = Ports(lifecycle, context.record)
         self.mounts = Mounts(
             id=self.id,
-            record=record,
-            use=use,
+            record=context.record,
+            use=lifecycle.use,
             run=lambda: lifecycle.run,
             workers=context.workers,
             cwd=lambda: self.cwd,
@@ -402,7 +349,10 @@ class Sandbox:
             traffic=context.traffic,
         )
         self.network = EgressConfig(
-            self.egress_proxy, lifecycle.update, keep=self._keep_handlers, directory=directory
+            self.egress_proxy,
+            lifecycle.update,
+            keep=self._keep_handlers,
+            directory=lifecycle.directory,
         )
         lifecycle.parts = (
             # First: it may have an interrupted restore to finish before the other parts resume.

@@ -1,4 +1,4 @@
-"""Start of a run: made from its record, or adopted where it still runs.
+"""Start of a run from the record, and adoption of one that still runs.
 
 A run is recorded before its jail can outlive this process. A failed start leaves nothing
 behind.

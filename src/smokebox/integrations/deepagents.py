@@ -434,16 +434,16 @@ class _GrepParser:
             self.matches.append(match)
 
 
-class _Replacement(NamedTuple):
+class _EditPair(NamedTuple):
     old: str
     new: str
 
 
-def _match_line_endings(text: str, old: str, new: str) -> _Replacement:
+def _match_line_endings(text: str, old: str, new: str) -> _EditPair:
     """Return `old` and `new` with the line endings of the file, which pages show as newlines."""
-    plain = _Replacement(old.replace("\r\n", "\n"), new.replace("\r\n", "\n"))
-    windows = _Replacement(plain.old.replace("\n", "\r\n"), plain.new.replace("\n", "\r\n"))
-    choices = (_Replacement(old, new), windows, plain)
+    plain = _EditPair(old.replace("\r\n", "\n"), new.replace("\r\n", "\n"))
+    windows = _EditPair(plain.old.replace("\n", "\r\n"), plain.new.replace("\n", "\r\n"))
+    choices = (_EditPair(old, new), windows, plain)
     return next((choice for choice in choices if choice.old in text), choices[0])
 
 

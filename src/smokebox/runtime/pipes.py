@@ -69,7 +69,7 @@ class Pipes:
         self._drain_until = time.monotonic() + DRAIN_SECONDS
 
     async def read(self, until: float | None = None) -> Chunk | None:
-        """Return the next bytes of a pipe, or None when there are no more.
+        """Return the next bytes of a pipe, or None at the end.
 
         Raises `TimeoutError` if nothing happens until the monotonic clock reaches `until`.
         """

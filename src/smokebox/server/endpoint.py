@@ -1,8 +1,8 @@
 """Endpoints of the API: functions whose signatures declare the request and the response.
 
 `@endpoint("POST", "/sandboxes/{id}/exec")` on `async def run(call, body: Exec) -> ExecResult`
-decodes the body, encodes the result and turns errors into responses. The OpenAPI document is made
-from these declarations and the docstrings alone.
+decodes the body, encodes the result and turns errors into responses. The OpenAPI document is
+generated from these declarations and the docstrings alone.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ LOCAL = Principal(id="local", admin=True)
 """The user of the unix socket, and of a server without keys. May do everything."""
 
 # No id of a sandbox has this prefix.
-ANONYMOUS = Principal(id="nobody", prefix="\0")
+ANONYMOUS = Principal(id="anonymous", prefix="\0")
 """The sender of a request to a public path, which needs no key."""
 
 
@@ -253,7 +253,9 @@ def take_authorization(scope: Scope) -> bytes | None:
     if b"authorization=" not in query:
         return None
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    scope["query_string"] = urlencode([one for one in pairs if one[0] != "authorization"]).encode()
+    scope["query_string"] = urlencode(
+        [(name, value) for name, value in pairs if name != "authorization"]
+    ).encode()
     values = [value for name, value in pairs if name == "authorization"]
     return values[-1].encode("utf-8", "replace") if values else None
 

@@ -273,7 +273,7 @@ class Watch(Path):
     cursor: str | None = None
 
 
-class GitCheckout(Body):
+class CheckOutRepository(Body):
     """A repository to clone, from an http or https URL."""
 
     url: str

@@ -1,4 +1,4 @@
-"""Certificates made on the spot, as clients of every kind check them."""
+"""The certificate authority of a sandbox: its certificates, its file and its TLS contexts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def authority() -> Authority:
     return Authority.make("box")
 
 
-async def shake_hands(authority: Authority, host: str, *, trusted: bytes | None = None) -> None:
-    """Be a strict client of a server of that name."""
+async def handshake(authority: Authority, host: str, *, trusted: bytes | None = None) -> None:
+    """Connect to a TLS server for a host, as a client with strict verification."""
     context = ssl.create_default_context(cadata=(trusted or authority.pem).decode())
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    served: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(
-        lambda _, writer: served.put_nowait(writer), "127.0.0.1", 0, ssl=authority.context_for(host)
+        lambda _, writer: accepted.put_nowait(writer),
+        "127.0.0.1",
+        0,
+        ssl=authority.context_for(host),
     )
     async with server, asyncio.timeout(10):
         port = server.sockets[0].getsockname()[1]
@@ -35,36 +38,36 @@ async def shake_hands(authority: Authority, host: str, *, trusted: bytes | None 
             "127.0.0.1", port, ssl=context, server_hostname=host
         )
         writer.close()
-        (await served.get()).close()
+        (await accepted.get()).close()
 
 
 @pytest.mark.parametrize(
     "host",
     ["api.example", "1.2.3.4", "2606:4700::1", "xn--bcher-kva.example", f"{'a' * 63}.{'b' * 63}.c"],
 )
-async def test_a_strict_client_that_trusts_it_accepts(authority: Authority, host: str) -> None:
-    await shake_hands(authority, host)
+async def test_strict_client_accepts_a_trusted_authority(authority: Authority, host: str) -> None:
+    await handshake(authority, host)
 
 
-async def test_one_that_trusts_another_does_not(authority: Authority) -> None:
+async def test_client_that_trusts_another_authority_refuses(authority: Authority) -> None:
     other = Authority.make("box").pem
     with pytest.raises(ssl.SSLCertVerificationError):
-        await shake_hands(authority, "api.example", trusted=other)
+        await handshake(authority, "api.example", trusted=other)
 
 
-def test_it_can_make_no_other_authority(authority: Authority, tmp_path: Path) -> None:
+def test_authority_cannot_certify_another_authority(authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(authority.pem)
-    said = subprocess.run(
+    text = subprocess.run(
         ["openssl", "x509", "-noout", "-text", "-in", str(tmp_path / "ca.pem")],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "CA:TRUE, pathlen:0" in said
-    assert "Certificate Sign" in said
+    assert "CA:TRUE, pathlen:0" in text
+    assert "Certificate Sign" in text
 
 
-def test_it_is_the_same_after_a_restart_and_only_ours_to_read(tmp_path: Path) -> None:
+def test_authority_is_reloaded_from_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "ca.pem"
     first = Authority.open(str(path), "box")
     assert Authority.open(str(path), "box").pem == first.pem
@@ -72,22 +75,21 @@ def test_it_is_the_same_after_a_restart_and_only_ours_to_read(tmp_path: Path) ->
     assert [file.name for file in tmp_path.iterdir()] == ["ca.pem"]
 
 
-def test_one_that_is_broken_is_made_anew(tmp_path: Path) -> None:
+def test_corrupt_authority_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "ca.pem"
-    path.write_text("nonsense")
-    made = Authority.open(str(path), "box")
-    assert Authority.open(str(path), "box").pem == made.pem
+    path.write_text("not PEM")
+    replacement = Authority.open(str(path), "box")
+    assert Authority.open(str(path), "box").pem == replacement.pem
 
 
-def test_what_was_made_is_used_again_and_not_without_end(authority: Authority) -> None:
-    assert authority.context_for("again.example") is authority.context_for("again.example")
-    small = Authority.make("box")
+def test_tls_contexts_are_cached_up_to_a_limit(authority: Authority) -> None:
+    assert authority.context_for("cached.example") is authority.context_for("cached.example")
+    fresh = Authority.make("box")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made = next(iter(small._contexts.values()), None)
-    assert made is None
-    first = small.context_for("first.example")
-    since = small._contexts["first.example"][0]
+    assert next(iter(fresh._contexts.values()), None) is None
+    first = fresh.context_for("first.example")
+    created_at = fresh._contexts["first.example"][0]
     for number in range(MAX_CONTEXTS):
-        small._contexts[f"h{number}"] = (since, context)
-    assert small.context_for("last.example") is small.context_for("last.example")
-    assert small.context_for("first.example") is not first
+        fresh._contexts[f"h{number}"] = (created_at, context)
+    assert fresh.context_for("last.example") is fresh.context_for("last.example")
+    assert fresh.context_for("first.example") is not first

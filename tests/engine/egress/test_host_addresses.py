@@ -1,4 +1,4 @@
-"""Made-up addresses, each for one name."""
+"""Synthetic addresses of host names: allocation, eviction and persistence."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_name_keeps_its_address_and_an_address_its_name() -> None:
-    names = HostAddresses()
-    first = names.address_of("a.example")
-    assert names.address_of("b.example") != first
-    assert names.address_of("a.example") == first
-    assert names.name_of(first) == "a.example"
+def test_each_name_has_its_own_stable_address() -> None:
+    addresses = HostAddresses()
+    first = addresses.address_of("a.example")
+    assert addresses.address_of("b.example") != first
+    assert addresses.address_of("a.example") == first
+    assert addresses.name_of(first) == "a.example"
     assert ipaddress.ip_address(first) in NETWORK
-    assert names.name_of("198.19.255.254") is None
+    assert addresses.name_of("198.19.255.254") is None
 
 
-def test_the_least_used_name_is_forgotten_first() -> None:
-    names = HostAddresses(2)
-    kept, forgotten = names.address_of("kept"), names.address_of("forgotten")
-    names.address_of("kept")
-    names.address_of("another")
-    assert names.name_of(kept) == "kept"
-    assert names.name_of(forgotten) is None
-    assert names.address_of("forgotten") != forgotten
+def test_least_recently_used_name_is_evicted_first() -> None:
+    addresses = HostAddresses(2)
+    kept, evicted = addresses.address_of("kept"), addresses.address_of("evicted")
+    addresses.address_of("kept")
+    addresses.address_of("another")
+    assert addresses.name_of(kept) == "kept"
+    assert addresses.name_of(evicted) is None
+    assert addresses.address_of("evicted") != evicted
 
 
-def test_addresses_are_used_again_only_after_all_others() -> None:
-    names = HostAddresses(4)
-    names.address_of("first")
-    names._next = int(NETWORK[-2])
-    assert names.address_of("last") == str(NETWORK[-2])
-    # The first is still known, and keeps its address.
-    assert names.address_of("one more") == str(NETWORK[2])
+def test_addresses_are_reused_only_after_all_others() -> None:
+    addresses = HostAddresses(4)
+    addresses.address_of("first")
+    addresses._next = int(NETWORK[-2])
+    assert addresses.address_of("last") == str(NETWORK[-2])
+    # The address of the first name is still in use.
+    assert addresses.address_of("next") == str(NETWORK[2])
 
 
-def test_another_engine_knows_the_names_of_before(tmp_path: Path) -> None:
+def test_next_engine_loads_the_names(tmp_path: Path) -> None:
     path = str(tmp_path / "names")
     before, after = HostAddresses(), HostAddresses()
     before.create(path)
@@ -48,28 +48,28 @@ def test_another_engine_knows_the_names_of_before(tmp_path: Path) -> None:
     after.load(path)
     assert after.name_of(address) == "a.example"
     assert after.address_of("b.example") != address
-    again = HostAddresses()
-    again.create(path)
-    assert again.name_of(address) is None
+    recreated = HostAddresses()
+    recreated.create(path)
+    assert recreated.name_of(address) is None
 
 
-def test_what_is_broken_in_the_file_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_lines_of_the_file_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "names"
-    path.write_text("198.18.0.7 seven.example\n10.0.0.1 inside.example\nnothing\n198.18.0.8\n")
-    names = HostAddresses()
-    names.load(str(path))
-    assert names.name_of("198.18.0.7") == "seven.example"
-    assert names.name_of("10.0.0.1") is None
-    assert names.address_of("next.example") == "198.18.0.8"
+    path.write_text("198.18.0.7 seven.example\n10.0.0.1 private.example\nmalformed\n198.18.0.8\n")
+    addresses = HostAddresses()
+    addresses.load(str(path))
+    assert addresses.name_of("198.18.0.7") == "seven.example"
+    assert addresses.name_of("10.0.0.1") is None
+    assert addresses.address_of("next.example") == "198.18.0.8"
 
 
-def test_the_file_does_not_grow_with_every_name(tmp_path: Path) -> None:
+def test_file_of_names_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "names"
-    names = HostAddresses(8)
-    names.create(str(path))
+    addresses = HostAddresses(8)
+    addresses.create(str(path))
     for number in range(100):
-        names.address_of(f"name{number}.example")
+        addresses.address_of(f"name{number}.example")
     assert len(path.read_text().splitlines()) <= 17
     after = HostAddresses(8)
     after.load(str(path))
-    assert after.name_of(names.address_of("name99.example")) == "name99.example"
+    assert after.name_of(addresses.address_of("name99.example")) == "name99.example"

@@ -1,4 +1,4 @@
-"""Where a sandbox looks for whom to trust, in the images that there are."""
+"""Installation of the authority in an image, and the programs that trust it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEM = Authority.make("box").pem
 JAVA = """
 import java.net.*;
 public class T {
-    public static void main(String[] words) throws Exception {
+    public static void main(String[] args) throws Exception {
         var in = URI.create("https://api.test/").toURL().openStream();
         System.out.print(new String(in.readAllBytes()));
     }
@@ -39,39 +39,40 @@ async def greet(request: Request, env: object, context: HandlerContext) -> Respo
     return Response("hello")
 
 
-def test_it_is_added_to_every_bundle_that_there_is_and_once(root: Path, files: RootedFiles) -> None:
+def test_authority_is_added_once_to_every_bundle(root: Path, files: RootedFiles) -> None:
     bundles = [root / BUNDLE[1:], root / "etc/pki/tls/certs/ca-bundle.crt"]
     for bundle in bundles:
         bundle.parent.mkdir(parents=True)
-        bundle.write_bytes(b"others")
+        bundle.write_bytes(b"existing")
     for _ in range(2):
         install(files, PEM)
-    assert [bundle.read_bytes() for bundle in bundles] == [b"others\n" + PEM] * 2
+    assert [bundle.read_bytes() for bundle in bundles] == [b"existing\n" + PEM] * 2
     assert (root / OWN[1:]).read_bytes() == PEM
 
 
-def test_where_there_is_no_bundle_one_is_made(root: Path, files: RootedFiles) -> None:
+def test_missing_default_bundle_is_created_from_another(root: Path, files: RootedFiles) -> None:
     (root / "etc/ssl").mkdir(parents=True)
     (root / "etc/ssl/ca-bundle.pem").write_bytes(b"SUSE\n")
     install(files, PEM)
     assert (root / BUNDLE[1:]).read_bytes() == b"SUSE\n" + PEM
 
 
-def test_an_empty_image_gets_what_the_variables_name(root: Path, files: RootedFiles) -> None:
+def test_empty_image_gets_all_files_that_the_variables_name(root: Path, files: RootedFiles) -> None:
     install(files, PEM)
     for path in set(VARIABLES.values()):
         assert PEM in (root / path[1:]).read_bytes()
 
 
-def test_a_java_of_its_own_is_found(root: Path, files: RootedFiles) -> None:
-    (root / "opt/java/openjdk/lib/security").mkdir(parents=True)
+def test_keystore_of_a_java_installation_is_updated_once(root: Path, files: RootedFiles) -> None:
+    keystore = root / "opt/java/openjdk/lib/security/cacerts"
+    keystore.parent.mkdir(parents=True)
     (root / "opt/java/a-file").touch()
-    (root / "opt/java/openjdk/lib/security/cacerts").write_bytes(b"any keystore")
+    keystore.write_bytes(b"any keystore")
     install(files, PEM)
-    first = (root / "opt/java/openjdk/lib/security/cacerts").read_bytes()
-    assert first.startswith(b"\xfe\xed\xfe\xed")
+    installed = keystore.read_bytes()
+    assert installed.startswith(b"\xfe\xed\xfe\xed")
     install(files, PEM)
-    assert (root / "opt/java/openjdk/lib/security/cacerts").read_bytes() == first
+    assert keystore.read_bytes() == installed
 
 
 @pytest.mark.parametrize(
@@ -85,24 +86,24 @@ def test_a_java_of_its_own_is_found(root: Path, files: RootedFiles) -> None:
     ],
     ids=["curl", "wget", "curl-without-variables", "python", "node"],
 )
-async def test_programs_trust_what_they_are_shown(host: Host, command: list[str]) -> None:
+async def test_programs_trust_the_proxy(host: Host, command: list[str]) -> None:
     if not shutil.which(command[0]):
-        pytest.skip(f"{command[0]} is not on this machine")
+        pytest.skip(f"{command[0]} is not installed")
     sandbox = await host.create("box", egress={"outbound_by_host": {"api.test": greet}})
     result = await sandbox.exec(command, timeout=15)
     assert result.stdout == "hello", result.stderr
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(not shutil.which("java"), reason="Java is not on this machine")
-async def test_java_trusts_what_it_is_shown(host: Host) -> None:
+@pytest.mark.skipif(not shutil.which("java"), reason="Java is not installed")
+async def test_java_trusts_the_proxy(host: Host) -> None:
     sandbox = await host.create("box", egress={"outbound_by_host": {"api.test": greet}})
     await sandbox.write_file("T.java", JAVA)
     result = await sandbox.exec(["java", "T.java"], timeout=45)
     assert result.stdout == "hello", result.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.timeout(120)
-def test_the_same_by_an_ordinary_user() -> None:
+def test_programs_trust_the_proxy_of_an_unprivileged_engine() -> None:
     rerun_as_nobody(__file__, "curl or python")

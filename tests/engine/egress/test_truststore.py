@@ -1,4 +1,4 @@
-"""Java's own kind of keystore, read by Java."""
+"""Java keystores with the authority, read by keytool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_certificates_are_taken_from_pem_and_broken_ones_left_out() -> None:
+def test_invalid_certificates_of_a_pem_file_are_skipped() -> None:
     first, second = Authority.make("a"), Authority.make("b")
     text = first.pem + b"# comment\n" + second.pem
     text += b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n"
@@ -23,18 +23,18 @@ def test_certificates_are_taken_from_pem_and_broken_ones_left_out() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("keytool"), reason="Java is not installed")
-@pytest.mark.parametrize("before", ["jks", "other"])
-def test_java_reads_what_was_written(before: str, tmp_path: Path) -> None:
-    own, known = Authority.make("own"), Authority.make("known")
+@pytest.mark.parametrize("original", ["jks", "other"])
+def test_keytool_reads_the_keystore(original: str, tmp_path: Path) -> None:
+    added, existing = Authority.make("added"), Authority.make("existing")
     keystore = b"\x30\x82 PKCS12 of any size"
-    if before == "jks":
-        keystore = add_certificate(b"", known.pem, b"")
+    if original == "jks":
+        keystore = add_certificate(b"", existing.pem, b"")
     path = tmp_path / "cacerts"
-    path.write_bytes(add_certificate(keystore, own.pem, known.pem))
-    listed = subprocess.run(
+    path.write_bytes(add_certificate(keystore, added.pem, existing.pem))
+    listing = subprocess.run(
         ["keytool", "-list", "-keystore", str(path), "-storepass", "changeit"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "contains 2 entries" in listed
+    assert "contains 2 entries" in listing

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from smokebox.engine.images.etc_files import GROUP, PASSWD
+from smokebox.engine.images.etc_files import read_etc_file
 from smokebox.engine.images.users import MAX_FILE, MAX_GROUPS, User, lookup
 from smokebox.errors import InvalidOption, NotFound
 
-FILES = (PASSWD.encode(), GROUP.encode())
+FILES = (read_etc_file("passwd"), read_etc_file("group"))
 
 
 def test_name_gives_ids_home_and_shell() -> None:
@@ -112,9 +112,9 @@ def test_number_of_groups_is_limited() -> None:
 
 
 def test_random_files_raise_only_not_found() -> None:
-    chance = random.Random(3)
+    rng = random.Random(3)
     for _ in range(200):
-        noise = bytes(chance.choices(b":\n0123456789ax,\xff\0/-", k=200)) + os.urandom(50)
+        noise = bytes(rng.choices(b":\n0123456789ax,\xff\0/-", k=200)) + os.urandom(50)
         for user in ("a", "1", "a:1", "1:x"):
             try:
                 found = lookup(user, noise, noise)

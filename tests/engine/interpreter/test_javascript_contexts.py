@@ -1,4 +1,4 @@
-"""JavaScript and TypeScript contexts in real sandboxes, by the runtime each one has."""
+"""JavaScript and TypeScript contexts of sandboxes, run by the Deno or Node found in each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
 
-# Endless loops in these tests occupy a core until they are killed, which slows the rest.
+# Endless loops in these tests use a full core until they are killed, which slows other tests.
 pytestmark = pytest.mark.timeout(60)
 
-# Hides the runtimes of both the image and Smokebox.
-NOWHERE = {"PATH": "/nowhere"}
+# Hides the runtimes of the image and of Smokebox.
+EMPTY_PATH = {"PATH": "/missing"}
 
 
 @pytest_asyncio.fixture
@@ -39,7 +39,7 @@ async def test_each_language_has_a_separate_default_context(sandbox: Sandbox) ->
     assert len(await sandbox.contexts.list()) == 3
 
 
-async def test_a_context_starts_with_its_cwd_and_env(sandbox: Sandbox) -> None:
+async def test_context_starts_with_its_cwd_and_env(sandbox: Sandbox) -> None:
     context = await sandbox.contexts.create(language="js", cwd="/tmp", env={"A": "x"})
     code = "[process.cwd(), process.env.A, process.env.B]"
     result = await sandbox.contexts.run(code, context=context, env={"B": "y"})
@@ -60,7 +60,7 @@ async def test_events_are_streamed_as_they_happen(sandbox: Sandbox) -> None:
     assert events == [OutputChunk("stdout", "first\n"), CodeResult(text="'end'", main=True)]
 
 
-async def test_a_timeout_interrupts_awaits_and_loops(sandbox: Sandbox) -> None:
+async def test_timeout_interrupts_awaits_and_loops(sandbox: Sandbox) -> None:
     await sandbox.contexts.run("const kept = 1", language="js")
     for code in ("await new Promise(() => {})", "console.log('on'); while (true);"):
         late = await sandbox.contexts.run(code, language="js", timeout=0.3)
@@ -71,7 +71,7 @@ async def test_a_timeout_interrupts_awaits_and_loops(sandbox: Sandbox) -> None:
     assert late.stdout == "on\n"
 
 
-async def test_an_uninterruptible_loop_ends_its_context(
+async def test_uninterruptible_loop_ends_its_context(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_module, "INTERRUPT_SECONDS", 1.0)
@@ -94,15 +94,15 @@ async def test_running_code_in_a_killed_context_raises(sandbox: Sandbox) -> None
 async def test_output_of_child_processes_does_not_corrupt_frames(sandbox: Sandbox) -> None:
     code = (
         "import child from 'node:child_process';"
-        "child.spawnSync('echo', ['loud'], {stdio: 'inherit'});"
-        "child.execFileSync('echo', ['heard']).toString()"
+        "child.spawnSync('echo', ['inherited'], {stdio: 'inherit'});"
+        "child.execFileSync('echo', ['captured']).toString()"
     )
     result = await sandbox.contexts.run(code, language="js")
-    assert (result.text, result.truncated) == ("'heard\\n'", False)
+    assert (result.text, result.truncated) == ("'captured\\n'", False)
 
 
-async def test_a_missing_runtime_raises_with_a_hint(host: Host) -> None:
-    sandbox = await host.create("box", env=NOWHERE)
+async def test_missing_runtime_raises_with_a_hint(host: Host) -> None:
+    sandbox = await host.create("box", env=EMPTY_PATH)
     await sandbox.exec("/bin/rm -r /opt/smokebox")
     for language in ("javascript", "typescript"):
         with pytest.raises(Unsupported, match="no deno or node") as caught:
@@ -120,12 +120,12 @@ async def test_node_of_the_image_is_used_without_deno(sandbox: Sandbox) -> None:
 
 async def test_deno_of_the_image_takes_precedence(host: Host) -> None:
     sandbox = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
-    await sandbox.write_file("bin/deno", f'#!/bin/sh\nexport OWN=1\nexec {DENO} "$@"\n')
+    await sandbox.write_file("bin/deno", f'#!/bin/sh\nexport FROM_IMAGE=1\nexec {DENO} "$@"\n')
     await sandbox.exec("chmod +x bin/deno")
-    assert (await sandbox.contexts.run("process.env.OWN", language="ts")).text == "'1'"
+    assert (await sandbox.contexts.run("process.env.FROM_IMAGE", language="ts")).text == "'1'"
 
 
-async def test_a_runtime_without_typescript_raises_its_message(host: Host) -> None:
+async def test_runtime_without_typescript_raises_its_message(host: Host) -> None:
     sandbox = await host.create("box", env={"PATH": "/workspace/bin:/usr/bin:/bin"})
     await sandbox.write_file("bin/deno", '#!/bin/sh\necho "cannot run TypeScript" >&2; exit 1\n')
     await sandbox.exec("chmod +x bin/deno")
@@ -133,10 +133,10 @@ async def test_a_runtime_without_typescript_raises_its_message(host: Host) -> No
         await sandbox.contexts.create(language="typescript")
 
 
-async def test_a_sandbox_cannot_modify_the_deno_of_others(host: Host) -> None:
+async def test_sandbox_cannot_modify_the_deno_of_others(host: Host) -> None:
     sandbox, other = await host.create("box"), await host.create("other")
     result = await sandbox.exec(
-        f"{DENO} --version; echo harm > {DENO}; rm -r /opt/smokebox; ls /opt"
+        f"{DENO} --version; echo replaced > {DENO}; rm -r /opt/smokebox; ls /opt"
     )
     assert result.stdout.startswith("deno ")
     assert "smokebox" not in result.stdout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Simulates an image in which these libraries are not installed.
-WITHOUT = "sys.modules.update(dict.fromkeys(['IPython', 'matplotlib', 'numpy']))"
+HIDE_LIBRARIES = "sys.modules.update(dict.fromkeys(['IPython', 'matplotlib', 'numpy']))"
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def kernel(tmp_path: Path) -> Iterator[KernelProcess]:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[KernelProcess]:
-    with python_kernel(tmp_path, before=WITHOUT) as kernel:
+    """Run a kernel without IPython, matplotlib and NumPy."""
+    with python_kernel(tmp_path, before=HIDE_LIBRARIES) as kernel:
         yield kernel
 
 
@@ -44,21 +45,21 @@ def bare(tmp_path: Path) -> Iterator[KernelProcess]:
         ("if True:\n    5", None),
         ("None", None),
         ("5;", None),
-        ("5  # not silenced;", CodeResult(text="5", main=True)),
+        ("5  # not suppressed;", CodeResult(text="5", main=True)),
         ("'é';", None),
         ("", None),
-        ("# nothing", None),
+        ("# comment", None),
         ("def f(): return 1", None),
         ("'\\ud800'", CodeResult(text="'\\ud800'", main=True)),
     ],
 )
-def test_the_last_expression_is_the_result(
+def test_last_expression_is_the_result(
     bare: KernelProcess, code: str, expected: CodeResult | None
 ) -> None:
     assert bare.run(code).results == ([] if expected is None else [expected])
 
 
-def test_a_value_is_shown_in_every_format_it_offers(bare: KernelProcess) -> None:
+def test_value_is_shown_in_every_format_it_offers(bare: KernelProcess) -> None:
     output = bare.run(
         "class Rich:\n"
         "    def __repr__(self): return 'plain'\n"
@@ -101,10 +102,10 @@ def test_repr_mimebundle_is_passed_through(bare: KernelProcess) -> None:
     assert (second.text, second.main) == ("2", False)
 
 
-def test_a_failing_repr_is_an_error(bare: KernelProcess) -> None:
-    output = bare.run("class Bad:\n    def __repr__(self): raise ValueError('mute')\nBad()")
+def test_failing_repr_is_an_error(bare: KernelProcess) -> None:
+    output = bare.run("class Bad:\n    def __repr__(self): raise ValueError('no repr')\nBad()")
     assert output.error is not None
-    assert (output.error.name, output.error.message) == ("ValueError", "mute")
+    assert (output.error.name, output.error.message) == ("ValueError", "no repr")
     assert bare.run("1").results[0].text == "1"
 
 
@@ -115,7 +116,7 @@ def test_mocks_are_shown_as_text_only(bare: KernelProcess) -> None:
     assert output.results[0].formats() == ("text",)
 
 
-def test_long_texts_and_large_formats_are_replaced_by_a_note(bare: KernelProcess) -> None:
+def test_long_texts_are_shortened_and_large_formats_omitted(bare: KernelProcess) -> None:
     [long] = bare.run("'x' * 3_000_000").results
     assert "characters left out here" in (long.text or "")
     assert len(long.text or "") < 1_100_000
@@ -125,16 +126,16 @@ def test_long_texts_and_large_formats_are_replaced_by_a_note(bare: KernelProcess
 
 
 def test_top_level_await_shares_one_event_loop(bare: KernelProcess) -> None:
-    code = "import asyncio\ntask = asyncio.ensure_future(asyncio.sleep(0, 'heard'))\nawait {}"
+    code = "import asyncio\ntask = asyncio.ensure_future(asyncio.sleep(0, 'done'))\nawait {}"
     assert bare.run(code.format("asyncio.sleep(0)")).error is None
-    assert bare.run("await task").results[0].text == "'heard'"
+    assert bare.run("await task").results[0].text == "'done'"
 
 
-def test_an_interrupt_reaches_only_running_code(bare: KernelProcess, tmp_path: Path) -> None:
+def test_interrupt_reaches_only_running_code(bare: KernelProcess, tmp_path: Path) -> None:
     bare.interrupt()
     assert bare.run("1").results[0].text == "1"
-    bare.start("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1000)")
-    _wait_for(tmp_path / "begun")
+    bare.start("import time\nopen('started', 'w').close()\nwhile True: time.sleep(1000)")
+    _wait_for(tmp_path / "started")
     bare.interrupt()
     output = bare.finish()
     assert output.error is not None
@@ -146,22 +147,24 @@ def test_an_interrupt_reaches_only_running_code(bare: KernelProcess, tmp_path: P
 def test_interrupts_at_any_moment_do_not_corrupt_frames(
     bare: KernelProcess, tmp_path: Path
 ) -> None:
-    code = "open('begun', 'w').close()\nwhile True: print('x' * 500)\n"
+    code = "open('started', 'w').close()\nwhile True: print('x' * 500)\n"
     for _ in range(20):
         bare.start(code)
-        _wait_for(tmp_path / "begun")
-        (tmp_path / "begun").unlink()
+        _wait_for(tmp_path / "started")
+        (tmp_path / "started").unlink()
         bare.interrupt()
         output = bare.finish()
         assert output.error is not None
         assert output.error.name == "KeyboardInterrupt"
         assert set(output.stdout) <= {"x", "\n"}
-    assert bare.run("'well'").results[0].text == "'well'"
+    assert bare.run("'ok'").results[0].text == "'ok'"
 
 
-def test_replaced_streams_are_restored_for_the_next_code(bare: KernelProcess) -> None:
-    bare.run("import sys, io, os\nsys.stdout = io.StringIO()\nsys.stderr.close()\nprint('lost')")
-    assert bare.run("print('back')").stdout == "back\n"
+def test_replaced_streams_are_restored_for_the_next_run(bare: KernelProcess) -> None:
+    bare.run(
+        "import sys, io, os\nsys.stdout = io.StringIO()\nsys.stderr.close()\nprint('not captured')"
+    )
+    assert bare.run("print('captured')").stdout == "captured\n"
     bare.run("import sys; sys.stdin.read(); del sys.stdout")
     assert bare.run("print('again')").stdout == "again\n"
     output = bare.run("input()")
@@ -179,7 +182,7 @@ def test_output_of_forked_children_is_captured(bare: KernelProcess) -> None:
     assert (output.stdout, output.results[0].text) == ("from a child\n", "0")
 
 
-def test_a_forked_child_does_not_become_a_second_kernel(bare: KernelProcess) -> None:
+def test_forked_child_does_not_become_a_second_kernel(bare: KernelProcess) -> None:
     for code, status in (("5", 0), ("sys.exit(3)", 3), ("1 / 0", 1)):
         output = bare.run(
             "import os, sys\nif os.fork():\n    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
@@ -220,12 +223,12 @@ def test_magics_use_ipython_when_installed(kernel: KernelProcess) -> None:
     assert kernel.run("y = !echo there\ny[0]").results[0].text == "'there'"
     output = kernel.run("%%timeit -n1 -r1\nx + 1")
     assert "per loop" in output.stdout
-    assert kernel.run("%%capture out\nprint('held')").stdout == ""
-    assert kernel.run("out.stdout").results[0].text == "'held\\n'"
+    assert kernel.run("%%capture out\nprint('text')").stdout == ""
+    assert kernel.run("out.stdout").results[0].text == "'text\\n'"
     assert kernel.run("get_ipython().__class__.__name__").results[0].text == "'InteractiveShell'"
 
 
-def test_display_of_ipython_shows_results(kernel: KernelProcess) -> None:
+def test_ipython_display_shows_results(kernel: KernelProcess) -> None:
     output = kernel.run(
         "from IPython.display import HTML, JSON, Markdown, Image, display\n"
         "display(HTML('<i>'))\ndisplay(JSON({'a': 1}), Markdown('*m*'))\nHTML('<b>')"
@@ -257,7 +260,7 @@ def test_open_figures_are_shown_when_the_code_ends(kernel: KernelProcess) -> Non
     assert kernel.run("plt.get_fignums()").results[0].text == "[]"
 
 
-def test_show_displays_at_once_without_a_warning(kernel: KernelProcess) -> None:
+def test_show_displays_immediately_without_a_warning(kernel: KernelProcess) -> None:
     output = kernel.run(
         "import matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [1, 2])\nplt.show()\nprint('after')"
     )
@@ -283,13 +286,13 @@ def test_chart_types_are_recognized(kernel: KernelProcess) -> None:
     assert [one["label"] for one in pie["elements"]] == ["x", "y"]
 
 
-def test_mplbackend_of_the_user_is_kept(tmp_path: Path) -> None:
+def test_mplbackend_of_the_environment_is_kept(tmp_path: Path) -> None:
     with python_kernel(tmp_path, env={"MPLBACKEND": "agg"}) as kernel:
         output = kernel.run("import matplotlib; matplotlib.get_backend()")
     assert (output.results[0].text or "").lower() == "'agg'"
 
 
-def test_the_kernel_adds_no_names_to_user_globals(bare: KernelProcess) -> None:
+def test_kernel_adds_no_names_to_user_globals(bare: KernelProcess) -> None:
     output = bare.run("sorted(name for name in globals() if not name.startswith('__'))")
     assert output.results[0].text == "[]"
     assert bare.run("__name__, __import__('sys').argv").results[0].text == "('__main__', [''])"
@@ -299,5 +302,5 @@ def test_the_kernel_adds_no_names_to_user_globals(bare: KernelProcess) -> None:
 def _wait_for(path: Path) -> None:
     deadline = time.monotonic() + 15
     while not path.exists():
-        assert time.monotonic() < deadline, "the code never started"
+        assert time.monotonic() < deadline, "the code did not start"
         time.sleep(0.005)

@@ -28,7 +28,6 @@ from smokebox.engine.jail.guest_interpreter import GuestInterpreter, provide
 from smokebox.engine.jail.gvisor import RUNSC, GvisorJailer
 from smokebox.engine.jail.jail import start_time
 from smokebox.engine.jail.spec import JailState
-from smokebox.engine.sessions.sessions import Sessions
 from smokebox.errors import IsolationUnavailable, PathNotFound, SandboxGone, Unsupported
 from smokebox.limits import Limits
 from smokebox.runtime.supervisor import descendants
@@ -171,7 +170,7 @@ async def test_command_runs_as_another_user(sandbox: GvisorSandbox) -> None:
         "id -u; touch /workspace/open/mine; touch /workspace/not", user="alice"
     )
     assert (result.exit_code, result.stdout) == (1, "1000\n")
-    path = Path(sandbox.directory, "data/upper/0/workspace/open/mine")
+    path = Path(sandbox.path, "data/upper/0/workspace/open/mine")
     assert path.stat().st_uid == 1000
     # Guest init ignores signals, its commands do not.
     assert (await sandbox.exec("kill -TERM $$; echo ignored", user="alice")).exit_code == 143
@@ -226,7 +225,7 @@ async def test_open_socket_connects_to_server_inside(sandbox: GvisorSandbox) -> 
 
 
 async def test_only_engine_pipes_are_writable_in_their_directory(sandbox: GvisorSandbox) -> None:
-    pipe = Path(sandbox.directory, "run/io/pipe")
+    pipe = Path(sandbox.path, "run/io/pipe")
     os.mkfifo(pipe)
     os.chmod(pipe, 0o666)
     # Non-blocking: a thread would wait for ever if there is no writer.
@@ -266,7 +265,7 @@ async def test_background_process_is_killed_with_its_descendants(sandbox: Gvisor
 async def test_log_of_background_process_is_bounded(sandbox: GvisorSandbox) -> None:
     process = await sandbox.processes.start("head -c 80000000 /dev/zero; echo; echo end")
     assert await process.wait_for_exit(15) == 0
-    (log,) = Path(sandbox.directory, "run").glob("*.out")
+    (log,) = Path(sandbox.path, "run").glob("*.out")
     assert log.stat().st_size == 80000005
     assert log.stat().st_blocks * 512 <= 70 << 20
     assert (await process.logs()).stdout.endswith("end\n")
@@ -284,13 +283,12 @@ async def test_background_process_outlives_engine(sandbox: GvisorSandbox) -> Non
 
 
 async def test_session_keeps_state_when_a_command_times_out(sandbox: GvisorSandbox) -> None:
-    sessions = Sessions(id="box", record=sandbox.record, use=sandbox.use)
-    session = await sessions.create("s")
+    session = await sandbox.sessions.create("s")
     await session.exec("cd /tmp; X=1; setsid sleep 1010 >/dev/null 2>&1 &")
     assert (await session.exec("setsid sleep 1011 & sleep 1011", timeout=0.5)).timed_out
     assert (await session.exec("echo $PWD $X")).stdout == "/tmp 1\n"
     assert (await sleepers(sandbox, "1010"), await sleepers(sandbox, "1011")) == (1, 0)
-    await sessions.delete("s")
+    await sandbox.sessions.delete("s")
     assert await sleepers(sandbox, "1010") == 0
 
 

@@ -16,13 +16,13 @@ ROUNDS = 12 if os.environ.get("SMOKEBOX_SOAK") else 1
 PROGRAM = """
 import os, random, sys
 
-chance = random.Random(int(sys.argv[1]))
+rng = random.Random(int(sys.argv[1]))
 PLACES = ("/data", "/tmp/directory")
 NAMES = ["a", "b", "c", "d", "e"]
 os.mkdir(PLACES[1])
 
 def random_path():
-    return "/".join(chance.choice(NAMES) for _ in range(chance.choice([1, 1, 2, 3])))
+    return "/".join(rng.choice(NAMES) for _ in range(rng.choice([1, 1, 2, 3])))
 
 def write(path, offset, data, sync):
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -47,14 +47,14 @@ def size_of(path):
     return status.st_size if os.path.isfile(path) else "directory"
 
 def random_write():
-    offset = chance.choice([0, 0, 5, 1000, 70_000, 1_200_000])
-    size = chance.choice([1, 10, 5000, 100_000])
-    return write, offset, chance.randbytes(size), chance.random() < 0.3
+    offset = rng.choice([0, 0, 5, 1000, 70_000, 1_200_000])
+    size = rng.choice([1, 10, 5000, 100_000])
+    return write, offset, rng.randbytes(size), rng.random() < 0.3
 
 OPERATIONS = [
     random_write, random_write, random_write,
-    lambda: (os.truncate, chance.choice([0, 3, 1000, 50_000])),
-    lambda: (append, chance.randbytes(chance.choice([1, 300, 9000]))),
+    lambda: (os.truncate, rng.choice([0, 3, 1000, 50_000])),
+    lambda: (append, rng.randbytes(rng.choice([1, 300, 9000]))),
     lambda: (read,),
     lambda: (os.unlink,),
     lambda: (os.mkdir,),
@@ -71,11 +71,11 @@ def outcome(operation, *args):
 
 for turn in range(int(sys.argv[2])):
     path = random_path()
-    if chance.random() < 0.1:
+    if rng.random() < 0.1:
         other = random_path()
         results = [outcome(os.rename, f"{at}/{path}", f"{at}/{other}") for at in PLACES]
     else:
-        operation, *args = chance.choice(OPERATIONS)()
+        operation, *args = rng.choice(OPERATIONS)()
         results = [outcome(operation, f"{at}/{path}", *args) for at in PLACES]
     assert results[0] == results[1], (turn, path, str(results)[:500])
 

@@ -1,4 +1,4 @@
-"""Answers a question about a table with a program that the agent writes, and a typed result."""
+"""Answer a question about a table with a program that the agent writes, as a typed result."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ print(json.dumps({"city": city, "amount": amount}))
 
 @dataclass
 class Finding:
-    """What the question comes to."""
+    """Answer to the question."""
 
     city: str
     amount: int
 
 
 async def run(ctx: WorkflowContext) -> Finding:
-    """`{"table": "...", "question": "..."}` becomes a `Finding`."""
+    """Take `{"table": "...", "question": "..."}` and return a `Finding`."""
     model = ScriptedModel(
         call("write", path="analyse.py", content=PROGRAM),
         call("bash", command="python3 analyse.py"),

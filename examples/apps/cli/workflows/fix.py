@@ -1,4 +1,4 @@
-"""Runs a coding CLI inside a sandbox: it finds its tools, its settings and a model, and no key."""
+"""Run a coding CLI in a sandbox that has its settings and a model, but no API key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from smokebox.app import WorkflowContext
     from smokebox.egress import HandlerContext, Request, Response
 
-# What `npm install -g` of a real one would leave behind: it asks its model, and does what it says.
+# Stands for a real CLI: it prompts its model, and runs the command that the model replies with.
 CLI = """\
 #!/usr/bin/env python3
 import json, os, subprocess, sys, urllib.request
@@ -26,26 +26,26 @@ sys.exit(subprocess.call(command, shell=True))
 
 
 async def add_key(request: Request, env: Any, context: HandlerContext) -> Response:
-    """The key of the models' server is added here, outside of the sandbox."""
+    """Add the key of the model server, outside the sandbox."""
     request.headers["x-api-key"] = env.CODER_KEY
     return await context.forward(request, to=os.environ["CODER_SERVER"])
 
 
 async def run(ctx: WorkflowContext) -> dict[str, Any]:
-    """`{"task": "...", "files": {...}}` becomes what the CLI said, and the files after it."""
-    box = get_sandbox(
+    """Take `{"task": "...", "files": {...}}`; return the output of the CLI and the new files."""
+    sandbox = get_sandbox(
         ctx.env.CodingBox,
         f"fix-{ctx.id[:8]}",
         egress=Egress(outbound_by_host={"models.internal": add_key}),
     )
     try:
-        await box.write_file("/usr/local/bin/coder", CLI)
-        await box.exec("chmod +x /usr/local/bin/coder")
+        await sandbox.write_file("/usr/local/bin/coder", CLI)
+        await sandbox.exec("chmod +x /usr/local/bin/coder")
         for name, text in ctx.payload["files"].items():
-            await box.write_file(name, text)
-        done = await box.exec(["coder", ctx.payload["task"]], timeout=60)
-        ctx.log.info("the CLI has ended", exit_code=done.exit_code)
-        files = {name: await box.read_file(name) for name in ctx.payload["files"]}
-        return {"said": done.stdout + done.stderr, "files": files}
+            await sandbox.write_file(name, text)
+        done = await sandbox.exec(["coder", ctx.payload["task"]], timeout=60)
+        ctx.log.info("the CLI exited", exit_code=done.exit_code)
+        files = {name: await sandbox.read_file(name) for name in ctx.payload["files"]}
+        return {"output": done.stdout + done.stderr, "files": files}
     finally:
-        await box.destroy()
+        await sandbox.destroy()

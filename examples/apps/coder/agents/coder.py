@@ -1,4 +1,4 @@
-"""Writes a web page in a Linux sandbox of its own, and shows it at a URL."""
+"""Write a web page in a Linux sandbox, and serve it at a preview URL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @create_agent
 def coder(ctx: AgentContext) -> dict[str, Any]:
-    """One sandbox for each conversation, by its id."""
-    sandbox = get_sandbox(ctx.env.Workshop, ctx.id)
+    """Use one sandbox for each conversation, by its id."""
+    sandbox = get_sandbox(ctx.env.Linux, ctx.id)
 
     @tool
     async def show(port: int) -> str:
-        """Serve the workspace on a port, and give the URL at which it is seen."""
+        """Serve the workspace on a port, and return its preview URL."""
         server = await sandbox.start_process(["python3", "-m", "http.server", str(port)])
         await server.wait_for_port(port)
         return str(await sandbox.get_preview_url(port))

@@ -1,4 +1,4 @@
-"""One agent for each kind of sandbox, side by side."""
+"""One agent for each kind of sandbox, at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS = {
 
 
 async def run(ctx: WorkflowContext) -> dict[str, str]:
-    """What each of them said."""
+    """Return the reply of each agent."""
 
     async def work(name: str) -> str:
         sandbox = get_sandbox(getattr(ctx.env, name), f"{name.lower()}-{ctx.id[:8]}")

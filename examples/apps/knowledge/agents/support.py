@@ -1,4 +1,4 @@
-"""Answers from a knowledge base: a bucket that the agent searches with a shell."""
+"""Answer questions from a knowledge base: a bucket that the agent searches with a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ triggers = {"webhook": True}
 
 
 async def handler(ctx: WorkflowContext) -> str:
-    """`{"message": "..."}` is a question."""
+    """Take a question as `{"message": "..."}` and return the answer."""
     sandbox = await get_virtual_sandbox(ctx.env.KNOWLEDGE_BASE)
     model = ScriptedModel(call("bash", command="grep -rih refund ."), last_text)
     harness = await ctx.init(model=model, sandbox=sandbox)

@@ -1,4 +1,4 @@
-"""A report of what came in, at nine o'clock on weekdays, in Lisbon."""
+"""Report of new orders, at nine o'clock on weekdays in Lisbon."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 schedule = "0 9 * * 1-5"
 timezone = "Europe/Lisbon"
 missed = "once"
-# Doing it twice is harmless: what a crash interrupts is begun again.
+# Running it twice is harmless, so a run that a crash interrupted is restarted.
 attempts = 2
 
 ORDERS = "city,amount\nLisbon,40\nOslo,120\n"
 
 
 async def run(ctx: WorkflowContext) -> str:
-    """The report; one that somebody asks for says so."""
+    """Return the report, with the time it was due or "on demand"."""
     model = ScriptedModel(
         call("bash", command="tail -n +2 orders.csv | wc -l"),
         call("write", path="report.md", content="Two orders came in.\n"),

@@ -1,4 +1,4 @@
-"""Stages a document, has an agent work on it, and returns the file that it wrote."""
+"""Write a document to the workspace, prompt an agent, and return the file that it wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smokebox.testing import ScriptedModel, call
 if TYPE_CHECKING:
     from smokebox.app import WorkflowContext
 
-# In place of "anthropic/claude-sonnet-4-6", so that it runs without a key.
+# Instead of "anthropic/claude-sonnet-4-6", so that it runs without an API key.
 model = ScriptedModel(
     call("bash", command="grep -n 'will' document.md"),
     call("write", path="review.md", content="Line 2 promises, and names no date.\n"),
@@ -20,7 +20,7 @@ reviewer = create_agent(name="reviewer", model=model, cwd="/workspace")
 
 
 async def run(ctx: WorkflowContext) -> dict[str, str]:
-    """`{"document": "..."}` becomes `{"review": "..."}`."""
+    """Take `{"document": "..."}` and return `{"review": "..."}`."""
     harness = await ctx.init(reviewer)
     await harness.fs.write_file("document.md", ctx.payload["document"])
     session = await harness.session()

@@ -1,7 +1,7 @@
-"""Triages issues: GitHub sends a signed webhook, an agent answers with a label.
+"""Triage issues: GitHub sends a signed webhook, and an agent adds a label.
 
-The agent works in a Linux sandbox that reaches one host. The token of GitHub is added to its
-requests outside the sandbox, and is nowhere inside.
+The agent works in a Linux sandbox that can reach one host. The GitHub token is added to its
+requests outside the sandbox, and is not visible inside.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ triggers = {"webhook": {"verify": "github", "secret": "GITHUB_WEBHOOK_SECRET"}}
 
 
 async def add_github_token(request: Request, env: Any, context: HandlerContext) -> Response:
-    """For GitHub itself it ends with `return request`; here a stand-in answers."""
+    """Add the token. For GitHub itself: `return request`; here a fake receives it."""
     request.headers["authorization"] = f"Bearer {env.GITHUB_TOKEN}"
-    return await context.forward(request, to=os.environ["GITHUB_STAND_IN"])
+    return await context.forward(request, to=os.environ["GITHUB_URL"])
 
 
 class GitHubSandbox(Sandbox):
-    """May reach one host, by a handler."""
+    """A sandbox that can reach one host, through a handler."""
 
     outbound_by_host = {"api.github.com": add_github_token}  # noqa: RUF012
 
 
 async def handler(ctx: WorkflowContext) -> str:
-    """An issue was opened."""
+    """Handle an opened issue."""
     number = ctx.payload["issue"]["number"]
     api = f"https://api.github.com/repos/acme/shop/issues/{number}"
     model = ScriptedModel(

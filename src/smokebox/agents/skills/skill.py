@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from smokebox.agents.tools.output import MAX_LINES
 from smokebox.agents.tools.read import show
 from smokebox.agents.tools.tool import Tool, ToolResult
 from smokebox.errors import Conflict, InvalidOption, NotFound
+from smokebox.options import nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class Skill:
         if file not in known:
             raise NotFound(
                 f"the skill {self.name!r} has no file {file!r}.",
-                hint=_nearest(file, known, "It has"),
+                hint=nearest_hint(file, known, "It has"),
                 kind="file",
                 name=file,
             )
@@ -135,20 +135,12 @@ def find_skill(skills: Sequence[Skill], name: str) -> Skill:
     for skill in skills:
         if skill.name == name:
             return skill
-    names = [skill.name for skill in skills]
     raise NotFound(
         f"there is no skill {name!r}.",
-        hint=_nearest(name, names, "There are"),
+        hint=nearest_hint(name, [skill.name for skill in skills]),
         kind="skill",
         name=name,
     )
-
-
-def _nearest(name: str, known: Sequence[str], intro: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f"Did you mean {near[0]!r}?"
-    return f"{intro}: {', '.join(known[:50])}." if known else f"{intro} none."
 
 
 DESCRIPTION = """\

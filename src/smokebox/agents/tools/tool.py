@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from smokebox.agents.model import ToolSpec
 from smokebox.agents.schemas import check_arguments
 from smokebox.errors import (
     Aborted,
@@ -150,7 +151,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(ToolSpec):
     """A tool that a model can call.
 
     Attributes:
@@ -164,9 +165,6 @@ class Tool:
         durable: Run again after a crash if the call had started and not ended.
     """
 
-    name: str
-    description: str
-    parameters: Mapping[str, object]
     function: Callable[..., Awaitable[ToolResult | str]]
     streams: bool = False
     context: str | None = None
@@ -188,15 +186,6 @@ class Tool:
                 option="timeout",
                 value=self.timeout,
             )
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """Name, description and parameters, as providers expect them."""
-        return {
-            "name": self.name,
-            "description": self.description,
-            "parameters": dict(self.parameters),
-        }
 
     async def run(
         self,

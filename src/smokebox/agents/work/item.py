@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 WhenBusy: TypeAlias = Literal["raise", "queue", "join"]
-"""What to do with work for a busy session: raise `SessionBusy`, run it afterwards, or add it to
+"""Handling of work for a busy session: raise `SessionBusy`, run it afterwards, or add it to
 the conversation that is running."""
 
 

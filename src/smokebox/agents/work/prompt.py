@@ -9,7 +9,7 @@ from smokebox.agents.log.records import MessageAdded, WorkAccepted
 from smokebox.agents.messages import AssistantMessage, UserMessage
 from smokebox.agents.options import check_models, check_thinking
 from smokebox.agents.results import FINISH, GIVE_UP, Reply, ResultCollector, ResultSpec
-from smokebox.agents.setup import by_name, specs_of
+from smokebox.agents.setup import by_name
 from smokebox.agents.telemetry import span_agent
 from smokebox.agents.tools.function import as_tools
 from smokebox.agents.tools.tool import AbortSignal, ToolContext
@@ -104,7 +104,7 @@ class PromptItem(WorkItem):
                 work=ctx,
                 models=models,
                 system=self.session.system,
-                tools=specs_of(tools.values()),
+                tools=list(tools.values()),
                 thinking=self.thinking,
                 result=None if collector is None else collector.schema,
                 shorten=compactor.shorten,

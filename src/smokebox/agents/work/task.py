@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from smokebox.agents.work.item import WorkItem, WorkResult
 from smokebox.agents.workspace import OpenSandbox, open_sandbox, with_cwd
 from smokebox.errors import Aborted, LimitReached, NotFound, SmokeboxError
 from smokebox.foundation.ids import new_id
+from smokebox.options import nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -157,8 +157,7 @@ def find_subagent(agents: Mapping[str, Agent], name: str) -> Agent:
     """Return an agent by name. Raises `NotFound`, whose hint has the nearest name."""
     if name in agents:
         return agents[name]
-    near = difflib.get_close_matches(name, agents, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(agents) or 'none'}."
+    hint = nearest_hint(name, agents)
     raise NotFound(f"there is no subagent {name!r}.", hint=hint, kind="agent", name=name)
 
 

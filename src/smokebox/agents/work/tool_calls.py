@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import logging
 import time
@@ -17,6 +16,7 @@ from smokebox.agents.messages import ImagePart, ToolReturn
 from smokebox.agents.telemetry import span_tool
 from smokebox.agents.tools.tool import ToolResult, failure
 from smokebox.errors import MissingDependency, SandboxGone, SmokeboxError
+from smokebox.options import nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,8 @@ class ToolRunner:
     def _prepare(self, call: ToolCall, attempt: int) -> _ToolRun:
         tool = self.tools.get(call.name)
         if tool is None:
-            return _ToolRun(call, None, {}, attempt, refusal=_unknown_tool(call.name, self.tools))
+            refusal = f"There is no tool {call.name!r}. {nearest_hint(call.name, self.tools)}"
+            return _ToolRun(call, None, {}, attempt, refusal)
         try:
             arguments = json.loads(call.arguments or "{}")
         except ValueError as error:
@@ -109,7 +110,7 @@ class ToolRunner:
             verdict = await check_approval(
                 self.work, self.approval, call, run.arguments, self._context(run)
             )
-            if not verdict.allowed:
+            if verdict != "allow":
                 self._end(run, f"This call was denied: {verdict.reason or 'no reason'}", "denied")
                 await self.work.event_log.flush()
                 return
@@ -197,12 +198,6 @@ class _ToolRun:
     def started(self, work_id: str) -> ToolStarted:
         durable = self.tool is not None and self.tool.durable
         return ToolStarted(work_id, self.call.id, self.call.name, durable)
-
-
-def _unknown_tool(name: str, tools: Mapping[str, Tool]) -> str:
-    near = difflib.get_close_matches(name, tools, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(tools) or 'none'}."
-    return f"There is no tool {name!r}. {hint}"
 
 
 def _truncate(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Backups of directories of sandboxes: made, kept, restored, and removed in time."""
+"""Backups of directories of sandboxes: creation, storage, restore and expiry."""

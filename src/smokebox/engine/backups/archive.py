@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from smokebox.engine.backups.ignore_rules import IgnoreRules
 from smokebox.engine.disk import available_bytes
@@ -36,12 +36,15 @@ _THREADS = 2
 _JOB_SIZE = 1 << 20
 
 
-@dataclass(slots=True)
-class Progress:
-    """Progress of a backup or a restore, read by other tasks."""
+@dataclass(slots=True, eq=False)
+class BackupOperation:
+    """A running or queued backup or restore, with its progress; see `BackupProgress`."""
 
-    total: int | None = None
+    id: str
+    operation: Literal["create", "restore"]
+    path: str
     bytes: int = 0
+    total: int | None = None
     begun: bool = False
 
 
@@ -66,7 +69,7 @@ class ArchiveSummary:
 
 
 def write(
-    files: RootedFiles, path: str, target: int, options: ArchiveOptions, progress: Progress
+    files: RootedFiles, path: str, target: int, options: ArchiveOptions, operation: BackupOperation
 ) -> ArchiveSummary:
     """Pack a directory into an open file, and sync that to disk."""
     # Imported here, as most engines never make a backup.
@@ -82,7 +85,7 @@ def write(
         for chunk in writer.chunks(_filter(top, options)):
             checkpoint()
             output.write(compressor.compress(chunk))
-            progress.bytes = writer.bytes
+            operation.bytes = writer.bytes
     output.write(compressor.flush())
     output.finish()
     return ArchiveSummary(
@@ -142,7 +145,9 @@ class _Output:
         self._pending.clear()
 
 
-def unpack(files: RootedFiles, top: int, path: str, source: int, progress: Progress) -> Extracted:
+def unpack(
+    files: RootedFiles, top: int, path: str, source: int, operation: BackupOperation
+) -> Extracted:
     """Unpack the archive in an open file into an empty open directory, exactly as packed.
 
     Owners are kept if the sandbox has several users. `path` is for errors.
@@ -159,7 +164,7 @@ def unpack(files: RootedFiles, top: int, path: str, source: int, progress: Progr
                     with reader.failures():
                         if reader.feed(data):
                             return result
-                    progress.bytes = result.bytes
+                    operation.bytes = result.bytes
         except zstandard.ZstdError as error:
             raise BadSnapshot(f"the archive is damaged: {error}.") from error
     raise BadSnapshot("the archive ends too early.")

@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from smokebox.engine.disk import available_bytes
 from smokebox.engine.names import check_id
@@ -40,6 +42,11 @@ ARCHIVE = ".tar.zst"
 MANIFEST = ".json"
 CHUNK = 1 << 20
 
+MAX_MANIFEST = 64 << 10
+FORMAT = {"format": "tar+zstd", "version": 1}
+ID = re.compile(r"b-[0-9a-f]{32}")
+
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")
 _UPLOAD_PART_SIZE = 16 << 20
 _MAX_UPLOADS = 4
 
@@ -311,46 +318,26 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-MAX_MANIFEST = 64 << 10
-FORMAT = {"format": "tar+zstd", "version": 1}
-
-ID = re.compile(r"b-[0-9a-f]{32}")
-_CHECKSUM = re.compile(r"[0-9a-f]{64}")
-_FIELD_TYPES: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "sandbox_id": (str,),
-    "path": (str,),
-    "name": (str, type(None)),
-    "created_at": (float, int),
-    "expires_at": (float, int, type(None)),
-    "size": (int,),
-    "bytes": (int,),
-    "files": (int,),
-    "disk": (int,),
-    "checksum": (str,),
-}
-
-
 def encode_manifest(row: BackupRow) -> bytes:
     """Encode the manifest of a backup."""
-    values = asdict(row)
-    return json.dumps(
-        {**FORMAT, **{name: values[name] for name in _FIELD_TYPES}}, indent=2
-    ).encode()
+    values = {name: getattr(row, name) for name in _manifest_fields()}
+    return json.dumps(FORMAT | values, indent=2).encode()
 
 
 def decode_manifest(data: bytes, id: str, place: str) -> BackupRow | None:
     """Decode a manifest; None if it is invalid or of another backup."""
     try:
         manifest = json.loads(data)
-        fields = {name: manifest[name] for name in _FIELD_TYPES}
         if {name: manifest[name] for name in FORMAT} != FORMAT:
             return None
-        check_id(fields["sandbox_id"])
-    except (ValueError, TypeError, KeyError, InvalidOption):
+        values = {name: manifest[name] for name in _manifest_fields()}
+        row = msgspec.convert(values | {"status": "ready", "place": place}, BackupRow)
+        check_id(row.sandbox_id)
+    except (ValueError, TypeError, KeyError, InvalidOption, msgspec.ValidationError):
         return None
-    if not all(type(fields[name]) in types for name, types in _FIELD_TYPES.items()):
-        return None
-    row = BackupRow(**fields, status="ready", place=place)
     valid = row.id == id and row.path.startswith("/") and _CHECKSUM.fullmatch(row.checksum)
     return row if valid and min(row.size, row.bytes, row.files, row.disk) >= 0 else None
+
+
+def _manifest_fields() -> list[str]:
+    return [field.name for field in fields(BackupRow) if field.name not in ("status", "place")]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from typing import Concatenate, Literal, ParamSpec
 
-    from smokebox.engine.backups.archive import Progress
+    from smokebox.engine.backups.archive import BackupOperation
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.files.executor import RootExecutor
     from smokebox.engine.run import Run
@@ -75,7 +75,9 @@ class RestoreJob:
         # A duplicate: the run may end before the restore does.
         self._files = RootedFiles(os.dup(run.jail.root), run.jail.owner)
 
-    async def restore(self, executor: RootExecutor, source: str, progress: Progress) -> Extracted:
+    async def restore(
+        self, executor: RootExecutor, source: str, operation: BackupOperation
+    ) -> Extracted:
         """Replace the directory by the content of an archive file, or leave it unchanged."""
         path, staging = self._row.path, self._row.staging
         try:
@@ -84,7 +86,7 @@ class RestoreJob:
                 await self._save("unpacking")
                 existed = await executor.run(_prepare, path, staging)
                 self._refuse_mounts()
-                result = await executor.run(_unpack, path, staging, file, progress)
+                result = await executor.run(_unpack, path, staging, file, operation)
             finally:
                 os.close(file)
             await run_to_completion(self._swap(existed=existed))
@@ -227,10 +229,10 @@ def _prepare(files: RootedFiles, path: str, staging: str) -> bool:
 
 
 def _unpack(
-    files: RootedFiles, path: str, staging: str, source: int, progress: Progress
+    files: RootedFiles, path: str, staging: str, source: int, operation: BackupOperation
 ) -> Extracted:
     with _open_staging(files, staging, _NEW) as top:
-        return archive.unpack(files, top, path, source, progress)
+        return archive.unpack(files, top, path, source, operation)
 
 
 def _move_out(files: RootedFiles, path: str, staging: str) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from smokebox.engine.backups import archive
-from smokebox.engine.backups.archive import ArchiveOptions, Progress
+from smokebox.engine.backups.archive import ArchiveOptions, BackupOperation
 from smokebox.engine.backups.backups import random_backup_id
 from smokebox.engine.backups.restore import RestoreJob, frozen, new_restore
 from smokebox.engine.disk import available_bytes
@@ -26,7 +26,6 @@ from smokebox.types import BackupProgress, RestoredBackup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-    from typing import Literal
 
     from smokebox.engine.backups.backups import Backups
     from smokebox.engine.jail.spec import Owner
@@ -40,16 +39,6 @@ DEFAULT_COMPRESSION = 3
 MAX_COMPRESSION = 19
 MAX_NAME = 256
 MAX_TTL = float(1 << 40)
-
-
-@dataclass(slots=True, eq=False)
-class _Operation:
-    """A running or queued backup or restore."""
-
-    id: str
-    kind: Literal["create", "restore"]
-    path: str
-    progress: Progress
 
 
 class SandboxBackups(RunPart):
@@ -73,7 +62,7 @@ class SandboxBackups(RunPart):
         self._measure = measure
         self._executor = RootExecutor(self._root, backups.workers)
         self._lock = asyncio.Lock()
-        self._operations: list[_Operation] = []
+        self._operations: list[BackupOperation] = []
 
     @property
     def busy(self) -> bool:
@@ -82,17 +71,7 @@ class SandboxBackups(RunPart):
 
     def progress(self) -> list[BackupProgress]:
         """Return the progress of running and queued backups and restores."""
-        return [
-            BackupProgress(
-                id=operation.id,
-                operation=operation.kind,
-                path=operation.path,
-                bytes=operation.progress.bytes,
-                total=operation.progress.total,
-                begun=operation.progress.begun,
-            )
-            for operation in self._operations
-        ]
+        return [BackupProgress(**asdict(operation)) for operation in self._operations]
 
     async def create(
         self,
@@ -130,12 +109,12 @@ class SandboxBackups(RunPart):
             created_at=created_at,
             expires_at=None if ttl is None else created_at + _check_ttl(ttl),
         )
-        operation = _Operation(row.id, "create", row.path, Progress())
+        operation = BackupOperation(row.id, "create", row.path)
         async with self._exclusive(operation, timeout), self._lifecycle.use() as run:
             await self._executor.run(archive.check_directory, row.path)
             await self._backups.begin(row)
             try:
-                return await self._make(run, row, options, operation.progress, freeze=freeze)
+                return await self._make(run, row, options, operation, freeze=freeze)
             except BaseException:
                 await run_to_completion(self._backups.discard(row))
                 raise
@@ -154,15 +133,15 @@ class SandboxBackups(RunPart):
         """
         id = backup if isinstance(backup, str) else backup.id
         target = "" if path is None else resolve(path, self._cwd())
-        operation = _Operation(id, "restore", target, Progress())
+        operation = BackupOperation(id, "restore", target)
         async with self._exclusive(operation, timeout):
             row = await self._backups.row(id)
-            operation.path, operation.progress.total = target or row.path, row.bytes
+            operation.path, operation.total = target or row.path, row.bytes
             store = self._backups.store_of(row)
             async with store.fetch(row) as source, self._lifecycle.use() as run:
                 await self._check_room(run, row)
                 job = RestoreJob(run, self._backups, new_restore(run, operation.path))
-                result = await job.restore(self._executor, source, operation.progress)
+                result = await job.restore(self._executor, source, operation)
         return RestoredBackup(id=id, path=operation.path, files=result.files, bytes=result.bytes)
 
     async def ended(self, reason: str) -> None:
@@ -182,22 +161,24 @@ class SandboxBackups(RunPart):
             await RestoreJob(run, self._backups, row).resume()
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self, operation: _Operation, timeout: float | None) -> AsyncIterator[None]:
+    async def _exclusive(
+        self, operation: BackupOperation, timeout: float | None
+    ) -> AsyncIterator[None]:
         """Run after earlier operations; `timeout` includes the wait for them."""
         limit = check_timeout(timeout)
         self._operations.append(operation)
         try:
             async with asyncio.timeout(limit) as deadline, self._lock:
-                operation.progress.begun = True
+                operation.begun = True
                 yield
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            verb = "backing up" if operation.kind == "create" else "restoring"
+            verb = "backing up" if operation.operation == "create" else "restoring"
             raise DeadlineExceeded(
                 f"{verb} {operation.path} took longer than {limit:g} s and was cancelled.",
                 hint="Pass a longer timeout=, or exclude files with excludes=.",
-                operation=f"{operation.kind}_backup",
+                operation=f"{operation.operation}_backup",
                 timeout=limit,
             ) from error
         finally:
@@ -208,7 +189,7 @@ class SandboxBackups(RunPart):
         run: Run,
         row: BackupRow,
         options: ArchiveOptions,
-        progress: Progress,
+        operation: BackupOperation,
         *,
         freeze: bool,
     ) -> Backup:
@@ -217,7 +198,7 @@ class SandboxBackups(RunPart):
         try:
             async with frozen(run) if freeze else contextlib.nullcontext():
                 summary = await self._executor.run(
-                    archive.write, row.path, target, options, progress
+                    archive.write, row.path, target, options, operation
                 )
         finally:
             os.close(target)
@@ -229,7 +210,7 @@ class SandboxBackups(RunPart):
             disk=summary.disk,
             checksum=summary.checksum,
         )
-        progress.total = progress.bytes
+        operation.total = operation.bytes
         await self._backups.store.keep(complete, part)
         return await self._backups.finish(complete)
 

@@ -1,1 +1,1 @@
-"""The files of a sandbox, reached from outside, below its root and nowhere else."""
+"""Access to the files of a sandbox from outside, confined to its root."""

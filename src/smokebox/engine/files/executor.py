@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from smokebox.engine.files.credentials import acting_as
 from smokebox.engine.files.rooted_files import RootedFiles
@@ -142,6 +142,12 @@ class ThreadedGenerator(Generic[Out, In]):
     async def send(self, value: In) -> Out | None:
         """Send a value and return the next one; None at the end."""
         return await self._executor.call(self._advance, lambda: self._generator.send(value))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Close the generator and the root. Safe to repeat."""

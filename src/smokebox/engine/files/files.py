@@ -12,6 +12,7 @@ from smokebox.engine.files import operations
 from smokebox.engine.files.archive_reader import extract
 from smokebox.engine.files.archive_writer import pack
 from smokebox.engine.files.executor import RootExecutor
+from smokebox.engine.files.observer import WatchOptions
 from smokebox.engine.files.rooted_files import MAX_READ, RootedFiles
 from smokebox.engine.files.watches import EXCLUDED, LINGER_SECONDS, Watches
 from smokebox.engine.run import RunPart
@@ -97,11 +98,9 @@ class Files(RunPart):
         generator = await self._executor.open(
             RootedFiles.chunks, await self._resolve(path), offset, length
         )
-        try:
+        async with generator:
             while (chunk := await generator.next()) is not None:
                 yield chunk
-        finally:
-            await generator.aclose()
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Create or replace a file and its parent directories, atomically."""
@@ -112,15 +111,13 @@ class Files(RunPart):
         """Like `write_file`, from a stream of any size. Returns the number of bytes."""
         generator = await self._executor.open(RootedFiles.write_chunks, await self._resolve(path))
         written = 0
-        try:
+        async with generator:
             await generator.next()
             async for chunk in chunks:
                 data = encode_option("chunks", chunk)
                 await generator.send(data)
                 written += len(data)
             await generator.send(None)
-        finally:
-            await generator.aclose()
         return written
 
     async def append_file(self, path: str, data: str | bytes) -> None:
@@ -247,13 +244,11 @@ class Files(RunPart):
         generator = await self._executor.open(
             extract, absolute, result, keep_owner=keep_owner, max_bytes=max_bytes
         )
-        try:
+        async with generator:
             await generator.next()
             async for chunk in stream:
                 await generator.send(encode_option("stream", chunk))
             await generator.send(b"")
-        finally:
-            await generator.aclose()
         return result
 
     async def download_tar(
@@ -267,11 +262,9 @@ class Files(RunPart):
         generator = await self._executor.open(
             pack, await self._resolve(path), compress=compress, exclude=tuple(exclude)
         )
-        try:
+        async with generator:
             while (chunk := await generator.next()) is not None:
                 yield chunk
-        finally:
-            await generator.aclose()
 
     async def watch(
         self,
@@ -286,13 +279,9 @@ class Files(RunPart):
 
         Changes after the return are reported. See `WatchStream`.
         """
-        return await self._watches.start(
-            await self._resolve(path),
-            recursive=recursive,
-            include=tuple(include),
-            exclude=tuple(exclude),
-            cursor=cursor,
-        )
+        absolute = await self._resolve(path)
+        options = WatchOptions(absolute, recursive, tuple(include), tuple(exclude))
+        return await self._watches.start(options, cursor)
 
     async def _resolve(self, path: str) -> str:
         """Return the absolute form of `path`, waking the sandbox if it depends on the cwd."""

@@ -13,7 +13,7 @@ import posixpath
 import re
 import stat as stat_bits
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smokebox.engine import inotify
 from smokebox.engine.files.descriptors import (
@@ -76,6 +76,15 @@ class FileChange:
     is_directory: bool = False
 
 
+class WatchOptions(NamedTuple):
+    """Path and filters of a watch."""
+
+    path: str
+    recursive: bool
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+
 class Observer:
     """Watches a directory, or a file through its parent.
 
@@ -83,19 +92,11 @@ class Observer:
     kernel's limit is shared by all sandboxes of a host.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        recursive: bool,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        count: Callable[[], int],
-    ) -> None:
-        self._path = path
-        self._recursive = recursive
-        self._include = Patterns("include", include)
-        self._exclude = Patterns("exclude", exclude)
+    def __init__(self, options: WatchOptions, count: Callable[[], int]) -> None:
+        self._path = options.path
+        self._recursive = options.recursive
+        self._include = Patterns("include", options.include)
+        self._exclude = Patterns("exclude", options.exclude)
         self._file_name = ""
         self._paths: dict[int, str] = {}
         # Names that a listing reported, until the kernel's event for them is read.

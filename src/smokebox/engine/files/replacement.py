@@ -26,20 +26,9 @@ _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 class Sink(Protocol):
     """Destination of the content of a file."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> object:
         """Write all of `data`."""
         ...
-
-
-class OpenDevice:
-    """An open device, which is written to and never replaced."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def write(self, data: bytes) -> None:
-        """Write all of `data`."""
-        write_all(self._fd, data)
 
 
 class Replacement:

@@ -22,7 +22,7 @@ from smokebox.engine.files.descriptors import (
     path_errors,
     refuse_kernel_file,
 )
-from smokebox.engine.files.replacement import FILE_MODE, OpenDevice, Replacement, Sink, write_all
+from smokebox.engine.files.replacement import FILE_MODE, Replacement, Sink, write_all
 from smokebox.engine.files.trees import lstat, names_in, remove_tree
 from smokebox.engine.jail.linux import openat2
 from smokebox.engine.workers import checkpoint
@@ -197,8 +197,8 @@ class RootedFiles:
         with path_errors(path), self.locate_target(path) as place:
             before = lstat(place.parent, place.name)
             if before is not None and is_harmless_device(before):
-                with closing(_open_device(place)) as fd:
-                    yield OpenDevice(fd)
+                with open(_open_device(place), "wb") as device:
+                    yield device
                 return
             if before is not None and not stat_bits.S_ISREG(before.st_mode):
                 raise not_regular(path, before.st_mode)

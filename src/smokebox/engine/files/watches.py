@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from smokebox.engine.files.observer import MAX_CHANGES, FileChange, Observer
 from smokebox.errors import InvalidOption, LimitReached, SandboxGone, SmokeboxError
@@ -17,21 +17,13 @@ from smokebox.types import WatchEvent
 
 if TYPE_CHECKING:
     from smokebox.engine.files.executor import RootExecutor, ThreadedGenerator
+    from smokebox.engine.files.observer import WatchOptions
 
 EXCLUDED = (".git", "node_modules", ".DS_Store")
 LINGER_SECONDS = 60.0
 MAX_WATCHES = 8
 # Pause between two reads, so that a burst is read at once and a flood does not occupy a core.
 PAUSE_SECONDS = 0.01
-
-
-class WatchOptions(NamedTuple):
-    """Path and filters of a watch."""
-
-    path: str
-    recursive: bool
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
 
 
 class WatchStream(AsyncIterator[WatchEvent]):
@@ -106,13 +98,7 @@ class _LiveWatch:
         self.changed = asyncio.Event()
         self.ended = False
         self.error: Exception | None = None
-        self.observer = Observer(
-            options.path,
-            recursive=options.recursive,
-            include=options.include,
-            exclude=options.exclude,
-            count=watches.directories,
-        )
+        self.observer = Observer(options, watches.directories)
         self.readers = 0
         self._watches = watches
         self._expiry: asyncio.TimerHandle | None = None
@@ -199,17 +185,8 @@ class Watches:
         """Return the number of directories that all watches have together."""
         return sum(watch.observer.directories for watch in list(self._by_id.values()))
 
-    async def start(
-        self,
-        path: str,
-        *,
-        recursive: bool,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        cursor: str | None,
-    ) -> WatchStream:
+    async def start(self, options: WatchOptions, cursor: str | None) -> WatchStream:
         """Return a stream of changes from now on, or since `cursor` if its watch still exists."""
-        options = WatchOptions(path, recursive, include, exclude)
         id, position = _parse_cursor(cursor)
         known = self._by_id.get(id)
         if known is not None and known.options == options and position <= known.end:

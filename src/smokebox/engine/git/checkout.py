@@ -144,30 +144,25 @@ class CheckoutJob:
             raise
 
     async def _clone(self, run: Run, target: str) -> GitCheckout:
+        url = str(self.repository.url)
         remote = GitRemote(self.repository, allow_private=self.allow_private)
         proxy = GitProxy(remote)
         with contextlib.closing(remote):
             async with proxy.open(run.jail):
-                clone = GitClone(
-                    run=run,
-                    repository=self.repository,
-                    target=target,
-                    branch=self.branch,
-                    depth=self.depth,
-                    proxy_url=proxy.url,
-                )
-                try:
-                    await clone.clone()
-                except SmokeboxError as error:
+                # The sandbox stores the URL of the repository, not that of the proxy.
+                args = ["-c", f"url.{proxy.url}.insteadOf={url}", "clone", "--quiet"]
+                args += [f"--branch={self.branch}"] if self.branch is not None else []
+                args += [f"--depth={self.depth}"] if self.depth is not None else []
+                result = await _git(run, *args, "--origin=origin", "--", url, target)
+                if not result.success:
                     # Git knows only that it got no response.
-                    if proxy.failure is not None:
-                        raise proxy.failure from error
-                    raise
+                    raise proxy.failure or self._explain(result, run, target, proxy.url)
+        head = await _read(run, target, "symbolic-ref", "--quiet", "HEAD")
         return GitCheckout(
-            url=str(self.repository.url),
+            url=url,
             target=target,
-            branch=await clone.head(),
-            commit=await clone.commit(),
+            branch=head.removeprefix("refs/heads/") if head is not None else None,
+            commit=await _read(run, target, "rev-parse", "--quiet", "--verify", "HEAD^{commit}"),
         )
 
     async def _clear(self, target: str, existed: bool) -> None:
@@ -182,69 +177,15 @@ class CheckoutJob:
                 for path in paths:
                     await self.files.rm(path, recursive=True, force=True)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitClone:
-    """One run of `git clone` in a sandbox, through the proxy at `proxy_url`."""
-
-    run: Run
-    repository: Repository
-    target: str
-    branch: str | None
-    depth: int | None
-    proxy_url: str
-
-    async def clone(self) -> None:
-        """Clone. The sandbox keeps the URL of the repository, not that of the proxy."""
+    def _explain(self, result: ExecResult, run: Run, target: str, proxy_url: str) -> SmokeboxError:
         url = str(self.repository.url)
-        args = [
-            "-c",
-            f"url.{self.proxy_url}.insteadOf={url}",
-            "clone",
-            "--quiet",
-            "--origin=origin",
-        ]
-        if self.branch is not None:
-            args.append(f"--branch={self.branch}")
-        if self.depth is not None:
-            args.append(f"--depth={self.depth}")
-        result = await self._git(*args, "--", url, self.target)
-        if not result.success:
-            raise self._explain(result)
-
-    async def commit(self) -> str | None:
-        """Return the commit that is checked out; None in an empty repository."""
-        return await self._read("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-
-    async def head(self) -> str | None:
-        """Return the branch that is checked out, if it is one."""
-        name = await self._read("symbolic-ref", "--quiet", "HEAD")
-        return name.removeprefix("refs/heads/") if name is not None else None
-
-    async def _read(self, *args: str) -> str | None:
-        result = await self._git("-C", self.target, *args)
-        return result.stdout.strip() or None if result.success else None
-
-    async def _git(self, *args: str) -> ExecResult:
-        settings = [arg for setting in _SETTINGS for arg in ("-c", setting)]
-        program = await self.run.program(["git", *settings, *args], cwd="/")
-        variables = {
-            name: text
-            for name, text in program.env.items()
-            if not _REPLACED_VARIABLES.fullmatch(name)
-        }
-        program = replace(program, env=variables | _ENVIRONMENT)
-        return await self.run.execute(program, max_output=_MAX_OUTPUT)
-
-    def _explain(self, result: ExecResult) -> SmokeboxError:
-        url = str(self.repository.url)
-        text = self.repository.redact(result.stderr.replace(self.proxy_url, url)).strip()
+        text = self.repository.redact(result.stderr.replace(proxy_url, url)).strip()
         if result.exit_code == _NOT_FOUND or "'remote-http' is not a git command" in text:
             return Unsupported(
-                f"the image of sandbox {self.run.id} has no git that can clone over HTTP.",
+                f"the image of sandbox {run.id} has no git that can clone over HTTP.",
                 hint="Use an image that has git 2.32 or later.",
                 operation="git_checkout",
-                sandbox=self.run.id,
+                sandbox=run.id,
             )
         if self.branch is not None and f"Remote branch {self.branch} not found" in text:
             return GitError(
@@ -256,12 +197,12 @@ class GitClone:
             )
         if any(message in text for message in _DISK_FULL):
             return StorageFull(
-                self.target,
-                f"there is no room for {url} in {self.target}.",
+                target,
+                f"there is no room for {url} in {target}.",
                 hint="Raise the disk limit, or pass depth=1.",
             )
         if "already exists and is not an empty directory" in text:
-            return PathExists(self.target, hint="Pass another target=.")
+            return PathExists(target, hint="Pass another target=.")
         reason = text[-_MAX_REASON:] or f"exit code {result.exit_code}"
         return GitError(
             f"git could not clone {url}: {reason}",
@@ -270,3 +211,19 @@ class GitClone:
             url=url,
             exit_code=result.exit_code,
         )
+
+
+async def _read(run: Run, target: str, *args: str) -> str | None:
+    """Return the output of git in a repository, or None."""
+    result = await _git(run, "-C", target, *args)
+    return result.stdout.strip() or None if result.success else None
+
+
+async def _git(run: Run, *args: str) -> ExecResult:
+    settings = [arg for setting in _SETTINGS for arg in ("-c", setting)]
+    program = await run.program(["git", *settings, *args], cwd="/")
+    variables = {
+        name: text for name, text in program.env.items() if not _REPLACED_VARIABLES.fullmatch(name)
+    }
+    program = replace(program, env=variables | _ENVIRONMENT)
+    return await run.execute(program, max_output=_MAX_OUTPUT)

@@ -1,1 +1,1 @@
-"""What a sandbox starts from: a stack of read-only layers and a configuration."""
+"""Images, from which sandboxes start: stacks of read-only layers with a configuration."""

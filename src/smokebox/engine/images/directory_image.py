@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 
-from smokebox.engine.images import etc_files
+from smokebox.engine.images.etc_files import read_etc_file
 from smokebox.engine.images.host_image import MOUNT_POINTS, default_env, make_directories
 from smokebox.engine.images.image import Image, Layer, LayerStore, make_directory, make_file
 from smokebox.errors import InvalidOption, NotFound
@@ -17,11 +17,7 @@ VERSION = 1
 # Every root file system has one of these.
 _EXPECTED = ("usr", "bin", "etc", "lib")
 # `docker export` leaves these empty, and debootstrap copies those of the host.
-_OVERLAID = {
-    "etc/hostname": etc_files.HOSTNAME,
-    "etc/hosts": etc_files.HOSTS,
-    "etc/resolv.conf": etc_files.RESOLV_CONF,
-}
+_OVERLAID = ("hostname", "hosts", "resolv.conf")
 
 
 class DirectoryImages:
@@ -80,8 +76,8 @@ def _make_frame(into: str) -> None:
     make_directory(over)
     make_directory(under)
     make_directory(os.path.join(over, "etc"))
-    for name, text in _OVERLAID.items():
-        make_file(os.path.join(over, name), text.encode())
+    for name in _OVERLAID:
+        make_file(os.path.join(over, "etc", name), read_etc_file(name))
     make_directories(under, MOUNT_POINTS)
 
 

@@ -10,7 +10,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.images import etc_files
+from smokebox.engine.images.etc_files import generated_etc, read_etc_file
 from smokebox.engine.images.host_files import (
     configuration_paths,
     copy_configuration,
@@ -85,8 +85,6 @@ _WATCHED = (
     "usr/lib/sysimage/rpm/rpmdb.sqlite",
     "var/lib/rpm/rpmdb.sqlite",
 )
-
-
 # Time for which an image is reused without checking the host again.
 CACHE_SECONDS = 1.0
 
@@ -114,11 +112,6 @@ def make_directories(root: str, modes: dict[str, int]) -> None:
         make_directory(os.path.join(root, path), modes[path])
 
 
-def separate_directories(host: str) -> list[str]:
-    """Return those of /bin, /lib and so on that are not symlinks on this host."""
-    return [name for name in BESIDE_USR if _is_directory(os.path.join(host, name))]
-
-
 def _make_beside_usr(host: str, root: str, name: str) -> None:
     path = os.path.join(host, name)
     if os.path.islink(path):
@@ -129,21 +122,19 @@ def _make_beside_usr(host: str, root: str, name: str) -> None:
 
 def _make_etc(host: str, root: str) -> None:
     etc = os.path.join(root, "etc")
-    for name, text in etc_files.GENERATED.items():
-        make_file(os.path.join(etc, name), text.encode())
+    for name, data in generated_etc().items():
+        make_file(os.path.join(etc, name), data)
     copy_configuration(host, root)
     with contextlib.suppress(FileNotFoundError):
-        make_file(os.path.join(etc, "pki/tls/openssl.cnf"), etc_files.OPENSSL.encode())
+        make_file(os.path.join(etc, "pki/tls/openssl.cnf"), read_etc_file("ssl/openssl.cnf"))
 
 
 def _is_directory(path: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    return False
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 class HostImage:
-    """The host's /usr below a skeleton, without homes, configuration or secrets of the host.
+    """The host's /usr in a generated root, without homes, configuration or secrets of the host.
 
     A sandbox sees those files of /usr that every user of the host can read. `usr_local=False`
     excludes /usr/local: programs installed there by hand may not be meant for guests. It is
@@ -194,7 +185,7 @@ class HostImage:
             make_directories(os.path.join(into, "local"), _LOCAL)
 
     def _layers(self, directory: str) -> tuple[Layer, ...]:
-        separate = separate_directories(self._host)
+        separate = [name for name in BESIDE_USR if _is_directory(os.path.join(self._host, name))]
         return (
             Layer(path=os.path.join(directory, "root")),
             *(Layer(path=os.path.join(self._host, name), target=f"/{name}") for name in separate),
@@ -207,7 +198,7 @@ class HostImage:
         local = os.path.join(self._host, "usr/local")
         if not self._usr_local:
             yield Layer(path=os.path.join(directory, "local"), target="/usr/local")
-        elif _is_file_system(local):
+        elif os.path.ismount(local) and not os.path.islink(local):
             # A layer does not include other file systems, so this one and its mask are added.
             mask = os.path.join(directory, "usr/local")
             if os.path.isdir(mask):
@@ -236,10 +227,6 @@ def default_env(root: str) -> dict[str, str]:
     if os.path.lexists(os.path.join(root, "usr/bin/apt-get")):
         env["DEBIAN_FRONTEND"] = "noninteractive"
     return env
-
-
-def _is_file_system(path: str) -> bool:
-    return os.path.ismount(path) and not os.path.islink(path)
 
 
 def _fingerprint(path: str) -> str:

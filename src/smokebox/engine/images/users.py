@@ -133,12 +133,12 @@ def _path(text: str, default: str) -> str:
 
 def _unknown(kind: str, name: str, known: list[str]) -> NotFound:
     near = difflib.get_close_matches(name[:64], known[:1000], n=1, cutoff=0.6)
+    suggestion = f"Did you mean {near[0]!r}? " if near else ""
+    names = ", ".join(known[:MAX_SHOWN]) or "none"
     ellipsis = ", ..." if len(known) > MAX_SHOWN else ""
-    names = ", ".join(known[:MAX_SHOWN]) + ellipsis if known else "none"
-    hint = f"Did you mean {near[0]!r}? " if near else ""
     return NotFound(
         f"no {kind} {name!r} in the sandbox.",
-        hint=f"{hint}It has: {names}. A number works too.",
+        hint=f"{suggestion}It has: {names}{ellipsis}. A number works too.",
         kind=kind,
         name=name,
     )

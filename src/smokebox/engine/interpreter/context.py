@@ -132,6 +132,9 @@ class CodeContext:
                         isinstance(frame, KernelReady) for frame in await self._read(listener)
                     ):
                         pass
+        except FileNotFoundError:
+            # It has ended already, and `remove_pipes` was called.
+            raise self._ended_error() from None
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the kernel of code context {self.id} did not start within {START_SECONDS:g} s.",

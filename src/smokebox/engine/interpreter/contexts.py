@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from smokebox.engine.interpreter import kernels
 from smokebox.engine.interpreter.context import CodeContext
@@ -32,11 +32,11 @@ from smokebox.sandbox.code import CodeStream, check_language
 from smokebox.types import CodeExecution, CodeResult, OutputChunk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from smokebox.engine.interpreter.kernels import KernelSpec
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Program, Run, UseRun
+    from smokebox.engine.run import Program, Run, RunOwner
     from smokebox.sandbox.code import CodeEvent
     from smokebox.types import CodeLanguage
 
@@ -48,13 +48,20 @@ LONGEST_CODE = 16 << 20
 _SUFFIX = "~code"
 
 
+class CodeOptions(TypedDict, total=False):
+    """The options of `Contexts.stream`."""
+
+    context: CodeContext | str | None
+    language: str | None
+    env: Mapping[str, str] | None
+    timeout: float | None
+
+
 class Contexts(ProcessRegistry[CodeContext, ContextRow]):
     """The contexts of a sandbox that run or ended recently."""
 
-    def __init__(
-        self, *, id: str, locate: Callable[[], Awaitable[str]], record: Record, use: UseRun
-    ) -> None:
-        super().__init__(ContextRow, id=id, locate=locate, record=record, use=use)
+    def __init__(self, owner: RunOwner, record: Record) -> None:
+        super().__init__(ContextRow, owner, record)
         self._starting: set[str] = set()
         self._default_lock = asyncio.Lock()
 
@@ -117,20 +124,12 @@ class Contexts(ProcessRegistry[CodeContext, ContextRow]):
             await context.kill()
         await self._forget([context])
 
-    async def run(
-        self,
-        code: str,
-        *,
-        context: CodeContext | str | None = None,
-        language: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> CodeExecution:
+    async def run(self, code: str, **options: Unpack[CodeOptions]) -> CodeExecution:
         """Run code and wait for it. Takes the options of `stream`."""
         results: list[CodeResult] = []
         async with self._use() as run:
             collector = Collector(run.spills, MAX_OUTPUT)
-            events = self.stream(code, context=context, language=language, env=env, timeout=timeout)
+            events = self.stream(code, **options)
             try:
                 async with events:
                     async for event in events:
@@ -291,8 +290,8 @@ class Contexts(ProcessRegistry[CodeContext, ContextRow]):
     async def _begin(
         self, run: Run, program: Program, context: CodeContext, kernel: KernelSpec
     ) -> CodeContext:
+        await self._start(run, program, context, stdin=True)
         try:
-            await self._start(run, program, context, stdin=True)
             await context.wait_ready()
         except BaseException as error:
             output = last_lines(context.process.log.path("stderr"))

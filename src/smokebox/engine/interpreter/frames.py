@@ -17,7 +17,7 @@ import msgspec
 
 from smokebox.engine.inotify import watch_end
 from smokebox.engine.jail.log_pump import KEEP
-from smokebox.engine.processes.logs import Notifier
+from smokebox.engine.processes.logs import Notifier, find_data
 from smokebox.types import CodeError, CodeResult, Stream
 
 if TYPE_CHECKING:
@@ -169,10 +169,7 @@ class FrameReader:
         size = os.fstat(fd).st_size
         if size - self._offset <= KEEP:
             return []
-        try:
-            start = os.lseek(fd, self._offset, os.SEEK_DATA)
-        except OSError:
-            start = size
+        start = find_data(fd, self._offset, size)
         dropped, self._offset = start - self._offset, start
         if not dropped:
             return []

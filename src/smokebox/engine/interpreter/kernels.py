@@ -60,21 +60,19 @@ class KernelSpec:
 
     def missing(self, sandbox: str) -> Unsupported:
         """Return the error for an image that has none of the programs."""
-        return Unsupported(
-            f"sandbox {sandbox} has no {' or '.join(self.programs)} to run {self.language} code.",
-            hint=self.hint,
-            operation="run_code",
-            language=self.language,
+        programs = " or ".join(self.programs)
+        return self._unsupported(
+            f"sandbox {sandbox} has no {programs} to run {self.language} code."
         )
 
     def failed(self, output: str) -> Unsupported:
         """Return the error for a program that does not run the kernel."""
-        return Unsupported(
-            f"the {self.language} kernel did not start in the sandbox: {output or 'no output'}",
-            hint=self.hint,
-            operation="run_code",
-            language=self.language,
+        return self._unsupported(
+            f"the {self.language} kernel did not start in the sandbox: {output or 'no output'}"
         )
+
+    def _unsupported(self, message: str) -> Unsupported:
+        return Unsupported(message, hint=self.hint, operation="run_code", language=self.language)
 
 
 _DENO = "Install 'smokebox[javascript]' where the server runs, or use an image with"

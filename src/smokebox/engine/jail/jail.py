@@ -94,6 +94,10 @@ class Jail:
         """True while its first process runs, until `kill` is called."""
         return not (self._killed or self._ended.is_set())
 
+    def pids(self) -> list[int]:
+        """Return its processes, by their pids on the host."""
+        return self._cgroup.pids()
+
     async def enter(
         self, hostname: str, limits: Limits, *, orphan_timeout: float | None = None
     ) -> None:

@@ -45,7 +45,7 @@ class LogPump:
             self.writers.append(write)
 
     def move(self, read: int) -> bool:
-        """Move the content of a pipe; False if it has no more writers."""
+        """Move the content of a pipe; False if its last writer is gone."""
         count = self.splice(read, self.most)
         if self.rate and count > 0:
             time.sleep(count / self.rate)

@@ -257,7 +257,7 @@ _KILL = _op(_RETURN, 0x80000000)
 def _argument(index: int) -> bytes:
     """Load the low half of an argument.
 
-    The kernel uses no more of the arguments that are checked here. A rule for the whole value would
+    The kernel uses only that half of the arguments checked here. A rule for the whole value would
     pass one with any bit of the high half set.
     """
     return _op(_LOAD, _ARGUMENTS + 8 * index)

@@ -2,7 +2,7 @@
 
 `zygote_client` starts it. It serves one request after the other: clone into new namespaces, map
 the child's ids and layers, respond with its pid. The child continues in `namespace_setup`, and
-reports to the engine through a socket of its own. A zygote exits when its engine is gone; its
+reports to the engine through another socket. A zygote exits when its engine is gone; its
 jails keep running.
 """
 

@@ -1,1 +1,1 @@
-"""Buckets as directories of a Linux sandbox: mounted by FUSE, served from outside of it."""
+"""Buckets mounted as directories of a sandbox by FUSE, and served from outside."""

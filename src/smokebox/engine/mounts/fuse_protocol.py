@@ -59,7 +59,7 @@ class Op(IntEnum):
 
 
 class Init(IntFlag):
-    """Flags of INIT."""
+    """Flags of INIT that the server supports."""
 
     ASYNC_READ = 1 << 0
     ATOMIC_O_TRUNC = 1 << 3

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from smokebox.engine.mounts import fuse_protocol
+from smokebox.engine.mounts import fuse_protocol as fuse
 from smokebox.engine.mounts.fuse_protocol import Init, Op, Valid
 from smokebox.engine.mounts.volume import DOTS, Attributes
 from smokebox.errors import AccessDenied, InvalidPath, Unsupported
@@ -24,25 +24,15 @@ MAX_THREADS = 64
 # Time for which the kernel caches names and attributes.
 VALID_SECONDS = 1
 
-_WANTED = (
-    Init.ASYNC_READ
-    | Init.ATOMIC_O_TRUNC
-    | Init.BIG_WRITES
-    | Init.AUTO_INVAL_DATA
-    | Init.DO_READDIRPLUS
-    | Init.READDIRPLUS_AUTO
-    | Init.PARALLEL_DIROPS
-    | Init.MAX_PAGES
-)
 _BLOCK = 4096
 # A bucket has no size, but `df` needs one.
 _BLOCKS = 1 << 40
 # Starting a thread takes longer than most requests, so a few stay idle.
 _MAX_IDLE = 2
 # Entry without attributes, for a name that is not a lookup.
-_NO_ENTRY = bytes(fuse_protocol.ENTRY.size + fuse_protocol.ATTR.size)
+_NO_ENTRY = bytes(fuse.ENTRY.size + fuse.ATTR.size)
 
-Reply = bytes | list[bytes]
+Reply = bytes | list[bytes] | None
 
 
 class FuseServer:
@@ -102,8 +92,8 @@ class FuseServer:
 
     def invalidate(self, number: int) -> None:
         """Drop everything that the kernel has cached of an inode."""
-        body = fuse_protocol.INVALID_INODE.pack(number, 0, 0)
-        self._send(0, fuse_protocol.NOTIFY_INVALID_INODE, [body])
+        body = fuse.INVALID_INODE.pack(number, 0, 0)
+        self._send(0, fuse.NOTIFY_INVALID_INODE, [body])
 
     def _add_thread(self) -> None:
         self._threads += 1
@@ -111,7 +101,7 @@ class FuseServer:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
-        buffer = bytearray(fuse_protocol.BUFFER_SIZE)
+        buffer = bytearray(fuse.BUFFER_SIZE)
         view = memoryview(buffer)
         while not self._ended.is_set():
             with self._lock:
@@ -135,8 +125,8 @@ class FuseServer:
                     return
 
     def _handle(self, request: memoryview) -> None:
-        _, opcode, unique, node, *_ = fuse_protocol.IN_HEADER.unpack_from(request)
-        body = request[fuse_protocol.IN_HEADER.size :]
+        _, opcode, unique, node, *_ = fuse.IN_HEADER.unpack_from(request)
+        body = request[fuse.IN_HEADER.size :]
         if opcode in (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT):
             self._handle_without_reply(opcode, node, body)
             return
@@ -148,12 +138,12 @@ class FuseServer:
         except Exception as error:
             self._send(unique, -_error_number(error), [])
             return
-        self._send(unique, 0, reply if isinstance(reply, list) else [reply])
+        self._send(unique, 0, reply if isinstance(reply, list) else [reply or b""])
 
     def _send(self, unique: int, error: int, parts: list[bytes]) -> None:
-        size = fuse_protocol.OUT_HEADER.size + sum(map(len, parts))
+        size = fuse.OUT_HEADER.size + sum(map(len, parts))
         try:
-            os.writev(self._fd, [fuse_protocol.OUT_HEADER.pack(size, error, unique), *parts])
+            os.writev(self._fd, [fuse.OUT_HEADER.pack(size, error, unique), *parts])
         except OSError as failure:
             if failure.errno == errno.ENODEV:
                 self._ended.set()
@@ -165,20 +155,20 @@ class FuseServer:
     def _handle_without_reply(self, opcode: int, node: int, body: memoryview) -> None:
         inodes = self.volume.inodes
         if opcode == Op.FORGET:
-            inodes.forget(node, fuse_protocol.FORGET_IN.unpack_from(body)[0])
+            inodes.forget(node, fuse.FORGET_IN.unpack_from(body)[0])
         elif opcode == Op.BATCH_FORGET:
-            for number, lookups in fuse_protocol.parse_batch_forget(body):
+            for number, lookups in fuse.parse_batch_forget(body):
                 inodes.forget(number, lookups)
 
     def _lookup(self, node: int, body: memoryview) -> Reply:
-        [name] = fuse_protocol.names(body)
+        [name] = fuse.names(body)
         return self._entry(self.volume.lookup(node, name))
 
     def _getattr(self, node: int, body: memoryview) -> Reply:
         return self._attributes(self.volume.attributes(node))
 
     def _setattr(self, node: int, body: memoryview) -> Reply:
-        fields = fuse_protocol.SETATTR_IN.unpack_from(body)
+        fields = fuse.SETATTR_IN.unpack_from(body)
         valid, _, _, size, _, _, mtime, _, _, nanoseconds, _, mode, _, uid, gid, _ = fields
         if (valid & Valid.UID and uid != self._uid) or (valid & Valid.GID and gid != self._gid):
             raise PermissionError(errno.EPERM, "files of a bucket have no owners")
@@ -195,10 +185,10 @@ class FuseServer:
         )
 
     def _mknod(self, node: int, body: memoryview) -> Reply:
-        mode, *_ = fuse_protocol.MKNOD_IN.unpack_from(body)
+        mode, *_ = fuse.MKNOD_IN.unpack_from(body)
         if not stat.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "a bucket holds only files")
-        [name] = fuse_protocol.names(body[fuse_protocol.MKNOD_IN.size :])
+        [name] = fuse.names(body[fuse.MKNOD_IN.size :])
         attributes, handle = self.volume.create(node, name, mode)
         try:
             self.volume.sync(handle)
@@ -207,72 +197,64 @@ class FuseServer:
         return self._entry(attributes)
 
     def _mkdir(self, node: int, body: memoryview) -> Reply:
-        [name] = fuse_protocol.names(body[fuse_protocol.MKDIR_IN.size :])
+        [name] = fuse.names(body[fuse.MKDIR_IN.size :])
         return self._entry(self.volume.make_directory(node, name))
 
-    def _unlink(self, node: int, body: memoryview) -> Reply:
-        [name] = fuse_protocol.names(body)
+    def _unlink(self, node: int, body: memoryview) -> None:
+        [name] = fuse.names(body)
         self.volume.unlink(node, name)
-        return b""
 
-    def _rmdir(self, node: int, body: memoryview) -> Reply:
-        [name] = fuse_protocol.names(body)
+    def _rmdir(self, node: int, body: memoryview) -> None:
+        [name] = fuse.names(body)
         self.volume.remove_directory(node, name)
-        return b""
 
-    def _rename(self, node: int, body: memoryview) -> Reply:
-        (target,) = fuse_protocol.RENAME_IN.unpack_from(body)
-        name, to = fuse_protocol.names(body[fuse_protocol.RENAME_IN.size :])
+    def _rename(self, node: int, body: memoryview) -> None:
+        (target,) = fuse.RENAME_IN.unpack_from(body)
+        name, to = fuse.names(body[fuse.RENAME_IN.size :])
         self.volume.rename(node, name, target, to)
-        return b""
 
-    def _rename2(self, node: int, body: memoryview) -> Reply:
-        target, flags, _ = fuse_protocol.RENAME2_IN.unpack_from(body)
-        name, to = fuse_protocol.names(body[fuse_protocol.RENAME2_IN.size :])
+    def _rename2(self, node: int, body: memoryview) -> None:
+        target, flags, _ = fuse.RENAME2_IN.unpack_from(body)
+        name, to = fuse.names(body[fuse.RENAME2_IN.size :])
         self.volume.rename(node, name, target, to, flags)
-        return b""
 
     def _open(self, node: int, body: memoryview) -> Reply:
-        flags, _ = fuse_protocol.OPEN_IN.unpack_from(body)
+        flags, _ = fuse.OPEN_IN.unpack_from(body)
         handle, keep_cache = self.volume.open(node, flags)
-        return fuse_protocol.OPEN_OUT.pack(handle, fuse_protocol.KEEP_CACHE if keep_cache else 0, 0)
+        return fuse.OPEN_OUT.pack(handle, fuse.KEEP_CACHE if keep_cache else 0, 0)
 
     def _create(self, node: int, body: memoryview) -> Reply:
-        _, mode, *_ = fuse_protocol.CREATE_IN.unpack_from(body)
-        [name] = fuse_protocol.names(body[fuse_protocol.CREATE_IN.size :])
+        _, mode, *_ = fuse.CREATE_IN.unpack_from(body)
+        [name] = fuse.names(body[fuse.CREATE_IN.size :])
         attributes, handle = self.volume.create(node, name, mode)
-        return [self._entry(attributes), fuse_protocol.OPEN_OUT.pack(handle, 0, 0)]
+        return [self._entry(attributes), fuse.OPEN_OUT.pack(handle, 0, 0)]
 
     def _read(self, node: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        handle, offset, size, *_ = fuse.READ_IN.unpack_from(body)
         return self.volume.read(handle, offset, size)
 
     def _write(self, node: int, body: memoryview) -> Reply:
-        handle, offset, size, _, _, flags, _ = fuse_protocol.WRITE_IN.unpack_from(body)
-        data = body[fuse_protocol.WRITE_IN.size : fuse_protocol.WRITE_IN.size + size]
+        handle, offset, size, _, _, flags, _ = fuse.WRITE_IN.unpack_from(body)
+        data = body[fuse.WRITE_IN.size : fuse.WRITE_IN.size + size]
         append = bool(flags & os.O_APPEND)
-        return fuse_protocol.WRITE_OUT.pack(
-            self.volume.write(handle, offset, data, append=append), 0
-        )
+        return fuse.WRITE_OUT.pack(self.volume.write(handle, offset, data, append=append), 0)
 
-    def _sync(self, node: int, body: memoryview) -> Reply:
-        self.volume.sync(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
-        return b""
+    def _sync(self, node: int, body: memoryview) -> None:
+        self.volume.sync(fuse.HANDLE_IN.unpack_from(body)[0])
 
-    def _release(self, node: int, body: memoryview) -> Reply:
-        self.volume.release(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
-        return b""
+    def _release(self, node: int, body: memoryview) -> None:
+        self.volume.release(fuse.HANDLE_IN.unpack_from(body)[0])
 
     def _opendir(self, node: int, body: memoryview) -> Reply:
-        return fuse_protocol.OPEN_OUT.pack(self.volume.open_directory(node), 0, 0)
+        return fuse.OPEN_OUT.pack(self.volume.open_directory(node), 0, 0)
 
     def _readdir(self, node: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        handle, offset, size, *_ = fuse.READ_IN.unpack_from(body)
         entries: list[bytes] = []
         for next_offset, item in enumerate(self.volume.listing(handle)[offset:], offset + 1):
             kind = (stat.S_IFDIR if item.entry.kind == "directory" else stat.S_IFREG) >> 12
             # Only a lookup assigns an inode number; programs that list accept any but 0.
-            entry = fuse_protocol.dirent(next_offset + 1, next_offset, item.name.encode(), kind)
+            entry = fuse.dirent(next_offset + 1, next_offset, item.name.encode(), kind)
             size -= len(entry)
             if size < 0:
                 break
@@ -280,42 +262,41 @@ class FuseServer:
         return b"".join(entries)
 
     def _readdirplus(self, node: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = fuse_protocol.READ_IN.unpack_from(body)
+        handle, offset, size, *_ = fuse.READ_IN.unpack_from(body)
         entries: list[bytes] = []
         for next_offset, item in enumerate(self.volume.listing(handle)[offset:], offset + 1):
             name = item.name.encode()
-            size -= len(_NO_ENTRY) + fuse_protocol.DIRENT.size + (len(name) + 7 & ~7)
+            size -= len(_NO_ENTRY) + fuse.DIRENT.size + (len(name) + 7 & ~7)
             if size < 0:
                 break
             if item.name in DOTS:
                 kind = stat.S_IFDIR >> 12
-                entries += [_NO_ENTRY, fuse_protocol.dirent(node, next_offset, name, kind)]
+                entries += [_NO_ENTRY, fuse.dirent(node, next_offset, name, kind)]
                 continue
             attributes = self.volume.look_up_listed(node, item.name, item.entry)
             kind = stat.S_IFMT(attributes.mode) >> 12
             entries += [
                 self._entry(attributes),
-                fuse_protocol.dirent(attributes.number, next_offset, name, kind),
+                fuse.dirent(attributes.number, next_offset, name, kind),
             ]
         return b"".join(entries)
 
-    def _releasedir(self, node: int, body: memoryview) -> Reply:
-        self.volume.release_directory(fuse_protocol.HANDLE_IN.unpack_from(body)[0])
-        return b""
+    def _releasedir(self, node: int, body: memoryview) -> None:
+        self.volume.release_directory(fuse.HANDLE_IN.unpack_from(body)[0])
 
     def _entry(self, attributes: Attributes) -> bytes:
-        head = fuse_protocol.ENTRY.pack(attributes.number, 0, VALID_SECONDS, VALID_SECONDS, 0, 0)
+        head = fuse.ENTRY.pack(attributes.number, 0, VALID_SECONDS, VALID_SECONDS, 0, 0)
         return head + self._packed(attributes)
 
     def _attributes(self, attributes: Attributes) -> bytes:
-        return fuse_protocol.ATTR_OUT.pack(VALID_SECONDS, 0, 0) + self._packed(attributes)
+        return fuse.ATTR_OUT.pack(VALID_SECONDS, 0, 0) + self._packed(attributes)
 
     def _packed(self, attributes: Attributes) -> bytes:
         size = attributes.size
         seconds, fraction = divmod(attributes.mtime, 1)
         when, nanoseconds = int(seconds), int(fraction * 1e9)
         links = 2 if stat.S_ISDIR(attributes.mode) else 1
-        return fuse_protocol.ATTR.pack(
+        return fuse.ATTR.pack(
             *(attributes.number, size, -(-size // 512), *[when] * 3, *[nanoseconds] * 3),
             *(attributes.mode, links, self._uid, self._gid, 0, _BLOCK, 0),
         )
@@ -334,28 +315,23 @@ def _error_number(error: Exception) -> int:
 
 
 def _init(node: int, body: memoryview) -> Reply:
-    _, minor, readahead, offered = fuse_protocol.INIT_IN.unpack_from(body)
-    if minor < fuse_protocol.MINOR:
+    _, minor, readahead, offered = fuse.INIT_IN.unpack_from(body)
+    if minor < fuse.MINOR:
         raise OSError(errno.EPROTO, "the kernel is older than 5.4")
-    return fuse_protocol.INIT_OUT.pack(
-        *(
-            fuse_protocol.MAJOR,
-            fuse_protocol.MINOR,
-            max(readahead, fuse_protocol.MAX_DATA),
-            offered & _WANTED,
-        ),
-        *(MAX_THREADS, MAX_THREADS * 3 // 4, fuse_protocol.MAX_DATA, 1, fuse_protocol.MAX_PAGES, 0),
+    return fuse.INIT_OUT.pack(
+        *(fuse.MAJOR, fuse.MINOR, max(readahead, fuse.MAX_DATA), offered & sum(Init)),
+        *(MAX_THREADS, MAX_THREADS * 3 // 4, fuse.MAX_DATA, 1, fuse.MAX_PAGES, 0),
     )
 
 
 def _statfs(node: int, body: memoryview) -> Reply:
-    return fuse_protocol.STATFS_OUT.pack(
-        *(_BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCK, fuse_protocol.NAME_MAX, _BLOCK)
+    return fuse.STATFS_OUT.pack(
+        *(_BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCKS, _BLOCK, fuse.NAME_MAX, _BLOCK)
     )
 
 
-def _ignore(node: int, body: memoryview) -> Reply:
-    return b""
+def _ignore(node: int, body: memoryview) -> None:
+    pass
 
 
 def _refuse_link(node: int, body: memoryview) -> Reply:

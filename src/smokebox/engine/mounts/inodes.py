@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import available_bytes
@@ -15,42 +16,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@dataclass(slots=True, eq=False)
 class Inode:
     """One file or directory that the kernel has a number for.
 
     `draft` is content that may not be in the bucket yet. `handles` counts open files, and
     `lookups` the references of the kernel. `gone` means removed or replaced. `mode` and `mtime`
     were set by programs: a bucket cannot store them. `known_size` is the size that the kernel
-    last got, and `cached` the version that it has in its page cache.
+    last got, and `cached` the version that it has in its page cache. `lock` is held while the
+    draft is created, written or uploaded.
     """
 
-    __slots__ = (
-        "cached",
-        "draft",
-        "gone",
-        "handles",
-        "known_size",
-        "lock",
-        "lookups",
-        "mode",
-        "mtime",
-        "number",
-        "path",
-    )
-
-    def __init__(self, number: int, path: str) -> None:
-        self.number = number
-        self.path = path
-        self.lookups = 0
-        self.handles = 0
-        self.draft: Draft | None = None
-        self.gone = False
-        self.mode: int | None = None
-        self.mtime: float | None = None
-        self.known_size: int | None = None
-        self.cached = ""
-        # Held while its draft is created, written or uploaded.
-        self.lock = threading.RLock()
+    number: int
+    path: str
+    lookups: int = 0
+    handles: int = 0
+    draft: Draft | None = None
+    gone: bool = False
+    mode: int | None = None
+    mtime: float | None = None
+    known_size: int | None = None
+    cached: str = ""
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class Inodes:
@@ -58,8 +45,7 @@ class Inodes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        root = Inode(ROOT, "/")
-        root.lookups = 1
+        root = Inode(ROOT, "/", lookups=1)
         self._by_number = {ROOT: root}
         self._by_path = {"/": root}
         self._drafted: set[Inode] = set()

@@ -109,12 +109,10 @@ class Mounts(RunPart):
     async def adopt(self, run: Run) -> None:
         """Find the daemons of a run that another engine started, or mount again."""
         for row in list((await self._load()).values()):
-            daemon = (
-                daemon_client.MountDaemon.find(row.pid, row.started)
-                if row.pid is not None
-                else None
-            )
-            if daemon is not None and row.generation == run.generation:
+            daemon = None
+            if row.pid is not None and row.generation == run.generation:
+                daemon = daemon_client.MountDaemon.find(row.pid, row.started)
+            if daemon is not None:
                 self._watch(row.path, daemon, run.jail)
                 continue
             with contextlib.suppress(SmokeboxError):

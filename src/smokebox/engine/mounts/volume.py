@@ -51,14 +51,12 @@ class Attributes:
     mtime: float
 
 
+@dataclass(slots=True)
 class OpenFile:
     """One open file. `reader` reads the version at the time of opening, if it is not written."""
 
-    __slots__ = ("inode", "reader")
-
-    def __init__(self, inode: Inode, reader: ObjectReader | None) -> None:
-        self.inode = inode
-        self.reader = reader
+    inode: Inode
+    reader: ObjectReader | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,11 +118,6 @@ class BackgroundProcess:
         return self.row.pid
 
     @property
-    def command(self) -> str:
-        """The command line, quoted for a shell."""
-        return self.row.command
-
-    @property
     def status(self) -> ProcessStatus:
         """`exited` by itself, `killed` by a signal or its timeout, `lost` with its supervisor."""
         return self.row.status
@@ -131,21 +126,6 @@ class BackgroundProcess:
     def exit_code(self) -> int | None:
         """The exit code as in bash, 124 after its timeout, None while it runs."""
         return self.row.exit_code
-
-    @property
-    def started_at(self) -> float:
-        """Time of its start, in seconds since the epoch."""
-        return self.row.started_at
-
-    @property
-    def ended_at(self) -> float | None:
-        """Time when its end was noticed, in seconds since the epoch."""
-        return self.row.ended_at
-
-    @property
-    def generation(self) -> int:
-        """The run of the sandbox that it belongs to."""
-        return self.row.generation
 
     @property
     def running(self) -> bool:
@@ -339,7 +319,7 @@ class BackgroundProcess:
         self._check_run()
         async with self._use() as run:
             self._check_run()
-            if run.generation != self.generation:
+            if run.generation != self.row.generation:
                 raise run_ended_error(self.row, "it was restarted")
             yield run
 

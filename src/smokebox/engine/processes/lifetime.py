@@ -1,9 +1,8 @@
 """The lifetime of a background process, read from the exit file that its supervisor writes.
 
 The engine locks the exit file before it passes it to the supervisor, which holds the lock until it
-ends, whatever is killed or restarted meanwhile. So another engine needs neither a pid nor a
-response to know whether the process runs. The content comes from inside the sandbox and is
-validated.
+ends. So another engine needs neither a pid nor a response to know whether the process runs. The
+content comes from inside the sandbox and is validated.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ def ended_before(row: ProcessRow, log: ProcessLog, condition: str) -> ProcessEnd
     return ProcessEnded(
         f"process {row.process_id} (`{row.command:.80}`) ended with exit code {row.exit_code}. "
         f"A call was waiting {condition}." + (f" Its last lines: {output}" if output else ""),
-        hint="Look at its logs().",
+        hint="See its logs().",
         process=row.process_id,
         exit_code=row.exit_code,
     )
@@ -259,7 +258,7 @@ def wait_timed_out(row: ProcessRow, condition: str, timeout: float) -> DeadlineE
     """Return the error of a wait that took too long, `condition` being "for it to end"."""
     return DeadlineExceeded(
         f"process {row.process_id} (`{row.command:.80}`): waited {timeout:g} s {condition}.",
-        hint="Pass a longer timeout, or look at its logs().",
+        hint="Pass a longer timeout, or see its logs().",
         operation=condition,
         process=row.process_id,
         timeout=timeout,

@@ -164,7 +164,7 @@ class LogReader:
     async def next(self, *, final: bool) -> LogChunk | None:
         """Return the next chunk of either stream, if there is one.
 
-        With `final`, an incomplete character at the end is included: no more output follows.
+        With `final`, an incomplete character at the end is included, as nothing can complete it.
         """
         for stream in tuple(self._turns):
             if chunk := await self._next_of(stream, final):
@@ -178,7 +178,7 @@ class LogReader:
         if size < offset:
             return self._skip(stream, size)
         fd = self._files[stream]
-        if size - offset > KEEP and (start := _find_data(fd, offset, size)) > offset:
+        if size - offset > KEEP and (start := find_data(fd, offset, size)) > offset:
             return self._skip(stream, _find_character(fd, start))
         data = await self._read(fd, min(_READ, size - offset), offset)
         at_end = final and offset + len(data) >= size
@@ -219,7 +219,7 @@ def tail(path: str, limit: int) -> str:
         size = os.fstat(fd).st_size
         start = max(0, size - limit)
         if start:
-            start = _find_character(fd, _find_data(fd, start, size))
+            start = _find_character(fd, find_data(fd, start, size))
         data = os.pread(fd, size - start, start)
     finally:
         os.close(fd)
@@ -241,7 +241,7 @@ def _open(path: str) -> int:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _find_data(fd: int, offset: int, size: int) -> int:
+def find_data(fd: int, offset: int, size: int) -> int:
     """Return the first offset from `offset` on that is not in a hole."""
     try:
         return min(size, os.lseek(fd, offset, os.SEEK_DATA))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from smokebox.engine.names import check_process_id
 from smokebox.engine.processes.background_process import (
@@ -23,10 +23,10 @@ from smokebox.foundation.ids import new_id
 from smokebox.options import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Command, Program, Run, UseRun
+    from smokebox.engine.run import Command, Run, RunOwner
     from smokebox.limits import ProcessLimits
 
 # Ended processes to keep, and bytes of their logs.
@@ -34,13 +34,23 @@ MAX_ENDED = 100
 MAX_LOG_BYTES = 1 << 30
 
 
+class ProcessOptions(TypedDict, total=False):
+    """The options of `Processes.start`."""
+
+    process_id: str | None
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
+    limits: ProcessLimits | Mapping[str, object] | None
+    stdin: bool
+    timeout: float | None
+
+
 class Processes(ProcessRegistry[BackgroundProcess, ProcessRow]):
     """The processes of a sandbox that run or ended recently."""
 
-    def __init__(
-        self, *, id: str, locate: Callable[[], Awaitable[str]], record: Record, use: UseRun
-    ) -> None:
-        super().__init__(ProcessRow, id=id, locate=locate, record=record, use=use)
+    def __init__(self, owner: RunOwner, record: Record) -> None:
+        super().__init__(ProcessRow, owner, record)
 
     async def start(
         self,
@@ -53,12 +63,20 @@ class Processes(ProcessRegistry[BackgroundProcess, ProcessRow]):
         limits: ProcessLimits | Mapping[str, object] | None = None,
         stdin: bool = False,
         timeout: float | None = None,
-        session: str | None = None,
     ) -> BackgroundProcess:
         """Start a process that runs until it ends, is killed, or the sandbox sleeps.
 
-        It outlives this engine. Its output is limited to the `output_rate` of the sandbox, and its
-        supervisor enforces `timeout`. Without `stdin` it reads /dev/null.
+        It outlives this engine. Its output is limited to the `output_rate` of the sandbox.
+
+        Args:
+            command: A string for bash, or a list of literal words.
+            process_id: Id of the process; by default a random one.
+            cwd: Working directory; by default that of the sandbox.
+            env: Environment variables to add.
+            user: A user of the sandbox; by default root.
+            limits: Limits of this process alone.
+            stdin: Keep a pipe to standard input open for writing.
+            timeout: Seconds before the whole process tree is killed.
 
         Raises:
             Conflict: The process id is taken.
@@ -96,11 +114,12 @@ class Processes(ProcessRegistry[BackgroundProcess, ProcessRow]):
                     cwd=program.cwd,
                     user=program.user.name,
                     started_at=time.time(),
-                    session=session,
                     stdin=stdin,
                 )
             )
-            return await self._complete(run, self._begin(run, program, process, timeout))
+            return await self._complete(
+                run, self._start(run, program, process, stdin=stdin, timeout=timeout)
+            )
 
     async def list(self) -> list[BackgroundProcess]:
         """Return running processes and recently ended ones, in order of their start."""
@@ -167,16 +186,6 @@ class Processes(ProcessRegistry[BackgroundProcess, ProcessRow]):
             on_tree_end=self._on_tree_end,
         )
 
-    async def _begin(
-        self, run: Run, program: Program, process: BackgroundProcess, timeout: float | None
-    ) -> BackgroundProcess:
-        try:
-            await self._start(run, program, process, stdin=process.row.stdin, timeout=timeout)
-        except BaseException:
-            await self._discard(run, process)
-            raise
-        return process
-
     async def _write_exit(self, handle: BackgroundProcess) -> None:
         if handle.pid is None:
             # It never started: the engine ended after it wrote the row.
@@ -192,7 +201,7 @@ class Processes(ProcessRegistry[BackgroundProcess, ProcessRow]):
             self._spawn(self._forget_surplus())
 
     async def _forget_surplus(self) -> None:
-        if surplus := _surplus(sorted(self._ended(), key=lambda one: one.ended_at or 0.0)):
+        if surplus := _surplus(sorted(self._ended(), key=lambda one: one.row.ended_at or 0.0)):
             await self._forget(surplus)
 
 

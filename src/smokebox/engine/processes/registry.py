@@ -20,11 +20,11 @@ from smokebox.engine.run import RunPart
 from smokebox.errors import NotFound, SandboxGone, SmokeboxError, StorageFull
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable
 
     from smokebox.engine.processes.lifetime import Lifetime
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Program, Run, UseRun
+    from smokebox.engine.run import Program, Run, RunOwner
 
 T = TypeVar("T")
 R = TypeVar("R", ProcessRow, ContextRow)
@@ -51,27 +51,15 @@ class ProcessHandle(Protocol):
 
 
 class ProcessRegistry(RunPart, abc.ABC, Generic[H, R]):
-    """The handles of one kind of process, by id.
+    """The handles of one kind of process, by id. Reading about processes wakes no sandbox."""
 
-    `locate` returns the sandbox's directory on the host, as in `Run`. Reading about processes never
-    wakes the sandbox.
-    """
-
-    def __init__(
-        self,
-        kind: type[R],
-        *,
-        id: str,
-        locate: Callable[[], Awaitable[str]],
-        record: Record,
-        use: UseRun,
-    ) -> None:
+    def __init__(self, kind: type[R], owner: RunOwner, record: Record) -> None:
         self._kind: type[R] = kind
-        self._id = id
-        self._locate = locate
+        self._id = owner.id
+        self._use = owner.use
+        self._owner = owner
         self._directory = ""
         self._record = record
-        self._use = use
         self._handles: dict[str, H] = {}
         self._loaded = False
         self._loading = asyncio.Lock()
@@ -113,7 +101,7 @@ class ProcessRegistry(RunPart, abc.ABC, Generic[H, R]):
         async with self._loading:
             if self._loaded:
                 return
-            self._directory = await self._locate()
+            self._directory = await self._owner.directory()
             if not self._directory:
                 return
             for row in await self._record.rows(self._kind, self._id):
@@ -126,14 +114,20 @@ class ProcessRegistry(RunPart, abc.ABC, Generic[H, R]):
 
     async def _start(
         self, run: Run, program: Program, handle: H, *, stdin: bool, timeout: float | None = None
-    ) -> None:
-        """Start the process of a handle. On failure, call `_discard`."""
+    ) -> H:
+        """Start the process of a handle. A failed start leaves nothing."""
         row, lifetime = handle.row, handle.lifetime
-        await self._record.write(put(row))
-        lifetime.set_started(await launch(run, program, handle.stem, stdin=stdin, timeout=timeout))
-        if handle.row != row:
-            await self._record.write(put(handle.row))
-        lifetime.attach(run)
+        try:
+            await self._record.write(put(row))
+            record = await launch(run, program, handle.stem, stdin=stdin, timeout=timeout)
+            lifetime.set_started(record)
+            if handle.row != row:
+                await self._record.write(put(handle.row))
+            lifetime.attach(run)
+        except BaseException:
+            await self._discard(run, handle)
+            raise
+        return handle
 
     async def _discard(self, run: Run, handle: H) -> None:
         """Kill a process that may have started, and forget it."""

@@ -75,16 +75,11 @@ class Record:
         status: SandboxStatus | None = None,
         labels: Mapping[str, str] | None = None,
         prefix: str = "",
-        after: str = "",
-        limit: int | None = None,
     ) -> list[SandboxRow]:
-        """Return sandboxes by id, filtered by status, labels and prefix of the id.
-
-        Returns at most `limit` of those with an id greater than `after`.
-        """
+        """Return sandboxes by id, filtered by status, labels and prefix of the id."""
         # Ids are ASCII: those with the prefix sort before the prefix and DEL.
-        conditions = ["id > ?", "id BETWEEN ? AND ?"]
-        values: list[Value] = [after, prefix, f"{prefix}\x7f"]
+        conditions = ["id BETWEEN ? AND ?"]
+        values: list[Value] = [prefix, f"{prefix}\x7f"]
         if status is not None:
             conditions.append("status = ?")
             values.append(status)
@@ -93,8 +88,8 @@ class Record:
                 "EXISTS (SELECT 1 FROM json_each(labels) WHERE key = ? AND value = ?)"
             )
             values += label
-        condition = f" WHERE {' AND '.join(conditions)} ORDER BY id LIMIT ?"
-        return await self._select(SandboxRow, condition, *values, -1 if limit is None else limit)
+        condition = f" WHERE {' AND '.join(conditions)} ORDER BY id"
+        return await self._select(SandboxRow, condition, *values)
 
     async def all_active(self) -> list[SandboxRow]:
         """Return the sandboxes that a starting engine has to adopt or finish destroying."""

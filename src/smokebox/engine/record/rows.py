@@ -24,8 +24,8 @@ DEFAULT_CWD = "/workspace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxSettings:
-    """Behaviour of a sandbox. `sleep_after` is in seconds without a call, None for never."""
+class RunSettings:
+    """Settings of the runs of a sandbox. `sleep_after` is idle seconds, None for never."""
 
     sleep_after: float | None = 600.0
     keep_alive: bool = False
@@ -62,7 +62,7 @@ class SandboxRow:
     limits: Limits = field(default_factory=Limits)
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    settings: SandboxSettings = field(default_factory=SandboxSettings)
+    settings: RunSettings = field(default_factory=RunSettings)
     jail: JailState | None = None
     stop_reason: str | None = None
     egress: EgressLayers = _CLOSED
@@ -97,7 +97,6 @@ class ProcessRow:
     pid: int | None = None
     exit_code: int | None = None
     ended_at: float | None = None
-    session: str | None = None
     stdin: bool = False
 
 
@@ -283,7 +282,7 @@ def _values(row: Row) -> tuple[Value, ...]:
 
 
 def _encode(column: str, value: Any) -> Value:
-    if isinstance(value, (Limits, SandboxSettings)):
+    if isinstance(value, (Limits, RunSettings)):
         return _dump_shared(value)
     if isinstance(value, EgressLayers):
         return "{}" if value == _CLOSED else _dump(value.to_json())
@@ -310,7 +309,7 @@ def _decode(column: str, value: Any) -> Any:
 
 
 def _dump(value: Any) -> str:
-    data = asdict(value) if isinstance(value, (Limits, SandboxSettings, JailState)) else value
+    data = asdict(value) if isinstance(value, (Limits, RunSettings, JailState)) else value
     # In ASCII, so that lone surrogates in an environment are preserved.
     return json.dumps(data, separators=(",", ":"))
 
@@ -325,10 +324,10 @@ def _load_limits(text: str) -> Limits:
 
 
 @functools.lru_cache(256)
-def _load_settings(text: str) -> SandboxSettings:
-    known = {one.name for one in fields(SandboxSettings)}
+def _load_settings(text: str) -> RunSettings:
+    known = {one.name for one in fields(RunSettings)}
     values = json.loads(text).items()
-    return SandboxSettings(**{name: value for name, value in values if name in known})
+    return RunSettings(**{name: value for name, value in values if name in known})
 
 
 @functools.lru_cache(256)

@@ -8,7 +8,7 @@ import itertools
 import signal
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 
 from smokebox.engine.jail import shell_supervisor
 from smokebox.engine.sessions import bash_protocol
@@ -34,6 +34,19 @@ INTERRUPTED_SECONDS = 1.0
 # Time limit for the whole sandbox to end after its supervisor.
 JAIL_END_SECONDS = 0.5
 _LARGE_STDIN = 1 << 16
+
+
+class CommandOptions(TypedDict, total=False):
+    """The options of a command in a session.
+
+    `cwd`, relative to the session's directory, and `env` apply to this command only. `timeout`, in
+    seconds, starts when the command does. `stdin` is data for standard input.
+    """
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    timeout: float | None
+    stdin: str | bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from smokebox.engine.record.rows import update
 from smokebox.engine.run import CannotStart
 from smokebox.engine.sessions.bash_protocol import SessionState
 from smokebox.engine.sessions.command import (
+    CommandOptions,
     CommandRequest,
     SessionCommand,
     command_request,
@@ -45,19 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("smokebox.sessions")
 _ATTEMPTS = 3
-
-
-class CommandOptions(TypedDict, total=False):
-    """The options of a command in a session.
-
-    `cwd`, relative to the session's directory, and `env` apply to this command only. `timeout`, in
-    seconds, starts when the command does. `stdin` is data for standard input.
-    """
-
-    cwd: str | None
-    env: Mapping[str, str] | None
-    timeout: float | None
-    stdin: str | bytes | None
 
 
 class ShellSession:

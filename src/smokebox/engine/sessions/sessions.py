@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from smokebox.engine.names import check_session_name, check_user, random_id
 from smokebox.engine.record.rows import SessionRow, delete, put
@@ -24,16 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Run, UseRun
+    from smokebox.engine.run import Run, RunOwner
+
+
+class SessionOptions(TypedDict, total=False):
+    """The options of `Sessions.create`."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
 
 
 class Sessions(RunPart):
     """The sessions of one sandbox."""
 
-    def __init__(self, *, id: str, record: Record, use: UseRun) -> None:
-        self._id = id
+    def __init__(self, owner: RunOwner, record: Record) -> None:
+        self._id = owner.id
         self._record = record
-        self._use = use
+        self._use = owner.use
         self._known: dict[str, ShellSession] = {}
         self._changing = asyncio.Lock()
         self._leftovers_removed = False

@@ -47,8 +47,8 @@ class Pty(NamedTuple):
 def open_pty(root: int, uid: int | None) -> Pty:
     """Open a terminal in /dev/pts of the jail with that root directory.
 
-    Follows no link, and opens nothing but the kernel's devpts, whatever the sandbox has put in its
-    place. Raises OSError.
+    Follows no link, and opens only the kernel's devpts, as the sandbox may have replaced it. Raises
+    OSError.
 
     Args:
         root: Descriptor of the root directory of the jail.
@@ -95,7 +95,7 @@ def _prepare(slave: int, uid: int | None) -> None:
 class TerminalChannel(abc.ABC):
     """The descriptors of a terminal: those of the engine, and those passed into the sandbox."""
 
-    # True if the output reaches its end once the terminal has ended, whatever else has it open.
+    # True if the output ends with the terminal, even if other processes have it open.
     has_end: ClassVar[bool]
 
     def __init__(self, *, input: int, output: int, guest_fds: tuple[int, ...]) -> None:

@@ -59,7 +59,7 @@ class TerminalOutput:
 
     With viewers it reads no further than the ring holds for the most advanced one, which thus
     misses nothing; without, it reads everything. It reads at most `rate` bytes per second.
-    `ended` is set once there will be no more output, with the `error` that ended it, if any.
+    `ended` is set at the end of the output, with the `error` that ended it, if any.
     """
 
     def __init__(self, fd: int, rate: int | None = None) -> None:
@@ -135,7 +135,7 @@ class TerminalOutput:
             self._limit_rate(count)
 
     def _read_once(self, size: int) -> bool:
-        """Return False when there is no output at the moment, or no more."""
+        """Return False if there is no output now, or at its end."""
         try:
             data = os.read(self._fd, size)
         except BlockingIOError:

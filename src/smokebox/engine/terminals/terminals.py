@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smokebox.engine.record.record import Record
-    from smokebox.engine.run import Command, Program, Run, UseRun
+    from smokebox.engine.run import Command, Program, Run, RunOwner
 
 TERM = "xterm-256color"
 MAX_RUNNING = 64
@@ -37,10 +37,10 @@ class Terminals(RunPart):
     They end with this engine, also when it is killed, and the next engine does not know them.
     """
 
-    def __init__(self, *, id: str, record: Record, use: UseRun) -> None:
-        self._id = id
+    def __init__(self, owner: RunOwner, record: Record) -> None:
+        self._id = owner.id
         self._record = record
-        self._use = use
+        self._use = owner.use
         self._known: dict[str, Terminal] = {}
         self._starting: set[str] = set()
         self._serving: dict[asyncio.Task[None], Terminal] = {}

@@ -19,7 +19,7 @@ Fields: TypeAlias = list[tuple[str, str]]
 """Names and values of headers in their order, decoded as Latin-1."""
 
 Framing: TypeAlias = int | Literal["chunked", "close"]
-"""Where a body ends: after that many bytes, with the last chunk, or with the connection."""
+"""End of a body: after that many bytes, with the last chunk, or with the connection."""
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _VISIBLE = r"[\x21-\x7e\x80-\xff]"

@@ -31,7 +31,7 @@ _ERRORS = (
 
 
 @endpoint("POST", "/sandboxes/{id}/git/checkout", errors=_ERRORS, slow=True)
-async def checkout(call: ApiCall, body: requests.GitCheckout) -> GitCheckout:
+async def checkout(call: ApiCall, body: requests.CheckOutRepository) -> GitCheckout:
     """Clone a repository from an https or http URL.
 
     The server fetches it, so credentials never get into the sandbox. It only connects to public

@@ -37,10 +37,10 @@ else:
     EgressBody = msgspec.defstruct(
         "Egress",
         [
-            (one.name, _types[one.name], msgspec.field(default_factory=dict))
-            if one.default is MISSING
-            else (one.name, _types[one.name], one.default)
-            for one in egress_fields()
+            (field.name, _types[field.name], msgspec.field(default_factory=dict))
+            if field.default is MISSING
+            else (field.name, _types[field.name], field.default)
+            for field in egress_fields()
         ],
         bases=(Body,),
         namespace={
@@ -48,7 +48,7 @@ else:
             "\n\nHosts are names, addresses or globs. A handler is `package.module:name` of one"
             " that the server imports, for keys of administrators, or `@client` for one that a"
             " client runs.\n\n"
-            + "\n".join(f"- `{one.name}`: {one.metadata['help']}" for one in egress_fields())
+            + "\n".join(f"- `{field.name}`: {field.metadata['help']}" for field in egress_fields())
         },
     )
 
@@ -75,7 +75,7 @@ async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
 
     Changes survive sleep and restarts of the server, and override the settings.
     """
-    handlers = {handler_key(name): one for name, one in body.outbound_by_host.items()}
+    handlers = {handler_key(name): handler for name, handler in body.outbound_by_host.items()}
     if body.outbound is not UNSET:
         handlers[CATCH_ALL] = body.outbound
     await check_handlers(call.principal, handlers.values())
@@ -156,14 +156,14 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
 async def allowed_egress(principal: Principal, egress: object) -> Egress:
     """Return the policy of a body. Raises `Forbidden` for handlers that the key may not use."""
     policy = parse_egress(egress)
-    named = [policy.outbound, *policy.outbound_by_host.values()]
-    await check_handlers(principal, [one for one in named if isinstance(one, str)])
+    handlers = [policy.outbound, *policy.outbound_by_host.values()]
+    await check_handlers(principal, [name for name in handlers if isinstance(name, str)])
     return policy
 
 
 async def check_handlers(principal: Principal, handlers: Iterable[str | None]) -> None:
     """Check that handlers can be imported, and that the principal may run them in the server."""
-    for handler in {one for one in handlers if one is not None and one != CLIENT}:
+    for handler in {name for name in handlers if name is not None and name != CLIENT}:
         if not principal.admin:
             raise Forbidden(
                 f"the handler {handler!r} would run in the server, which only administrators may.",
@@ -225,7 +225,9 @@ async def _info(sandbox: Sandbox) -> EgressInfo:
     layers = await _layers(sandbox)
     stored, policy = layers.to_json(), layers.egress()
     return EgressInfo(
-        in_force={one.name: getattr(policy, one.name) for one in fields(policy) if one.init},
+        in_force={
+            field.name: getattr(policy, field.name) for field in fields(policy) if field.init
+        },
         settings=stored["settings"],
         changes=stored["changes"],
         served=sorted(sandbox.egress_proxy.handlers.slots),

@@ -265,13 +265,13 @@ def _grace(body: Kill) -> dict[str, Any]:
 def _info(process: BackgroundProcess) -> ProcessInfo:
     return ProcessInfo(
         id=process.id,
-        command=process.command,
+        command=process.row.command,
         status=process.status,
         pid=process.pid,
         exit_code=process.exit_code,
-        started_at=process.started_at,
-        ended_at=process.ended_at,
-        generation=process.generation,
+        started_at=process.row.started_at,
+        ended_at=process.row.ended_at,
+        generation=process.row.generation,
         stdin=process.row.stdin,
     )
 

@@ -172,7 +172,7 @@ class Outputs:
             self._dropped += size
 
     def _drain(self) -> None:
-        """Read what is in the pipes, and no more than they can hold."""
+        """Read the pipes, at most what they can hold."""
         for pipe, fd in self._pipes.items():
             try:
                 data = os.read(pipe, _PIPE)

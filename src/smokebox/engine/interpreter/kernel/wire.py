@@ -44,7 +44,7 @@ class InterruptGuard:
                 raise KeyboardInterrupt
 
     def begin(self) -> None:
-        """Let interrupts through to the code, whatever handler the last code installed."""
+        """Let interrupts through to the code. Replaces a handler of earlier code."""
         signal.signal(signal.SIGINT, self._interrupt)
         self.pending = False
         self.running = True

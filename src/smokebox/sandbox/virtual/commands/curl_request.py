@@ -270,7 +270,7 @@ async def make_request(call: CommandStream, options: CurlOptions, url: str) -> F
     )
 
 
-def _method(options: CurlOptions, body: _Body | None) -> str:
+def _method(options: CurlOptions, body: _CurlBody | None) -> str:
     if options.head:
         return "HEAD"
     if options.upload is not None:
@@ -279,7 +279,7 @@ def _method(options: CurlOptions, body: _Body | None) -> str:
 
 
 async def _headers(
-    call: CommandStream, options: CurlOptions, body: _Body | None
+    call: CommandStream, options: CurlOptions, body: _CurlBody | None
 ) -> list[tuple[str, str]]:
     chosen = {"user-agent": ("User-Agent", "curl/8 (smokebox)"), "accept": ("Accept", "*/*")}
     if options.json:
@@ -323,7 +323,7 @@ async def _custom_headers(call: CommandStream, options: list[str]) -> list[tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _CurlBody:
     """Body to send, and its default content type."""
 
     data: bytes
@@ -340,18 +340,18 @@ async def read_input(call: CommandStream, name: str) -> bytes:
         raise FetchFailed(26, f"Failed to open {name}") from None
 
 
-async def _make_body(call: CommandStream, options: CurlOptions) -> _Body | None:
+async def _make_body(call: CommandStream, options: CurlOptions) -> _CurlBody | None:
     """Return the body, or None if there is none."""
     if options.forms:
         return await _multipart(call, options.forms)
     if options.upload is not None:
-        return _Body(data=await read_input(call, options.upload))
+        return _CurlBody(data=await read_input(call, options.upload))
     if not options.data:
         return None
     separator = b"" if options.json else b"&"
     data = separator.join([await _piece(call, kind, text) for kind, text in options.data])
     kind = "application/json" if options.json else "application/x-www-form-urlencoded"
-    return _Body(data=data, content_type=kind)
+    return _CurlBody(data=data, content_type=kind)
 
 
 async def _piece(call: CommandStream, kind: str, text: str) -> bytes:
@@ -374,7 +374,7 @@ async def _urlencoded(call: CommandStream, text: str) -> bytes:
     return name.encode() + b"=" + encoded if name else encoded
 
 
-async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> _Body:
+async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> _CurlBody:
     boundary = f"------------------------{secrets.token_hex(11)}"
     lines: list[bytes] = []
     for kind, form in forms:
@@ -383,7 +383,9 @@ async def _multipart(call: CommandStream, forms: list[tuple[str, str]]) -> _Body
             raise FetchFailed(2, f"Illegally formatted input field: {form}")
         lines += [f"--{boundary}".encode(), *await _part(call, name, value, kind == "form")]
     lines += [f"--{boundary}--".encode(), b""]
-    return _Body(data=b"\r\n".join(lines), content_type=f"multipart/form-data; boundary={boundary}")
+    return _CurlBody(
+        data=b"\r\n".join(lines), content_type=f"multipart/form-data; boundary={boundary}"
+    )
 
 
 async def _part(call: CommandStream, name: str, value: str, special: bool) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Kill -9 or stop of single processes of an engine, and disks that are full at a bad moment."""
+"""SIGKILL or SIGSTOP of single processes of an engine, and full disks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from crash.killing import comm
+from crash.engine_process import comm
 from engine.leftovers import find_leftovers, sandbox_pids, stop_processes
 from smokebox.engine.host import Host
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError, StorageFull
@@ -39,7 +39,7 @@ async def host(tmp_path: Path, layers: Path) -> AsyncIterator[Host]:
 
 
 def parent(pid: int) -> int:
-    """The pid of a process's parent; 0 when it is gone."""
+    """Return the parent of a process; 0 if it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("PPid:"):
@@ -47,51 +47,51 @@ def parent(pid: int) -> int:
     return 0
 
 
-async def found(host: Host, command: str) -> int:
-    """The process in a sandbox with that command line, once it is there."""
-    words = command.replace(" ", "\0").encode() + b"\0"
+async def wait_for_process(host: Host, command: str) -> int:
+    """Wait for a process in a sandbox with that command line, and return its pid."""
+    line = command.replace(" ", "\0").encode() + b"\0"
     async with asyncio.timeout(10):
         while True:
             for pid in sandbox_pids(host.home):
-                if cmdline(pid) == words:
+                if cmdline(pid) == line:
                     return pid
             await asyncio.sleep(0.01)
 
 
-def minder_of(pid: int) -> int:
-    """The process of ours in the sandbox that minds another."""
+def supervisor_of(pid: int) -> int:
+    """Return the supervisor of a process in a sandbox."""
     while comm(pid) != "smokebox-init":
         pid = parent(pid)
     return pid
 
 
-async def begun(sandbox: Sandbox, command: str) -> asyncio.Task[object]:
-    """A command that runs, as a task."""
-    task: asyncio.Task[object] = asyncio.create_task(sandbox.exec(f"touch /began; {command}"))
+async def start_command(sandbox: Sandbox, command: str) -> asyncio.Task[object]:
+    """Start a command, and return its task once it runs."""
+    task: asyncio.Task[object] = asyncio.create_task(sandbox.exec(f"touch /started; {command}"))
     async with asyncio.timeout(10):
-        while not await sandbox.exists("/began"):
+        while not await sandbox.exists("/started"):
             await asyncio.sleep(0.005)
-    await sandbox.rm("/began")
+    await sandbox.rm("/started")
     return task
 
 
-def zygote_of_ours() -> int:
+def zygote_pid() -> int:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     [zygote] = [int(pid) for pid in children if comm(int(pid)) == "smokebox-zygote"]
     return zygote
 
 
-async def test_a_killed_zygote_harms_no_sandbox(host: Host) -> None:
+async def test_killed_zygote_affects_no_sandbox(host: Host) -> None:
     sandbox = await host.create("before")
     process = await sandbox.start_process("sleep 100")
-    running = await begun(sandbox, "sleep 0.3; echo whole")
-    os.kill(zygote_of_ours(), signal.SIGKILL)
+    running = await start_command(sandbox, "sleep 0.3; echo whole")
+    os.kill(zygote_pid(), signal.SIGKILL)
     assert (await running).stdout == "whole\n"  # type: ignore[attr-defined]
     assert process.status == "running"
     assert (await (await host.create("after")).exec("hostname")).stdout == "after\n"
 
 
-async def test_a_zygote_that_dies_under_a_start_is_an_error_that_can_be_retried(
+async def test_zygote_killed_during_start_is_a_retryable_error(
     host: Host,
 ) -> None:
     await host.create("warm")
@@ -99,39 +99,39 @@ async def test_a_zygote_that_dies_under_a_start_is_an_error_that_can_be_retried(
         creating = [asyncio.create_task(host.create(f"n-{n}-{m}")) for m in range(3)]
         await asyncio.sleep(0.001 * n)
         with contextlib.suppress(ValueError):
-            os.kill(zygote_of_ours(), signal.SIGKILL)
+            os.kill(zygote_pid(), signal.SIGKILL)
         for outcome in await asyncio.gather(*creating, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 assert isinstance(outcome, SmokeboxError), repr(outcome)
                 assert outcome.retryable, repr(outcome)
-    made = await host.list()
-    assert len(os.listdir(f"{host.home}/boxes")) == len(made)
-    for one in made:
+    created = await host.list()
+    assert len(os.listdir(f"{host.home}/boxes")) == len(created)
+    for one in created:
         assert (await host.sandbox(one.id).exec("hostname")).stdout == f"{one.id}\n"
         await host.sandbox(one.id).destroy()
     assert find_leftovers(host.home) == []
 
 
-async def test_a_stopped_zygote_is_an_error_in_time(
+async def test_stopped_zygote_is_an_error_after_timeout(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("smokebox.engine.jail.zygote_client.RESPONSE_SECONDS", 0.5)
     await host.create("warm")
-    os.kill(zygote_of_ours(), signal.SIGSTOP)
+    os.kill(zygote_pid(), signal.SIGSTOP)
     with pytest.raises(ServiceUnavailable):
         await host.create("stuck")
     assert (await (await host.create("next")).exec("hostname")).stdout == "next\n"
 
 
-async def test_a_killed_minder_takes_its_command_and_nothing_else(host: Host) -> None:
+async def test_killed_supervisor_ends_only_its_command(host: Host) -> None:
     sandbox = await host.create("box")
     process = await sandbox.start_process("sleep 200")
-    running = await begun(sandbox, "sleep 100")
-    sleeper = await found(host, "sleep 100")
-    os.kill(minder_of(sleeper), signal.SIGKILL)
+    running = await start_command(sandbox, "sleep 100")
+    sleeper = await wait_for_process(host, "sleep 100")
+    os.kill(supervisor_of(sleeper), signal.SIGKILL)
     with pytest.raises(SandboxGone):
         await running
-    await until(lambda: not comm(sleeper))
+    await eventually(lambda: not comm(sleeper))
     assert process.status == "running"
     assert (await sandbox.exec("echo fine")).stdout == "fine\n"
     info = await sandbox.info()
@@ -146,25 +146,25 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-async def until(condition: object) -> None:
+async def eventually(condition: object) -> None:
     assert callable(condition)
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-async def test_a_lasting_process_whose_minder_is_killed_is_lost_and_said_so(host: Host) -> None:
+async def test_background_process_of_killed_supervisor_is_lost(host: Host) -> None:
     sandbox = await host.create("box")
     process = await sandbox.start_process("echo hi; sleep 100")
     await process.wait_for_log("hi")
-    sleeper = await found(host, "sleep 100")
-    os.kill(minder_of(sleeper), signal.SIGKILL)
+    sleeper = await wait_for_process(host, "sleep 100")
+    os.kill(supervisor_of(sleeper), signal.SIGKILL)
     await process.wait_for_exit(timeout=10)
     assert (process.status, process.exit_code) == ("lost", 137)
-    await until(lambda: not comm(sleeper))
+    await eventually(lambda: not comm(sleeper))
 
 
-async def test_killed_agents_under_load_give_only_typed_errors(host: Host) -> None:
+async def test_killed_guest_init_under_load_raises_only_typed_errors(host: Host) -> None:
     sandbox = await host.create("box")
     await sandbox.write_file("kept", "1")
 
@@ -196,7 +196,7 @@ async def test_killed_agents_under_load_give_only_typed_errors(host: Host) -> No
     assert await sandbox.read_file("kept") == "1"
 
 
-async def test_a_stopped_agent_is_an_error_for_every_call_in_time(
+async def test_stopped_guest_init_is_an_error_for_every_call(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("smokebox.engine.lifecycle.PROBE_SECONDS", 0.2)
@@ -224,7 +224,7 @@ async def test_a_stopped_agent_is_an_error_for_every_call_in_time(
     assert find_leftovers(host.home) == []
 
 
-async def test_a_stopped_sandbox_can_be_put_to_sleep_and_destroyed(host: Host) -> None:
+async def test_stopped_sandbox_can_sleep_and_be_destroyed(host: Host) -> None:
     for step in ("sleep", "destroy"):
         sandbox = await host.create("box")
         stop_processes(host.home)
@@ -233,9 +233,37 @@ async def test_a_stopped_sandbox_can_be_put_to_sleep_and_destroyed(host: Host) -
     assert find_leftovers(host.home) == []
 
 
+async def test_sandbox_without_engine_stops_after_sleep_after(tmp_path: Path, layers: Path) -> None:
+    home = str(tmp_path / "home")
+    host = await Host.open(home, pool=0, images=layers)
+    sandbox = await host.create("box", sleep_after=600)
+    await sandbox.write_file("kept", "1")
+    host.sandbox("box", sleep_after=0.5)
+    await sandbox.start_process("sleep 100")
+    await host.aclose(detach=True)
+    await eventually(lambda: not list(sandbox_pids(home)))
+    async with await Host.open(home, pool=0, images=layers) as host:
+        [info] = await host.list()
+        assert info.status == "idle"
+        assert await host.sandbox("box").read_file("kept") == "1"
+        await host.sandbox("box").destroy()
+    assert find_leftovers(home) == []
+
+
+async def test_sandbox_with_keep_alive_outlives_its_engine(tmp_path: Path, layers: Path) -> None:
+    home = tmp_path / "home"
+    host = await Host.open(home, pool=0, images=layers)
+    await host.create("box", sleep_after=0.2, keep_alive=True)
+    await host.aclose(detach=True)
+    await asyncio.sleep(1)
+    async with await Host.open(home, pool=0, images=layers) as host:
+        [info] = await host.list()
+        assert (info.status, info.generation) == ("active", 1)
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A home on a disk of 4 MiB."""
+    """Create a state directory on a disk of 4 MiB."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     home = tmp_path / "tiny"
@@ -245,9 +273,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", home], check=True)
 
 
-async def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(
-    tiny: Path, layers: Path
-) -> None:
+async def test_full_disk_loses_nothing_acknowledged(tiny: Path, layers: Path) -> None:
     async with await Host.open(tiny, images=layers, pool=0) as host:
         sandbox = await host.create("box", labels={"n": "0"})
         session = await sandbox.create_session("s")
@@ -282,12 +308,12 @@ async def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(
         assert find_leftovers(host.home) == []
 
 
-async def test_a_sandbox_that_filled_the_disk_can_be_destroyed(tiny: Path, layers: Path) -> None:
+async def test_sandbox_that_filled_the_disk_can_be_destroyed(tiny: Path, layers: Path) -> None:
     async with await Host.open(tiny, images=layers, pool=0) as host:
         kept = await host.create("kept")
         greedy = await host.create("greedy")
         await greedy.start_process("sleep 100")
-        # Its run may be ended for that.
+        # Its run may be ended for exceeding a limit.
         with contextlib.suppress(SandboxGone):
             await greedy.exec("for n in {1..100}; do cat /dev/zero >bomb-$n; done")
         with contextlib.suppress(OSError), (tiny / "fill").open("wb", buffering=0) as fill:
@@ -320,7 +346,7 @@ WRITER = """
 """
 
 
-def test_a_writer_of_the_record_that_is_killed_loses_no_row_and_tears_none(
+def test_killed_writer_of_the_record_loses_no_row(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "record.db"

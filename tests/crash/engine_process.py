@@ -1,4 +1,4 @@
-"""Engines that are started to be killed, and a look for what they leave behind."""
+"""Engines in child processes that are killed, and checks for what they leave behind."""
 
 from __future__ import annotations
 
@@ -24,39 +24,41 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from crash.ledger import Ledger
+    from crash.sandbox_model import SandboxModel
 
 WORKLOAD = Path(__file__).with_name("workload.py")
-# For an engine that hangs.
-PATIENCE = 30.0
+# Longer means that the engine hangs.
+HANG_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A state directory, and who the engines on it are: ourselves, or nobody in particular."""
+class StateDirectory:
+    """A state directory, whose engines run as this user or as an unprivileged one."""
 
     home: str
     layers: str
-    ordinary: bool
+    unprivileged: bool
 
     def command(self, *arguments: str) -> list[str]:
-        words = [str(WORKLOAD), self.home, self.layers, *arguments]
-        if not self.ordinary:
-            return [sys.executable, "-W", "error", *words]
-        # The interpreter of a virtualenv may be where others cannot reach.
-        return [*as_nobody(), "/usr/bin/python3", *words]
+        script = [str(WORKLOAD), self.home, self.layers, *arguments]
+        if not self.unprivileged:
+            return [sys.executable, "-W", "error", *script]
+        # Other users may not reach the interpreter of a virtualenv.
+        return [*as_nobody(), "/usr/bin/python3", *script]
 
 
 @contextlib.contextmanager
-def new_place(*, ordinary: bool) -> Iterator[Place]:
-    """A fresh state directory in a short path of its own, gone at the end with all of it."""
+def new_state_directory(*, unprivileged: bool) -> Iterator[StateDirectory]:
+    """Create a state directory with a short path, and remove it afterwards."""
     base = short_directory("crash")
     try:
-        if ordinary:
+        if unprivileged:
             os.chown(base, NOBODY, NOBODY)
-        yield Place(home=f"{base}/home", layers=f"{base}/layers", ordinary=ordinary)
+        yield StateDirectory(
+            home=f"{base}/home", layers=f"{base}/layers", unprivileged=unprivileged
+        )
     finally:
-        # After a failure sandboxes run on, as they should.
+        # After a failure sandboxes keep running.
         for pid in list(sandbox_pids(f"{base}/home")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -64,15 +66,15 @@ def new_place(*, ordinary: bool) -> Iterator[Place]:
 
 
 class Engine:
-    """One engine in a process of its own, and what it says."""
+    """One engine in a child process, whose reports go to a model."""
 
-    def __init__(self, place: Place, ledger: Ledger, *arguments: str) -> None:
-        self.ledger = ledger
-        self.looked = False
+    def __init__(self, directory: StateDirectory, model: SandboxModel, *arguments: str) -> None:
+        self.model = model
+        self.inspected = False
         self._errors = os.memfd_create("errors")
         self._rest = b""
         self._process = subprocess.Popen(
-            place.command(*arguments),
+            directory.command(*arguments),
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd="/",
@@ -81,59 +83,59 @@ class Engine:
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
 
-    def listen(self, seconds: float, *, until_looked: bool = False) -> bool:
-        """Hear what it says for so long; False when it has ended."""
+    def read(self, seconds: float, *, until_inspected: bool = False) -> bool:
+        """Read its reports for so long; False when it has exited."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if select.select([self._pipe], [], [], left)[0] and not self._hear():
+            if select.select([self._pipe], [], [], left)[0] and not self._read_once():
                 return False
-            if until_looked and self.looked:
+            if until_inspected and self.inspected:
                 return True
         return True
 
     def kill(self) -> list[int]:
-        """Kill -9; the zygotes that it leaves, which have to see that themselves."""
-        left = zygotes(self._process.pid)
+        """Kill it, and return its helper processes, which have to exit by themselves."""
+        helpers = children(self._process.pid)
         self._process.kill()
-        while self._hear():
+        while self._read_once():
             pass
         self._process.wait()
-        self.ledger.crash()
-        return left
+        self.model.crash()
+        return helpers
 
     def finish(self) -> None:
-        """Wait for its orderly end."""
-        if self.listen(PATIENCE):
-            self.ledger.violations.append("the engine hangs")
+        """Wait for its orderly exit."""
+        if self.read(HANG_SECONDS):
+            self.model.violations.append("the engine hangs")
             self._process.kill()
         if code := self._process.wait():
-            self.ledger.violations.append(f"the engine ended with {code}")
+            self.model.violations.append(f"the engine exited with {code}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """See that it is gone, and take note of what went wrong in it."""
+        """Kill it if it still runs, and record its error output."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
         if text := os.pread(self._errors, 1 << 16, 0).decode():
-            self.ledger.violations.append(text)
+            self.model.violations.append(text)
         os.close(self._errors)
         self._pipe.close()
 
-    def _hear(self) -> bool:
+    def _read_once(self) -> bool:
         data = os.read(self._pipe.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            words = json.loads(line)
-            self.looked |= "looked" in words
-            self.ledger.hear(words)
+            report = json.loads(line)
+            self.inspected |= "inspected" in report
+            self.model.apply_report(report)
         return bool(data)
 
 
-def zygotes(engine: int) -> list[int]:
-    """The helper processes of an engine that runs."""
+def children(engine: int) -> list[int]:
+    """Return the child processes of a running engine."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{engine}/task"):
@@ -141,12 +143,12 @@ def zygotes(engine: int) -> list[int]:
     return found
 
 
-def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
-    """Kill the first process of a sandbox that runs without an engine."""
-    if not os.path.exists(f"{place.home}/record.db"):
+def kill_guest_init(directory: StateDirectory, model: SandboxModel, rng: random.Random) -> None:
+    """Kill the guest init of a sandbox that runs without an engine."""
+    if not os.path.exists(f"{directory.home}/record.db"):
         return
-    with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
-        # The first engine may have been killed between making the file and its tables.
+    with contextlib.closing(sqlite3.connect(f"{directory.home}/record.db")) as record:
+        # The first engine may have been killed after creating the file and before its tables.
         if not record.execute("SELECT 1 FROM sqlite_master WHERE name = 'sandboxes'").fetchone():
             return
         rows = record.execute(
@@ -154,30 +156,30 @@ def kill_an_agent(place: Place, ledger: Ledger, chance: random.Random) -> None:
         ).fetchall()
     if not rows:
         return
-    id, jail = chance.choice(rows)
+    id, jail = rng.choice(rows)
     pid = json.loads(jail)["pid"]
     if comm(pid) == "smokebox-init":
         os.kill(pid, signal.SIGKILL)
-        ledger.agent_killed(id)
+        model.guest_init_killed(id)
 
 
-def leftovers(place: Place) -> list[str]:
-    """What is left of engines that should have left nothing, in the record too."""
-    left = find_leftovers(place.home)
-    with contextlib.closing(sqlite3.connect(f"{place.home}/record.db")) as record:
+def leftovers(directory: StateDirectory) -> list[str]:
+    """Return what engines left on the host and in the record, which should be nothing."""
+    left = find_leftovers(directory.home)
+    with contextlib.closing(sqlite3.connect(f"{directory.home}/record.db")) as record:
         for table in ("sandboxes", "sessions", "processes"):
             if count := record.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
                 left.append(f"{count} rows in {table}")
     return left
 
 
-def still_there(pids: list[int], name: str) -> list[str]:
-    """Those of these processes that have not ended after a moment."""
+def still_running(pids: list[int], name: str) -> list[str]:
+    """Return those of these processes that do not exit within a moment."""
     return wait_until_empty(lambda: [f"{name} {pid} is left" for pid in pids if comm(pid) == name])
 
 
 def comm(pid: int) -> str:
-    """The short name of a process; empty for one that has ended."""
+    """Return the name of a process; empty if it has exited."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

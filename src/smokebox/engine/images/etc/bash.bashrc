@@ -1,0 +1,3 @@
+[ -n "${PS1-}" ] || return
+shopt -s checkwinsize
+PS1='\u@\h:\w\$ '
