@@ -47,3 +47,12 @@ def test_unterminated_event_is_refused_at_the_size_limit(monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="more than 100 bytes"):
         for _ in range(20):
             reader.feed(b"data: " + b"x" * 50)
+
+
+def test_event_below_the_size_limit_is_read_from_small_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "LONGEST_EVENT", 100)
+    reader, data = sse.EventReader(), b"event: a\ndata: " + b"x" * 60 + b"\n\n"
+    found = [event for byte in data * 3 for event in reader.feed(bytes([byte]))]
+    assert found == [Event("a", b"x" * 60)] * 3

@@ -38,7 +38,7 @@ _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 30.0
 _MAX_IDLE = 1024
 # A body up to this size fits into the buffers of the kernel and the event loop.
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 _LOST = "connection lost"
 
 

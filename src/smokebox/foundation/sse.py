@@ -60,9 +60,9 @@ class EventReader:
     """Parser of an event stream that arrives in chunks."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._start()
+        # Pieces of a line whose end has not arrived.
+        self._line: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events completed by `data`.
@@ -70,27 +70,44 @@ class EventReader:
         Raises:
             ValueError: An event is longer than `LONGEST_EVENT`.
         """
-        self._pieces.append(data)
-        self._size += len(data)
-        if b"\n\n" not in data and not (data.startswith(b"\n") and self._rest.endswith(b"\n")):
-            self._rest = data or self._rest
-            if self._size > LONGEST_EVENT:
-                raise ValueError(f"an event of more than {LONGEST_EVENT} bytes")
-            return []
-        *blocks, rest = b"".join(self._pieces).split(b"\n\n")
-        self._pieces, self._size, self._rest = [rest], len(rest), rest
-        return [event for block in blocks if (event := _event(block)) is not None]
+        events = []
+        start = 0
+        # A search for one byte takes a hundredth of the time of one for the empty line.
+        while (end := data.find(b"\n", start)) >= 0:
+            line = data[start:end]
+            self._size += len(line)
+            start = end + 1
+            if self._line:
+                line = b"".join([*self._line, line])
+                self._line.clear()
+            if line:
+                self._add(line)
+                continue
+            if self._data:
+                events.append(Event(self._name, b"\n".join(self._data), self._id))
+            self._start()
+        if start < len(data):
+            self._line.append(data[start:])
+            self._size += len(data) - start
+        if self._size > LONGEST_EVENT:
+            raise ValueError(f"an event of more than {LONGEST_EVENT} bytes")
+        return events
 
+    def _start(self) -> None:
+        self._name, self._size = "message", 0
+        self._id: str | None = None
+        self._data: list[bytes] = []
 
-def _event(block: bytes) -> Event | None:
-    name, id, data = "message", None, []
-    for line in block.split(b"\n"):
+    def _add(self, line: bytes) -> None:
+        # The usual form first, as its value may be large.
+        if line.startswith(b"data: "):
+            self._data.append(line[6:])
+            return
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"event":
-            name = value.decode()
+            self._name = value.decode()
         elif field == b"data":
-            data.append(value)
+            self._data.append(value)
         elif field == b"id":
-            id = value.decode()
-    return Event(name, b"\n".join(data), id) if data else None
+            self._id = value.decode()
