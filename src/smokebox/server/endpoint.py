@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from smokebox.engine import Host, Sandbox
     from smokebox.errors import SmokeboxError
-    from smokebox.server.keys import Principal
     from smokebox.server.state import ServerState
+    from smokebox.server.tenancy.principal import Principal
 
 Handler = Callable[..., Awaitable[Any]]
 JSON = "application/json"

@@ -25,8 +25,9 @@ from smokebox.errors import Forbidden, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
-from smokebox.server.keys import ANONYMOUS, LOCAL, take_authorization
 from smokebox.server.responses import event
+from smokebox.server.tenancy.keys import take_authorization
+from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL
 from smokebox.wire import REQUEST_ID
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 

@@ -25,13 +25,13 @@ from smokebox.server.app import create_app
 from smokebox.server.health import Drain, HealthCheck
 from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
-from smokebox.server.keys import Keys
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
-from smokebox.server.rate_limit import RateLimiter
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
+from smokebox.server.tenancy.keys import Keys
+from smokebox.server.tenancy.rate_limit import RateLimiter
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:

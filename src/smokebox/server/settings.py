@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from smokebox.isolation import Tier
     from smokebox.sandbox.access import Access
+    from smokebox.server.tenancy.profile import Profile
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -52,6 +53,12 @@ class ServerSettings:
         git_private: Allow clones from private addresses.
         buckets: Buckets that clients may mount by name, without credentials.
         bucket_private: Allow mounts of clients' buckets at private addresses.
+        directories: Host directories that clients may use as images, by name.
+        private_networks: Networks, and addresses with or without a port, that are not public and
+            that sandboxes may reach if their policy opens them.
+        denied_networks: Networks that no sandbox may reach.
+        handlers: Egress handlers that clients may name: `package.module:name`, or globs.
+        profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
@@ -76,6 +83,11 @@ class ServerSettings:
     git_private: bool = False
     buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
     bucket_private: bool = False
+    directories: Mapping[str, str] = field(default_factory=dict)
+    private_networks: tuple[str, ...] = ()
+    denied_networks: tuple[str, ...] = ()
+    handlers: tuple[str, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None
     log_json: bool = False
     otlp_endpoint: str | None = None

@@ -1,4 +1,4 @@
-"""API keys, stored as hashes, and the principals that they authenticate."""
+"""API keys, stored as hashes, and their authentication."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from smokebox.engine.names import LONGEST_ID, check_id, random_id
-from smokebox.errors import Forbidden, InvalidOption, NotFound, Unauthorized
+from smokebox.engine.names import LONGEST_ID, check_id
+from smokebox.errors import InvalidOption, NotFound, Unauthorized
 from smokebox.foundation.storage import DatabaseFormat, DatabaseWriter
 from smokebox.foundation.tasks import run_to_completion
+from smokebox.server.tenancy.principal import LOCAL, Principal
 from smokebox.wire.responses import KeyInfo, NewKey
 
 if TYPE_CHECKING:
@@ -67,47 +68,6 @@ KEY_STORE = DatabaseFormat(
     busy_seconds=5.0,
     repair_hint=lambda _: "Restore it from a backup, or move it away and create keys again.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`."""
-
-    id: str
-    prefix: str = ""
-    admin: bool = False
-
-    def check_sandbox(self, id: str) -> None:
-        """Raise `Forbidden` for a sandbox that it may not use."""
-        if not id.startswith(self.prefix):
-            raise Forbidden(
-                f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",
-                hint="Use such an id, or another key: see `smokebox keys create --help`.",
-                key=self.id,
-                reason="scope",
-            )
-
-    def check_admin(self) -> None:
-        """Raise `Forbidden` unless it is an administrator."""
-        if not self.admin:
-            raise Forbidden(
-                "this request needs an administrator's key.",
-                hint="Use a key created with `smokebox keys create --admin`.",
-                key=self.id,
-                reason="admin",
-            )
-
-    def random_id(self) -> str:
-        """Return a random id for a sandbox, with the prefix."""
-        return self.prefix + random_id()
-
-
-LOCAL = Principal(id="local", admin=True)
-"""The user of the unix socket, and of a server without keys. May do everything."""
-
-# No id of a sandbox has this prefix.
-ANONYMOUS = Principal(id="anonymous", prefix="\0")
-"""The sender of a request to a public path, which needs no key."""
 
 
 @dataclass(slots=True)

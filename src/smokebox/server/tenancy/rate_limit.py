@@ -12,8 +12,8 @@ from smokebox.errors import LimitReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smokebox.server.keys import Principal
     from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.principal import Principal
 
 # Above this number, inactive principals are removed.
 _MANY_PRINCIPALS = 1024
