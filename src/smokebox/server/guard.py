@@ -27,7 +27,7 @@ from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
 from smokebox.server.responses import event
 from smokebox.server.tenancy.keys import take_authorization
-from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL
+from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL, current_principal
 from smokebox.wire import REQUEST_ID
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
@@ -145,6 +145,8 @@ class RequestGuard:
         else:
             principal = state.keys.principal(authorization)
         scope["smokebox.principal"] = principal
+        # The engine asks for it when it creates a sandbox for this request.
+        current_principal.set(principal)
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
     from smokebox.server.tenancy.keys import Keys
+    from smokebox.server.tenancy.quotas import Quotas
     from smokebox.server.tenancy.rate_limit import RateLimiter
 
 
@@ -30,6 +31,7 @@ class ServerState:
     keys: Keys
     idempotency: IdempotencyStore
     rate_limiter: RateLimiter
+    quotas: Quotas
     drain: Drain
     health: HealthCheck
     metrics: Metrics

@@ -154,6 +154,14 @@ class KeyInfo(msgspec.Struct, kw_only=True):
     last_used_at: float | None
 
 
+class QuotaUse(msgspec.Struct, kw_only=True):
+    """What a key uses of a quota. `ceiling` is null if there is none."""
+
+    name: str
+    used: float
+    ceiling: float | None
+
+
 class Keys(msgspec.Struct):
     """API keys in order of creation."""
 

@@ -18,6 +18,7 @@ from smokebox.errors import Forbidden, InvalidOption, LimitReached, SandboxGone
 from smokebox.foundation import sse
 from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
 from smokebox.server.responses import EventResponse, event
+from smokebox.server.tenancy.ceilings import check_egress, check_hosts
 from smokebox.server.tenancy.handlers import check_handler_allowed
 from smokebox.server.websocket import WebSocketChannel, websocket
 from smokebox.wire.handlers import ServeFrame, from_client
@@ -78,6 +79,9 @@ async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
     handlers = {handler_key(name): handler for name, handler in body.outbound_by_host.items()}
     if body.outbound is not UNSET:
         handlers[CATCH_ALL] = body.outbound
+    opened = [host for host in body.allow if isinstance(host, str)]
+    named = any(handler is not None for handler in handlers.values())
+    check_hosts(call.principal, opened, internet=body.internet is True, handlers=named)
     await check_handlers(call, handlers.values())
 
     def apply(changes: EgressChanges) -> EgressChanges:
@@ -156,6 +160,7 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
 async def allowed_egress(call: ApiCall, egress: object) -> Egress:
     """Return the policy of a body. Raises `Forbidden` for what the key may not open."""
     policy = parse_egress(egress)
+    check_egress(call.principal, policy)
     handlers = [policy.outbound, *policy.outbound_by_host.values()]
     await check_handlers(call, [name for name in handlers if isinstance(name, str)])
     return policy

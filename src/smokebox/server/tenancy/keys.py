@@ -22,6 +22,7 @@ from smokebox.errors import InvalidOption, NotFound, Unauthorized
 from smokebox.foundation.storage import DatabaseFormat, DatabaseWriter
 from smokebox.foundation.tasks import run_to_completion
 from smokebox.server.tenancy.principal import LOCAL, Principal
+from smokebox.server.tenancy.profile import DEFAULT_PROFILE, Profile
 from smokebox.wire.responses import KeyInfo, NewKey
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Keys:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._required = settings.needs_keys
+        self._profiles = settings.profiles
         self._path = os.path.join(settings.home, "keys.db")
         self._writer: DatabaseWriter | None = None
         self._creating = asyncio.Lock()
@@ -185,7 +187,8 @@ class Keys:
             self._add(info, hash)
 
     def _add(self, info: KeyInfo, hash: bytes) -> None:
-        principal = Principal(id=info.id, prefix=info.prefix, admin=info.admin)
+        profile = None if info.admin else self._profiles.get(DEFAULT_PROFILE, Profile())
+        principal = Principal(id=info.id, prefix=info.prefix, admin=info.admin, profile=profile)
         self._keys[info.id.encode()] = _StoredKey(info, hash, principal)
 
     def _missing(self) -> Unauthorized:

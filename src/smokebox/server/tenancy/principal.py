@@ -1,20 +1,29 @@
-"""Principals: the authenticated senders of requests, and the sandboxes they may use."""
+"""Principals: the authenticated senders of requests, and what they may use."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smokebox.engine.names import random_id
 from smokebox.errors import Forbidden
 
+if TYPE_CHECKING:
+    from smokebox.server.tenancy.profile import Profile
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`."""
+    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`.
+
+    A tenant has the ceilings of its `profile`. An administrator has none.
+    """
 
     id: str
     prefix: str = ""
     admin: bool = False
+    profile: Profile | None = None
 
     def check_sandbox(self, id: str) -> None:
         """Raise `Forbidden` for a sandbox that it may not use."""
@@ -47,3 +56,6 @@ LOCAL = Principal(id="local", admin=True)
 # No id of a sandbox has this prefix.
 ANONYMOUS = Principal(id="anonymous", prefix="\0")
 """The sender of a request to a public path, which needs no key."""
+
+current_principal: ContextVar[Principal | None] = ContextVar("smokebox_principal", default=None)
+"""The sender of the request that the current task serves; None for work of the server itself."""

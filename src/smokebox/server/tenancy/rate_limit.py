@@ -25,7 +25,13 @@ class ClientUsage:
 
     tokens: float
     filled_at: float
+    rate: float | None
     running: int = 0
+
+    def full(self, now: float) -> bool:
+        """Return true if the bucket is full again by the time `now`."""
+        seconds = max(1.0, self.rate or 0.0) / (self.rate or 1.0)
+        return self.filled_at <= now - seconds
 
 
 class RateLimiter:
@@ -38,7 +44,6 @@ class RateLimiter:
         self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate = settings.rate
-        self._burst = max(1.0, settings.rate or 0.0)
         self._concurrency = settings.concurrency
         self._socket_too = settings.limit_socket
         self._clock = clock
@@ -49,52 +54,61 @@ class RateLimiter:
 
         The caller subtracts the request from `running` at its end.
         """
-        if (self._rate is None and self._concurrency is None) or (
-            by_socket and not self._socket_too
-        ):
+        rate, concurrency, raised_by = self._rate, self._concurrency, "--{} of `smokebox serve`"
+        if (profile := principal.profile) is not None:
+            if profile.rate is not None:
+                rate = profile.rate
+            if profile.concurrency is not None:
+                concurrency = profile.concurrency
+            raised_by = profile.setting("{}")
+        if (rate is None and concurrency is None) or (by_socket and not self._socket_too):
             return None
-        usage = self._usage_of(principal.id)
-        if self._concurrency is not None and usage.running >= self._concurrency:
+        usage = self._usage_of(principal.id, rate)
+        if concurrency is not None and usage.running >= concurrency:
             raise LimitReached(
-                f"this key already has {self._concurrency} running requests, which is its limit.",
-                hint="Wait for one of them to end; streams and terminals count too.",
-                limit=self._concurrency,
+                f"this key already has {concurrency} running requests, which is its limit.",
+                hint="Wait for one of them to end; streams and terminals count too. The operator "
+                f"raises the limit with {raised_by.format('concurrency')}.",
+                limit=concurrency,
                 retry_after=1.0,
+                key=principal.id,
+                ceiling="concurrency",
             )
-        self._take_token(usage)
+        if rate is not None and (wait := self._take_token(usage, rate)):
+            raise LimitReached(
+                f"this key has sent more than {rate:g} requests a second.",
+                hint=f"Wait {wait:.2g} s before the next request. The operator raises the limit "
+                f"with {raised_by.format('rate')}.",
+                limit=rate,
+                retry_after=math.ceil(wait * 1000) / 1000,
+                key=principal.id,
+                ceiling="rate",
+            )
         usage.running += 1
         return usage
 
-    def _usage_of(self, id: str) -> ClientUsage:
+    def _usage_of(self, id: str, rate: float | None) -> ClientUsage:
         usage = self._usage.get(id)
         if usage is None:
             if len(self._usage) >= _MANY_PRINCIPALS:
                 self._remove_inactive()
-            usage = self._usage[id] = ClientUsage(self._burst, self._clock())
+            usage = self._usage[id] = ClientUsage(max(1.0, rate or 0.0), self._clock(), rate)
         return usage
 
-    def _take_token(self, usage: ClientUsage) -> None:
-        if self._rate is None:
-            return
+    def _take_token(self, usage: ClientUsage, rate: float) -> float:
+        """Take a token, or return the seconds until there is one."""
         now = self._clock()
-        earned = (now - usage.filled_at) * self._rate
-        usage.tokens = min(self._burst, usage.tokens + earned)
+        earned = (now - usage.filled_at) * rate
+        usage.tokens = min(max(1.0, rate), usage.tokens + earned)
         usage.filled_at = now
         if usage.tokens < 1.0:
-            wait = (1.0 - usage.tokens) / self._rate
-            raise LimitReached(
-                f"this key has sent more than {self._rate:g} requests a second.",
-                hint=f"Wait {wait:.2g} s before the next request.",
-                limit=self._rate,
-                retry_after=math.ceil(wait * 1000) / 1000,
-            )
+            return (1.0 - usage.tokens) / rate
         usage.tokens -= 1.0
+        return 0.0
 
     def _remove_inactive(self) -> None:
         """Remove principals that were inactive until their bucket was full again."""
-        full = self._clock() - self._burst / (self._rate or 1.0)
+        now = self._clock()
         self._usage = {
-            id: usage
-            for id, usage in self._usage.items()
-            if usage.running or usage.filled_at > full
+            id: usage for id, usage in self._usage.items() if usage.running or not usage.full(now)
         }
