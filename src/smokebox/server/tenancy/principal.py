@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.names import random_id
 from smokebox.errors import Forbidden
+from smokebox.server.tenancy.scopes import SCOPES
 
 if TYPE_CHECKING:
     from smokebox.server.tenancy.profile import Profile
@@ -24,9 +25,23 @@ class Principal:
     prefix: str = ""
     admin: bool = False
     profile: Profile | None = None
+    scopes: frozenset[str] = frozenset(SCOPES)
+
+    def check_scope(self, scope: str) -> None:
+        """Raise `Forbidden` unless its key has the scope."""
+        if scope not in self.scopes:
+            raise Forbidden(
+                f"this request needs the scope {scope}, which this key does not have.",
+                hint=f"Use a key created with `smokebox keys create --scopes {scope}`.",
+                key=self.id,
+                reason="scope",
+                scope=scope,
+            )
 
     def check_sandbox(self, id: str) -> None:
         """Raise `Forbidden` for a sandbox that it may not use."""
+        if not any(scope.startswith("sandboxes:") for scope in self.scopes):
+            self.check_scope("sandboxes:read")
         if not id.startswith(self.prefix):
             raise Forbidden(
                 f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",

@@ -14,6 +14,7 @@ from smokebox.errors import LimitReached
 from smokebox.server.tenancy.ceilings import complete_options
 from smokebox.server.tenancy.principal import current_principal
 from smokebox.server.tenancy.profile import TOTALS
+from smokebox.server.tenancy.scopes import WRITE
 from smokebox.wire.responses import QuotaUse
 
 if TYPE_CHECKING:
@@ -52,10 +53,13 @@ class Quotas:
         The principal is that of the request that needs the sandbox.
 
         Raises:
-            Forbidden: The default image is not one that the key may use.
+            Forbidden: The key may not create a sandbox, or not of the default image.
             LimitReached: A quota is used up.
         """
         principal = current_principal.get()
+        if principal is not None:
+            # Reading through the bridge wakes, and so creates, a sandbox that does not exist.
+            principal.check_scope(f"sandboxes:{WRITE}")
         if principal is None or principal.profile is None:
             yield options
             return
