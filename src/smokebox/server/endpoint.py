@@ -86,6 +86,9 @@ class ApiEndpoint:
             call.principal.check_admin()
         elif not self.public:
             call.principal.check_scope(f"sandboxes:{READ if self.reads else WRITE}")
+        if "{id}" in self.path:
+            # Before anything of the request is read, so that every route of a sandbox has it.
+            call.principal.check_sandbox(check_id(call.path_param("id")))
         arguments: dict[str, Any] = {}
         if self.query is not None:
             arguments["query"] = decode_query(self.query, scope["query_string"])

@@ -36,6 +36,8 @@ class ServerSettings:
         host: Address to listen on by TCP; None for the unix socket only.
         port: TCP port, 0 for any free one.
         keys: Require an API key for requests by TCP. None: only if `host` is not loopback.
+            Without, a loopback address serves only this user and root, and any other address
+            serves everybody.
         hosts: Accepted names in the Host header besides those it listens on, `*` for any. A
             server that requires keys accepts any name unless this is set.
         origins: Web sites, as https://name, whose pages may send requests, `*` for any.
@@ -96,3 +98,8 @@ class ServerSettings:
     def needs_keys(self) -> bool:
         """True if a request by TCP needs an API key."""
         return self.host not in (None, *LOOPBACK) if self.keys is None else self.keys
+
+    @property
+    def checks_peers(self) -> bool:
+        """True if requests by TCP without a key are served only to this user and root."""
+        return self.host in LOOPBACK and not self.needs_keys

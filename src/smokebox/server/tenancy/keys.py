@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.peer import Peer
     from smokebox.wire.requests import CreateKey
 
 _log = logging.getLogger("smokebox.server")
@@ -96,6 +97,7 @@ class Keys:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._required = settings.needs_keys
+        self._checks_peers = settings.checks_peers
         self._profiles = {DEFAULT_PROFILE: Profile(), **settings.profiles}
         self._path = os.path.join(settings.home, "keys.db")
         self._writer: DatabaseWriter | None = None
@@ -107,9 +109,26 @@ class Keys:
         if await asyncio.to_thread(os.path.exists, self._path):
             await self._open_file()
 
-    def principal(self, authorization: bytes | None) -> Principal:
-        """Authenticate a request by TCP from its `Authorization`. Raises `Unauthorized`."""
-        return self.holder(authorization) if self._required else LOCAL
+    def principal(self, authorization: bytes | None, peer: Peer | None) -> Principal:
+        """Authenticate a request by TCP from its `Authorization`, or by its peer.
+
+        Raises:
+            Unauthorized: The key is missing or not valid.
+            Forbidden: The key has a profile that the server lacks.
+        """
+        if self._required:
+            return self.holder(authorization)
+        if not self._checks_peers or (peer is not None and peer.trusted):
+            return LOCAL
+        if authorization is None:
+            raise Unauthorized(
+                "without an API key this server serves only the user that it runs as, and root.",
+                hint="That user creates a key with `smokebox keys create`: send it in the header "
+                "Authorization: Bearer <key>, or set SMOKEBOX_API_KEY. The unix socket in the "
+                "state directory needs no key.",
+                reason="peer",
+            )
+        return self.holder(authorization)
 
     def holder(self, authorization: bytes | None) -> Principal:
         """Return the principal of an `Authorization`, even if the server needs no keys."""
