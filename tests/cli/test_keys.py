@@ -25,6 +25,24 @@ def test_key_expires_at_the_given_time(cli: CommandLine) -> None:
     assert abs(created["expires_at"] - time.time() - 30 * 86400) < 600
 
 
+def test_key_is_shown_with_its_ceilings_and_use(cli: CommandLine) -> None:
+    words = ["--name", "acme", "--prefix", "acme", "--scopes", "sandboxes:read,runs"]
+    created = json.loads(cli.output("keys", "create", *words, "--json"))
+    assert created["prefix"] == "acme-"
+    shown = cli.output("keys", "show", created["id"])
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["profile", "default"] in lines
+    assert ["scopes", "sandboxes:read,", "runs:read,", "runs:write"] in lines
+    assert ["memory", "4.0", "GiB"] in lines
+    assert ["sandboxes", "0", "unlimited"] in lines
+    details = json.loads(cli.output("keys", "show", created["id"], "--json"))
+    assert details["quotas"][0] == {"name": "sandboxes", "used": 0, "ceiling": None}
+    done = cli.run("keys", "create", "--name", "b", "--prefix", "acme-b")
+    assert done.returncode == 1
+    assert "--overlap" in done.stderr
+    cli.output("keys", "create", "--name", "b", "--prefix", "acme-b", "--overlap")
+
+
 def test_revoked_key_is_not_listed(cli: CommandLine) -> None:
     created = json.loads(cli.output("keys", "create", "--name", "gone", "--json"))
     assert cli.output("keys", "revoke", created["id"]) == ""

@@ -63,7 +63,7 @@ from smokebox.types import (
     WatchEvent,
 )
 from smokebox.wire import responses, submissions
-from smokebox.wire.responses import KeyInfo, NewKey
+from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 
 S = TypeVar("S", bound=Sandbox)
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from client.server_process import server_process
 from client.upstream import HOST, Upstream, upstream
 from smokebox import Egress, Sandbox
 from smokebox.egress import Refused, Request, Response, bearer, chain, log
-from smokebox.errors import InvalidOption
+from smokebox.errors import Forbidden, InvalidOption
 from smokebox.wire.responses import EgressInfo
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ async def test_invalid_change_is_refused_and_changes_nothing(make: Any) -> None:
         await sandbox.allow_host("api.example.com")
     with pytest.raises(InvalidOption, match="does not take"):
         await sandbox.set_outbound_by_host(HOST, bearer)
-    with pytest.raises(InvalidOption, match="there is no handler"):
+    with pytest.raises(Forbidden, match="not among those that this server allows"):
         await sandbox.set_outbound("smokebox.nowhere:nothing")
     assert (await sandbox.get_egress()).closed
 

@@ -319,6 +319,8 @@ async def test_keys_are_created_listed_and_revoked(client: Client) -> None:
     key = await client.keys.create("ci", prefix="ci-")
     assert key.key
     assert [one.name for one in await client.keys.list()] == ["ci"]
+    details = await client.keys.get(key.id)
+    assert (details.profile, details.quotas[0].used) == ("default", 0)
     await client.keys.revoke(key.id)
     assert await client.keys.list() == []
 

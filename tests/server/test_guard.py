@@ -15,10 +15,10 @@ from starlette.routing import Route, WebSocketRoute
 from smokebox.errors import Forbidden
 from smokebox.server.guard import RequestGuard
 from smokebox.server.hosts import AllowedHosts
-from smokebox.server.keys import Principal
 from smokebox.server.responses import EventResponse, event
 from smokebox.server.server import RunningServer, run_server
 from smokebox.server.settings import ServerSettings
+from smokebox.server.tenancy.principal import Principal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -265,6 +265,11 @@ async def test_invalid_options_of_a_key_are_refused(local: aiohttp.ClientSession
         {"name": "x", "prefix": "a", "admin": True},
         {"name": "x", "expires_in": 0},
         {"name": "x", "expires_in": -1},
+        {"name": "x", "profile": "none"},
+        {"name": "x", "profile": "default", "admin": True},
+        {"name": "x", "scopes": ["sandboxes:read"], "admin": True},
+        {"name": "x", "scopes": ["sandboxes:rea"]},
+        {"name": "x", "scopes": []},
     ):
         response = await local.post("/api/keys", json=options)
         assert (response.status, (await response.json())["error"]["code"]) == (

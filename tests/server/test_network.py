@@ -22,9 +22,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECONDS = 20.0
+HANDLERS_ALLOWED = ("smokebox.egress.builtin_handlers:*", "smokebox.nowhere:*", "handlers_*")
 EGRESS = "/api/sandboxes/box/egress"
 HANDLERS = f"{EGRESS}/handlers"
 IMPORTED = "smokebox.egress.builtin_handlers:log"
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
+    """A server whose operator allows some handlers."""
+    settings = _settings(tmp_path)
+    async with run_server(settings) as server:
+        yield server
+
+
+def _settings(tmp_path: Path, **more: Any) -> ServerSettings:
+    home = str(tmp_path / "home")
+    return ServerSettings(home=home, host="127.0.0.1", pool=0, handlers=HANDLERS_ALLOWED, **more)
 
 
 @pytest_asyncio.fixture
@@ -137,8 +151,7 @@ async def test_invalid_policies_are_refused(
 
 
 async def test_imported_handlers_need_an_administrator(tmp_path: Path) -> None:
-    settings = ServerSettings(home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0)
-    async with run_server(settings) as server:
+    async with run_server(_settings(tmp_path, keys=True)) as server:
         connector = aiohttp.UnixConnector(server.socket)
         async with aiohttp.ClientSession("http://localhost", connector=connector) as owner:
             key = (await fetch(owner.post("/api/keys", json={"name": "x"}))).body["key"]
@@ -163,6 +176,38 @@ async def test_imported_handlers_need_an_administrator(tmp_path: Path) -> None:
                 tenant.put("/api/sandboxes/box", json={"egress": {"outbound": "@client"}})
             )
             assert allowed.status == 200
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "subprocess:Popen",
+        "smokebox.egress.builtin_handlers:urlsplit",
+        "smokebox.egress.builtin_handlers:re.sub",
+        "handlersx:run",
+    ],
+)
+async def test_handlers_that_the_operator_does_not_allow_are_refused_to_everybody(
+    api: aiohttp.ClientSession, handler: str
+) -> None:
+    for response in (
+        await fetch(api.put("/api/sandboxes/box", json={"egress": {"outbound": handler}})),
+        await fetch(api.post("/api/sandboxes", json={"egress": {"outbound": handler}})),
+        await fetch(api.put(EGRESS, json={"outbound_by_host": {"a.test": handler}})),
+        await fetch(api.post(f"{EGRESS}/changes", json={"outbound": handler})),
+    ):
+        assert (response.status, response.code) == (403, "forbidden"), response
+        assert "[handlers]" in response.body["error"]["hint"]
+    assert (await fetch(api.get(EGRESS))).body["settings"] == {}
+
+
+async def test_no_handler_may_be_named_without_a_list(tmp_path: Path) -> None:
+    settings = ServerSettings(home=str(tmp_path / "home"), pool=0)
+    async with run_server(settings) as server:
+        connector = aiohttp.UnixConnector(server.socket)
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+            body = {"egress": {"outbound": IMPORTED}}
+            assert (await fetch(http.put("/api/sandboxes/box", json=body))).status == 403
 
 
 async def test_imported_handler_runs_in_the_server(

@@ -451,7 +451,7 @@ async def test_unexposing_revokes_signed_urls(site: Site) -> None:
 
 
 async def test_private_port_needs_a_key_or_a_signed_url(site: Site) -> None:
-    key = (await site.server.state.keys.create(_key("box"))).key
+    key = (await site.server.state.keys.create(_key(""))).key
     other = (await site.server.state.keys.create(_key("other"))).key
     assert (await site.api("POST", "", json={"port": 3000, "private": True}))["private"]
     assert (await site.get("/")).status == 401
@@ -467,7 +467,7 @@ async def test_private_port_needs_a_key_or_a_signed_url(site: Site) -> None:
 def _key(prefix: str) -> Any:
     from smokebox.wire.requests import CreateKey
 
-    return CreateKey(name=prefix, prefix=prefix)
+    return CreateKey(name=prefix or "all", prefix=prefix)
 
 
 @pytest.mark.parametrize(

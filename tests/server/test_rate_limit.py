@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from smokebox.errors import LimitReached
-from smokebox.server.keys import LOCAL, Principal
-from smokebox.server.rate_limit import RateLimiter
 from smokebox.server.server import run_server
 from smokebox.server.settings import ServerSettings
+from smokebox.server.tenancy.principal import LOCAL, Principal
+from smokebox.server.tenancy.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from pathlib import Path

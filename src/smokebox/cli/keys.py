@@ -1,4 +1,4 @@
-"""`smokebox keys`: create, list and revoke the API keys of a server."""
+"""`smokebox keys`: create, list, show and revoke the API keys of a server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smokebox.cli.options import AsJson, parse_duration, subcommands
-from smokebox.cli.output import format_age, print_json, print_table
+from smokebox.cli.output import (
+    format_age,
+    format_size,
+    format_value,
+    print_fields,
+    print_json,
+    print_table,
+)
 from smokebox.cli.remote import run_with_client
 
 if TYPE_CHECKING:
     from smokebox.client.client import Client
 
-keys = subcommands("Create, list and revoke API keys.")
+keys = subcommands("Create, list, show and revoke API keys.")
 
 
 @keys.command()
@@ -30,13 +37,31 @@ def create(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Expire after this time: 12h, 30d.")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Ceilings of the key, from server.toml.")
+    ] = None,
+    scopes: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Limit it to scopes: sandboxes:read,runs:write."),
+    ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Allow a prefix that overlaps with another key's.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Create a key and print it. It cannot be shown again."""
     seconds = None if expires is None else parse_duration("--expires", expires)
 
     async def work(client: Client) -> None:
-        created = await client.keys.create(name, prefix=prefix, admin=admin, expires_in=seconds)
+        created = await client.keys.create(
+            name,
+            prefix=prefix,
+            admin=admin,
+            expires_in=seconds,
+            profile=profile,
+            scopes=None if scopes is None else [one.strip() for one in scopes.split(",")],
+            overlap=overlap,
+        )
         if as_json:
             print_json(created)
         else:
@@ -55,18 +80,55 @@ def list_all(as_json: AsJson = False) -> int:
             print_json(infos)
             return
         print_table(
-            ("ID", "NAME", "PREFIX", "ADMIN", "CREATED", "EXPIRES", "USED"),
+            ("ID", "NAME", "PREFIX", "ADMIN", "PROFILE", "CREATED", "EXPIRES", "USED"),
             [
                 (
                     key.id,
                     key.name,
                     key.prefix or "-",
                     "yes" if key.admin else "no",
+                    key.profile or "-",
                     format_age(key.created_at),
                     "never" if key.expires_at is None else format_age(key.expires_at),
                     "never" if key.last_used_at is None else format_age(key.last_used_at),
                 )
                 for key in infos
+            ],
+        )
+
+    return run_with_client(work)
+
+
+@keys.command()
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Key ID.")], as_json: AsJson = False
+) -> int:
+    """Show a key, its ceilings, and what it uses of its quotas."""
+
+    async def work(client: Client) -> None:
+        key = await client.keys.get(id)
+        if as_json:
+            print_json(key)
+            return
+        print_fields(
+            (
+                ("id", key.id),
+                ("name", key.name),
+                ("prefix", key.prefix or "-"),
+                ("admin", format_value(key.admin)),
+                ("profile", key.profile or "-"),
+                ("scopes", ", ".join(key.scopes)),
+                ("created", format_age(key.created_at)),
+                ("expires", "never" if key.expires_at is None else format_age(key.expires_at)),
+                *((name, _amount(name, value)) for name, value in key.ceilings.items()),
+            )
+        )
+        typer.echo()
+        print_table(
+            ("QUOTA", "USED", "OF"),
+            [
+                (one.name, _amount(one.name, one.used), _amount(one.name, one.ceiling))
+                for one in key.quotas
             ],
         )
 
@@ -84,3 +146,13 @@ def revoke(
             await client.keys.revoke(id)
 
     return run_with_client(work)
+
+
+def _amount(name: str, value: object) -> str:
+    if value is None:
+        return "server's" if name in ("tier", "rate", "concurrency") else "unlimited"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if name.endswith(("memory", "disk", "output_rate")) and isinstance(value, (int, float)):
+        return format_size(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -91,6 +91,12 @@ def serve(
             help="Bucket for backups, such as s3://name/folder; else the state directory.",
         ),
     ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Images, networks, handlers, profiles; else DIR/server.toml."
+        ),
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Run a demonstration and print what to try next.")
@@ -104,10 +110,13 @@ def serve(
     from smokebox.cli.foreground import offered_buckets, run
     from smokebox.engine.host import POOL_SIZE
     from smokebox.foundation.endpoint import default_home
+    from smokebox.server.config import load_server_config
     from smokebox.server.settings import ServerSettings
 
+    state = os.path.abspath(os.path.expanduser(home)) if home else default_home()
+    granted = load_server_config(state, config)
     settings = ServerSettings(
-        home=os.path.abspath(os.path.expanduser(home)) if home else default_home(),
+        home=state,
         host=None if no_tcp else host,
         port=port,
         keys=keys,
@@ -122,6 +131,11 @@ def serve(
         git_private=git_private,
         buckets=offered_buckets(buckets) if buckets else {},
         bucket_private=bucket_private,
+        directories=granted.directories,
+        private_networks=granted.private_networks,
+        denied_networks=granted.denied_networks,
+        handlers=granted.handlers,
+        profiles=granted.profiles,
         backups=backups,
         log_json=log_json,
     )

@@ -8,9 +8,11 @@ from smokebox.client.sandbox_connection import path_segment
 from smokebox.types import Backup
 from smokebox.wire import responses
 from smokebox.wire.requests import CreateKey
-from smokebox.wire.responses import KeyInfo, NewKey
+from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smokebox.client.transport import Transport
 
 
@@ -63,17 +65,42 @@ class Keys:
         prefix: str = "",
         admin: bool = False,
         expires_in: float | None = None,
+        profile: str | None = None,
+        scopes: Sequence[str] | None = None,
+        overlap: bool = False,
     ) -> NewKey:
         """Create a key. Its secret, in `key`, is returned only here.
 
         Args:
             name: Name for people.
-            prefix: Restrict it to sandboxes whose ids start with this.
+            prefix: Restrict it to sandboxes whose ids start with this and a hyphen.
             admin: Allow it to manage keys and the server as well.
             expires_in: Seconds until it expires, by default never.
+            profile: Name of its ceilings in the server's configuration, by default "default".
+            scopes: What it may do, such as "sandboxes:read"; by default everything.
+            overlap: Allow a prefix that overlaps with that of another key.
+
+        Raises:
+            Conflict: The prefix overlaps with that of another key.
         """
-        body = CreateKey(name=name, prefix=prefix, admin=admin, expires_in=expires_in)
+        body = CreateKey(
+            name=name,
+            prefix=prefix,
+            admin=admin,
+            expires_in=expires_in,
+            profile=profile,
+            scopes=None if scopes is None else list(scopes),
+            overlap=overlap,
+        )
         return await self._transport.request(NewKey, "POST", "/keys", body=body)
+
+    async def get(self, id: str) -> KeyDetails:
+        """Return a key with its ceilings, and what it uses of its quotas.
+
+        Raises:
+            NotFound: There is no such key.
+        """
+        return await self._transport.request(KeyDetails, "GET", f"/keys/{path_segment('key', id)}")
 
     async def revoke(self, id: str) -> None:
         """Revoke a key by its id.

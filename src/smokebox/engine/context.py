@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from smokebox.engine.disk import measure
 from smokebox.engine.egress.audit_log import TrafficTotals
@@ -17,7 +17,8 @@ from smokebox.engine.names import random_id
 from smokebox.errors import IsolationUnavailable, PathNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from smokebox.egress.handler import HandlerRegistry
     from smokebox.engine.backups.backups import Backups
@@ -26,11 +27,28 @@ if TYPE_CHECKING:
     from smokebox.engine.images.image import Image
     from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
+    from smokebox.engine.options import CheckedOptions
     from smokebox.engine.pool import JailPool
     from smokebox.engine.record.record import Record
     from smokebox.engine.workers import Workers
     from smokebox.isolation import Tier
     from smokebox.limits import Limits
+
+
+Admission: TypeAlias = (
+    "Callable[[str, CheckedOptions], AbstractAsyncContextManager[CheckedOptions]]"
+)
+"""Called with the id and the options of a sandbox that is about to be created.
+
+Gives the options to create it with, or raises to refuse it. Its exit comes when the sandbox is in
+the record, or was not created.
+"""
+
+
+@contextlib.asynccontextmanager
+async def admit_all(id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
+    """Admit every sandbox, with its options."""
+    yield options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,7 @@ class EngineContext:
     pool: JailPool
     backups: Backups
     tag: str
+    admit: Admission = admit_all
     cwds: dict[str, str] = field(default_factory=dict)
     handlers: dict[str, HandlerRegistry] = field(default_factory=dict)
     traffic: TrafficTotals = field(default_factory=TrafficTotals)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakValueDictionary
 
 from smokebox.engine.backups.backups import Backups
-from smokebox.engine.context import EngineContext, tag_of
+from smokebox.engine.context import EngineContext, admit_all, tag_of
 from smokebox.engine.guard import ResourceGuard
 from smokebox.engine.home import Home, open_home
 from smokebox.engine.images.store import open_store
@@ -31,6 +31,7 @@ from smokebox.limits import Limits
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
 
+    from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
     from smokebox.engine.jail.jail import Jailer
     from smokebox.isolation import Tier
@@ -66,6 +67,7 @@ class Host:
         pool: int = POOL_SIZE,
         images: str | os.PathLike[str] | None = None,
         backups: str | None = None,
+        admit: Admission = admit_all,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -75,6 +77,7 @@ class Host:
             pool: Number of jails to create ahead of need.
             images: Directory of image layers; by default inside the state directory.
             backups: URL of a bucket for backups; by default they stay in the state directory.
+            admit: Decides about sandboxes that are created; see `Admission`.
 
         Raises:
             Conflict: Another process holds the state directory.
@@ -89,7 +92,7 @@ class Host:
             layers = os.fspath(images or os.path.join(directory.path, "images"))
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
-        host = cls(_build_context(directory, record, store, tier, pool, layers))
+        host = cls(_build_context(directory, record, store, tier, pool, layers, admit))
         try:
             await host._take_over()
         except BaseException:
@@ -261,7 +264,13 @@ async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 def _build_context(
-    home: Home, record: Record, backups: Backups, tier: Tier, pool: int, layers: str
+    home: Home,
+    record: Record,
+    backups: Backups,
+    tier: Tier,
+    pool: int,
+    layers: str,
+    admit: Admission,
 ) -> EngineContext:
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
@@ -282,6 +291,7 @@ def _build_context(
         ),
         backups=backups,
         tag=tag_of(home.path),
+        admit=admit,
     )
     return context
 

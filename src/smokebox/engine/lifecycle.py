@@ -20,7 +20,15 @@ from smokebox.engine.jail import guest_init, guest_requests
 from smokebox.engine.options import CheckedOptions
 from smokebox.engine.record.rows import SandboxRow, delete, update
 from smokebox.engine.run import DESTROYED, STOPPED
-from smokebox.errors import InvalidOption, NotFound, SandboxGone, SmokeboxError, StorageFull
+from smokebox.errors import (
+    Forbidden,
+    InvalidOption,
+    LimitReached,
+    NotFound,
+    SandboxGone,
+    SmokeboxError,
+    StorageFull,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -293,11 +301,9 @@ class Lifecycle:
     async def _start(self) -> Run:
         options, self._pending = self._pending, None
         try:
-            started = await startup.start(
-                self._context, self.id, self._row, options or CheckedOptions()
-            )
-        except (InvalidOption, NotFound):
-            # Invalid options are dropped: a retry would fail again.
+            started = await self._admit_and_start(options or CheckedOptions())
+        except (InvalidOption, NotFound, Forbidden, LimitReached):
+            # Refused options are dropped: a retry would fail again.
             raise
         except BaseException:
             later, self._pending = self._pending, options
@@ -306,6 +312,12 @@ class Lifecycle:
             raise
         self._row = started.row
         return started.run
+
+    async def _admit_and_start(self, options: CheckedOptions) -> startup.StartedRun:
+        if self._row is not None:
+            return await startup.start(self._context, self.id, self._row, options)
+        async with self._context.admit(self.id, options) as admitted:
+            return await startup.start(self._context, self.id, None, admitted)
 
     async def _end(self, reason: str) -> None:
         """End the run: kill the jail, notify the parts, update the record. Needs the lock."""

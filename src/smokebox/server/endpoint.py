@@ -22,6 +22,7 @@ from smokebox.engine.names import check_id
 from smokebox.errors import InvalidOption, NotFound
 from smokebox.options import refuse_unknown
 from smokebox.server.responses import respond_with_keepalive
+from smokebox.server.tenancy.scopes import READ, WRITE
 from smokebox.wire.codec import decode, whole
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
     from smokebox.engine import Host, Sandbox
     from smokebox.errors import SmokeboxError
-    from smokebox.server.keys import Principal
     from smokebox.server.state import ServerState
+    from smokebox.server.tenancy.principal import Principal
 
 Handler = Callable[..., Awaitable[Any]]
 JSON = "application/json"
 BYTES = "application/octet-stream"
+SAFE = ("GET", "HEAD")
+"""Methods that change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class ApiEndpoint:
         accepts, returns: Media types of the request and of the response.
         needs_sandbox: The sandbox in the path must exist.
         admin: Requires an administrator's key.
+        reads: Changes nothing, so that the scope to read is enough.
         public: Needs no key.
         slow: Cancelled when the client disconnects, and keeps the connection alive meanwhile.
     """
@@ -65,6 +69,7 @@ class ApiEndpoint:
     errors: tuple[type[SmokeboxError], ...]
     needs_sandbox: bool
     admin: bool
+    reads: bool
     public: bool
     slow: bool
 
@@ -79,6 +84,11 @@ class ApiEndpoint:
         call = ApiCall(request, scope["smokebox.state"], scope["smokebox.principal"])
         if self.admin:
             call.principal.check_admin()
+        elif not self.public:
+            call.principal.check_scope(f"sandboxes:{READ if self.reads else WRITE}")
+        if "{id}" in self.path:
+            # Before anything of the request is read, so that every route of a sandbox has it.
+            call.principal.check_sandbox(check_id(call.path_param("id")))
         arguments: dict[str, Any] = {}
         if self.query is not None:
             arguments["query"] = decode_query(self.query, scope["query_string"])
@@ -114,6 +124,7 @@ def endpoint(
     status: int = 200,
     needs_sandbox: bool | None = None,
     admin: bool = False,
+    reads: bool | None = None,
     public: bool = False,
     slow: bool = False,
 ) -> Callable[[Handler], ApiEndpoint]:
@@ -136,6 +147,7 @@ def endpoint(
             errors=errors,
             needs_sandbox="{id}" in path if needs_sandbox is None else needs_sandbox,
             admin=admin,
+            reads=method in SAFE if reads is None else reads,
             public=public,
             slow=slow,
         )

@@ -25,8 +25,10 @@ from smokebox.errors import Forbidden, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
-from smokebox.server.keys import ANONYMOUS, LOCAL, take_authorization
 from smokebox.server.responses import event
+from smokebox.server.tenancy.keys import take_authorization
+from smokebox.server.tenancy.peer import PEER
+from smokebox.server.tenancy.principal import ANONYMOUS, LOCAL, current_principal
 from smokebox.wire import REQUEST_ID
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
@@ -142,8 +144,10 @@ class RequestGuard:
         elif path in self._public:
             principal = ANONYMOUS
         else:
-            principal = state.keys.principal(authorization)
+            principal = state.keys.principal(authorization, scope.get(PEER))
         scope["smokebox.principal"] = principal
+        # The engine asks for it when it creates a sandbox for this request.
+        current_principal.set(principal)
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
@@ -337,7 +341,7 @@ class ResponseWriter:
     async def _refuse(self, receive: Receive, failure: Failure, status: int) -> None:
         headers: dict[str, str] = {}
         if status == 401:
-            sent = failure.fields.get("reason") != "missing"
+            sent = failure.fields.get("reason") not in ("missing", "peer")
             headers["www-authenticate"] = 'Bearer error="invalid_token"' if sent else "Bearer"
         if status in (429, 503):
             wait = float(failure.fields.get("retry_after") or 1)

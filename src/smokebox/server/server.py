@@ -25,13 +25,14 @@ from smokebox.server.app import create_app
 from smokebox.server.health import Drain, HealthCheck
 from smokebox.server.hosts import AllowedHosts
 from smokebox.server.idempotency import IdempotencyStore
-from smokebox.server.keys import Keys
 from smokebox.server.metrics import Metrics
 from smokebox.server.previews.previews import Previews
 from smokebox.server.previews.protocol import ApiOrPreviewProtocol
-from smokebox.server.rate_limit import RateLimiter
 from smokebox.server.state import ServerState
 from smokebox.server.telemetry import Telemetry
+from smokebox.server.tenancy.keys import Keys
+from smokebox.server.tenancy.quotas import Quotas
+from smokebox.server.tenancy.rate_limit import RateLimiter
 from smokebox.wire.frames import LARGEST_FRAME
 
 if TYPE_CHECKING:
@@ -168,8 +169,13 @@ async def open_state(
     async with contextlib.AsyncExitStack() as stack:
         if telemetry is not None:
             stack.push_async_callback(telemetry.aclose)
-        host = await Host.open(
-            settings.home, tier=settings.tier, pool=settings.pool, backups=settings.backups
+        quotas = Quotas(settings)
+        host = quotas.host = await Host.open(
+            settings.home,
+            tier=settings.tier,
+            pool=settings.pool,
+            backups=settings.backups,
+            admit=quotas.admit,
         )
         await stack.enter_async_context(host)
         keys = Keys(settings)
@@ -185,6 +191,7 @@ async def open_state(
             keys=keys,
             idempotency=idempotency,
             rate_limiter=RateLimiter(settings),
+            quotas=quotas,
             drain=drain,
             health=HealthCheck(),
             metrics=metrics,

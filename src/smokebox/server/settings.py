@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from smokebox.isolation import Tier
     from smokebox.sandbox.access import Access
+    from smokebox.server.tenancy.profile import Profile
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -35,6 +36,8 @@ class ServerSettings:
         host: Address to listen on by TCP; None for the unix socket only.
         port: TCP port, 0 for any free one.
         keys: Require an API key for requests by TCP. None: only if `host` is not loopback.
+            Without, a loopback address serves only this user and root, and any other address
+            serves everybody.
         hosts: Accepted names in the Host header besides those it listens on, `*` for any. A
             server that requires keys accepts any name unless this is set.
         origins: Web sites, as https://name, whose pages may send requests, `*` for any.
@@ -52,6 +55,12 @@ class ServerSettings:
         git_private: Allow clones from private addresses.
         buckets: Buckets that clients may mount by name, without credentials.
         bucket_private: Allow mounts of clients' buckets at private addresses.
+        directories: Host directories that clients may use as images, by name.
+        private_networks: Networks, and addresses with or without a port, that are not public and
+            that sandboxes may reach if their policy opens them.
+        denied_networks: Networks that no sandbox may reach.
+        handlers: Egress handlers that clients may name: `package.module:name`, or globs.
+        profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
@@ -76,6 +85,11 @@ class ServerSettings:
     git_private: bool = False
     buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
     bucket_private: bool = False
+    directories: Mapping[str, str] = field(default_factory=dict)
+    private_networks: tuple[str, ...] = ()
+    denied_networks: tuple[str, ...] = ()
+    handlers: tuple[str, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None
     log_json: bool = False
     otlp_endpoint: str | None = None
@@ -84,3 +98,8 @@ class ServerSettings:
     def needs_keys(self) -> bool:
         """True if a request by TCP needs an API key."""
         return self.host not in (None, *LOOPBACK) if self.keys is None else self.keys
+
+    @property
+    def checks_peers(self) -> bool:
+        """True if requests by TCP without a key are served only to this user and root."""
+        return self.host in LOOPBACK and not self.needs_keys

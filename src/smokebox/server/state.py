@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from smokebox.server.health import Drain, HealthCheck
     from smokebox.server.hosts import AllowedHosts
     from smokebox.server.idempotency import IdempotencyStore
-    from smokebox.server.keys import Keys
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
-    from smokebox.server.rate_limit import RateLimiter
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
+    from smokebox.server.tenancy.keys import Keys
+    from smokebox.server.tenancy.quotas import Quotas
+    from smokebox.server.tenancy.rate_limit import RateLimiter
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class ServerState:
     keys: Keys
     idempotency: IdempotencyStore
     rate_limiter: RateLimiter
+    quotas: Quotas
     drain: Drain
     health: HealthCheck
     metrics: Metrics

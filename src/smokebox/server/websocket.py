@@ -22,6 +22,8 @@ from websockets.http11 import Request as UpgradeRequest
 
 from smokebox.errors import InvalidOption, SmokeboxError
 from smokebox.server.endpoint import ApiCall, decode_query
+from smokebox.server.tenancy.peer import PEER, Peer
+from smokebox.server.tenancy.scopes import WRITE
 from smokebox.wire.codec import decode
 from smokebox.wire.frames import ErrorFrame, Frame
 
@@ -106,6 +108,8 @@ class WebSocketEndpoint:
         """Serve one WebSocket. The request guard responds to errors before it is accepted."""
         request = Request({**scope, "type": "http", "method": "GET"})
         call = ApiCall(request, scope["smokebox.state"], scope["smokebox.principal"])
+        # Each of them takes input.
+        call.principal.check_scope(f"sandboxes:{WRITE}")
         arguments: dict[str, Any] = {}
         if self.query is not None:
             arguments["query"] = decode_query(self.query, scope["query_string"])
@@ -182,7 +186,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: UpgradeRequest) -> None:
         super().handle_connect(event)
         if not self.close_sent:
-            cast("dict[str, Any]", self.scope)[LOST] = self._lost
+            scope = cast("dict[str, Any]", self.scope)
+            scope[LOST], scope[PEER] = self._lost, Peer(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -43,7 +43,7 @@ from smokebox.types import (
     WatchEvent,
 )
 from smokebox.wire import responses, submissions
-from smokebox.wire.responses import KeyInfo, NewKey
+from smokebox.wire.responses import KeyDetails, KeyInfo, NewKey
 
 S = TypeVar("S", bound=Sandbox)
 T = TypeVar("T")
@@ -534,8 +534,17 @@ class Backups:
 
 class Keys:
     def create(
-        self, name: str, *, prefix: str = "", admin: bool = False, expires_in: float | None = None
+        self,
+        name: str,
+        *,
+        prefix: str = "",
+        admin: bool = False,
+        expires_in: float | None = None,
+        profile: str | None = None,
+        scopes: Sequence[str] | None = None,
+        overlap: bool = False,
     ) -> NewKey: ...
+    def get(self, id: str) -> KeyDetails: ...
     def list(self) -> list[KeyInfo]: ...
     def revoke(self, id: str) -> None: ...
 

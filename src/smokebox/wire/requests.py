@@ -367,11 +367,18 @@ class ResizeTerminal(Body):
 
 
 class CreateKey(Body):
-    """An API key to create, for the sandboxes whose ids begin with `prefix`, or for all."""
+    """An API key to create, for the sandboxes whose ids begin with `prefix`, or for all.
+
+    `profile` names its ceilings. `scopes` are `sandboxes:read`, `sandboxes:write` and the same of
+    `agents`, `runs` and `approvals`; all by default.
+    """
 
     name: str
     prefix: str = ""
     admin: bool = False
+    profile: str | None = None
+    scopes: list[str] | None = None
+    overlap: bool = False
     expires_in: Positive | None = None
 
 

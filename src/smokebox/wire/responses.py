@@ -143,15 +143,35 @@ class ExitCode(msgspec.Struct):
 
 
 class KeyInfo(msgspec.Struct, kw_only=True):
-    """An API key without its secret. Times are seconds since the epoch."""
+    """An API key without its secret. Times are seconds since the epoch.
+
+    `profile` names its ceilings; null for an administrator's, which has none.
+    """
 
     id: str
     name: str
     prefix: str
     admin: bool
+    profile: str | None
+    scopes: list[str]
     created_at: float
     expires_at: float | None
     last_used_at: float | None
+
+
+class QuotaUse(msgspec.Struct, kw_only=True):
+    """What a key uses of a quota. `ceiling` is null if there is none."""
+
+    name: str
+    used: float
+    ceiling: float | None
+
+
+class KeyDetails(KeyInfo, kw_only=True):
+    """An API key with the ceilings of its profile, and what its sandboxes and backups use."""
+
+    ceilings: dict[str, Any]
+    quotas: list[QuotaUse]
 
 
 class Keys(msgspec.Struct):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smokebox.engine.ports import Ports
     from smokebox.engine.record.rows import PortRow
     from smokebox.engine.run import Run
-    from smokebox.server.keys import Keys
+    from smokebox.server.tenancy.keys import Keys
     from smokebox.wire.preview import PreviewTarget
 
 _KEY_FILE = "previews.key"

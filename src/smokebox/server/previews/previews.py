@@ -17,9 +17,9 @@ from smokebox.server.previews.proxy import PreviewProxy
 if TYPE_CHECKING:
     from smokebox.engine import Host
     from smokebox.server.health import Drain
-    from smokebox.server.keys import Keys
     from smokebox.server.metrics import Metrics
     from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.keys import Keys
 
 _MAX_IDLE = 64
 _IDLE_CHECK_SECONDS = 5.0

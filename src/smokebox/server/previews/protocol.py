@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from smokebox.foundation.http1.connection import Connection
 from smokebox.server.previews.proxy import PreviewProxy
+from smokebox.server.tenancy.peer import PEER, Peer
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +28,16 @@ class ApiOrPreviewProtocol(HttpToolsProtocol):
         self._previews = previews
         self._options = options
         self._partial = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio with a new connection."""
+        super().connection_made(transport)
+        self._peer = Peer(transport)
+
+    def on_message_begin(self) -> None:
+        """Called by the parser at the start of a request."""
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)[PEER] = self._peer
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio with bytes of a request."""

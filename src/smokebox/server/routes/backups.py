@@ -52,16 +52,17 @@ async def create(call: ApiCall, body: CreateBackup) -> Backup:
     """
 
     async def create_with_id(id: str) -> Backup:
-        return await call.sandbox.backups.create(
-            body.path,
-            id=id,
-            name=body.name,
-            ttl=body.ttl,
-            excludes=body.excludes,
-            gitignore=body.gitignore,
-            freeze=body.freeze,
-            **_without_none(compression=body.compression, timeout=body.timeout),
-        )
+        async with call.state.quotas.backup(call.principal, id, call.sandbox.id):
+            return await call.sandbox.backups.create(
+                body.path,
+                id=id,
+                name=body.name,
+                ttl=body.ttl,
+                excludes=body.excludes,
+                gitignore=body.gitignore,
+                freeze=body.freeze,
+                **_without_none(compression=body.compression, timeout=body.timeout),
+            )
 
     return await call.state.idempotency.once(
         call,

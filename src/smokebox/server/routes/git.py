@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from smokebox.engine.git.repository import parse_repository
 from smokebox.errors import (
     Conflict,
     DeadlineExceeded,
@@ -15,6 +16,7 @@ from smokebox.errors import (
     Unsupported,
 )
 from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.tenancy.ceilings import check_hosts
 from smokebox.types import GitCheckout
 from smokebox.wire import requests
 
@@ -39,6 +41,7 @@ async def checkout(call: ApiCall, body: requests.CheckOutRepository) -> GitCheck
     connection cancels the clone and removes what was cloned so far.
     """
     settings = call.state.settings
+    check_hosts(call.principal, [parse_repository(body.url).url.host])
     limit: dict[str, Any] = {} if body.timeout is None else {"timeout": body.timeout}
     return await call.sandbox.git_checkout(
         body.url,
@@ -47,7 +50,7 @@ async def checkout(call: ApiCall, body: requests.CheckOutRepository) -> GitCheck
         depth=body.depth,
         username=body.username,
         password=body.password,
-        allow_private=settings.git_private or not settings.needs_keys,
+        allow_private=settings.git_private or (call.principal.admin and not settings.needs_keys),
         **limit,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from smokebox.engine.mounts.request import MountRequest, parse_request
 from smokebox.errors import (
@@ -21,10 +22,13 @@ from smokebox.errors import (
 )
 from smokebox.sandbox.access import Access
 from smokebox.server.endpoint import ApiCall, endpoint
+from smokebox.server.tenancy.ceilings import check_hosts
 from smokebox.types import Mount
 from smokebox.wire.requests import MountBucket, Unmount
 from smokebox.wire.responses import Mounts
 
+# Where a bucket is that names no endpoint.
+_AWS = "https://s3.amazonaws.com"
 _WAKE_ERRORS = (Conflict, LimitReached, SandboxGone)
 _ERRORS = (
     InvalidOption,
@@ -97,6 +101,7 @@ def request_for(
     cwd = call.sandbox.cwd
     offered = settings.buckets.get(bucket) if access == Access() else None
     if offered is None:
+        check_hosts(call.principal, [_host_of(access.endpoint or _AWS)])
         return parse_request(
             bucket,
             path,
@@ -104,7 +109,7 @@ def request_for(
             prefix=prefix,
             read_only=read_only,
             access=access,
-            private=settings.bucket_private or not settings.needs_keys,
+            private=settings.bucket_private or (call.principal.admin and not settings.needs_keys),
         )
     inside = "/".join(part for part in (offered.prefix, prefix.strip("/")) if part)
     found = parse_request(
@@ -117,3 +122,11 @@ def request_for(
         private=True,
     )
     return replace(found, name=bucket)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or url
+    except ValueError:
+        # Refused where it is parsed.
+        return url

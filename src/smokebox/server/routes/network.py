@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import msgspec
 from msgspec import UNSET
 
-from smokebox.egress.handler import CATCH_ALL, CLIENT, load_handler
+from smokebox.egress.handler import CATCH_ALL, CLIENT
 from smokebox.egress.layers import EgressChanges, check_opened
 from smokebox.egress.policy import Egress, egress_fields, handler_key, parse_egress
 from smokebox.egress.remote_handlers import RemoteHandlers
@@ -18,6 +18,8 @@ from smokebox.errors import Forbidden, InvalidOption, LimitReached, SandboxGone
 from smokebox.foundation import sse
 from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
 from smokebox.server.responses import EventResponse, event
+from smokebox.server.tenancy.ceilings import check_egress, check_hosts
+from smokebox.server.tenancy.handlers import check_handler_allowed
 from smokebox.server.websocket import WebSocketChannel, websocket
 from smokebox.wire.handlers import ServeFrame, from_client
 from smokebox.wire.requests import Body, ChangeEgress, FollowNetworkLog, NetworkLog
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine import Sandbox
-    from smokebox.server.keys import Principal
 
     EgressBody = Body
 else:
@@ -46,8 +47,8 @@ else:
         namespace={
             "__doc__": "The egress policy of a sandbox; fields left out have their defaults."
             "\n\nHosts are names, addresses or globs. A handler is `package.module:name` of one"
-            " that the server imports, for keys of administrators, or `@client` for one that a"
-            " client runs.\n\n"
+            " that the server imports, for keys of administrators and if the server's configuration"
+            " allows it, or `@client` for one that a client runs.\n\n"
             + "\n".join(f"- `{field.name}`: {field.metadata['help']}" for field in egress_fields())
         },
     )
@@ -64,7 +65,7 @@ async def get(call: ApiCall) -> EgressInfo:
 @endpoint("PUT", "/sandboxes/{id}/egress", errors=_CHANGE_ERRORS, slow=True)
 async def put(call: ApiCall, body: EgressBody) -> EgressInfo:
     """Replace the egress policy of a sandbox. Changes made at run time stay and override it."""
-    policy = await allowed_egress(call.principal, msgspec.to_builtins(body))
+    policy = await allowed_egress(call, msgspec.to_builtins(body))
     await call.sandbox.network.configure(policy)
     return await _info(call.sandbox)
 
@@ -78,7 +79,10 @@ async def change(call: ApiCall, body: ChangeEgress) -> EgressInfo:
     handlers = {handler_key(name): handler for name, handler in body.outbound_by_host.items()}
     if body.outbound is not UNSET:
         handlers[CATCH_ALL] = body.outbound
-    await check_handlers(call.principal, handlers.values())
+    opened = [host for host in body.allow if isinstance(host, str)]
+    named = any(handler is not None for handler in handlers.values())
+    check_hosts(call.principal, opened, internet=body.internet is True, handlers=named)
+    await check_handlers(call, handlers.values())
 
     def apply(changes: EgressChanges) -> EgressChanges:
         changes = _change_hosts(changes, body)
@@ -153,16 +157,18 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
         await remote.aclose()
 
 
-async def allowed_egress(principal: Principal, egress: object) -> Egress:
-    """Return the policy of a body. Raises `Forbidden` for handlers that the key may not use."""
+async def allowed_egress(call: ApiCall, egress: object) -> Egress:
+    """Return the policy of a body. Raises `Forbidden` for what the key may not open."""
     policy = parse_egress(egress)
+    check_egress(call.principal, policy)
     handlers = [policy.outbound, *policy.outbound_by_host.values()]
-    await check_handlers(principal, [name for name in handlers if isinstance(name, str)])
+    await check_handlers(call, [name for name in handlers if isinstance(name, str)])
     return policy
 
 
-async def check_handlers(principal: Principal, handlers: Iterable[str | None]) -> None:
-    """Check that handlers can be imported, and that the principal may run them in the server."""
+async def check_handlers(call: ApiCall, handlers: Iterable[str | None]) -> None:
+    """Check that handlers can be imported, and that the client may run them in the server."""
+    principal = call.principal
     for handler in {name for name in handlers if name is not None and name != CLIENT}:
         if not principal.admin:
             raise Forbidden(
@@ -171,8 +177,9 @@ async def check_handlers(principal: Principal, handlers: Iterable[str | None]) -
                 key=principal.id,
                 reason="admin",
             )
+        allowed = call.state.settings.handlers
         # Importing the module may take long.
-        await asyncio.to_thread(load_handler, handler)
+        await asyncio.to_thread(check_handler_allowed, handler, allowed, principal)
 
 
 class _Attachment:

@@ -67,7 +67,7 @@ async def make_url(call: ApiCall, body: MakePreviewUrl) -> PreviewUrl:
     return PreviewUrl(await urls.preview_url(call, port, expires_at=expires_at), expires_at)
 
 
-@endpoint("POST", "/sandboxes/{id}/ports/{port}/check", errors=(InvalidOption,))
+@endpoint("POST", "/sandboxes/{id}/ports/{port}/check", errors=(InvalidOption,), reads=True)
 async def check(call: ApiCall, body: CheckToken) -> TokenCheck:
     """Check the token of a port. The port need not be active."""
     return TokenCheck(await call.sandbox.ports.validate_token(_port(call), body.token))

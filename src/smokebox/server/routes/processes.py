@@ -144,7 +144,11 @@ async def wait(call: ApiCall, query: Wait) -> ExitCode:
 
 
 @endpoint(
-    "POST", "/sandboxes/{id}/processes/{process}/wait_for_log", errors=_WAIT_ERRORS, slow=True
+    "POST",
+    "/sandboxes/{id}/processes/{process}/wait_for_log",
+    errors=_WAIT_ERRORS,
+    reads=True,
+    slow=True,
 )
 async def wait_for_log(call: ApiCall, body: WaitForLog) -> LogMatch:
     """Wait for a line in the log of a process, from the beginning of the log.

@@ -19,6 +19,7 @@ from smokebox.errors import (
 from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
 from smokebox.server.idempotency import Creation, taken
 from smokebox.server.routes.network import allowed_egress
+from smokebox.server.tenancy.ceilings import check_options
 from smokebox.types import Capabilities, SandboxInfo, SandboxStats
 from smokebox.wire.requests import CreateSandbox, ListSandboxes, Settings
 from smokebox.wire.responses import Sandboxes
@@ -61,7 +62,7 @@ async def create(call: ApiCall, body: CreateSandbox) -> SandboxInfo:
     async def create_with_id(id: str) -> SandboxInfo:
         if await call.host.sandbox(id).info() is not None:
             raise taken("sandbox", id)
-        sandbox = await _configure(call, id, body)
+        sandbox = call.host.sandbox(id, **await sandbox_options(call, body))
         try:
             return await _wake(sandbox)
         except (SmokeboxError, asyncio.CancelledError):
@@ -84,8 +85,13 @@ async def put(call: ApiCall, body: Settings) -> SandboxInfo:
 
     Settings left out keep their value. The image and the tier cannot be changed.
     """
-    sandbox = await _configure(call, call.path_param("id"), body)
-    return await _info(sandbox) if await sandbox.info() is not None else await _wake(sandbox)
+    id = call.path_param("id")
+    call.principal.check_sandbox(check_id(id))
+    options = await sandbox_options(call, body)
+    async with call.state.quotas.resize(call.principal, id, options.get("limits")):
+        sandbox = call.host.sandbox(id, **options)
+        # Reading the row applies the options to an existing sandbox.
+        return await _info(sandbox) if await sandbox.info() is not None else await _wake(sandbox)
 
 
 @endpoint("GET", "/sandboxes/{id}")
@@ -133,13 +139,8 @@ async def sandbox_options(call: ApiCall, body: Settings) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in Settings.__struct_fields__}
     options = {name: value for name, value in fields.items() if value is not None}
     if body.egress is not None:
-        options["egress"] = await allowed_egress(call.principal, body.egress)
-    return options
-
-
-async def _configure(call: ApiCall, id: str, body: Settings) -> Sandbox:
-    call.principal.check_sandbox(check_id(id))
-    return call.host.sandbox(id, **await sandbox_options(call, body))
+        options["egress"] = await allowed_egress(call, body.egress)
+    return check_options(call.principal, options, call.state.settings)
 
 
 async def _wake(sandbox: Sandbox) -> SandboxInfo:

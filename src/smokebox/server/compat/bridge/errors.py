@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from smokebox.errors import SmokeboxError
+from smokebox.errors import Forbidden, LimitReached, SmokeboxError
 from smokebox.wire.failure import Failure, failure_of, status_of
 
 INVALID = "invalid_request"
@@ -61,7 +61,7 @@ def translate_failure(failure: Failure, status: int) -> BridgeError:
 
 
 def operation_failed(operation: str, error: SmokeboxError, code: str) -> BridgeError:
-    """Return the error for an operation that failed: 502, or 503 if a retry can help."""
-    if error.retryable:
+    """Return the error of an operation: refused (403, 429), failed (502), or to retry (503)."""
+    if error.retryable or isinstance(error, (Forbidden, LimitReached)):
         return bridge_error(error)
     return BridgeError(502, f"{operation} failed: {error}", code)

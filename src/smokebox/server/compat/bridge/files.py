@@ -133,6 +133,7 @@ class PersistQuery(msgspec.Struct):
     "persistWorkspace",
     returns=BYTES,
     errors=(400, 403, 502),
+    reads=True,
 )
 async def persist(call: ApiCall, query: PersistQuery) -> Response:
     """Download the workspace as a tar archive, without the paths in `excludes`."""

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from smokebox.errors import SmokeboxError
 from smokebox.server.compat.bridge.errors import BridgeError, bridge_error
-from smokebox.server.endpoint import JSON, ApiCall
+from smokebox.server.endpoint import JSON, SAFE, ApiCall
+from smokebox.server.tenancy.scopes import READ, WRITE
 
 T = TypeVar("T", bound=msgspec.Struct)
 BridgeHandler = Callable[..., Awaitable[Any]]
@@ -39,6 +40,7 @@ class BridgeRoute:
         errors: Statuses of errors besides those that every request can have.
         session: Takes the header `Session-Id`.
         public: Needs no key.
+        reads: Changes nothing, so that the scope to read is enough.
     """
 
     method: str
@@ -54,12 +56,14 @@ class BridgeRoute:
     errors: tuple[int, ...]
     session: bool
     public: bool
+    reads: bool
 
     async def respond(self, request: Request) -> Response:
         """Handle a request."""
         scope = request.scope
         call = ApiCall(request, scope["smokebox.state"], scope["smokebox.principal"])
         try:
+            call.principal.check_scope(f"sandboxes:{READ if self.reads else WRITE}")
             arguments: dict[str, Any] = {}
             if self.query is not None:
                 arguments["query"] = decode_query(self.query, request.query_params)
@@ -100,6 +104,7 @@ def bridge_route(
     status: int = 200,
     session: bool = False,
     public: bool = False,
+    reads: bool | None = None,
 ) -> Callable[[BridgeHandler], BridgeRoute]:
     """Make a function a `BridgeRoute`. Its docstring describes it in the OpenAPI document."""
 
@@ -121,6 +126,7 @@ def bridge_route(
             errors=errors,
             session=session,
             public=public,
+            reads=method in SAFE if reads is None else reads,
         )
 
     return make

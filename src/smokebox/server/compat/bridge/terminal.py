@@ -20,6 +20,7 @@ from smokebox.server.compat.bridge.names import (
 )
 from smokebox.server.compat.bridge.route import bridge_route, decode_query
 from smokebox.server.endpoint import ApiCall
+from smokebox.server.tenancy.scopes import WRITE
 
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket
@@ -100,6 +101,7 @@ async def _open(websocket: WebSocket) -> _OpenedTerminal:
     except (ValueError, OverflowError):
         raise BridgeError(400, "cols and rows must be valid numbers") from None
     id = requested_session(websocket, query.session)
+    websocket.scope["smokebox.principal"].check_scope(f"sandboxes:{WRITE}")
     sandbox, shell = sandbox_of(websocket), query.shell
     try:
         if id is None:

@@ -1,4 +1,4 @@
-"""API keys, stored as hashes, and the principals that they authenticate."""
+"""API keys, stored as hashes, and their authentication."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from smokebox.engine.names import LONGEST_ID, check_id, random_id
-from smokebox.errors import Forbidden, InvalidOption, NotFound, Unauthorized
+from smokebox.engine.names import LONGEST_ID, check_id
+from smokebox.errors import Conflict, Forbidden, InvalidOption, NotFound, Unauthorized
 from smokebox.foundation.storage import DatabaseFormat, DatabaseWriter
 from smokebox.foundation.tasks import run_to_completion
+from smokebox.options import nearest_hint
+from smokebox.server.tenancy.principal import LOCAL, Principal
+from smokebox.server.tenancy.profile import DEFAULT_PROFILE, Profile
+from smokebox.server.tenancy.scopes import SCOPES, parse_scopes
 from smokebox.wire.responses import KeyInfo, NewKey
 
 if TYPE_CHECKING:
@@ -29,13 +33,14 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.peer import Peer
     from smokebox.wire.requests import CreateKey
 
 _log = logging.getLogger("smokebox.server")
 _KEY = re.compile(rb"sbx_([0-9a-f]{12})_([0-9a-f]{64})")
 _PREFIX = re.compile(r"([a-z0-9][a-z0-9-]*)?")
-# Leaves room for a random id after the prefix.
-_LONGEST_PREFIX = LONGEST_ID - 16
+# Leaves room for a hyphen and a random id after the prefix.
+_LONGEST_PREFIX = LONGEST_ID - 17
 _LONGEST_NAME = 128
 # How often the time of its last use is stored for a key.
 _WRITE_SECONDS = 60.0
@@ -61,53 +66,17 @@ KEY_STORE = DatabaseFormat(
             )
             """,
         ),
+        (
+            # NULL: the default profile, and all scopes.
+            "ALTER TABLE keys ADD COLUMN profile TEXT",
+            "ALTER TABLE keys ADD COLUMN scopes TEXT",
+        ),
     ),
     unmarked_table="keys",
     synchronous="FULL",
     busy_seconds=5.0,
     repair_hint=lambda _: "Restore it from a backup, or move it away and create keys again.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`."""
-
-    id: str
-    prefix: str = ""
-    admin: bool = False
-
-    def check_sandbox(self, id: str) -> None:
-        """Raise `Forbidden` for a sandbox that it may not use."""
-        if not id.startswith(self.prefix):
-            raise Forbidden(
-                f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",
-                hint="Use such an id, or another key: see `smokebox keys create --help`.",
-                key=self.id,
-                reason="scope",
-            )
-
-    def check_admin(self) -> None:
-        """Raise `Forbidden` unless it is an administrator."""
-        if not self.admin:
-            raise Forbidden(
-                "this request needs an administrator's key.",
-                hint="Use a key created with `smokebox keys create --admin`.",
-                key=self.id,
-                reason="admin",
-            )
-
-    def random_id(self) -> str:
-        """Return a random id for a sandbox, with the prefix."""
-        return self.prefix + random_id()
-
-
-LOCAL = Principal(id="local", admin=True)
-"""The user of the unix socket, and of a server without keys. May do everything."""
-
-# No id of a sandbox has this prefix.
-ANONYMOUS = Principal(id="anonymous", prefix="\0")
-"""The sender of a request to a public path, which needs no key."""
 
 
 @dataclass(slots=True)
@@ -128,6 +97,8 @@ class Keys:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._required = settings.needs_keys
+        self._checks_peers = settings.checks_peers
+        self._profiles = {DEFAULT_PROFILE: Profile(), **settings.profiles}
         self._path = os.path.join(settings.home, "keys.db")
         self._writer: DatabaseWriter | None = None
         self._creating = asyncio.Lock()
@@ -138,9 +109,26 @@ class Keys:
         if await asyncio.to_thread(os.path.exists, self._path):
             await self._open_file()
 
-    def principal(self, authorization: bytes | None) -> Principal:
-        """Authenticate a request by TCP from its `Authorization`. Raises `Unauthorized`."""
-        return self.holder(authorization) if self._required else LOCAL
+    def principal(self, authorization: bytes | None, peer: Peer | None) -> Principal:
+        """Authenticate a request by TCP from its `Authorization`, or by its peer.
+
+        Raises:
+            Unauthorized: The key is missing or not valid.
+            Forbidden: The key has a profile that the server lacks.
+        """
+        if self._required:
+            return self.holder(authorization)
+        if not self._checks_peers or (peer is not None and peer.trusted):
+            return LOCAL
+        if authorization is None:
+            raise Unauthorized(
+                "without an API key this server serves only the user that it runs as, and root.",
+                hint="That user creates a key with `smokebox keys create`: send it in the header "
+                "Authorization: Bearer <key>, or set SMOKEBOX_API_KEY. The unix socket in the "
+                "state directory needs no key.",
+                reason="peer",
+            )
+        return self.holder(authorization)
 
     def holder(self, authorization: bytes | None) -> Principal:
         """Return the principal of an `Authorization`, even if the server needs no keys."""
@@ -164,15 +152,28 @@ class Keys:
             key.use_stored_at = now
             stored = self._writer.submit(functools.partial(_store_use, [key.info]))
             stored.add_done_callback(_log_failure)
-        return key.principal
+        return _usable(key)
+
+    def get(self, id: str) -> KeyInfo:
+        """Return a key. Raises `NotFound`."""
+        return self._stored(id).info
+
+    def principal_of(self, id: str) -> Principal:
+        """Return the principal of a key. Raises `NotFound`, or `Forbidden` without its profile."""
+        return _usable(self._stored(id))
 
     def all(self) -> list[KeyInfo]:
         """Return all keys in order of creation."""
         return [key.info for key in self._keys.values()]
 
     async def create(self, options: CreateKey) -> NewKey:
-        """Create a key. Its secret is only in this result."""
-        _check_options(options)
+        """Create a key. Its secret is only in this result.
+
+        Raises:
+            InvalidOption: An option is not valid.
+            Conflict: Its prefix overlaps with that of another key.
+        """
+        options = self._check(options)
         secret = secrets.token_hex(32)
         now = time.time()
         info = KeyInfo(
@@ -180,6 +181,8 @@ class Keys:
             name=options.name,
             prefix=options.prefix,
             admin=options.admin,
+            profile=options.profile,
+            scopes=list(parse_scopes(options.scopes)),
             created_at=now,
             expires_at=None if options.expires_in is None else now + options.expires_in,
             last_used_at=None,
@@ -187,6 +190,8 @@ class Keys:
         # Not a slow hash: 256 random bits cannot be guessed, and every request computes it.
         hash = sha256(secret.encode()).digest()
         async with self._creating:
+            if not options.overlap:
+                self._check_overlap(info)
             if self._writer is None:
                 await run_to_completion(self._open_file())
             assert self._writer is not None
@@ -196,13 +201,8 @@ class Keys:
 
     async def revoke(self, id: str) -> None:
         """Revoke a key at once."""
-        if self._writer is None or id.encode() not in self._keys:
-            raise NotFound(
-                f"there is no key {id!r}.",
-                hint="List the keys with `smokebox keys list`.",
-                kind="key",
-                name=id,
-            )
+        self._stored(id)
+        assert self._writer is not None
         await self._writer.submit(functools.partial(_delete, id))
         self._keys.pop(id.encode(), None)
 
@@ -225,8 +225,66 @@ class Keys:
             self._add(info, hash)
 
     def _add(self, info: KeyInfo, hash: bytes) -> None:
-        principal = Principal(id=info.id, prefix=info.prefix, admin=info.admin)
+        profile = None if info.profile is None else self._profiles.get(info.profile)
+        principal = Principal(
+            id=info.id,
+            prefix=info.prefix,
+            admin=info.admin,
+            profile=profile,
+            scopes=frozenset(info.scopes),
+        )
         self._keys[info.id.encode()] = _StoredKey(info, hash, principal)
+
+    def _stored(self, id: str) -> _StoredKey:
+        key = self._keys.get(id.encode())
+        if key is None:
+            raise NotFound(
+                f"there is no key {id!r}.",
+                hint="List the keys with `smokebox keys list`.",
+                kind="key",
+                name=id,
+            )
+        return key
+
+    def _check(self, options: CreateKey) -> CreateKey:
+        """Return the options of a key in normal form. Raises `InvalidOption`."""
+        _check_options(options)
+        prefix, profile = options.prefix, options.profile
+        if prefix and not prefix.endswith("-"):
+            # Otherwise a key for "team" would be one for "teammate" too.
+            prefix += "-"
+        if not options.admin:
+            profile = profile or DEFAULT_PROFILE
+            if profile not in self._profiles:
+                raise InvalidOption(
+                    f"this server has no profile {profile!r:.80}.",
+                    hint=f"{nearest_hint(profile, self._profiles)} The operator adds "
+                    "[profiles.NAME] to the server's server.toml and restarts the server.",
+                    option="profile",
+                    value=profile,
+                )
+        return msgspec.structs.replace(options, prefix=prefix, profile=profile)
+
+    def _check_overlap(self, new: KeyInfo) -> None:
+        """Raise `Conflict` if a key shares sandboxes with one of another tenant.
+
+        Keys with the same prefix and profile are of one tenant. A key without a prefix is for all.
+        """
+        now = time.time()
+        for key in self.all():
+            if not key.prefix or not new.prefix or (key.expires_at or now + 1) <= now:
+                continue
+            same = (key.prefix, key.profile) == (new.prefix, new.profile)
+            longer, shorter = sorted((key.prefix, new.prefix), key=len, reverse=True)
+            if not same and longer.startswith(shorter):
+                raise Conflict(
+                    f"the prefix {new.prefix!r} overlaps with {key.prefix!r}, of the key "
+                    f"{key.name!r} ({key.id}), with the profile {key.profile!r}.",
+                    hint="Use another prefix, or pass --overlap if both keys may use the same "
+                    "sandboxes.",
+                    kind="key",
+                    name=new.prefix,
+                )
 
     def _missing(self) -> Unauthorized:
         if not self._keys:
@@ -268,7 +326,8 @@ def _check_options(options: CreateKey) -> None:
             option="name",
             value=options.name,
         )
-    if len(options.prefix) > _LONGEST_PREFIX or not _PREFIX.fullmatch(options.prefix):
+    long = len(options.prefix.removesuffix("-")) > _LONGEST_PREFIX
+    if long or not _PREFIX.fullmatch(options.prefix):
         raise InvalidOption(
             f"{options.prefix!r} cannot be a prefix of sandbox ids.",
             hint=f"Use at most {_LONGEST_PREFIX} of a-z, 0-9 and hyphens, without one in front.",
@@ -283,6 +342,28 @@ def _check_options(options: CreateKey) -> None:
             option="prefix",
             value=options.prefix,
         )
+    if options.admin and (options.profile is not None or options.scopes is not None):
+        raise InvalidOption(
+            "an administrator's key has no profile and no scopes: it may do everything.",
+            hint="Leave out --admin, or the other option.",
+            option="profile" if options.profile is not None else "scopes",
+            value=options.profile or options.scopes,
+        )
+    parse_scopes(options.scopes)
+
+
+def _usable(key: _StoredKey) -> Principal:
+    """Return the principal of a key. Raises `Forbidden` if the server lacks its profile."""
+    info = key.info
+    if info.profile is not None and key.principal.profile is None:
+        raise Forbidden(
+            f"the profile {info.profile!r} of this key is not in the server's configuration.",
+            hint=f"The operator adds [profiles.{info.profile}] to the server's server.toml, or "
+            "creates another key with `smokebox keys create --profile NAME`.",
+            key=info.id,
+            reason="profile",
+        )
+    return key.principal
 
 
 def _refused(message: str, reason: str) -> Unauthorized:
@@ -295,19 +376,42 @@ def _refused(message: str, reason: str) -> Unauthorized:
 
 def _select(connection: sqlite3.Connection) -> list[tuple[KeyInfo, bytes]]:
     rows = connection.execute(
-        "SELECT id, name, prefix, admin, created_at, expires_at, last_used_at, hash "
-        "FROM keys ORDER BY rowid"
+        "SELECT id, name, prefix, admin, created_at, expires_at, last_used_at, profile, scopes, "
+        "hash FROM keys ORDER BY rowid"
     )
-    names = KeyInfo.__struct_fields__
     return [
-        (msgspec.convert(dict(zip(names, fields, strict=True)), KeyInfo, strict=False), hash)
-        for *fields, hash in rows
+        (
+            KeyInfo(
+                id=id,
+                name=name,
+                prefix=prefix,
+                admin=bool(admin),
+                profile=None if admin else profile or DEFAULT_PROFILE,
+                scopes=list(SCOPES) if scopes is None else scopes.split(),
+                created_at=created_at,
+                expires_at=expires_at,
+                last_used_at=last_used_at,
+            ),
+            hash,
+        )
+        for (
+            id,
+            name,
+            prefix,
+            admin,
+            created_at,
+            expires_at,
+            last_used_at,
+            profile,
+            scopes,
+            hash,
+        ) in rows
     ]
 
 
 def _insert(info: KeyInfo, hash: bytes, connection: sqlite3.Connection) -> None:
     connection.execute(
-        "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             info.id,
             info.name,
@@ -317,6 +421,8 @@ def _insert(info: KeyInfo, hash: bytes, connection: sqlite3.Connection) -> None:
             info.created_at,
             info.expires_at,
             info.last_used_at,
+            info.profile,
+            " ".join(info.scopes),
         ),
     )
 

@@ -1,0 +1,183 @@
+"""Ceilings: what a tenant asks for is refused above those of its profile.
+
+What it leaves out gets its default, or the ceiling if that is lower. Quotas, which depend on what
+exists already, are in `smokebox.server.tenancy.quotas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from smokebox.egress.pattern import HostPattern, HostPort
+from smokebox.egress.policy import parse_entry
+from smokebox.engine.options import DEFAULT_IMAGE, parse_duration
+from smokebox.engine.record.rows import RunSettings
+from smokebox.errors import Forbidden
+from smokebox.isolation import TIERS, check_tier
+from smokebox.limits import Limits, parse_limits
+
+if TYPE_CHECKING:
+    from smokebox.egress.policy import Egress
+    from smokebox.engine.options import CheckedOptions
+    from smokebox.isolation import Tier
+    from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.principal import Principal
+
+# Limits that the name of an instance type stands for.
+_NAMED = frozenset(("cpu", "memory", "disk"))
+_DIRECTORY = "dir:"
+
+
+def check_options(
+    principal: Principal, options: Mapping[str, Any], settings: ServerSettings
+) -> dict[str, Any]:
+    """Return the options of a request, with limits up to the ceilings.
+
+    Raises:
+        Forbidden: An option is above a ceiling.
+    """
+    options, profile = dict(options), principal.profile
+    if profile is None:
+        return options
+    if "image" in options:
+        _check_image(principal, options["image"], settings)
+    if "tier" in options:
+        tier, lowest = check_tier(options["tier"]), profile.tier or settings.tier
+        if _rank(tier) < _rank(lowest):
+            _refuse(principal, "tier", lowest, tier, f"isolates sandboxes by {lowest!r} at least")
+    if "limits" in options:
+        options["limits"] = _limits(principal, options["limits"])
+    longest = profile.sleep_after
+    if longest is not None:
+        allows = f"lets sandboxes be idle for at most {longest:g} s"
+        if options.get("keep_alive"):
+            _refuse(principal, "sleep_after", longest, "keep_alive", allows)
+        if "sleep_after" in options and parse_duration(options["sleep_after"]) > longest:
+            _refuse(principal, "sleep_after", longest, options["sleep_after"], allows)
+    return options
+
+
+def complete_options(
+    principal: Principal, options: CheckedOptions, settings: ServerSettings
+) -> CheckedOptions:
+    """Return the options of a sandbox that is created, with defaults up to the ceilings.
+
+    Raises:
+        Forbidden: The default image is not one that the key may use.
+    """
+    profile = principal.profile
+    if profile is None:
+        return options
+    _check_image(principal, options.image or DEFAULT_IMAGE, settings)
+    tier = max(options.tier or settings.tier, profile.tier or settings.tier, key=_rank)
+    idle = options.sleep_after
+    if profile.sleep_after is not None:
+        default = RunSettings().sleep_after or profile.sleep_after
+        idle = min(idle or default, profile.sleep_after)
+    limits = _limits(principal, options.limits or Limits())
+    return replace(options, tier=tier, limits=limits, sleep_after=idle)
+
+
+def check_egress(principal: Principal, policy: Egress) -> None:
+    """Raise `Forbidden` for a policy that opens more than the profile allows."""
+    hosts = [
+        *(policy.allowed_hosts or ()),
+        *(HostPort.parse("tcp", one).host.text for one in policy.tcp),
+        *policy.pass_through,
+        *(_host_of(address) for address in policy.hosts.values()),
+    ]
+    handlers = policy.outbound is not None or bool(policy.outbound_by_host)
+    check_hosts(principal, hosts, internet=policy.internet, handlers=handlers)
+
+
+def check_hosts(
+    principal: Principal,
+    hosts: Iterable[str],
+    *,
+    internet: bool = False,
+    handlers: bool = False,
+) -> None:
+    """Raise `Forbidden` unless the profile allows to reach all these hosts or globs.
+
+    Handlers are refused where hosts are limited: one may send its request to any host.
+    """
+    profile = principal.profile
+    if profile is None or profile.egress is None:
+        return
+    names = [one.text for one in profile.egress]
+    allows = f"lets sandboxes reach {', '.join(names) or 'no host'} only"
+    if internet:
+        _refuse(principal, "egress", names, "internet", allows)
+    if handlers:
+        _refuse(principal, "egress", names, "handlers", allows)
+    for host in hosts:
+        # Only a "*" of the profile matches this character, which is in no name.
+        probe = HostPattern.parse("egress", host).text.replace("*", "\0")
+        if not any(one.matches(probe) for one in profile.egress):
+            _refuse(principal, "egress", names, host, allows)
+
+
+def _check_image(principal: Principal, image: object, settings: ServerSettings) -> None:
+    profile = principal.profile
+    if profile is None or not isinstance(image, str):
+        return
+    directory = image.removeprefix(_DIRECTORY) if image.startswith(_DIRECTORY) else None
+    if directory is not None and directory not in settings.directories:
+        # The same for every path, so that it does not tell which exist.
+        raise Forbidden(
+            f"{image!r:.200} is not an image of this server.",
+            hint="Host directories as images are named by the operator, in [images] of the "
+            "server's server.toml.",
+            key=principal.id,
+            reason="image",
+        )
+    if not any(fnmatchcase(image, glob) for glob in profile.images):
+        names = list(profile.images)
+        _refuse(principal, "images", names, image, f"allows the images {', '.join(names)} only")
+
+
+def _limits(principal: Principal, value: Limits | str | Mapping[str, object]) -> Limits:
+    profile = principal.profile
+    assert profile is not None
+    wanted = parse_limits(value)
+    named: Iterable[str] = _NAMED if isinstance(value, str) else ()
+    if isinstance(value, Mapping):
+        named = value
+    lowered: dict[str, Any] = {}
+    for name in (field.name for field in fields(Limits)):
+        ceiling, found = getattr(profile.limits, name), getattr(wanted, name)
+        if ceiling is None or (found is not None and found <= ceiling):
+            continue
+        if name in named:
+            allows = f"allows at most {name}={ceiling!r} for each sandbox"
+            _refuse(principal, name, ceiling, "unlimited" if found is None else found, allows)
+        lowered[name] = ceiling
+    return Limits(**(asdict(wanted) | lowered))
+
+
+def _rank(tier: Tier) -> int:
+    return list(TIERS).index(tier)
+
+
+def _host_of(address: str) -> str:
+    entry = parse_entry(address)
+    return entry.host.text if isinstance(entry, HostPort) else entry.text
+
+
+def _refuse(
+    principal: Principal, ceiling: str, limit: object, value: object, allows: str
+) -> NoReturn:
+    profile = principal.profile
+    assert profile is not None
+    raise Forbidden(
+        f"{value!r:.200} is above a ceiling of this key: its profile {profile.name!r} {allows}.",
+        hint=f"Ask for less, or let the operator change {profile.setting(ceiling)}.",
+        key=principal.id,
+        reason="ceiling",
+        ceiling=ceiling,
+        limit=limit,
+        value=value,
+    )

@@ -1,0 +1,41 @@
+"""The egress handlers that clients may name: those that the operator allows."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from smokebox.egress.handler import load_handler
+from smokebox.errors import Forbidden
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smokebox.server.tenancy.principal import Principal
+
+
+def check_handler_allowed(name: str, allowed: Sequence[str], principal: Principal) -> None:
+    """Import a handler that a client names. Blocks while its module is imported.
+
+    Raises:
+        Forbidden: The name is not in the list, or names what a module in the list only imported.
+        InvalidOption: There is no such handler.
+    """
+    if name in allowed:
+        load_handler(name)
+        return
+    globs = [one for one in allowed if "*" in one]
+    if any(fnmatchcase(name, glob) for glob in globs):
+        handler = load_handler(name)
+        # A module has the names that it imports too: "mine:subprocess.Popen" is not ours.
+        module, function = (getattr(handler, one, "") for one in ("__module__", "__qualname__"))
+        if any(fnmatchcase(f"{module}:{function}", glob) for glob in globs):
+            return
+    raise Forbidden(
+        f"the handler {name!r} is not among those that this server allows.",
+        hint="Run it in your program instead, or let the operator add it to `allow` in [handlers] "
+        "of the server's server.toml.",
+        key=principal.id,
+        reason="handler",
+        handler=name,
+    )

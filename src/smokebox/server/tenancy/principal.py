@@ -1,0 +1,76 @@
+"""Principals: the authenticated senders of requests, and what they may use."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smokebox.engine.names import random_id
+from smokebox.errors import Forbidden
+from smokebox.server.tenancy.scopes import SCOPES
+
+if TYPE_CHECKING:
+    from smokebox.server.tenancy.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """The authenticated sender of a request. Ids of its sandboxes start with `prefix`.
+
+    A tenant has the ceilings of its `profile`. An administrator has none.
+    """
+
+    id: str
+    prefix: str = ""
+    admin: bool = False
+    profile: Profile | None = None
+    scopes: frozenset[str] = frozenset(SCOPES)
+
+    def check_scope(self, scope: str) -> None:
+        """Raise `Forbidden` unless its key has the scope."""
+        if scope not in self.scopes:
+            raise Forbidden(
+                f"this request needs the scope {scope}, which this key does not have.",
+                hint=f"Use a key created with `smokebox keys create --scopes {scope}`.",
+                key=self.id,
+                reason="scope",
+                scope=scope,
+            )
+
+    def check_sandbox(self, id: str) -> None:
+        """Raise `Forbidden` for a sandbox that it may not use."""
+        if not any(scope.startswith("sandboxes:") for scope in self.scopes):
+            self.check_scope("sandboxes:read")
+        if not id.startswith(self.prefix):
+            raise Forbidden(
+                f"this key is for sandboxes whose id begins with {self.prefix!r}, not for {id!r}.",
+                hint="Use such an id, or another key: see `smokebox keys create --help`.",
+                key=self.id,
+                reason="scope",
+            )
+
+    def check_admin(self) -> None:
+        """Raise `Forbidden` unless it is an administrator."""
+        if not self.admin:
+            raise Forbidden(
+                "this request needs an administrator's key.",
+                hint="Use a key created with `smokebox keys create --admin`.",
+                key=self.id,
+                reason="admin",
+            )
+
+    def random_id(self) -> str:
+        """Return a random id for a sandbox, with the prefix."""
+        return self.prefix + random_id()
+
+
+LOCAL = Principal(id="local", admin=True)
+"""The user of the unix socket, and of a server without keys. May do everything."""
+
+# No id of a sandbox has this prefix.
+ANONYMOUS = Principal(id="anonymous", prefix="\0")
+"""The sender of a request to a public path, which needs no key."""
+
+current_principal: ContextVar[Principal | None] = ContextVar("smokebox_principal", default=None)
+"""The sender of the request that the current task serves; None for work of the server itself."""

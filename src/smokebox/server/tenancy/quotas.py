@@ -1,0 +1,183 @@
+"""Quotas: how many sandboxes and backups a tenant has, and the sums of their limits.
+
+They are counted from the engine's record for the prefix of a key, with what is being created at
+this moment, so that concurrent requests cannot both get the last place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from smokebox.errors import LimitReached
+from smokebox.server.tenancy.ceilings import complete_options
+from smokebox.server.tenancy.principal import current_principal
+from smokebox.server.tenancy.profile import TOTALS
+from smokebox.server.tenancy.scopes import WRITE
+from smokebox.wire.responses import QuotaUse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from smokebox.engine import Host
+    from smokebox.engine.options import CheckedOptions
+    from smokebox.limits import Limits
+    from smokebox.server.settings import ServerSettings
+    from smokebox.server.tenancy.principal import Principal
+    from smokebox.server.tenancy.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reservation:
+    """A sandbox that is being created, or gets other limits."""
+
+    id: str
+    limits: Limits
+
+
+class Quotas:
+    """The quotas of all tenants. `host` is set once the engine is open."""
+
+    host: Host
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._sandboxes: set[_Reservation] = set()
+        self._backups: dict[str, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def admit(self, id: str, options: CheckedOptions) -> AsyncIterator[CheckedOptions]:
+        """Complete the options of a sandbox that the engine is about to create, and count it.
+
+        The principal is that of the request that needs the sandbox.
+
+        Raises:
+            Forbidden: The key may not create a sandbox, or not of the default image.
+            LimitReached: A quota is used up.
+        """
+        principal = current_principal.get()
+        if principal is not None:
+            # Reading through the bridge wakes, and so creates, a sandbox that does not exist.
+            principal.check_scope(f"sandboxes:{WRITE}")
+        if principal is None or principal.profile is None:
+            yield options
+            return
+        options = complete_options(principal, options, self._settings)
+        assert options.limits is not None
+        async with self._reserve(principal, id, options.limits):
+            yield options
+
+    @contextlib.asynccontextmanager
+    async def resize(
+        self, principal: Principal, id: str, limits: Limits | None
+    ) -> AsyncIterator[None]:
+        """Count other limits of a sandbox, if it exists. Raises `LimitReached`."""
+        profile = principal.profile
+        if (
+            profile is None
+            or limits is None
+            or not any(getattr(profile, total) is not None for total in TOTALS)
+            or await self.host.sandbox(id).info() is None
+        ):
+            yield
+            return
+        async with self._reserve(principal, id, limits):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def backup(self, principal: Principal, id: str, sandbox: str) -> AsyncIterator[None]:
+        """Count a backup that is being made. Raises `LimitReached`."""
+        profile = principal.profile
+        if profile is None or profile.backups is None:
+            yield
+            return
+        before = dict(self._backups)
+        found = {one.id for one in await self.host.backups.list(prefix=principal.prefix)}
+        making = {**before, **self._backups}
+        found |= {one for one, of in making.items() if of.startswith(principal.prefix)}
+        if len(found - {id}) >= profile.backups:
+            _refuse(principal, profile, "backups", profile.backups, "Delete one")
+        self._backups[id] = sandbox
+        try:
+            yield
+        finally:
+            del self._backups[id]
+
+    async def use(self, principal: Principal) -> list[QuotaUse]:
+        """Return what the sandboxes and backups of a key use, and its ceilings."""
+        profile = principal.profile
+        sandboxes = await self.host.list(prefix=principal.prefix)
+        used: dict[str, float] = {"sandboxes": len(sandboxes)}
+        for total, limit in TOTALS.items():
+            used[total] = sum(one.limits[limit] or 0 for one in sandboxes)
+        used["backups"] = len(await self.host.backups.list(prefix=principal.prefix))
+        return [
+            QuotaUse(name=name, used=value, ceiling=getattr(profile, name, None))
+            for name, value in used.items()
+        ]
+
+    @contextlib.asynccontextmanager
+    async def _reserve(self, principal: Principal, id: str, limits: Limits) -> AsyncIterator[None]:
+        profile = principal.profile
+        assert profile is not None
+        # Before the read: a reservation goes when its row has been written.
+        before = set(self._sandboxes)
+        found = await self.host.list(prefix=principal.prefix)
+        taken = [(one.id, one.limits) for one in found]
+        taken += [
+            (one.id, one.limits.to_json())
+            for one in before | self._sandboxes
+            if one.id.startswith(principal.prefix)
+        ]
+        self._check(principal, profile, taken, id, limits)
+        reservation = _Reservation(id, limits)
+        # Nothing was awaited since the reservations were read.
+        self._sandboxes.add(reservation)
+        try:
+            yield
+        finally:
+            self._sandboxes.discard(reservation)
+
+    def _check(
+        self,
+        principal: Principal,
+        profile: Profile,
+        taken: Iterable[tuple[str, dict[str, float | None]]],
+        id: str,
+        limits: Limits,
+    ) -> None:
+        """Raise `LimitReached` if a sandbox with these limits is too much beside the others."""
+        # A sandbox may be twice in the list, with its old and its new limits.
+        used: dict[str, dict[str, float]] = {}
+        for one, its_limits in taken:
+            sums = used.setdefault(one, dict.fromkeys(TOTALS, 0.0))
+            for total, limit in TOTALS.items():
+                value = its_limits[limit]
+                most = getattr(profile.limits, limit) or 0.0
+                sums[total] = max(sums[total], most if value is None else value)
+        own = used.pop(id, None)
+        if own is None and profile.sandboxes is not None and len(used) >= profile.sandboxes:
+            _refuse(principal, profile, "sandboxes", profile.sandboxes, "Destroy one")
+        for total, limit in TOTALS.items():
+            ceiling, wanted = getattr(profile, total), getattr(limits, limit) or 0.0
+            if ceiling is None or (own is not None and wanted <= own[total]):
+                continue
+            if sum(sums[total] for sums in used.values()) + wanted > ceiling:
+                _refuse(principal, profile, total, ceiling, "Destroy a sandbox or lower its limits")
+
+
+def _refuse(
+    principal: Principal, profile: Profile, quota: str, ceiling: float, advice: str
+) -> NoReturn:
+    error = LimitReached(
+        f"the quota {quota} of key {principal.id} is used up: its profile {profile.name!r} allows "
+        f"{ceiling:g}.",
+        hint=f"{advice}, or let the operator raise {profile.setting(quota)}.",
+        limit=ceiling,
+        key=principal.id,
+        ceiling=quota,
+    )
+    # Waiting does not help.
+    error.retryable = False
+    raise error
