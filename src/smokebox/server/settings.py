@@ -49,9 +49,8 @@ class ServerSettings:
         drain_seconds: Time that running requests have when the server stops.
         tier: Default tier of sandboxes.
         pool: Number of sandboxes created ahead.
-        git_private: Allow clones from private addresses.
+        private_networks: Private networks, and addresses with ports, that every key may reach.
         buckets: Buckets that clients may mount by name, without credentials.
-        bucket_private: Allow mounts of clients' buckets at private addresses.
         backups: URL of the bucket for backups. Defaults to the state directory.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
@@ -73,9 +72,8 @@ class ServerSettings:
     drain_seconds: float = 10.0
     tier: Tier = "namespaces"
     pool: int = POOL_SIZE
-    git_private: bool = False
+    private_networks: tuple[str, ...] = ()
     buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
-    bucket_private: bool = False
     backups: str | None = None
     log_json: bool = False
     otlp_endpoint: str | None = None

@@ -133,7 +133,7 @@ async def sandbox_options(call: ApiCall, body: Settings) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in Settings.__struct_fields__}
     options = {name: value for name, value in fields.items() if value is not None}
     if body.egress is not None:
-        options["egress"] = await allowed_egress(call.principal, body.egress)
+        options["egress"] = await allowed_egress(call, body.egress)
     return options
 
 
