@@ -80,8 +80,8 @@ class Site:
     async def get(self, path: str, **options: Any) -> HttpResponse:
         return await fetch(self.http.get(self.url + path, **options))
 
-    async def delete(self, path: str) -> HttpResponse:
-        return await fetch(self.http.delete(self.url + path))
+    async def delete(self, path: str, **options: Any) -> HttpResponse:
+        return await fetch(self.http.delete(self.url + path, **options))
 
     async def post(self, path: str, body: object = None, **options: Any) -> HttpResponse:
         if body is not None:

@@ -118,6 +118,29 @@ async def test_repeated_delivery_is_the_same_run(site: Site, preset: str) -> Non
     assert first.body["submission_id"] == again.body["submission_id"]
 
 
+async def test_delivery_is_not_accepted_for_another_conversation(tmp_path: Path) -> None:
+    """The signature does not cover the URL: a captured delivery could be sent to any other."""
+    agent = f"{ECHO}\ntriggers = {{'webhook': {{'verify': 'github', 'secret': 'HOOK_SECRET'}}}}\n"
+    folder = project(tmp_path / "p", agents__echo=agent, agents__other=agent)
+    (folder / ".env").write_text(f"HOOK_SECRET={SECRET}\nSMOKEBOX_APP_KEYS=the-key\n")
+    body = json.dumps({"message": "hello"}).encode()
+    headers = github(body, time.time())
+    async with serve(folder) as site:
+        first = await site.post("/agents/echo/one?wait=result", data=body, headers=headers)
+        again = await site.post("/agents/echo/one?wait=result", data=body, headers=headers)
+        assert first.status == again.status == 200
+        assert first.body["submission_id"] == again.body["submission_id"]
+        refused = await site.post("/agents/echo/two", data=body, headers=headers)
+        assert (refused.status, refused.code) == (409, "conflict")
+        assert "one" not in refused.body["error"]["message"].split()
+        key = {"Authorization": "Bearer the-key"}
+        assert (await site.delete("/agents/echo/one", headers=key)).status == 200
+        for id in ("one", "two"):
+            refused = await site.post(f"/agents/echo/{id}", data=body, headers=headers)
+            assert (refused.status, refused.code) == (409, "conflict")
+        assert (await site.post("/agents/other/two", data=body, headers=headers)).status == 202
+
+
 async def test_request_without_a_key_reveals_nothing(site: Site) -> None:
     for path in ("/agents/echo/one", "/agents/unknown/one", "/workflows/unknown"):
         found = await site.post(path, {"message": "hello"})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest_asyncio
 
 from attack.sandbox_code import run
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.egress.message import Response
 from smokebox.egress.policy import Egress
 from smokebox.engine.jail.network import PORT
@@ -245,7 +246,11 @@ async def test_name_with_private_address_is_refused(
     sandbox = await host.create("rebound", egress=Egress(tcp=[f"evil.test:{service.port}"]))
     from smokebox.egress.upstream import UpstreamPool
 
-    monkeypatch.setattr(sandbox.egress_proxy, "_pool", UpstreamPool(resolver=resolve))
+    monkeypatch.setattr(
+        sandbox.egress_proxy,
+        "_pool",
+        UpstreamPool(AddressGuard(trusts_policy=True), resolver=resolve),
+    )
     results = await run(
         sandbox,
         CONNECT

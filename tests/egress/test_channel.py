@@ -42,7 +42,7 @@ class Channel:
         self.handlers = handlers
         self._to_client: asyncio.Queue[str | bytes] = asyncio.Queue()
         self._to_server: asyncio.Queue[str | bytes] = asyncio.Queue()
-        self.remote = RemoteHandlers(self._sender(self._to_client))
+        self.remote = RemoteHandlers(self._sender(self._to_client), trusted=True)
         self.server = HandlerServer("box-1", handlers, "the env", self._sender(self._to_server))
         self.connected = True
         self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._run())]
@@ -94,7 +94,9 @@ class FakeContext:
         self.responses = list(responses)
         self.forwarded: list[tuple[Request, str | None]] = []
 
-    async def forward(self, request: Request, *, to: str | None = None) -> Response:
+    async def forward(
+        self, request: Request, *, to: str | None = None, trusted: bool = True
+    ) -> Response:
         self.forwarded.append((request, to))
         return self.responses.pop(0)
 
@@ -299,7 +301,9 @@ async def test_body_that_breaks_off_raises_in_its_reader() -> None:
 
 async def test_failed_forward_raises_in_the_handler() -> None:
     class Broken(FakeContext):
-        async def forward(self, request: Request, *, to: str | None = None) -> Response:
+        async def forward(
+            self, request: Request, *, to: str | None = None, trusted: bool = True
+        ) -> Response:
             raise OSError("no such host")
 
     async def relay(request: Request, env: Any, context: HandlerContext) -> Response:

@@ -89,13 +89,14 @@ async def test_disconnect_cancels_the_clone(
     assert not await sandbox.exists("/workspace/project")
 
 
-async def test_server_with_keys_connects_to_public_addresses_only(
-    git: GitServer, tmp_path: Path
-) -> None:
+async def test_key_reaches_public_addresses_only(git: GitServer, tmp_path: Path) -> None:
     settings = ServerSettings(home=str(tmp_path / "keyed"), host="127.0.0.1", keys=True, pool=0)
     async with run_server(settings) as server:
         connector = aiohttp.UnixConnector(server.socket)
-        async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as operator:
+            key = (await fetch(operator.post("/api/keys", json={"name": "x"}))).body["key"]
+        headers = {"authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(server.url, headers=headers) as http:
             await fetch(http.put(SANDBOX, json={}))
             body = {"url": f"{git.origin}/plain/project.git"}
             response = await fetch(http.post(CHECKOUT, json=body))

@@ -130,6 +130,7 @@ class AppInbox:
         body: Any,
         *,
         key: str | None = None,
+        signed: bool = False,
         request: dict[str, Any] | None = None,
         head: int = 0,
     ) -> StoredSubmission:
@@ -139,11 +140,12 @@ class AppInbox:
             target: Conversation or run that the work is for.
             body: Message or payload, as JSON types.
             key: Idempotency key: the same key for the same target returns the earlier submission.
+            signed: The key is that of a signed delivery, which is accepted for one target only.
             request: HTTP request that the work came with.
             head: Last offset of the conversation.
 
         Raises:
-            Conflict: The key was used with another body.
+            Conflict: The key was used with another body, or the delivery for another target.
         """
         data = msgspec.json.encode(body)
         digest = hashlib.sha256(data).hexdigest()
@@ -159,6 +161,11 @@ class AppInbox:
                 if known[1] != digest:
                     raise _key_conflict(key or "")
                 return str(known[0])
+            if signed:
+                delivery = (target.kind, target.name, key)
+                if connection.execute(tables.DELIVERED_TO, delivery).fetchone() is not None:
+                    raise _delivery_conflict(target)
+                connection.execute(tables.ADD_DELIVERY, (*delivery, target.id))
             connection.execute(tables.ADD, (id, number, data, request_data, head, key, digest, now))
             return id
 
@@ -487,6 +494,16 @@ def _key_conflict(key: str) -> Conflict:
         hint="Send the same body, or another key.",
         kind="idempotency_key",
         name=key,
+    )
+
+
+def _delivery_conflict(target: WorkTarget) -> Conflict:
+    return Conflict(
+        f"this delivery was accepted before: not for {target.id!r:.100}, or it was deleted there.",
+        hint="Send each delivery to one URL. A signature does not cover the URL, so a copy of a "
+        "delivery is refused at every other.",
+        kind="delivery",
+        name=target.name,
     )
 
 

@@ -52,6 +52,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE TABLE schedules (name TEXT PRIMARY KEY, cron TEXT NOT NULL, due REAL NOT NULL)",
     ),
+    (
+        # Kept when their submissions are deleted, or an old delivery could be sent again.
+        """
+        CREATE TABLE deliveries (
+            kind TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL,
+            PRIMARY KEY (kind, name, key)
+        ) WITHOUT ROWID
+        """,
+    ),
 )
 
 INBOX = replace(SESSION_STORE, label="inbox", migrations=MIGRATIONS)
@@ -59,6 +68,8 @@ INBOX = replace(SESSION_STORE, label="inbox", migrations=MIGRATIONS)
 ADD_TARGET = "INSERT OR IGNORE INTO targets (kind, name, id) VALUES (?, ?, ?)"
 TARGET = "SELECT number FROM targets WHERE kind = ? AND name = ? AND id = ?"
 BY_KEY = "SELECT id, digest FROM submissions WHERE target = ? AND key = ?"
+DELIVERED_TO = "SELECT id FROM deliveries WHERE kind = ? AND name = ? AND key = ?"
+ADD_DELIVERY = "INSERT INTO deliveries (kind, name, key, id) VALUES (?, ?, ?, ?)"
 ADD = (
     "INSERT INTO submissions (id, target, body, request, head, key, digest, accepted_at) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"

@@ -72,16 +72,10 @@ def serve(
     pool: Annotated[
         int | None, typer.Option(min=0, help="Number of sandboxes to create ahead of need.")
     ] = None,
-    git_private: Annotated[
-        bool, typer.Option("--git-private", help="Allow cloning from private addresses.")
-    ] = False,
     buckets: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Offer the buckets of the smokebox.toml in this folder."),
     ] = None,
-    bucket_private: Annotated[
-        bool, typer.Option("--bucket-private", help="Allow mounting from private addresses.")
-    ] = False,
     backups: Annotated[
         str | None,
         typer.Option(
@@ -128,12 +122,9 @@ def serve(
         idle_exit=idle_exit,
         tier=tier,
         pool=POOL_SIZE if pool is None else pool,
-        git_private=git_private,
         buckets=offered_buckets(buckets) if buckets else {},
-        bucket_private=bucket_private,
         directories=granted.directories,
         private_networks=granted.private_networks,
-        denied_networks=granted.denied_networks,
         handlers=granted.handlers,
         profiles=granted.profiles,
         backups=backups,

@@ -15,6 +15,7 @@ from smokebox.egress.pattern import HostPattern, HostPort
 from smokebox.egress.policy import (
     Egress,
     EgressInForce,
+    TenantEgress,
     egress_fields,
     handler_key,
     parse_entry,
@@ -93,29 +94,42 @@ class EgressChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressLayers:
-    """The policy settings of a sandbox, and the changes made since."""
+    """The policy settings of a sandbox, and the changes made since.
+
+    `granted` are the networks granted to the tenant who set them; None for the operator.
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: EgressChanges = field(default_factory=EgressChanges)
+    granted: Sequence[str] | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EgressLayers:
         """Decode the result of `to_json`, also of another version."""
         changes, known = data.get("changes", {}), {one.name for one in fields(EgressChanges)}
         names = {one.name for one in egress_fields()}
+        granted = data.get("granted")
         return cls(
             settings={k: v for k, v in data.get("settings", {}).items() if k in names},
             changes=EgressChanges(**{k: v for k, v in changes.items() if k in known}),
+            granted=None if granted is None else tuple(granted),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Encode both for the record."""
-        return {"settings": dict(self.settings), "changes": asdict(self.changes)}
+        granted = None if self.granted is None else list(self.granted)
+        return {
+            "settings": dict(self.settings),
+            "changes": asdict(self.changes),
+            "granted": granted,
+        }
 
-    def with_settings(self, settings: Mapping[str, Any]) -> EgressLayers:
+    def with_settings(
+        self, settings: Mapping[str, Any], granted: Sequence[str] | None = None
+    ) -> EgressLayers:
         """Replace the settings, and keep the changes made at run time."""
         Egress(**settings)
-        return replace(self, settings=dict(settings))
+        return replace(self, settings=dict(settings), granted=granted)
 
     def egress(self, bind: Bind | None = None) -> EgressInForce:
         """Return the policy in force. `bind` replaces the names of handlers by functions."""
@@ -144,15 +158,21 @@ class EgressLayers:
                 one for one in policy.pass_through if reach.has(HostPattern.parse("hosts", one))
             ],
         }
-        return EgressInForce(**{**self.settings, **overrides}, opened_hosts=opened)
+        return EgressInForce(
+            **{**self.settings, **overrides}, opened_hosts=opened, granted=self.granted
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPolicy:
-    """Settings in which each function is replaced by `@client`, and the functions by slot."""
+    """Settings in which each function is replaced by `@client`, and the functions by slot.
+
+    `granted` are the networks of a `TenantEgress`; None for any other policy.
+    """
 
     settings: dict[str, Any]
     handlers: dict[str, HandlerOption]
+    granted: Sequence[str] | None
 
 
 def split_handlers(policy: Egress) -> SplitPolicy:
@@ -170,7 +190,8 @@ def split_handlers(policy: Egress) -> SplitPolicy:
         if callable(handler):
             settings["outbound_by_host"][name] = CLIENT
             handlers[handler_key(name)] = handler
-    return SplitPolicy(settings, handlers)
+    granted = tuple(policy.granted) if isinstance(policy, TenantEgress) else None
+    return SplitPolicy(settings, handlers, granted)
 
 
 def _as_json(value: Any) -> Any:

@@ -93,7 +93,7 @@ def count_bytes(size: int, meter: Meter) -> None:
 
 def make_endpoint(origin: Origin, address: str | None) -> Endpoint:
     """Return the endpoint of a server; `address` is where the policy's `hosts` places it."""
-    return Endpoint(origin.host, origin.port, origin.tls, address, private=address is not None)
+    return Endpoint(origin.host, origin.port, origin.tls, address, named=address is not None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,9 +214,14 @@ class OutboundCall:
             return self._pass(await self._send(result, None))
         return self._reply(result)
 
-    async def forward(self, request: Request, *, to: str | None = None) -> Response:
-        """Send a request for the handler, and return the response as it arrives."""
-        response = await self._untimed(self._send(request, to))
+    async def forward(
+        self, request: Request, *, to: str | None = None, trusted: bool = True
+    ) -> Response:
+        """Send a request for the handler, and return the response as it arrives.
+
+        Unless `trusted`, the server that `to` names needs a public or granted address.
+        """
+        response = await self._untimed(self._send(request, to, trusted=trusted))
         made = Response(_UntimedBody(self, response), response.status, CIMultiDict(response.fields))
         self._forwarded.append((made.body, response))
         return made
@@ -265,9 +270,11 @@ class OutboundCall:
         finally:
             self._deadline = None
 
-    async def _send(self, request: Request, to: str | None) -> UpstreamResponse:
+    async def _send(
+        self, request: Request, to: str | None, *, trusted: bool = True
+    ) -> UpstreamResponse:
         """Send the handler's request."""
-        response = await self._context.pool.send(self._edit(request, to))
+        response = await self._context.pool.send(self._edit(request, to, trusted=trusted))
         self._responses.append(response)
         if self._secrets and not response.decompress():
             raise EgressFailure(
@@ -310,14 +317,14 @@ class OutboundCall:
             scrubber=self.scrubber,
         )
 
-    def _edit(self, request: Request, to: str | None) -> UpstreamRequest:
+    def _edit(self, request: Request, to: str | None, *, trusted: bool) -> UpstreamRequest:
         """Return a handler's request as it is sent."""
         original = self._request
         if not is_token(request.method):
             raise EgressFailure(f"the method {request.method!r:.40} cannot be sent")
         fields = _end_to_end(request.headers)
         edited = replace(original, method=request.method)
-        self._route(edited, request.url, to)
+        self._route(edited, request.url, to, trusted=trusted)
         if self._context.policy.scrub:
             self._secrets |= added_secrets(
                 fields, request.url, sent_fields=original.fields, sent_url=self._url
@@ -331,7 +338,7 @@ class OutboundCall:
         self._set_body(edited, request)
         return edited
 
-    def _route(self, edited: UpstreamRequest, url: str, to: str | None) -> None:
+    def _route(self, edited: UpstreamRequest, url: str, to: str | None, *, trusted: bool) -> None:
         """Set the server of a request, the Host to name there, and the target."""
         if url != self._url:
             parsed = _split(url)
@@ -343,7 +350,7 @@ class OutboundCall:
             base = _split(to)
             origin = base.server
             edited.target = base.target.rstrip("/") + edited.target
-            edited.endpoint = Endpoint(origin.host, origin.port, origin.tls, private=True)
+            edited.endpoint = Endpoint(origin.host, origin.port, origin.tls, named=trusted)
             edited.host = origin.authority
 
     def _set_body(self, edited: UpstreamRequest, request: Request) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.egress.handler import HandlerOption, check_handler
 from smokebox.egress.pattern import HostPattern, HostPort, normal_host
 from smokebox.errors import InvalidOption
@@ -128,13 +129,30 @@ class Egress:
 
 @strict_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantEgress(Egress):
+    """A policy set by a tenant: private addresses that it names must be in `granted` networks."""
+
+    granted: Sequence[str] = ()
+
+
+@strict_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EgressInForce(Egress):
     """A policy with the hosts that `allow_host` opened at run time.
 
-    They pass `allowed_hosts`, and do not set it: opening one host closes no other.
+    They pass `allowed_hosts`, and do not set it: opening one host closes no other. `granted` are
+    the networks of a `TenantEgress`; None if the operator set the policy.
     """
 
     opened_hosts: Sequence[str] = ()
+    granted: Sequence[str] | None = None
+
+    @property
+    def guard(self) -> AddressGuard:
+        """The guard of the addresses that this policy leads to."""
+        if self.granted is None:
+            return AddressGuard(trusts_policy=True)
+        return AddressGuard.of(self.granted)
 
 
 EgressOption: TypeAlias = "Egress | list[str] | tuple[str, ...] | Mapping[str, Any]"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from multidict import CIMultiDict
 
@@ -38,16 +38,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from smokebox.egress.channel_streams import Send
+    from smokebox.egress.outbound import OutboundCall
 
 MAX_SLOTS = 4096
 _DISCONNECTED = "the client of the handler disconnected"
 
 
 class RemoteHandlers:
-    """`HandlerRunner` of a connected client; several requests at a time."""
+    """`HandlerRunner` of a connected client; several requests at a time.
 
-    def __init__(self, send: Send) -> None:
+    `trusted` lets the client forward requests to every address, as operators may.
+    """
+
+    def __init__(self, send: Send, *, trusted: bool) -> None:
         self._send = send
+        self._trusted = trusted
         self._slots: frozenset[str] = frozenset()
         self._streams = ChannelStreams(send)
         self._calls: dict[int, _RemoteCall] = {}
@@ -166,7 +171,9 @@ class RemoteHandlers:
         try:
             body = self._body(call, id, frame.content)
             request = Request(frame.method, frame.url, CIMultiDict(frame.headers), body)
-            response = await call.context.forward(request, to=frame.to)
+            # On a server, this is the context of every handler.
+            context = cast("OutboundCall", call.context)
+            response = await context.forward(request, to=frame.to, trusted=self._trusted)
         except Exception as error:
             reason = str(error) or type(error).__name__
             with contextlib.suppress(ConnectionError):

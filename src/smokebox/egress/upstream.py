@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+    from smokebox.egress.address_guard import AddressGuard
+
 # Maximum time until a server starts its response, and of a pause in it.
 _SILENCE_SECONDS = 900.0
 # Limit for one piece of a body: a small piece can decompress to a thousand times its size.
@@ -101,14 +103,22 @@ class UpstreamRequest:
 
 
 class UpstreamPool:
-    """The connections of one sandbox to servers, on one event loop."""
+    """The connections of one sandbox to servers, on one event loop.
+
+    `guard` decides about every address, after its name was looked up.
+    """
 
     def __init__(
-        self, *, resolver: Resolver | None = None, connect_timeout: float = CONNECT_SECONDS
+        self,
+        guard: AddressGuard,
+        *,
+        resolver: Resolver | None = None,
+        connect_timeout: float = CONNECT_SECONDS,
     ) -> None:
+        self._guard = guard
         self._pool = ConnectionPool()
         self._dialer = Dialer(
-            is_allowed=is_public,
+            is_allowed=guard.allows,
             timeout=_SILENCE_SECONDS,
             connect_timeout=connect_timeout,
             resolver=resolver,
@@ -130,7 +140,7 @@ class UpstreamPool:
 
     async def dial(self, endpoint: Endpoint) -> socket.socket:
         """Open a bare socket for a tunnel. Raises `UpstreamFailure` and OSError."""
-        with _addresses_explained(endpoint):
+        with self._addresses_explained(endpoint):
             return await self._dialer.dial(endpoint)
 
     def close(self) -> None:
@@ -140,7 +150,7 @@ class UpstreamPool:
     async def _connect(self, endpoint: Endpoint) -> Connection:
         host = endpoint.host
         try:
-            with _addresses_explained(endpoint):
+            with self._addresses_explained(endpoint):
                 return await self._dialer.connect(endpoint)
         except TimeoutError as error:
             reason = f"{host} did not accept the connection in time"
@@ -154,6 +164,23 @@ class UpstreamPool:
         except OSError as error:
             reason = error.strerror or "the connection failed"
             raise UpstreamFailure(f"{host} port {endpoint.port}: {reason}") from error
+
+    @contextlib.contextmanager
+    def _addresses_explained(self, endpoint: Endpoint) -> Iterator[None]:
+        try:
+            yield
+        except UnknownHost as error:
+            raise UpstreamFailure(error.strerror or "there is no such host") from error
+        except AddressRefused as error:
+            kind = "an address of this host" if is_public(error.address) else "a private address"
+            fix = (
+                f"hosts={{{endpoint.host!r}: {error.address!r}}} would open it"
+                if self._guard.trusts_policy
+                else "the operator of the server can grant it: private in [network], or in the "
+                "profile of the key, in server.toml"
+            )
+            reason = f"{error.host} resolves to {error.address}, {kind}; {fix}"
+            raise UpstreamFailure(reason, 403, rule="private") from error
 
 
 class UpstreamResponse:
@@ -261,18 +288,3 @@ def _explained(host: str) -> Iterator[None]:
         raise UpstreamFailure(f"{host}: {error.reason}") from error
     except TimeoutError as error:
         raise UpstreamFailure(f"{host} did not respond in time", 504) from error
-
-
-@contextlib.contextmanager
-def _addresses_explained(endpoint: Endpoint) -> Iterator[None]:
-    try:
-        yield
-    except UnknownHost as error:
-        raise UpstreamFailure(error.strerror or "there is no such host") from error
-    except AddressRefused as error:
-        raise UpstreamFailure(
-            f"{error.host} resolves to {error.address}, a private address; "
-            f"hosts={{{endpoint.host!r}: {error.address!r}}} would open it",
-            403,
-            rule="private",
-        ) from error

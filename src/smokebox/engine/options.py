@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from smokebox.egress.layers import EgressLayers, split_handlers
+from smokebox.egress.layers import EgressLayers, SplitPolicy, split_handlers
 from smokebox.egress.policy import EgressOption, moved_options, parse_egress
 from smokebox.engine.names import check_labels, check_user
 from smokebox.engine.record.rows import RunSettings, SandboxRow
@@ -20,7 +20,6 @@ from smokebox.options import check_env, refuse_unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from smokebox.egress.handler import HandlerOption
     from smokebox.engine.images.image import Image
     from smokebox.isolation import Tier
 
@@ -41,8 +40,7 @@ class CheckedOptions:
     ephemeral: bool | None = None
     cwd: str | None = None
     user: str | None = None
-    egress: dict[str, Any] | None = None
-    handlers: dict[str, HandlerOption] | None = None
+    egress: SplitPolicy | None = None
 
     @property
     def empty(self) -> bool:
@@ -59,7 +57,9 @@ class CheckedOptions:
 
     def layers(self, current: EgressLayers) -> EgressLayers:
         """Return the egress layers with these options applied."""
-        return current if self.egress is None else current.with_settings(self.egress)
+        if self.egress is None:
+            return current
+        return current.with_settings(self.egress.settings, self.egress.granted)
 
     def row(self, id: str, *, key: str, image: Image, tier: Tier) -> SandboxRow:
         """Return the row of a new sandbox, with defaults from the image."""
@@ -138,8 +138,7 @@ def parse_options(where: str, options: SandboxOptions) -> CheckedOptions:
     )
     if "egress" not in passed:
         return checked
-    split = split_handlers(parse_egress(passed["egress"]))
-    return replace(checked, egress=split.settings, handlers=split.handlers)
+    return replace(checked, egress=split_handlers(parse_egress(passed["egress"])))
 
 
 def parse_duration(value: float | str) -> float:

@@ -49,6 +49,7 @@ from smokebox.types import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from smokebox.egress.address_guard import PrivateAccess
     from smokebox.engine.context import EngineContext
     from smokebox.engine.jail.spec import Owner
     from smokebox.engine.options import CheckedOptions
@@ -111,8 +112,8 @@ class Sandbox:
         """Apply options from the next call on."""
         if options.cwd is not None:
             self._context.cwds[self.id] = options.cwd
-        if options.handlers:
-            self.network.serve(options.handlers)
+        if options.egress is not None:
+            self.network.serve(options.egress.handlers)
         self.lifecycle.set_options(options)
 
     def resolve_path(self, path: str) -> str:
@@ -230,7 +231,7 @@ class Sandbox:
         timeout: float | None = 600.0,
         username: str | None = None,
         password: str | None = None,
-        allow_private: bool = False,
+        allow_private: PrivateAccess = False,
     ) -> GitCheckout:
         """Clone a repository from an https or http URL, with the git of the sandbox's image.
 
@@ -246,7 +247,7 @@ class Sandbox:
             timeout: Seconds before the clone is cancelled.
             username: User name for the git server.
             password: Password or token for the git server.
-            allow_private: Allow private addresses; by default only public ones are contacted.
+            allow_private: Allow private addresses, or only those in these networks.
 
         Raises:
             GitError: The clone failed.

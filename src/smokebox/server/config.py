@@ -30,7 +30,6 @@ class ServerConfig:
 
     directories: Mapping[str, str] = field(default_factory=dict)
     private_networks: tuple[str, ...] = ()
-    denied_networks: tuple[str, ...] = ()
     handlers: tuple[str, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
 
@@ -58,12 +57,11 @@ def load_server_config(home: str, file: str | None = None) -> ServerConfig:
             value=str(path),
         ) from error
     refuse_unknown(str(path), tables, _TABLES)
-    network = _table(path, "network", tables, ("private", "denied"))
+    network = _table(path, "network", tables, ("private",))
     handlers = _table(path, "handlers", tables, ("allow",))
     return ServerConfig(
         directories=_directories(path, home, _table(path, "images", tables)),
-        private_networks=_networks(path, "private", network, ports=True),
-        denied_networks=_networks(path, "denied", network, ports=False),
+        private_networks=parse_networks(f"{path}: network.private", network.get("private", [])),
         handlers=_handlers(path, handlers),
         profiles={
             name: parse_profile(f"{path}: [profiles.{name}]", name, _as_table(path, name, table))
@@ -110,10 +108,6 @@ def _directories(path: Path, home: str, table: Mapping[str, Any]) -> dict[str, s
             hint = "It would show the files of all sandboxes: use another directory."
             _refuse(path, option, value, f"has nothing in common with {home}", hint)
     return dict(table)
-
-
-def _networks(path: Path, name: str, table: Mapping[str, Any], *, ports: bool) -> tuple[str, ...]:
-    return parse_networks(f"{path}: network.{name}", table.get(name, []), ports=ports)
 
 
 def _handlers(path: Path, table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import Headers
     from starlette.types import Receive, Scope, Send
 
+    from smokebox.egress.address_guard import PrivateAccess
     from smokebox.engine import Host, Sandbox
     from smokebox.errors import SmokeboxError
     from smokebox.server.state import ServerState
@@ -179,6 +180,13 @@ class ApiCall:
     def request_id(self) -> str:
         """The id of this request in logs and errors."""
         return str(self.request.scope["smokebox.request_id"])
+
+    @property
+    def private_access(self) -> PrivateAccess:
+        """Private addresses that the server may connect to for this principal."""
+        profile = self.principal.profile
+        granted = () if profile is None else profile.private
+        return self.principal.admin or (*self.state.settings.private_networks, *granted)
 
     def path_param(self, name: str) -> str:
         """Return a parameter of the path."""

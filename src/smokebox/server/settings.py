@@ -52,13 +52,9 @@ class ServerSettings:
         drain_seconds: Time that running requests have when the server stops.
         tier: Default tier of sandboxes.
         pool: Number of sandboxes created ahead.
-        git_private: Allow clones from private addresses.
+        private_networks: Private networks, and addresses with ports, that every key may reach.
         buckets: Buckets that clients may mount by name, without credentials.
-        bucket_private: Allow mounts of clients' buckets at private addresses.
         directories: Host directories that clients may use as images, by name.
-        private_networks: Networks, and addresses with or without a port, that are not public and
-            that sandboxes may reach if their policy opens them.
-        denied_networks: Networks that no sandbox may reach.
         handlers: Egress handlers that clients may name: `package.module:name`, or globs.
         profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
@@ -82,12 +78,9 @@ class ServerSettings:
     drain_seconds: float = 10.0
     tier: Tier = "namespaces"
     pool: int = POOL_SIZE
-    git_private: bool = False
-    buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
-    bucket_private: bool = False
-    directories: Mapping[str, str] = field(default_factory=dict)
     private_networks: tuple[str, ...] = ()
-    denied_networks: tuple[str, ...] = ()
+    buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
+    directories: Mapping[str, str] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.egress.meter import Meter
 from smokebox.egress.policy import Egress
 from smokebox.egress.upstream import UpstreamPool
@@ -134,7 +135,9 @@ async def open_proxy(
     resolver: Callable[[str, int], Awaitable[list[str]]] | None = None,
 ) -> AsyncIterator[StandaloneProxy]:
     """Run a proxy that takes every connection for one to this host, address and port."""
-    proxy = StandaloneProxy(authority, policy, UpstreamPool(resolver=resolver))
+    proxy = StandaloneProxy(
+        authority, policy, UpstreamPool(AddressGuard(trusts_policy=True), resolver=resolver)
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     proxy.port = listener.getsockname()[1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from smokebox.egress import address_guard
 from smokebox.engine.git import remote
 from smokebox.engine.git.repository import parse_repository
 from smokebox.errors import InvalidOption
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     ],
 )
 async def test_private_addresses_are_refused_by_default(sandbox: Sandbox, address: str) -> None:
-    with pytest.raises(InvalidOption, match="allow_private=True") as caught:
+    with pytest.raises(InvalidOption, match="public address") as caught:
         await sandbox.git_checkout(f"http://{address}/x.git")
     assert caught.value.option == "allow_private"
     assert not await sandbox.exists("x")
@@ -52,7 +53,8 @@ async def test_redirect_to_a_private_address_is_refused(
     sandbox: Sandbox, server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Treat the server as public; the target of its redirect is not.
-    monkeypatch.setattr(remote, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(address_guard, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(address_guard, "is_own", lambda address: False)
     await sandbox.git_checkout(f"{server.origin}/moved/project.git")
     with pytest.raises(InvalidOption, match=r"169\.254\.169\.254 does not lead"):
         await sandbox.git_checkout(f"{server.origin}/local/project.git", "t")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # public, as no test can reach a public store.
 PROGRAM = """
 import sys
-from smokebox.engine.mounts.daemon import use_public_proxy
+from smokebox.engine.mounts.daemon import use_guarded_proxy
 from smokebox.sandbox.access import Access
 from smokebox.sandbox.filesystems.bucket import BucketFilesystem
 from smokebox.sandbox.stores import open_target
@@ -24,11 +24,11 @@ from smokebox.sandbox.stores import open_target
 endpoint, key, secret, name, decision = sys.argv[1:]
 checked = []
 
-def allowed(address):
+def allowed(address, port):
     checked.append(address)
     return decision == "allow"
 
-use_public_proxy(allowed)
+use_guarded_proxy(allowed)
 target = open_target(name, "", Access(endpoint=endpoint, access_key=key, secret_key=secret))
 bucket = BucketFilesystem(target.store, "", label=target.label)
 try:

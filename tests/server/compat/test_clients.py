@@ -51,7 +51,11 @@ async def run(key: str, bucket: dict[str, str], *command: str | Path) -> None:
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     """A server that requires keys."""
     settings = ServerSettings(
-        home=str(tmp_path / "home"), host="127.0.0.1", keys=True, pool=0, bucket_private=True
+        home=str(tmp_path / "home"),
+        host="127.0.0.1",
+        keys=True,
+        pool=0,
+        private_networks=("127.0.0.1",),
     )
     async with run_server(settings) as server:
         yield server

@@ -143,6 +143,7 @@ async def accept_request(request: AppRequest, kind: TargetKind) -> StoredSubmiss
         WorkTarget(kind=kind, name=served.name, id=id),
         _message(data) if isinstance(served, ServedAgent) else _payload(data),
         key=key,
+        signed=delivery is not None,
         request=_describe_request(request.http),
         head=await _head(request.app, served.name, id) if isinstance(served, ServedAgent) else 0,
     )

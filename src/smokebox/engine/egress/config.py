@@ -62,7 +62,7 @@ class EgressConfig:
         """Replace the policy; changes made at run time stay."""
         split = split_handlers(parse_egress(egress))
         self.serve(split.handlers)
-        await self._change(lambda layers: layers.with_settings(split.settings))
+        await self._change(lambda layers: layers.with_settings(split.settings, split.granted))
 
     async def allow_host(self, host: str) -> None:
         """Allow a host, and remove a denial of exactly this name."""

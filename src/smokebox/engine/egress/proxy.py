@@ -95,8 +95,12 @@ class EgressProxy(RunPart):
         """The policy in force."""
         layers = self._layers() or _CLOSED
         if layers is not self._policy_layers:
-            self._policy = layers.egress(self.handlers.bind)
-            self._policy_layers = layers
+            policy = layers.egress(self.handlers.bind)
+            if policy.guard != self._policy.guard and self._pool is not None:
+                # An idle connection may lead to an address that is no longer allowed.
+                self._pool.close()
+                self._pool = None
+            self._policy, self._policy_layers = policy, layers
         return self._policy
 
     @property
@@ -125,7 +129,7 @@ class EgressProxy(RunPart):
         if self._pool is None:
             from smokebox.egress.upstream import UpstreamPool
 
-            self._pool = UpstreamPool()
+            self._pool = UpstreamPool(self.policy.guard)
         return self._pool
 
     async def begin(self, run: Run) -> None:
@@ -302,7 +306,7 @@ class EgressProxy(RunPart):
             self._refuse(sock, name, port, "limits", reason)
             return
         address = verdict.address
-        endpoint = Endpoint(name, port, tls=False, address=address, private=address is not None)
+        endpoint = Endpoint(name, port, tls=False, address=address, named=address is not None)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 outside = await self.pool.dial(endpoint)

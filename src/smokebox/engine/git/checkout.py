@@ -26,6 +26,7 @@ from smokebox.types import GitCheckout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smokebox.egress.address_guard import PrivateAccess
     from smokebox.engine.files.files import Files
     from smokebox.engine.git.repository import Repository
     from smokebox.engine.lifecycle import Lifecycle
@@ -75,7 +76,7 @@ class CheckoutJob:
     target: str
     branch: str | None
     depth: int | None
-    allow_private: bool
+    allow_private: PrivateAccess
     targets: set[str]
 
     async def run(self, timeout: float | None) -> GitCheckout:

@@ -9,7 +9,7 @@ import contextlib
 import ssl
 from typing import TYPE_CHECKING
 
-from smokebox.egress.pattern import is_public
+from smokebox.egress.address_guard import AddressGuard, PrivateAccess
 from smokebox.egress.urls import Url, join_url, parse_url
 from smokebox.errors import GitError, InvalidOption
 from smokebox.foundation.http1.client import (
@@ -55,15 +55,14 @@ class GitRemote:
         self,
         repository: Repository,
         *,
-        allow_private: bool = False,
+        allow_private: PrivateAccess = False,
         resolver: Resolver | None = None,
     ) -> None:
         self._repository = repository
-        self._private = allow_private
         self._base = str(repository.url).rstrip("/")
         self._pool = ConnectionPool()
         self._dialer = Dialer(
-            is_allowed=is_public,
+            is_allowed=AddressGuard.of(allow_private, option="allow_private").allows,
             timeout=_SILENCE_SECONDS,
             connect_timeout=_CONNECT_SECONDS,
             resolver=resolver,
@@ -113,7 +112,7 @@ class GitRemote:
             fields.append(("Transfer-Encoding", "chunked"))
         elif body is not None:
             fields.append(("Content-Length", str(framing)))
-        endpoint = Endpoint(url.host, url.port, url.scheme == "https", private=self._private)
+        endpoint = Endpoint(url.host, url.port, url.scheme == "https")
         request = ClientRequest(
             method=method,
             head=write_request(method, url.target, fields),
@@ -181,8 +180,10 @@ class GitRemote:
             raise RequestAborted from failure
         except AddressRefused as error:
             raise InvalidOption(
-                f"{url.origin} does not lead to a public address, so it was not contacted.",
-                hint="Pass allow_private=True to clone from servers inside this network.",
+                f"{url.origin} does not lead to a public address of another host, so it was not "
+                "contacted.",
+                hint="The operator of the server can grant it: private in the table [network] of "
+                "server.toml. In the engine, pass allow_private=True.",
                 option="allow_private",
                 value=False,
             ) from error

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from smokebox.egress.pattern import is_public
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.engine.jail import linux
 from smokebox.engine.mounts.fuse_mount import MountPoint, PendingMount, unmount
 from smokebox.engine.mounts.fuse_server import FuseServer
@@ -44,6 +44,9 @@ from smokebox.wire.failure import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    AddressCheck: TypeAlias = Callable[[str, int], bool]
 
 CACHE_BYTES = 32 << 20
 # Time for which cached listings are valid.
@@ -89,9 +92,10 @@ def _mount(message: dict[str, Any]) -> tuple[FuseServer, Volume]:
             os.setresgid(message["gid"], message["gid"], message["gid"])
             os.setresuid(message["uid"], message["uid"], message["uid"])
         linux.set_dumpable(False)
-        if not message["private"]:
-            check_public(message["access"]["endpoint"])
-            use_public_proxy()
+        if message["private"] is not True:
+            guard = AddressGuard.of(message["private"])
+            check_endpoint(message["access"]["endpoint"], guard.allows_address)
+            use_guarded_proxy(guard.allows_address)
         target = open_target(message["bucket"], message["prefix"], Access(**message["access"]))
         bucket = BucketFilesystem(
             target.store,
@@ -139,8 +143,8 @@ def _send_error(reply: socket.socket, error: SmokeboxError) -> None:
     reply.send(msgspec.json.encode(failure_of(error)))
 
 
-def use_public_proxy(is_allowed: Callable[[str], bool] = is_public) -> None:
-    """Make HTTP clients of this process that are created later reach public addresses only.
+def use_guarded_proxy(is_allowed: AddressCheck) -> None:
+    """Make HTTP clients of this process that are created later reach allowed addresses only.
 
     They use a proxy in this process, which checks the address of every connection.
     """
@@ -159,16 +163,18 @@ def use_public_proxy(is_allowed: Callable[[str], bool] = is_public) -> None:
         os.environ.pop(name, None)
 
 
-def check_public(endpoint: str | None) -> None:
-    """Raise for an endpoint at a private address, with a hint how it can be allowed."""
+def check_endpoint(endpoint: str | None, is_allowed: AddressCheck) -> None:
+    """Raise for an endpoint at an address that is not allowed, with a hint how it can be."""
     url = urlsplit(endpoint or "")
     try:
         if url.hostname:
-            _resolve(url.hostname, url.port or 80, is_public)
+            _resolve(url.hostname, url.port or 80, is_allowed)
     except PermissionError as error:
         raise InvalidOption(
-            f"{endpoint} does not lead to a public address, so it was not contacted.",
-            hint="The operator of the server can allow it: smokebox serve --bucket-private.",
+            f"{endpoint} does not lead to a public address of another host, so it was not "
+            "contacted.",
+            hint="The operator of the server can grant it: private in the table [network] of "
+            "server.toml.",
             option="endpoint",
             value=endpoint,
         ) from error
@@ -180,9 +186,7 @@ def check_public(endpoint: str | None) -> None:
         ) from error
 
 
-def _accept(
-    listener: socket.socket, authorization: bytes, is_allowed: Callable[[str], bool]
-) -> None:
+def _accept(listener: socket.socket, authorization: bytes, is_allowed: AddressCheck) -> None:
     while True:
         client, _ = listener.accept()
         threading.Thread(
@@ -193,7 +197,7 @@ def _accept(
         ).start()
 
 
-def _proxy(client: socket.socket, authorization: bytes, is_allowed: Callable[[str], bool]) -> None:
+def _proxy(client: socket.socket, authorization: bytes, is_allowed: AddressCheck) -> None:
     with client, contextlib.suppress(OSError, ValueError):
         head, rest = _read_head(client)
         line, *fields = head.split(b"\r\n")
@@ -243,7 +247,7 @@ def _is_authorized(field: bytes, authorization: bytes) -> bool:
     )
 
 
-def _connect(host: str, port: int, is_allowed: Callable[[str], bool]) -> socket.socket:
+def _connect(host: str, port: int, is_allowed: AddressCheck) -> socket.socket:
     for address in _resolve(host, port, is_allowed):
         with contextlib.suppress(OSError):
             server = socket.create_connection((address, port), CONNECT_SECONDS)
@@ -252,9 +256,9 @@ def _connect(host: str, port: int, is_allowed: Callable[[str], bool]) -> socket.
     raise ConnectionRefusedError(f"{host} does not respond")
 
 
-def _resolve(host: str, port: int, is_allowed: Callable[[str], bool]) -> list[str]:
+def _resolve(host: str, port: int, is_allowed: AddressCheck) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(info[4][0]) for info in found if is_allowed(str(info[4][0]))]
+    addresses = [str(info[4][0]) for info in found if is_allowed(str(info[4][0]), port)]
     if found and not addresses:
         raise PermissionError(f"{host} has only private addresses")
     return addresses

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smokebox.engine.mounts.fuse_protocol import DEVICE
 from smokebox.errors import InvalidOption, InvalidPath, MissingDependency, Unsupported
 from smokebox.foundation.paths import resolve
 from smokebox.sandbox.access import BUCKET_NAME, Access, check_prefix
+
+if TYPE_CHECKING:
+    from smokebox.egress.address_guard import PrivateAccess
 
 # Directories with mounts of the engine in or below them, and directories that programs need.
 _ENGINE_DIRECTORIES = ("/dev", "/proc", "/run/smokebox", "/sys")
@@ -21,8 +24,8 @@ _SYSTEM_DIRECTORIES = ("/", "/bin", "/etc", "/lib", "/lib64", "/run", "/sbin", "
 class MountRequest:
     """A bucket, or a folder of it, for one directory of a sandbox.
 
-    `private` permits endpoints at private addresses. `name` is the name of a bucket that the
-    operator configured, if it is one.
+    `private` permits endpoints at private addresses, or in some networks. `name` is the name of a
+    bucket that the operator configured, if it is one.
     """
 
     path: str
@@ -30,7 +33,7 @@ class MountRequest:
     prefix: str
     read_only: bool
     access: Access = field(repr=False)
-    private: bool = False
+    private: PrivateAccess = False
     name: str | None = None
 
     @classmethod
@@ -47,7 +50,7 @@ def parse_request(
     access: Access,
     prefix: str = "",
     read_only: bool = False,
-    private: bool = False,
+    private: PrivateAccess = False,
 ) -> MountRequest:
     """Check everything that needs no access to the sandbox or the store."""
     name, folder = _parse_bucket(bucket)

@@ -36,21 +36,21 @@ class AddressRefused(OSError):
 class Endpoint:
     """A server: `host` is its name, `address` where to find it instead (`127.0.0.1:8080`).
 
-    `private` allows every address.
+    `named` means that a policy names the address, or that a handler does.
     """
 
     host: str
     port: int
     tls: bool
     address: str | None = None
-    private: bool = False
+    named: bool = False
 
 
 class Dialer:
     """Opens connections to endpoints.
 
     Args:
-        is_allowed: Tells whether an address may be used for an endpoint that is not `private`.
+        is_allowed: Tells whether an address and port may be used for an endpoint.
         timeout: Seconds that a server may stay silent; see `Connection`.
         connect_timeout: Seconds for the name, the connection and TLS together.
     """
@@ -58,7 +58,7 @@ class Dialer:
     def __init__(
         self,
         *,
-        is_allowed: Callable[[str], bool],
+        is_allowed: Callable[[Endpoint, str, int], bool],
         timeout: float,
         connect_timeout: float = CONNECT_SECONDS,
         resolver: Resolver | None = None,
@@ -106,7 +106,8 @@ class Dialer:
         # differently the second time is never resolved a second time.
         host, port = endpoint.host, endpoint.port
         if endpoint.address is not None:
-            host, port = _split(endpoint.address, port)
+            host, named_port = split_address(endpoint.address)
+            port = port if named_port is None else named_port
         addresses: Sequence[str] = [host]
         if not is_address(host):
             try:
@@ -115,10 +116,9 @@ class Dialer:
                 addresses = []
         if not addresses:
             raise UnknownHost(None, f"there is no host {host}")
-        if not endpoint.private:
-            for address in addresses:
-                if not self._is_allowed(address):
-                    raise AddressRefused(host, address)
+        for address in addresses:
+            if not self._is_allowed(endpoint, address, port):
+                raise AddressRefused(host, address)
         return [(address, port) for address in dict.fromkeys(addresses)]
 
 
@@ -143,12 +143,12 @@ async def _resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in infos]
 
 
-def _split(address: str, port: int) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int | None]:
     """Split `name`, `name:1`, `::1` or `[::1]:1` into host and port."""
     host, colon, digits = address.rpartition(":")
     if colon and digits.isdigit() and (host.endswith("]") or ":" not in host):
         return host.strip("[]"), int(digits)
-    return address.strip("[]"), port
+    return address.strip("[]"), None
 
 
 def is_address(host: str) -> bool:

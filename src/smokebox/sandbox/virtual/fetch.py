@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.egress.meter import Meter
 from smokebox.egress.outbound import (
     OutboundCall,
@@ -191,7 +192,9 @@ class EgressClient:
         connect_timeout = min(
             request.connect_timeout or limits.connect_timeout, limits.connect_timeout
         )
-        pool = UpstreamPool(resolver=self._resolver, connect_timeout=connect_timeout)
+        # The user of this process set the policy.
+        guard = AddressGuard(trusts_policy=True)
+        pool = UpstreamPool(guard, resolver=self._resolver, connect_timeout=connect_timeout)
         context = _FetchContext(self._sandbox_id, self._policy, self._meter, self._env, pool)
         hops: list[Hop] = []
         call: OutboundCall | None = None

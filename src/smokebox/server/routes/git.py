@@ -37,10 +37,9 @@ async def checkout(call: ApiCall, body: requests.CheckOutRepository) -> GitCheck
     """Clone a repository from an https or http URL.
 
     The server fetches it, so credentials never get into the sandbox. It only connects to public
-    addresses, unless it needs no keys or was started with `--git-private`. Closing the
-    connection cancels the clone and removes what was cloned so far.
+    addresses of other hosts, and to networks that the operator granted. Closing the connection
+    cancels the clone and removes what was cloned so far.
     """
-    settings = call.state.settings
     check_hosts(call.principal, [parse_repository(body.url).url.host])
     limit: dict[str, Any] = {} if body.timeout is None else {"timeout": body.timeout}
     return await call.sandbox.git_checkout(
@@ -50,7 +49,7 @@ async def checkout(call: ApiCall, body: requests.CheckOutRepository) -> GitCheck
         depth=body.depth,
         username=body.username,
         password=body.password,
-        allow_private=settings.git_private or (call.principal.admin and not settings.needs_keys),
+        allow_private=call.private_access,
         **limit,
     )
 

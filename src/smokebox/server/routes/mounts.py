@@ -57,9 +57,8 @@ async def mount(call: ApiCall, body: MountBucket) -> Mount:
     """Mount a bucket at a directory, which is created if needed. Wakes the sandbox.
 
     The server reads and writes the objects, so credentials never get into the sandbox. It only
-    connects to public addresses, unless it needs no keys or was started with
-    `--bucket-private`. Without credentials, `bucket` is the name of a bucket that the
-    server offers. Safe to repeat.
+    connects to public addresses of other hosts, and to networks that the operator granted. Without
+    credentials, `bucket` is the name of a bucket that the server offers. Safe to repeat.
     """
     access = Access(
         endpoint=body.endpoint,
@@ -109,7 +108,7 @@ def request_for(
             prefix=prefix,
             read_only=read_only,
             access=access,
-            private=settings.bucket_private or (call.principal.admin and not settings.needs_keys),
+            private=call.private_access,
         )
     inside = "/".join(part for part in (offered.prefix, prefix.strip("/")) if part)
     found = parse_request(

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, get_type_hints
 import msgspec
 from msgspec import UNSET
 
+from smokebox.egress.address_guard import AddressGuard
 from smokebox.egress.handler import CATCH_ALL, CLIENT
 from smokebox.egress.layers import EgressChanges, check_opened
-from smokebox.egress.policy import Egress, egress_fields, handler_key, parse_egress
+from smokebox.egress.policy import (
+    Egress,
+    TenantEgress,
+    egress_fields,
+    handler_key,
+    parse_egress,
+)
 from smokebox.egress.remote_handlers import RemoteHandlers
 from smokebox.errors import Forbidden, InvalidOption, LimitReached, SandboxGone
 from smokebox.foundation import sse
+from smokebox.foundation.http1.dial import is_address, split_address
 from smokebox.server.endpoint import ApiCall, endpoint, sandbox_not_found
 from smokebox.server.responses import EventResponse, event
 from smokebox.server.tenancy.ceilings import check_egress, check_hosts
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 
     from smokebox.egress.layers import EgressLayers
     from smokebox.engine import Sandbox
+    from smokebox.server.tenancy.principal import Principal
 
     EgressBody = Body
 else:
@@ -133,7 +142,7 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
     `send`, `respond`, `refuse` or `fail`. Bodies are binary frames, of which `pull` allows more.
     """
     await channel.accept()
-    remote = RemoteHandlers(channel.send)
+    remote = RemoteHandlers(channel.send, trusted=call.principal.admin)
     attachment = _Attachment(call.sandbox, remote)
 
     async def receive(frame: bytes | str) -> None:
@@ -158,12 +167,36 @@ async def handlers(call: ApiCall, channel: WebSocketChannel) -> None:
 
 
 async def allowed_egress(call: ApiCall, egress: object) -> Egress:
-    """Return the policy of a body. Raises `Forbidden` for what the key may not open."""
+    """Return the policy of a body, as far as its key may set it.
+
+    Raises `Forbidden` for hosts, handlers and addresses that the key may not use. Names in `hosts`
+    are checked when they are looked up.
+    """
     policy = parse_egress(egress)
     check_egress(call.principal, policy)
     handlers = [policy.outbound, *policy.outbound_by_host.values()]
     await check_handlers(call, [name for name in handlers if isinstance(name, str)])
-    return policy
+    access = call.private_access
+    if access is True:
+        return policy
+    fields = {one.name: getattr(policy, one.name) for one in egress_fields()}
+    tenant = TenantEgress(**fields, granted=() if access is False else access)
+    for host, address in policy.hosts.items():
+        _check_address(call.principal, tenant, host, address)
+    return tenant
+
+
+def _check_address(principal: Principal, policy: TenantEgress, host: str, address: str) -> None:
+    name, port = split_address(address)
+    guard = AddressGuard.of(policy.granted)
+    if is_address(name) and not guard.allows_address(name, port):
+        raise Forbidden(
+            f"hosts: {host!r} is at {address!r}, which is not a public address of another host.",
+            hint="The operator of the server can grant it: `private` in [network] or in the key's "
+            "profile, in server.toml.",
+            key=principal.id,
+            reason="private",
+        )
 
 
 async def check_handlers(call: ApiCall, handlers: Iterable[str | None]) -> None:

@@ -99,7 +99,7 @@ def parse_profile(where: str, name: str, table: Mapping[str, Any]) -> Profile:
             elif option in ("images", "egress"):
                 values[option] = None if unlimited else _names(option, value)
             elif option == "private":
-                values[option] = parse_networks(option, value, ports=True)
+                values[option] = parse_networks(option, value)
             elif option == "tier":
                 values[option] = check_tier(value)
             else:
