@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
 
     from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
@@ -66,6 +67,7 @@ class Host:
         pool: int = POOL_SIZE,
         images: str | os.PathLike[str] | None = None,
         backups: str | None = None,
+        directories: Mapping[str, str] | None = None,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -75,8 +77,10 @@ class Host:
             pool: Number of jails to create ahead of need.
             images: Directory of image layers; by default inside the state directory.
             backups: URL of a bucket for backups; by default they stay in the state directory.
+            directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
 
         Raises:
+            InvalidOption: A directory is not valid, or overlaps with those of Smokebox.
             Conflict: Another process holds the state directory.
             AccessDenied: The state directory belongs to another user, or is writable by others.
         """
@@ -87,9 +91,12 @@ class Host:
             record = await Record.open(directory.record)
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
+            image_store = await asyncio.to_thread(
+                open_store, layers, directories=directories, private=(directory.path,)
+            )
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
-        host = cls(_build_context(directory, record, store, tier, pool, layers))
+        host = cls(_build_context(directory, record, store, tier, pool, layers, image_store))
         try:
             await host._take_over()
         except BaseException:
@@ -261,7 +268,13 @@ async def _run_all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 def _build_context(
-    home: Home, record: Record, backups: Backups, tier: Tier, pool: int, layers: str
+    home: Home,
+    record: Record,
+    backups: Backups,
+    tier: Tier,
+    pool: int,
+    layers: str,
+    image_store: ImageStore,
 ) -> EngineContext:
     jailers: dict[str, Jailer] = {
         "namespaces": NamespaceJailer(),
@@ -270,7 +283,7 @@ def _build_context(
     context = EngineContext(
         home=home,
         record=record,
-        images=open_store(layers),
+        images=image_store,
         jailers=jailers,
         tier=tier,
         workers=Workers(),

@@ -169,7 +169,11 @@ async def open_state(
         if telemetry is not None:
             stack.push_async_callback(telemetry.aclose)
         host = await Host.open(
-            settings.home, tier=settings.tier, pool=settings.pool, backups=settings.backups
+            settings.home,
+            tier=settings.tier,
+            pool=settings.pool,
+            backups=settings.backups,
+            directories=settings.directories,
         )
         await stack.enter_async_context(host)
         keys = Keys(settings)

@@ -53,6 +53,7 @@ class ServerSettings:
         buckets: Buckets that clients may mount by name, without credentials.
         bucket_private: Allow mounts of clients' buckets at private addresses.
         backups: URL of the bucket for backups. Defaults to the state directory.
+        directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
             OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -77,6 +78,7 @@ class ServerSettings:
     buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
     bucket_private: bool = False
     backups: str | None = None
+    directories: Mapping[str, str] = field(default_factory=dict)
     log_json: bool = False
     otlp_endpoint: str | None = None
 
