@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,57 @@ async def test_invalid_frames_are_dropped(sandbox: Sandbox, lines: str) -> None:
     assert result.truncated
     assert result.stdout == "after\n"
     await check_alive(sandbox)
+
+
+# Tries everything that an owner may do with each descriptor of this process.
+DESCRIPTORS = """
+import json, os
+held = []
+for name in os.listdir('/proc/self/fd'):
+    fd = int(name)
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        continue
+    held.append([status.st_dev, status.st_ino])
+    for call in (lambda: os.fchmod(fd, 0o777), lambda: os.fchown(fd, 0, 0),
+                 lambda: os.utime(fd, (0, 0)), lambda: os.setxattr(fd, 'user.x', b'y'),
+                 lambda: os.open(f'/proc/self/fd/{fd}', os.O_RDWR | os.O_NONBLOCK)):
+        try:
+            call()
+        except OSError:
+            pass
+print(json.dumps(held), flush=True)
+"""
+
+
+async def test_descriptors_lead_to_no_file_of_the_engine(
+    sandbox: Sandbox, tier: str, tmp_path: Path
+) -> None:
+    """A context and a background process get pipes, not the engine's named pipes and logs."""
+    await sandbox.contexts.run("1")
+    cat = await sandbox.start_process(["cat"], stdin=True)
+    [run_directory] = [path.parent for path in (tmp_path / "home" / "boxes").glob("*/run/io")]
+    files = list(run_directory.rglob("*"))
+    before = {path: _attributes(path) for path in files if path.suffix in (".in", ".exit")}
+    assert any(path.suffix == ".in" for path in before)
+    process = await sandbox.start_process(["python3", "-c", DESCRIPTORS], stdin=True)
+    await process.wait_for_exit(10)
+    held = [(await sandbox.contexts.run(DESCRIPTORS)).stdout, (await process.logs()).stdout]
+    assert {path: _attributes(path) for path in before} == before
+    if tier == "namespaces":
+        # In gVisor these numbers are its own.
+        inside = {tuple(pair) for text in held for pair in json.loads(text)}
+        assert inside
+        assert not inside & {_attributes(path)[:2] for path in before}
+    await cat.write_stdin("still works\n")
+    await cat.wait_for_log("still works", 10)
+    assert (await sandbox.contexts.run("'next'")).text == "'next'"
+
+
+def _attributes(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid
 
 
 async def test_number_and_size_of_results_are_limited(sandbox: Sandbox) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
@@ -212,6 +213,60 @@ output([{name: size(f"/proc/{name}") for name in names}, sorted(symbols), *place
     if tier == "namespaces":
         # gVisor has its own /sys.
         assert found[2:] == [False, False, False]
+
+
+# Of these, the host's values are readable by every user of it.
+HOST_FILES = (
+    *("bootconfig", "cgroups", "cmdline", "config.gz", "consoles", "diskstats", "iomem", "ioports"),
+    *("kallsyms", "key-users", "keys", "locks", "mdstat", "modules", "partitions", "sched_debug"),
+    *("schedstat", "swaps", "timer_list", "version_signature", "sys/kernel/random/boot_id"),
+)
+
+
+@pytest.mark.parametrize("user", [None, "nobody"])
+async def test_values_of_the_host_are_hidden(
+    sandbox: Sandbox, neighbour: Sandbox, tier: str, user: str | None
+) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("an engine without root has one user id")
+    code = """
+texts = {}
+for name in sys.argv[1:]:
+    try:
+        texts[name] = open(f"/proc/{name}", "rb").read().hex()
+    except OSError:
+        texts[name] = ""
+paths = [f"/proc/{name}" for name in ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi")]
+output([texts, {path: os.listdir(path) for path in paths if os.path.exists(path)}])
+"""
+    texts, directories = await run(sandbox, code, *HOST_FILES, user=user)
+    for name in HOST_FILES:
+        with contextlib.suppress(OSError):
+            host = Path("/proc", name).read_bytes().hex()
+            assert not host or texts[name] != host, name
+    if tier == "namespaces":
+        boot_id = bytes.fromhex(texts.pop("sys/kernel/random/boot_id")).decode()
+        assert UUID(boot_id.strip()).version == 4
+        assert set(texts.values()) == {""}
+        assert not any(directories.values())
+        again, _ = await run(sandbox, code, "sys/kernel/random/boot_id")
+        other, _ = await run(neighbour, code, "sys/kernel/random/boot_id")
+        assert bytes.fromhex(again.popitem()[1]).decode() == boot_id
+        assert bytes.fromhex(other.popitem()[1]).decode() != boot_id
+
+
+@pytest.mark.usefixtures("host_kernel")
+async def test_covers_of_proc_cannot_be_removed(sandbox: Sandbox) -> None:
+    results = await run(
+        sandbox,
+        r"""
+boot_id = "/proc/sys/kernel/random/boot_id"
+output([syscall("umount2", b"/proc/cmdline", 2), syscall("umount2", boot_id.encode(), 2),
+        attempt(write, boot_id, "x"), attempt(os.chmod, boot_id, 0o777),
+        attempt(os.utime, boot_id), attempt(os.rename, "/proc/cmdline", "/proc/x")])
+""",
+    )
+    assert set(results) <= {"EPERM", "EROFS", "EBUSY", "EXDEV", "EACCES", "ENOENT"}
 
 
 async def test_signals_stay_in_the_sandbox(sandbox: Sandbox, neighbour: Sandbox, tier: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from attack.sandbox_code import PRELUDE, check_alive, guest_init_pid, run, running_inside
+from smokebox.engine.jail.kernfs import network_buffers
 from smokebox.errors import SandboxGone, SmokeboxError
 from smokebox.limits import MIB, Limits
 
@@ -133,6 +135,66 @@ async def test_unmapped_memory(bomb: Sandbox, neighbour: Sandbox, kind: str) -> 
     if info is not None and info.enforcement == "rlimits" and "held 300" in outcome:
         pytest.xfail("without a cgroup, memory of memfds is not counted")
     assert "held 300" not in outcome, outcome
+    await bomb.sleep()
+    await check_alive(bomb)
+
+
+# Fills the buffers of sockets that nothing reads, and holds them for longer than two checks.
+SOCKET_BUFFERS = """
+held, size = [], 0
+for _ in range(7 if kind == "tcp of many processes" else 0):
+    if os.fork() == 0:
+        break
+server = socket.create_server(("127.0.0.1", 0), backlog=500)
+def pair():
+    if kind.startswith("tcp"):
+        client = socket.create_connection(server.getsockname())
+        return client, server.accept()[0]
+    if kind == "udp":
+        peer = socket.socket(type=socket.SOCK_DGRAM)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+        peer.bind(("127.0.0.1", 0))
+        client = socket.socket(type=socket.SOCK_DGRAM)
+        client.connect(peer.getsockname())
+        return client, peer
+    pair = socket.socketpair(type=socket.SOCK_STREAM if kind == "unix" else socket.SOCK_DGRAM)
+    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+    return pair
+try:
+    while len(held) < 900:
+        client, peer = pair()
+        client.setblocking(False)
+        held += [client, peer]
+        try:
+            for _ in range(80):
+                size += client.send(b"x" * 60000)
+        except BlockingIOError:
+            pass
+except OSError:
+    pass
+time.sleep(3)
+sys.stderr.write(f"held {size >> 20} MiB")
+"""
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tcp of many processes", "udp", "unix", "datagrams"])
+async def test_buffers_of_sockets(bomb: Sandbox, neighbour: Sandbox, kind: str) -> None:
+    before, most = network_buffers(), 0
+    code = f"kind = {kind!r}\n" + SOCKET_BUFFERS
+    running = asyncio.create_task(explode(bomb, python(code), seconds=12))
+    while not running.done():
+        most = max(most, network_buffers() - before)
+        await asyncio.sleep(0.05)
+    outcome = await running
+    await check_alive(neighbour)
+    # Either it did not get much, or it did not keep it. UDP drops what is above its limit.
+    held = re.search(r"held (\d+) MiB", outcome)
+    assert held is None or int(held[1]) < 192 or kind == "udp", outcome
+    info = await bomb.info()
+    if "memory" not in outcome and info is not None and info.enforcement != "rlimits":
+        assert most < 64 * MIB
+    if kind == "tcp of many processes":
+        assert "memory" in outcome
     await bomb.sleep()
     await check_alive(bomb)
 

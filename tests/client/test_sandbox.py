@@ -215,7 +215,7 @@ async def test_settings_are_changed_by_update_and_by_another_handle(client: Clie
     info = await client.sandbox("change", labels={"b": "2"}).wake()
     assert (info.labels, info.sleep_after) == ({"b": "2"}, 120)
     with pytest.raises(Conflict):
-        await sandbox.update(image="dir:/elsewhere")
+        await sandbox.update(image="dir:elsewhere")
     await sandbox.destroy()
 
 

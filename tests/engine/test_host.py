@@ -125,7 +125,7 @@ async def test_invalid_path_is_refused(host: Host) -> None:
         await host.sandbox("bad").read_file("a\0b")
 
 
-@pytest.mark.parametrize("option", [{"image": "dir:/usr"}, {"tier": "gvisor"}])
+@pytest.mark.parametrize("option", [{"image": "dir:other"}, {"tier": "gvisor"}])
 async def test_image_and_tier_cannot_change(host: Host, option: Any) -> None:
     sandbox = await host.create("fixed")
     host.sandbox("fixed", **option)
@@ -355,12 +355,13 @@ async def test_failed_adoption_of_one_sandbox_does_not_prevent_opening(
 ) -> None:
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
-    first = await Host.open(tmp_path / "home", images=layers, pool=0)
+    directories = {"moves": str(root)}
+    first = await Host.open(tmp_path / "home", images=layers, pool=0, directories=directories)
     await first.sandbox("good").write_file("a", "1")
-    await first.sandbox("bad", image=f"dir:{root}").write_file("/a", "1")
+    await first.sandbox("bad", image="dir:moves").write_file("/a", "1")
     await first.aclose(detach=True)
     root.rename(tmp_path / "moved")
-    async with await Host.open(tmp_path / "home", images=layers) as second:
+    async with await Host.open(tmp_path / "home", images=layers, directories=directories) as second:
         assert (await info(second, "good")).status == "active"
         bad = await info(second, "bad")
         assert bad.status == "idle"

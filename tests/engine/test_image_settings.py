@@ -30,7 +30,8 @@ class ConfiguredStore:
 @pytest.fixture(autouse=True)
 def use_configured_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "smokebox.engine.host.open_store", lambda layers: ConfiguredStore(open_store(layers))
+        "smokebox.engine.host.open_store",
+        lambda layers, **options: ConfiguredStore(open_store(layers, **options)),
     )
 
 

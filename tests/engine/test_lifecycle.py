@@ -14,6 +14,7 @@ import pytest
 
 from engine.leftovers import find_leftovers, sandbox_pids, stop_processes
 from smokebox.engine import lifecycle
+from smokebox.engine.host import Host
 from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.errors import (
     NotFound,
@@ -24,7 +25,6 @@ from smokebox.errors import (
 )
 
 if TYPE_CHECKING:
-    from smokebox.engine.host import Host
     from smokebox.engine.sandbox import Sandbox
     from smokebox.types import SandboxInfo
 
@@ -338,25 +338,29 @@ async def test_options_set_during_a_start_are_applied(host: Host) -> None:
     assert info.labels == {"a": "second"}
 
 
-async def test_missing_image_leaves_a_sandbox_unchanged(host: Host, tmp_path: Path) -> None:
+async def test_missing_image_leaves_a_sandbox_unchanged(tmp_path: Path, layers: Path) -> None:
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
-    sandbox = host.sandbox("vanished", image=f"dir:{root}")
-    await sandbox.write_file("/kept", "1")
-    await sandbox.sleep()
-    before = await sandbox.info()
-    root.rename(tmp_path / "elsewhere")
-    with pytest.raises(SmokeboxError, match="root"):
-        await sandbox.exec("true")
-    assert before is not None
-    assert await sandbox.info() == before
-    (tmp_path / "elsewhere").rename(root)
-    assert await sandbox.read_file("/kept") == "1"
+    async with await Host.open(
+        tmp_path / "home", pool=0, images=layers, directories={"vanishes": str(root)}
+    ) as host:
+        sandbox = host.sandbox("vanished", image="dir:vanishes")
+        await sandbox.write_file("/kept", "1")
+        await sandbox.sleep()
+        before = await sandbox.info()
+        root.rename(tmp_path / "elsewhere")
+        with pytest.raises(NotFound, match="vanishes") as caught:
+            await sandbox.exec("true")
+        assert str(tmp_path) not in str(caught.value)
+        assert before is not None
+        assert await sandbox.info() == before
+        (tmp_path / "elsewhere").rename(root)
+        assert await sandbox.read_file("/kept") == "1"
 
 
 async def test_create_with_a_missing_image_leaves_nothing(host: Host) -> None:
     with pytest.raises(SmokeboxError, match="nowhere"):
-        await host.create("none", image="dir:/nowhere")
+        await host.create("none", image="dir:nowhere")
     assert await host.list() == []
     assert find_leftovers(host.home) == []
     assert host.sandbox("none").id == "none"

@@ -80,3 +80,13 @@ async def test_writing_to_a_closed_stdin_is_refused(sandbox: AwakeSandbox) -> No
         await other.write_stdin("x")
     with pytest.raises(InvalidOption):
         await (await sandbox.processes.start(["cat"], stdin=True)).write_stdin(7)  # type: ignore[arg-type]
+
+
+async def test_stdin_can_be_opened_by_name(sandbox: AwakeSandbox) -> None:
+    users = ["root", "alice"] if os.geteuid() == 0 else ["root"]
+    for user in users:
+        process = await sandbox.processes.start(["cat", "/dev/stdin"], stdin=True, user=user)
+        await process.write_stdin("by name\n")
+        await process.close_stdin()
+        assert await process.wait_for_exit(5) == 0
+        assert (await process.logs()).stdout == "by name\n"

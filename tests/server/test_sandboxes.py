@@ -54,7 +54,7 @@ async def test_foreign_host_name_is_refused_over_tcp(
 
 
 async def test_settings_of_a_failed_request_are_not_kept(http: aiohttp.ClientSession) -> None:
-    refused = await http.put("/api/sandboxes/box", json={"image": "dir:/no/such/root"})
+    refused = await http.put("/api/sandboxes/box", json={"image": "dir:missing"})
     assert refused.status == 404
     created = await http.put("/api/sandboxes/box", json={})
     assert (created.status, (await created.json())["image"]) == (200, "host")

@@ -7,6 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from smokebox.engine.disk import DiskWatch
+from smokebox.engine.jail.cgroup import buffers_limit
+from smokebox.engine.jail.kernfs import network_buffers
 from smokebox.errors import SmokeboxError
 
 if TYPE_CHECKING:
@@ -69,16 +71,27 @@ class ResourceGuard:
             lifecycle.stop(reason)
 
     async def _watch_memory(self) -> None:
-        """Bound the sum of memory where rlimits bind only each process."""
+        """Bound the memory that the kernel does not.
+
+        Rlimits bind only each process. The limit of cgroup v1 on network buffers slows connections
+        down, but leaves a minimum to each.
+        """
         while True:
             await asyncio.sleep(MEMORY_SECONDS)
+            buffers = network_buffers()
             for key, run in list(self._runs.items()):
                 limit = run.limits.memory
-                if run.jail.state.enforcement != "rlimits" or limit is None:
+                if limit is None:
                     continue
+                enforcement, allowed = run.jail.state.enforcement, limit
+                if enforcement != "rlimits":
+                    # It cannot have more of them than the whole host.
+                    if enforcement == "cgroup-v2" or buffers <= buffers_limit(limit):
+                        continue
+                    allowed += buffers_limit(limit)
                 with contextlib.suppress(SmokeboxError, OSError):
                     used = (await run.jail.stats()).memory
-                    if used is not None and used > limit:
+                    if used is not None and used > allowed:
                         self._stop(key, f"it took {used >> 20} MiB of memory, above {limit >> 20}")
 
     def _keep(self, task: asyncio.Task[None]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from smokebox.engine.context import Admission
     from smokebox.engine.egress.audit_log import TrafficTotals
+    from smokebox.engine.images.store import ImageStore
     from smokebox.engine.jail.jail import Jailer
     from smokebox.isolation import Tier
     from smokebox.types import SandboxInfo, SandboxStatus
@@ -68,6 +69,7 @@ class Host:
         images: str | os.PathLike[str] | None = None,
         backups: str | None = None,
         admit: Admission = admit_all,
+        directories: Mapping[str, str] | None = None,
     ) -> Self:
         """Lock a state directory and adopt its sandboxes that still run.
 
@@ -78,8 +80,10 @@ class Host:
             images: Directory of image layers; by default inside the state directory.
             backups: URL of a bucket for backups; by default they stay in the state directory.
             admit: Decides about sandboxes that are created; see `Admission`.
+            directories: Absolute paths of root file systems by name, for `image="dir:NAME"`.
 
         Raises:
+            InvalidOption: A directory is not valid, or overlaps with those of Smokebox.
             Conflict: Another process holds the state directory.
             AccessDenied: The state directory belongs to another user, or is writable by others.
         """
@@ -90,9 +94,12 @@ class Host:
             record = await Record.open(directory.record)
             stack.push_async_callback(record.aclose)
             layers = os.fspath(images or os.path.join(directory.path, "images"))
+            image_store = await asyncio.to_thread(
+                open_store, layers, directories=directories, private=(directory.path,)
+            )
             store = Backups(record, os.path.join(directory.path, "backups"), backups)
             stack.pop_all()
-        host = cls(_build_context(directory, record, store, tier, pool, layers, admit))
+        host = cls(_build_context(directory, record, store, tier, pool, layers, image_store, admit))
         try:
             await host._take_over()
         except BaseException:
@@ -270,6 +277,7 @@ def _build_context(
     tier: Tier,
     pool: int,
     layers: str,
+    image_store: ImageStore,
     admit: Admission,
 ) -> EngineContext:
     jailers: dict[str, Jailer] = {
@@ -279,7 +287,7 @@ def _build_context(
     context = EngineContext(
         home=home,
         record=record,
-        images=open_store(layers),
+        images=image_store,
         jailers=jailers,
         tier=tier,
         workers=Workers(),

@@ -180,7 +180,7 @@ def _image(value: object) -> str:
         return value
     raise InvalidOption(
         f"image must be a non-empty str, not {value!r}.",
-        hint="Leave it out for the host's own programs, or pass 'dir:/path/to/a/root'.",
+        hint="Leave it out for the host's own programs, or pass 'dir:NAME' of a named directory.",
         option="image",
         value=value,
     )

@@ -176,6 +176,7 @@ async def open_state(
             pool=settings.pool,
             backups=settings.backups,
             admit=quotas.admit,
+            directories=settings.directories,
         )
         await stack.enter_async_context(host)
         keys = Keys(settings)

@@ -54,10 +54,10 @@ class ServerSettings:
         pool: Number of sandboxes created ahead.
         private_networks: Private networks, and addresses with ports, that every key may reach.
         buckets: Buckets that clients may mount by name, without credentials.
-        directories: Host directories that clients may use as images, by name.
         handlers: Egress handlers that clients may name: `package.module:name`, or globs.
         profiles: Ceilings of keys by name. Keys that name none have `default`.
         backups: URL of the bucket for backups. Defaults to the state directory.
+        directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
         log_json: Log lines of JSON.
         otlp_endpoint: URL to send spans to, by OTLP over HTTP. Defaults to
             OTEL_EXPORTER_OTLP_ENDPOINT, if that is set.
@@ -80,10 +80,10 @@ class ServerSettings:
     pool: int = POOL_SIZE
     private_networks: tuple[str, ...] = ()
     buckets: Mapping[str, OfferedBucket] = field(default_factory=dict)
-    directories: Mapping[str, str] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     backups: str | None = None
+    directories: Mapping[str, str] = field(default_factory=dict)
     log_json: bool = False
     otlp_endpoint: str | None = None
 

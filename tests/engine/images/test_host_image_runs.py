@@ -9,7 +9,7 @@ import pytest
 
 from smokebox.engine.images.host_image import HostImage
 from smokebox.engine.images.image import LayerStore
-from smokebox.engine.images.store import ImageStore
+from smokebox.engine.images.store import ImageStore, open_store
 
 if TYPE_CHECKING:
     from engine.images.guest import Guest
@@ -101,7 +101,8 @@ def test_directory_image_gets_etc_files_and_mount_points(guest: Guest) -> None:
     (root / "bin").mkdir(parents=True)
     (root / "etc").mkdir()
     (root / "etc/resolv.conf").symlink_to("../run/stub-resolv.conf")
-    image = guest.get(f"dir:{root}")
+    store = open_store(str(guest.home / "images"), directories={"rootfs": str(root)})
+    image = guest.get("dir:rootfs", store)
     result = guest.run_outside(image, "/", "sh", "-c", "cat etc/hosts etc/resolv.conf; ls")
     assert {"localhost", "nameserver"} <= set(result.stdout.split()), result.stderr
     assert {"proc", "dev", "workspace", "tmp"} <= set(result.stdout.split())

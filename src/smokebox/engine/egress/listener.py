@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,10 +60,13 @@ class Listener:
                 return
             try:
                 connection, _ = self._sock.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._loop.remove_reader(self._sock)
-                    self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError:
+                # No descriptors or memory left, or guest init shut the socket down: it would stay
+                # readable.
+                self._loop.remove_reader(self._sock)
+                self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._serve(connection))
@@ -105,8 +107,10 @@ class DnsListener:
         for _ in range(_BATCH):
             try:
                 query, sender = self._sock.recvfrom(_MAX_QUERY)
-            except OSError:
+            except BlockingIOError:
                 return
+            except OSError:
+                break
             answer = self._answer(query)
             if answer is not None:
                 # Do not wait for a sender that does not read.

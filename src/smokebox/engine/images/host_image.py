@@ -172,7 +172,8 @@ class HostImage:
         if not os.path.isdir(os.path.join(usr, "bin")):
             raise Unsupported(
                 f"this host has no {usr}/bin, so it cannot be used as an image.",
-                hint="Use an image 'dir:<path>' of a root file system.",
+                hint="Use an image 'dir:NAME': the operator names the directory of a root file "
+                "system in [images] of server.toml.",
                 operation="image",
             )
         hidden = () if self._usr_local else ("/usr/local/",)

@@ -22,7 +22,7 @@ from smokebox.engine.images.image import Layer, LayerStore, make_directory
 from smokebox.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from smokebox.engine.images.image import Image
 
@@ -122,7 +122,7 @@ class ImageStore:
 
     def _unknown(self, name: str) -> NotFound:
         shown = {
-            key.removesuffix(":"): f"{key}<path>" if key.endswith(":") else key
+            key.removesuffix(":"): f"{key}NAME" if key.endswith(":") else key
             for key in sorted(self._sources)
         }
         near = difflib.get_close_matches(name.partition(":")[0], shown, n=1, cutoff=0.5)
@@ -132,16 +132,26 @@ class ImageStore:
         return NotFound(f"the store has no image {name!r}.", hint=hint, kind="image", name=name)
 
 
-def open_store(directory: str, *, usr_local: bool = True) -> ImageStore:
+def open_store(
+    directory: str,
+    *,
+    directories: Mapping[str, str] | None = None,
+    private: Iterable[str] = (),
+    usr_local: bool = True,
+) -> ImageStore:
     """Return the image store of this host, with its layers in `directory`.
 
-    `usr_local` includes /usr/local of the host in the image `host`.
+    Args:
+        directory: Directory of the layers.
+        directories: Absolute paths of root file systems by name, for the images `dir:NAME`.
+        private: Other directories that no image may be, contain or lie inside.
+        usr_local: Include /usr/local of the host in the image `host`.
     """
     layer_store = LayerStore(directory)
     return ImageStore(
         {
             DEFAULT: HostImage(layer_store, usr_local=usr_local),
-            PREFIX: DirectoryImages(layer_store),
+            PREFIX: DirectoryImages(layer_store, directories, private),
         },
         Runtimes(layer_store, find_deno()),
     )

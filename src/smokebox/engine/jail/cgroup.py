@@ -32,6 +32,11 @@ FREEZE_SECONDS = 2.0
 KILL_SECONDS = 5.0
 REMOVE_SECONDS = 2.0
 
+# Limit of the buffers of network sockets in version 1: a share of the limit of memory.
+BUFFERS = "memory.kmem.tcp.limit_in_bytes"
+_BUFFERS_SHARE = 8
+_LEAST_BUFFERS = 4 << 20
+
 _PERIOD_US = 100_000
 _ATTACH_ROUNDS = 8
 _SIGNAL_BATCH = 64
@@ -114,12 +119,14 @@ class Cgroup:
         """Return the usage; memory excludes page cache that the kernel can reclaim."""
         memory = self._paths.get("memory", "")
         used = number(f"{memory}/{self._by_version('memory.current', 'memory.usage_in_bytes')}")
+        # Version 2 has no such file, and counts them in.
+        buffers = number(f"{memory}/memory.kmem.tcp.usage_in_bytes") or 0
         inactive = self._by_version("inactive_file", "total_inactive_file")
         cache = field(f"{memory}/memory.stat", inactive) or 0
         peak = self._by_version("memory.peak", "memory.max_usage_in_bytes")
         return JailStats(
             cpu_seconds=self._cpu_seconds(),
-            memory=None if used is None else max(0, used - cache),
+            memory=None if used is None else max(0, used - cache) + buffers,
             memory_peak=number(f"{memory}/{peak}"),
             pids=number(f"{self._paths.get('pids', '')}/pids.current"),
             oom_kills=self.oom_kills(),
@@ -230,7 +237,10 @@ class Cgroup:
             return
         ram, swap = f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"
         text = str(-1 if limit is None else limit)
+        # The buffers of TCP and UDP are not in the limit of memory, and have one of their own.
+        buffers = -1 if limit is None else buffers_limit(limit)
         try:
+            write_if_exists(f"{memory}/{BUFFERS}", str(buffers))
             # The limit with swap can never be below the one without, not even between two writes.
             current = number(ram)
             if limit is not None and current is not None and limit < current:
@@ -301,6 +311,11 @@ class Cgroup:
                 hint="Restart the sandbox.",
                 reason="removed",
             ) from error
+
+
+def buffers_limit(memory: int) -> int:
+    """Return the limit of network buffers, in version 1, beside a limit of memory."""
+    return max(memory // _BUFFERS_SHARE, _LEAST_BUFFERS)
 
 
 def _retries(timeout: float) -> Iterator[None]:

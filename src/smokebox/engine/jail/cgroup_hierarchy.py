@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smokebox.engine.jail.cgroup import Cgroup, ProcessTree
-from smokebox.engine.jail.kernfs import ancestors, read, write
+from smokebox.engine.jail.cgroup import BUFFERS, Cgroup, ProcessTree
+from smokebox.engine.jail.kernfs import ancestors, read, write, write_if_exists
 from smokebox.errors import DeadlineExceeded, IsolationUnavailable
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class CgroupPlacement:
         for directory in self.directories:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o755)
+        if self.enforcement == "cgroup-v1" and "memory" in self.parents:
+            # The kernel patches its code for the first cgroup that counts network buffers, and
+            # again after the last: this one stays.
+            write_if_exists(f"{self.parents['memory']}/{BUFFERS}", "-1")
         if self.enforcement == "cgroup-v2" and self.core:
             wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in self.parents)
             for directory in (os.path.dirname(self.core), self.core):

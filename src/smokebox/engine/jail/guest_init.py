@@ -28,6 +28,7 @@ import struct
 from smokebox.engine.jail import linux
 from smokebox.engine.jail.log_pump import LogPump
 from smokebox.engine.jail.shell_supervisor import SupervisedShell
+from smokebox.engine.jail.stdin_pump import StdinPump
 from smokebox.engine.jail.terminal_supervisor import RelayedTerminal, SupervisedTerminal
 from smokebox.runtime.supervisor import (
     FAILED,
@@ -64,6 +65,8 @@ RUN, SHELL, START = b"run", b"shell", b"start"
 TERMINAL, PTY = b"terminal", b"pty"
 SIGNAL, ROOT, SOCKET, EGRESS_SOCKETS = b"signal", b"root", b"socket", b"egress-sockets"
 NAMESPACES, ATTACH = b"namespaces", b"attach"
+# Kind of a `socket` besides the versions of IP.
+DIAGNOSTICS = b"diagnostics"
 LEADER, TREE, SUPERVISOR = b"leader", b"tree", b"supervisor"
 
 STARTED, DONE = b"S", b"D"
@@ -75,6 +78,7 @@ EXIT_RECORD = struct.Struct("!ci")
 EXITED, LATE = b"X", b"T"
 
 _TIOCSCTTY = 0x540E
+_NETLINK_SOCK_DIAG = 4
 _OOM_SCORE = b"500"
 _ROOT_USER = b"0:0:"
 # Report of a supervisor whose program outlives the connection: it serves no other request.
@@ -210,6 +214,7 @@ class GuestSupervisor(Supervisor):
     reusable = False
     exit_file = -1
     pump: LogPump | None = None
+    stdin: StdinPump | None = None
     stdin_writer: int | None = None
     shell: SupervisedShell | None = None
     terminal: SupervisedTerminal | None = None
@@ -259,8 +264,7 @@ class GuestSupervisor(Supervisor):
         elif verb == ROOT:
             self.send_fds(os.open("/", os.O_PATH | os.O_CLOEXEC))
         elif verb == SOCKET:
-            sock = socket.socket(socket.AF_INET6 if rest == [b"6"] else socket.AF_INET)
-            self.send_fds(sock.detach())
+            self.send_fds(_socket(rest[0]).detach())
         elif verb == EGRESS_SOCKETS:
             self.send_fds(*(os.dup(sock.fileno()) for sock in self.egress_sockets))
         elif verb == NAMESPACES:
@@ -350,7 +354,9 @@ class GuestSupervisor(Supervisor):
         stdin, out, err, self.exit_file, *writers = fds
         uid, gid, _ = self.user.split(b":")
         self.pump = LogPump([out, err], int(uid), int(gid), int(self.rate))
-        self.stdin_writer = writers[0] if writers else None
+        if writers:
+            self.stdin, self.stdin_writer = StdinPump(stdin, int(uid), int(gid)), writers[0]
+            stdin = self.stdin.reader
         # Before the program runs, which may stop us at once: it is killed by this pid then.
         self.write_record(START_RECORD.pack(STARTED, 0, os.getpid()), 0)
         if not super().launch([stdin, *self.pump.writers], fields):
@@ -362,8 +368,10 @@ class GuestSupervisor(Supervisor):
             self.control.sendall(record)
         self.control.close()
         self.report(_OCCUPIED)
-        self.released = set(self.pump.logs)
-        for fd in (self.wakeup, *self.released):
+        # Before the logs: a program that closes its stdin may say so at once.
+        self.released = self.stdin.begin(self.poll) if self.stdin else set()
+        self.released.update(self.pump.logs)
+        for fd in (self.wakeup, *self.pump.logs):
             self.poll.register(fd, select.POLLIN)
         flags = self.wait_for_leader()
         self.pump.drain()
@@ -383,6 +391,9 @@ class GuestSupervisor(Supervisor):
             self.terminal.relay()
         elif self.pump is None:
             super().drain(fd)
+        elif fd not in self.pump.logs:
+            assert self.stdin is not None
+            self.stdin.move(fd, self.poll)
         elif not self.pump.move(fd):
             self.poll.unregister(fd)
             self.released.discard(fd)
@@ -413,6 +424,12 @@ class GuestSupervisor(Supervisor):
         socket.send_fds(self.control, [DONE], fds)
         for fd in fds:
             os.close(fd)
+
+
+def _socket(kind: bytes) -> socket.socket:
+    if kind == DIAGNOSTICS:
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)
+    return socket.socket(socket.AF_INET6 if kind == b"6" else socket.AF_INET)
 
 
 def _find(name: bytes, env: list[bytes]) -> bytes:

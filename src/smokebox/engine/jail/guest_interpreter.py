@@ -34,6 +34,7 @@ _MODULES = (
     "engine/jail/linux.py",
     "engine/jail/log_pump.py",
     "engine/jail/shell_supervisor.py",
+    "engine/jail/stdin_pump.py",
     "engine/jail/terminal_supervisor.py",
 )
 _PACKAGES = ("", "runtime", "engine", "engine/jail")

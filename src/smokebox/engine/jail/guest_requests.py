@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from smokebox.engine.jail import guest_init
 from smokebox.engine.jail.network import MAX_EGRESS_SOCKETS, EgressSockets
+from smokebox.engine.jail.socket_memory import NETLINK_SOCK_DIAG
 from smokebox.errors import SandboxGone
 from smokebox.runtime.pipes import readable
 from smokebox.runtime.supervisor import FAILED, LENGTH, MESSAGE, receive_fds
@@ -19,15 +21,12 @@ if TYPE_CHECKING:
 
 RESPONSE_SECONDS = 10.0
 
-_STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
+_TCP = (socket.SOCK_STREAM, socket.IPPROTO_TCP)
+_UDP = (socket.SOCK_DGRAM, socket.IPPROTO_UDP)
 # With IPv6 on the host, and without.
 _EGRESS_SOCKETS = (
-    [
-        (socket.AF_INET6, _STREAM),
-        (socket.AF_INET, _DATAGRAM),
-        (socket.AF_INET6, _DATAGRAM),
-    ],
-    [(socket.AF_INET, _STREAM), (socket.AF_INET, _DATAGRAM)],
+    [(socket.AF_INET6, *_TCP), (socket.AF_INET, *_UDP), (socket.AF_INET6, *_UDP)],
+    [(socket.AF_INET, *_TCP), (socket.AF_INET, *_UDP)],
 )
 
 
@@ -54,13 +53,23 @@ async def open_root(jail: Jail) -> int:
 async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
     """Open an unconnected TCP socket in the network of the jail."""
     response, fds = await _request(jail, guest_init.SOCKET, b"%d" % version)
-    if response == guest_init.DONE and len(fds) == 1 and stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    if response == guest_init.DONE and len(fds) == 1 and _kind(fds[0]) == (family, *_TCP):
         sock = socket.socket(fileno=fds[0])
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             sock.setblocking(False)
             return sock
-        sock.close()
-        fds = []
+        sock.detach()
+    _close(fds)
+    raise _invalid_response(jail)
+
+
+async def open_diagnostics(jail: Jail) -> socket.socket:
+    """Open a socket for the diagnostics of the jail's network."""
+    response, fds = await _request(jail, guest_init.SOCKET, guest_init.DIAGNOSTICS)
+    diagnostics = (socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    if response == guest_init.DONE and len(fds) == 1 and _kind(fds[0]) == diagnostics:
+        return socket.socket(fileno=fds[0])
     _close(fds)
     raise _invalid_response(jail)
 
@@ -68,12 +77,8 @@ async def open_socket(jail: Jail, *, version: int = 4) -> socket.socket:
 async def egress_sockets(jail: Jail) -> EgressSockets:
     """Return duplicates of the egress sockets, which guest init keeps."""
     response, fds = await _request(jail, guest_init.EGRESS_SOCKETS)
-    sockets = [socket.socket(fileno=fd) for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]
-    kinds = [(sock.family, sock.type) for sock in sockets]
-    if response == guest_init.DONE and len(sockets) == len(fds) and kinds in _EGRESS_SOCKETS:
-        return EgressSockets(sockets)
-    for sock in sockets:
-        sock.detach()
+    if response == guest_init.DONE and [_kind(fd) for fd in fds] in _EGRESS_SOCKETS:
+        return EgressSockets([socket.socket(fileno=fd) for fd in fds])
     _close(fds)
     if not fds:
         return EgressSockets(reason="it was created without egress sockets")
@@ -133,6 +138,29 @@ async def _exchange(jail: Jail, control: socket.socket, *fields: bytes) -> tuple
 def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _kind(fd: int) -> tuple[int, int, int] | None:
+    """Return the family, type and protocol of an unconnected socket; None for anything else."""
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return None
+    options = (socket.SO_DOMAIN, socket.SO_TYPE, socket.SO_PROTOCOL)
+    sock = socket.socket(fileno=fd)
+    try:
+        family, kind, protocol = (sock.getsockopt(socket.SOL_SOCKET, one) for one in options)
+        # A netlink socket without a peer has the address of the kernel as one.
+        connected = family != socket.AF_NETLINK and _has_peer(sock)
+        return None if connected else (family, kind, protocol)
+    finally:
+        sock.detach()
+
+
+def _has_peer(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError as error:
+        return error.errno != errno.ENOTCONN
+    return True
 
 
 def _invalid_response(jail: Jail) -> SandboxGone:

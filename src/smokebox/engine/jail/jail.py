@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from smokebox.engine.jail import guest_requests, kernfs, uid_ranges
@@ -27,6 +27,7 @@ from smokebox.engine.jail.cgroup_hierarchy import detect
 from smokebox.engine.jail.engine_lease import ORPHAN_TIMEOUT
 from smokebox.engine.jail.namespace_setup import MESSAGE_SIZE
 from smokebox.engine.jail.network import MAX_EGRESS_SOCKETS, EgressSockets
+from smokebox.engine.jail.socket_memory import SocketMemory
 from smokebox.engine.jail.spec import JailSpec, JailState, JailStats, Owner
 from smokebox.engine.jail.zygote_client import FirstProcess, ZygoteClient, unavailable
 from smokebox.errors import SandboxGone, ServiceUnavailable, SmokeboxError
@@ -46,6 +47,8 @@ _PASSABLE = 0o711
 _BACKLOG = 1024
 BUILD_SECONDS = 30.0
 KILL_SECONDS = 10.0
+# Others wait meanwhile for their memory to be checked.
+_DIAGNOSTICS_SECONDS = 1.0
 
 
 class Jail:
@@ -78,6 +81,8 @@ class Jail:
         self._pidfd = pidfd
         self._cgroup = cgroup
         self._engine = engine
+        self._socket_memory: SocketMemory | None = None
+        self._diagnostics_requested = False
         self._ended = asyncio.Event()
         self._closed = False
         self._killed = False
@@ -167,7 +172,22 @@ class Jail:
 
     async def stats(self) -> JailStats:
         """Return its current usage."""
-        return await asyncio.to_thread(self._cgroup.stats)
+        stats = await asyncio.to_thread(self._cgroup.stats)
+        if self.state.enforcement != "rlimits" or stats.memory is None:
+            return stats
+        return replace(stats, memory=stats.memory + await self._measure_sockets())
+
+    async def _measure_sockets(self) -> int:
+        """Return the bytes that its sockets hold; 0 if guest init gives no diagnostics socket."""
+        if not self._diagnostics_requested and not self.frozen:
+            self._diagnostics_requested = True
+            with contextlib.suppress(SandboxGone, TimeoutError):
+                async with asyncio.timeout(_DIAGNOSTICS_SECONDS):
+                    sock = await guest_requests.open_diagnostics(self)
+                self._socket_memory = SocketMemory(sock)
+        if self._socket_memory is None or self._closed:
+            return 0
+        return await asyncio.to_thread(self._socket_memory.measure)
 
     async def set_limits(self, limits: Limits) -> None:
         """Change the limits of its cgroup."""
@@ -206,6 +226,8 @@ class Jail:
         if self._engine is not None:
             self._engine.close()
         self.egress_sockets.close()
+        if self._socket_memory is not None:
+            self._socket_memory.close()
         for fd in (self._run, self._pidfd, self.root):
             os.close(fd)
 

@@ -87,6 +87,16 @@ def resident(pid: int) -> int:
     return sum(map(int, pages)) * resource.getpagesize()
 
 
+def network_buffers() -> int:
+    """Return the bytes of memory of all TCP and UDP sockets of the host."""
+    pages = 0
+    for line in read("/proc/net/sockstat").splitlines():
+        name, *fields = line.split()
+        if name in ("TCP:", "UDP:") and "mem" in fields:
+            pages += int(fields[fields.index("mem") + 1])
+    return pages * resource.getpagesize()
+
+
 def ancestors(pid: int) -> Iterator[int]:
     """Yield a process, its parent, and so on up to the first process."""
     while pid:

@@ -38,7 +38,7 @@ class LogPump:
         self.lost: dict[int, int] = {}
         self.writers: list[int] = []
         for log in logs:
-            read, write = _owned_pipe(uid, gid)
+            read, write = owned_pipe(uid, gid)
             os.set_blocking(read, False)
             self.logs[read] = log
             self.starts[read] = 0
@@ -87,7 +87,7 @@ class LogPump:
         return count
 
 
-def _owned_pipe(uid: int, gid: int) -> tuple[int, int]:
+def owned_pipe(uid: int, gid: int) -> tuple[int, int]:
     """Create a pipe that the user of the program may open by name, such as /dev/stdout."""
     # Older versions of gVisor lack fchown for pipes.
     if uid or gid:

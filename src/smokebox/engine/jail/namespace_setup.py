@@ -47,16 +47,33 @@ _LINKS = (
 )
 # Names in /proc that expose the host or control it.
 _HIDDEN_FILES = (
+    "bootconfig",
+    "cgroups",
+    "cmdline",
+    "config.gz",
+    "consoles",
+    "diskstats",
     "interrupts",
+    "iomem",
+    "ioports",
+    "kallsyms",
     "kcore",
+    "key-users",
     "keys",
     "latency_stats",
+    "locks",
+    "mdstat",
+    "modules",
+    "partitions",
     "sched_debug",
+    "schedstat",
+    "swaps",
     "sysrq-trigger",
     "timer_list",
+    "version_signature",
 )
-_HIDDEN_DIRECTORIES = ("acpi", "asound", "scsi")
-_READ_ONLY = ("bus", "fs", "irq", "sys")
+_HIDDEN_DIRECTORIES = ("acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi")
+_BOOT_ID = "sys/kernel/random/boot_id"
 _TTY_GROUP = 5
 _FEWEST_WATCHES = 16
 _SHARED_MEMORY = "mode=1777,size=64m"
@@ -94,7 +111,6 @@ class NamespaceSetup:
         self.request = request
         self.setup = setup
         self.listener = listener
-        self.run_directory = -1
         self.orphan_timeout = 0.0
         self.egress_sockets = network.EgressSockets()
         self.stage = "ids"
@@ -120,13 +136,12 @@ class NamespaceSetup:
         trees = self.become_root(go)
         linux.set_process_name("smokebox-init")
         self.stage = "root"
-        self.run_directory = os.open("run", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         pipes = linux.open_tree("run/io")
         self.mount_root(trees)
         make_directories("dev", "proc", os.path.dirname(IO[1:]), IO[1:])
         self.stage = "devices"
         mount_dev("dev", tty_group=self.request.mapped)
-        mount_proc("proc", "dev/null")
+        mount_proc("proc", "dev/null", boot_id="../boot_id")
         self.stage = "pipes"
         linux.mount_setattr(
             pipes,
@@ -219,9 +234,8 @@ class NamespaceSetup:
             signal.signal(number, signal.SIG_DFL)
         drop_privileges()
         linux.set_no_new_privileges()
-        # Other files that commands get as stdin, and may open by name, are the host's.
-        landlock.confine("/", "/dev/null", f"/proc/self/fd/{self.run_directory}")
-        os.close(self.run_directory)
+        # The file that commands get as stdin, and may open by name, is the host's.
+        landlock.confine("/", "/dev/null")
         seccomp.install(seccomp.profile())
         self.report({"entered": True})
         return True
@@ -293,21 +307,41 @@ def limit_watches(settings: str) -> None:
             kernfs.write_if_exists(f"{settings}/user/max_inotify_{kind}", share)
 
 
-def mount_proc(proc: str, null: str) -> None:
-    """Mount a /proc of this pid namespace, without names that expose or control the host."""
+def mount_proc(proc: str, null: str, boot_id: str) -> None:
+    """Mount a /proc of this pid namespace, without names that expose or control the host.
+
+    Args:
+        proc: Mount point.
+        null: Empty file that covers others.
+        boot_id: Path of a new file with the boot id of the sandbox, outside of its root.
+    """
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", proc, "proc", flags)
     limit_watches(f"{proc}/sys")
-    for name in _HIDDEN_FILES:
-        if os.path.lexists(f"{proc}/{name}"):
-            linux.mount(null, f"{proc}/{name}", None, linux.MS_BIND)
-    for name in _HIDDEN_DIRECTORIES:
-        if os.path.lexists(f"{proc}/{name}"):
-            linux.mount("tmpfs", f"{proc}/{name}", "tmpfs", flags | linux.MS_RDONLY, "size=0")
-    for name in _READ_ONLY:
-        path = f"{proc}/{name}"
-        if os.path.lexists(path):
-            linux.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
-            linux.mount(
-                None, path, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | flags
-            )
+    names = set(os.listdir(proc))
+    for name in names.intersection(_HIDDEN_FILES):
+        linux.mount(null, f"{proc}/{name}", None, linux.MS_BIND)
+    first, *others = (f"{proc}/{name}" for name in names.intersection(_HIDDEN_DIRECTORIES))
+    linux.mount("tmpfs", first, "tmpfs", flags | linux.MS_RDONLY, "size=0")
+    for path in others:
+        linux.mount(first, path, None, linux.MS_BIND)
+    bind_read_only(f"{proc}/sys", f"{proc}/sys", flags)
+    if os.path.exists(f"{proc}/{_BOOT_ID}"):
+        with open(boot_id, "x") as file:
+            file.write(f"{random_uuid()}\n")
+        bind_read_only(boot_id, f"{proc}/{_BOOT_ID}", flags)
+
+
+def bind_read_only(source: str, target: str, flags: int) -> None:
+    """Mount a file or directory at another path, read-only."""
+    linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
+    linux.mount(None, target, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | flags)
+
+
+def random_uuid() -> str:
+    """Return a random UUID, of version 4."""
+    # The module `uuid` takes longer to import than the set-up of a jail.
+    data = bytearray(os.urandom(16))
+    data[6], data[8] = data[6] & 0x0F | 0x40, data[8] & 0x3F | 0x80
+    text = data.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

@@ -40,10 +40,9 @@ async def launch(
     """
     rate = b"%d" % (run.limits.output_rate or 0)
     request = program.pack(guest_init.START + b"\0" + rate, timeout=timeout)
-    owner = run.host_ids(program.user)
     with contextlib.ExitStack() as stack:
         try:
-            fds = _create_files(stem, stack, owner, stdin=stdin)
+            fds = _create_files(stem, stack, stdin=stdin)
         except OSError as error:
             raise from_os_error(error, stem) from error
         control = stack.enter_context(await run.jail.connect())
@@ -84,27 +83,19 @@ def remove_files(stem: str) -> None:
             os.unlink(stem + suffix)
 
 
-def _create_files(
-    stem: str, stack: contextlib.ExitStack, owner: tuple[int, int] | None, *, stdin: bool
-) -> list[int]:
+def _create_files(stem: str, stack: contextlib.ExitStack, *, stdin: bool) -> list[int]:
     """Create the files, and return the descriptors that the supervisor expects, in its order."""
-    read, *write = _create_stdin(stem + STDIN, stack, owner) if stdin else [_open_null(stack)]
+    read, *write = _create_stdin(stem + STDIN, stack) if stdin else [_open_null(stack)]
     outputs = [_open(stem + suffix, os.O_WRONLY | _CREATE, stack) for suffix in SUFFIXES.values()]
     exit_file = _open(stem + EXIT, os.O_WRONLY | _CREATE, stack)
     fcntl.flock(exit_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return [read, *outputs, exit_file, *write]
 
 
-def _create_stdin(
-    path: str, stack: contextlib.ExitStack, owner: tuple[int, int] | None
-) -> list[int]:
+def _create_stdin(path: str, stack: contextlib.ExitStack) -> list[int]:
     """Open both ends of a named pipe, which another engine can find."""
     os.mkfifo(path, 0o600)
-    if owner is not None:
-        # For a program that opens /dev/stdin.
-        os.chown(path, *owner)
     read = _open(path, os.O_RDONLY | os.O_NONBLOCK, stack)
-    os.set_blocking(read, True)
     return [read, _open(path, os.O_WRONLY, stack)]
 
 
