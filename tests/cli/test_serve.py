@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def run_server(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def run_server(home: Path, *options: str, errors: bool = False) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "smokebox", "serve", "--home", str(home), "--pool", "0"]
     process = subprocess.Popen(
-        [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        [*command, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if errors else None,
+        text=True,
     )
     try:
         yield process
@@ -68,6 +73,23 @@ def test_keys_are_required_over_tcp(tmp_path: Path) -> None:
         assert done.stderr.startswith("smokebox: this server requires an API key.\n  ")
         cli.env["SMOKEBOX_API_KEY"] = key
         assert cli.output("ls", "--json") == "[]\n"
+
+
+def test_configuration_is_read_from_the_state_directory_or_a_named_file(tmp_path: Path) -> None:
+    cli = CommandLine(tmp_path)
+    (tmp_path / "server.toml").write_text("[profiles.small]\nsandboxes = 1\n")
+    with run_server(tmp_path, "--no-tcp") as process:
+        first_line(process)
+        key = cli.output("keys", "create", "--name", "a", "--profile", "small", "--json")
+        shown = cli.output("keys", "show", json.loads(key)["id"])
+        assert ["sandboxes", "0", "1"] in [line.split() for line in shown.splitlines()]
+    other = tmp_path / "other.toml"
+    other.write_text("[profile.small]\n")
+    with run_server(tmp_path, "--no-tcp", "--config", str(other), errors=True) as process:
+        _, error = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 2
+        assert f"{other} has no option 'profile'" in error
+        assert "Did you mean 'profiles'?" in error
 
 
 def test_show_demonstrates_and_prints_what_to_try(tmp_path: Path) -> None:
