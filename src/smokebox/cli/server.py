@@ -54,6 +54,12 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Base URL of previews, besides localhost."),
     ] = None,
+    preview_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.001, help="Longest silence of a program behind a preview."
+        ),
+    ] = 300.0,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests per second for each key.")
     ] = None,
@@ -114,6 +120,7 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         preview_url=preview_url,
+        preview_timeout=preview_timeout,
         rate=rate,
         concurrency=concurrency,
         idle_exit=idle_exit,

@@ -40,6 +40,8 @@ class ServerSettings:
         origins: Web sites, as https://name, whose pages may send requests, `*` for any.
         preview_url: Parent of previews, such as https://preview.example.com; all names below it
             must resolve to this server. Previews are always available below localhost.
+        preview_timeout: Seconds that a program behind a preview may stay silent before and within
+            a response. WebSockets have no limit.
         rate: Requests per second of each key; None for no limit.
         concurrency: Concurrent requests of each key; None for no limit.
         limit_socket: Apply both limits to the unix socket too.
@@ -65,6 +67,7 @@ class ServerSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     preview_url: str | None = None
+    preview_timeout: float = 300.0
     rate: float | None = None
     concurrency: int | None = None
     limit_socket: bool = False

@@ -41,7 +41,8 @@ class Previews:
         self.access = PreviewAccess(host, keys, self.signer)
         self.keys = keys
         self.drain = drain
-        self.pool = ConnectionPool(max_idle=_MAX_IDLE, check=False)
+        self.timeout = settings.preview_timeout
+        self.pool = ConnectionPool(max_idle=_MAX_IDLE)
         self.proxies: set[PreviewProxy] = set()
         self.port: int | None = None
         self.count = metrics.previewed

@@ -9,7 +9,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smokebox.errors import InvalidOption, SandboxGone, ServiceUnavailable, SmokeboxError
+from smokebox.errors import (
+    DeadlineExceeded,
+    InvalidOption,
+    SandboxGone,
+    ServiceUnavailable,
+    SmokeboxError,
+)
 from smokebox.foundation.http1.body import BodyReader, BodyWriter, relay_body
 from smokebox.foundation.http1.client import ClientRequest, ClientResponse, RequestBodyFailed, send
 from smokebox.foundation.http1.connection import (
@@ -27,6 +33,13 @@ from smokebox.foundation.http1.head import (
     write_response,
 )
 from smokebox.server.previews.access import Route, not_found
+from smokebox.server.previews.credentials import (
+    Credentials,
+    is_navigation,
+    redirect,
+    tokens_in,
+    without_tokens,
+)
 from smokebox.server.previews.error_page import Refusal, render
 from smokebox.server.previews.headers import ForwardedFor, request_fields, response_fields
 
@@ -46,6 +59,8 @@ _REQUEST_LINE = re.compile(rb"(GET|HEAD) (/[!-~]*) HTTP/1\.1\r\n")
 _MAX_REMEMBERED = 8
 # A client reads a response that comes early only after it has sent the body.
 _DISCARD_SECONDS = 30.0
+# From the first byte of a response's head to its last.
+_HEAD_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -61,6 +76,8 @@ class _Request:
     target: PreviewTarget | None
     forwarded: ForwardedFor
     fields: bytes
+    credentials: Credentials
+    token_in_url: bool = False
 
 
 class PreviewProxy:
@@ -166,7 +183,21 @@ class PreviewProxy:
             if self._sandbox is None or self._sandbox[0] != target:
                 self._sandbox = (target, previews.access.sandbox(target))
             sandbox = self._sandbox[1]
-            route = await previews.access.route(sandbox, target, head.get("authorization"))
+            route = await previews.access.route(sandbox, target, request.credentials, request.path)
+            token = self._take_token(route, request)
+            if token is not None and is_navigation(head):
+                keep_alive = head.keep_alive and (body is None or body.done)
+                previews.count(303)
+                self._connection.write(
+                    redirect(
+                        request.path,
+                        token,
+                        head,
+                        https=request.forwarded.proto == "https",
+                        keep_alive=keep_alive,
+                    )
+                )
+                return keep_alive
             route.ports.add_stream(route.port, self)
             try:
                 return await self._forward(route, request, body)
@@ -177,9 +208,18 @@ class PreviewProxy:
             self._refuse(refusal, request, keep_alive=keep_alive)
             return keep_alive
 
+    def _take_token(self, route: Route, request: _Request) -> str | None:
+        """Remove the tokens of a port from the path, and return one that grants access to it."""
+        if request.forwarded.prefix or not (tokens := tokens_in(request.path)):
+            return None
+        access, row = self._previews.access, route.row
+        path = without_tokens(request.path, lambda token: access.knows(row, token))
+        request.token_in_url, request.path = path != request.path, path
+        return next((token for token in tokens if access.opens(row, token)), None)
+
     async def _forward(self, route: Route, request: _Request, body: BodyReader | None) -> bool:
         head, run = request.head, route.run
-        prefix = request.forwarded.prefix
+        prefix, timeout = request.forwarded.prefix, self._previews.timeout
         path = request.path[len(prefix) - 1 :] if prefix else request.path
         outgoing = ClientRequest(
             method=request.method,
@@ -187,13 +227,14 @@ class PreviewProxy:
             body=body or b"",
             framing=head.framing,
             upgrade=bool(head.upgrade),
+            head_seconds=min(_HEAD_SECONDS, timeout),
         )
         response = None
         try:
             response = await send(
                 self._previews.pool,
                 (run.id, run.generation, route.port),
-                lambda: _connect(route),
+                lambda: _connect(route, timeout),
                 outgoing,
                 reuse=request.method in _SAFE and body is None and not head.upgrade,
             )
@@ -214,7 +255,9 @@ class PreviewProxy:
         except (OSError, MalformedMessage) as error:
             if self._head_sent:
                 raise ConnectionLost(str(error)) from error
-            raise _no_response(route.port) from error
+            if isinstance(error, TimeoutError):
+                raise _timed_out(route.port, timeout) from error
+            raise _no_response(route.port, error) from error
         finally:
             if response is not None:
                 await response.aclose()
@@ -229,7 +272,9 @@ class PreviewProxy:
             keep_alive=head.keep_alive,
             http11=head.http11,
         )
-        fields = response_fields(response.fields, request.forwarded)
+        fields = response_fields(
+            response.fields, request.forwarded, token_in_url=request.token_in_url
+        )
         raw = write_response(response.status, response.reason, fields + framing.fields)
         self._head_sent = True
         writer = BodyWriter(self._connection, raw, chunked=framing.chunked)
@@ -245,6 +290,8 @@ class PreviewProxy:
         self._head_sent = self._relaying_websocket = True
         client.write(write_response(101, response.reason, fields))
         client.enable_keepalive()
+        # The frames of a WebSocket may be hours apart.
+        app.timeout = None
         await relay_both(relay_bytes(client, app), relay_bytes(app, client))
 
     def _remembered_request(self, raw: bytes) -> _Request | None:
@@ -253,7 +300,15 @@ class PreviewProxy:
         if line is None or (known := self._remembered.get(raw[line.end() :])) is None:
             return None
         method, path = line[1].decode(), line[2].decode()
-        return _Request(method, path, known.head, known.target, known.forwarded, known.fields)
+        return _Request(
+            method,
+            path,
+            known.head,
+            known.target,
+            known.forwarded,
+            known.fields,
+            known.credentials,
+        )
 
     def _parse(self, raw: bytes) -> _Request:
         """Parse a request. Raises `MalformedMessage`."""
@@ -270,7 +325,8 @@ class PreviewProxy:
         is_forwarded = bool(head.get("x-forwarded-host"))
         forwarded = self._forwarded_for(head, prefix, is_forwarded)
         fields = write_fields(request_fields(head, forwarded))
-        request = _Request(head.method, head.target, head, target, forwarded, fields)
+        credentials = Credentials.of(head)
+        request = _Request(head.method, head.target, head, target, forwarded, fields, credentials)
         line = _REQUEST_LINE.match(raw)
         plain = head.keep_alive and not (head.framing or head.upgrade or head.expects_continue)
         usual = plain and not (prefix or is_forwarded)
@@ -312,10 +368,10 @@ class PreviewProxy:
         )
 
 
-async def _connect(route: Route) -> Connection:
+async def _connect(route: Route, timeout: float) -> Connection:
     sock = await route.ports.dial(route.run, route.port)
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Connection(timeout=None), sock=sock)
+    _, connection = await loop.create_connection(lambda: Connection(timeout=timeout), sock=sock)
     return connection
 
 
@@ -330,11 +386,26 @@ def _malformed(error: MalformedMessage) -> Refusal:
     )
 
 
-def _no_response(port: int) -> Refusal:
+def _timed_out(port: int, seconds: float) -> Refusal:
+    return Refusal(
+        504,
+        DeadlineExceeded(
+            f"the program on port {port} sent no response within {seconds:g} s.",
+            hint="Read its log; `smokebox serve --preview-timeout` sets the longest silence.",
+            operation="preview",
+            timeout=seconds,
+        ),
+    )
+
+
+def _no_response(port: int, error: Exception) -> Refusal:
+    problem = "closed the connection without a response"
+    if isinstance(error, MalformedMessage):
+        problem = f"sent no valid response: {error.reason}"
     return Refusal(
         502,
         ServiceUnavailable(
-            f"the program on port {port} closed the connection without a response.",
+            f"the program on port {port} {problem}.",
             hint="Check that it speaks HTTP, and read its log.",
             service="port",
             port=port,
