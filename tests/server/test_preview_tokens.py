@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 from yarl import URL
 
@@ -158,6 +159,19 @@ async def test_private_port_needs_a_key_or_a_signed_url(site: Site) -> None:
     assert (await visit(site, "/?token=tok", **NAVIGATE)).status == 401
     assert (await visit(site, f"/?token={token}", **NAVIGATE)).status == 303
     assert (await visit(site, "/", cookie=f"{COOKIE}={token}", **NAVIGATE)).status == 200
+
+
+async def test_revoking_a_key_closes_its_private_previews(site: Site) -> None:
+    created = await site.server.state.keys.create(_key("box"))
+    await site.api("POST", "", json={"port": 3000, "private": True})
+    headers = {**site.headers, "authorization": f"Bearer {created.key}"}
+    async with site.request("GET", "/events", headers=headers) as response:
+        assert await response.content.readline() == b"data: 0\n"
+        async with site.http.delete(f"{site.origin}/api/keys/{created.id}") as revoked:
+            assert revoked.status == 204
+        with pytest.raises(aiohttp.ClientError):
+            async with asyncio.timeout(5):
+                await response.content.read()
 
 
 def _key(prefix: str) -> CreateKey:

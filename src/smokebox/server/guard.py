@@ -27,6 +27,7 @@ from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
 from smokebox.server.keys import ANONYMOUS, LOCAL, take_authorization
 from smokebox.server.responses import event
+from smokebox.server.running import RunningRequest, revoked
 from smokebox.wire import REQUEST_ID
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
@@ -97,8 +98,10 @@ class RequestGuard:
         drain, probe = self.state.drain, scope["path"] in self._probes
         if not probe:
             drain.add(task)
+        running = RunningRequest(task)
         try:
-            await self._check_and_forward(scope, headers, receive, writer, probe)
+            with self._counted(scope):
+                await self._check_and_forward(scope, headers, receive, writer, running)
         except SmokeboxError as error:
             await self._refuse(error, receive, writer)
         except HTTPException as error:
@@ -106,10 +109,11 @@ class RequestGuard:
         except (ClientDisconnect, WebSocketDisconnect):
             writer.status = writer.status or _CLIENT_DISCONNECTED
         except asyncio.CancelledError:
-            if not drain.cut:
+            if not (drain.cut or running.was_cut):
                 raise
             task.uncancel()
-            await self._refuse(drain.refusal(), receive, writer)
+            refusal = revoked() if running.was_cut else drain.refusal()
+            await self._refuse(refusal, receive, writer)
         except Exception:
             _log.exception("request %s to %a failed", writer.request_id, scope["path"])
             await writer.fail(receive, _internal_error(writer.request_id), 500)
@@ -123,9 +127,10 @@ class RequestGuard:
         headers: dict[bytes, bytes],
         receive: Receive,
         writer: ResponseWriter,
-        probe: bool,
+        running: RunningRequest,
     ) -> None:
         state, path = self.state, scope["path"]
+        probe = path in self._probes
         by_socket = scope["server"] is None or scope["server"][1] is None
         # Supervisors know the address of a server, not its name.
         if not by_socket and not (probe and path in self._public):
@@ -147,11 +152,23 @@ class RequestGuard:
         if state.drain.begun and not probe:
             raise state.drain.refusal()
         usage = None if probe else state.rate_limiter.acquire(principal, by_socket=by_socket)
+        state.running.add(principal.id, running)
         try:
             await self.app(scope, receive, writer)
         finally:
+            state.running.remove(principal.id, running)
             if usage is not None:
                 usage.running -= 1
+
+    def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        """Find the client behind a trusted proxy, and count its request."""
+        connections, peer = self.state.connections, scope["client"]
+        if peer is None or not connections.is_trusted(peer[0]):
+            return contextlib.nullcontext()
+        forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        client = connections.client_of(peer[0], b",".join(forwarded).decode("latin-1"))
+        scope["client"] = (client, 0)
+        return connections.request(client)
 
     def _check_host_and_origin(
         self, scope: Scope, headers: dict[bytes, bytes], writer: ResponseWriter

@@ -9,6 +9,7 @@ from smokebox.server.log_search import LogSearch
 
 if TYPE_CHECKING:
     from smokebox.engine import Host
+    from smokebox.server.connections import ConnectionLimits
     from smokebox.server.health import Drain, HealthCheck
     from smokebox.server.hosts import AllowedHosts
     from smokebox.server.idempotency import IdempotencyStore
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from smokebox.server.metrics import Metrics
     from smokebox.server.previews.previews import Previews
     from smokebox.server.rate_limit import RateLimiter
+    from smokebox.server.running import RunningRequests
     from smokebox.server.settings import ServerSettings
     from smokebox.server.telemetry import Telemetry
 
@@ -35,4 +37,6 @@ class ServerState:
     metrics: Metrics
     telemetry: Telemetry | None
     previews: Previews
+    connections: ConnectionLimits
+    running: RunningRequests
     log_search: LogSearch = field(default_factory=LogSearch)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn._types import ASGISendEvent
 
+    from smokebox.server.connections import ConnectionLimits
+
 F = TypeVar("F", bound=Frame)
 Handler = Callable[..., Awaitable[None]]
 
@@ -166,10 +168,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     While a handler does not take received frames, nothing is read from the socket, neither pongs
     nor its end. TCP_USER_TIMEOUT then detects a lost client, and an event in the scope reports it.
+
+    Args:
+        limits: Where the connection is counted until it is closed.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
         self._lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -186,6 +192,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._limits.remove(self.transport)
         self._lost.set()
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -42,12 +42,13 @@ LATEST_EXPIRY = 36**_EXPIRY_LENGTH - 1
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The port of a running sandbox that a request may reach."""
+    """The port of a running sandbox that a request may reach; `key` is the API key it needed."""
 
     ports: Ports
     run: Run
     port: int
     row: PortRow
+    key: str | None
 
 
 class PreviewAccess:
@@ -86,12 +87,13 @@ class PreviewAccess:
             tokens = (*credentials.tokens, *tokens_in(path))
         else:
             tokens = (target.token,)
+        key = None
         if not any(self.opens(row, token) for token in tokens):
-            self._check_other(row, tokens, credentials.authorization)
+            key = self._check_other(row, tokens, credentials.authorization)
         run = ports.run_of(row)
         if run is None:
             raise _stale(target)
-        return Route(ports, run, target.port, row)
+        return Route(ports, run, target.port, row, key)
 
     def opens(self, row: PortRow, token: str) -> bool:
         """Tell whether a token alone grants access to a port."""
@@ -103,20 +105,21 @@ class PreviewAccess:
         """Tell whether a token is one of a port; a private one may need a key besides."""
         return self.opens(row, token) or is_token(row, token)
 
-    def _check_other(self, row: PortRow, tokens: tuple[str, ...], authorization: str) -> None:
-        """Raise `Refusal` unless a key grants access, as no token does."""
-        if row.private and self._is_key(row, authorization):
-            return
+    def _check_other(self, row: PortRow, tokens: tuple[str, ...], authorization: str) -> str:
+        """Return the id of the key that grants access, as no token does. Raises `Refusal`."""
+        if row.private and (key := self._key(row, authorization)) is not None:
+            return key
         if tokens and not any(is_token(row, token) for token in tokens):
             raise not_found()
         raise _private(authorization) if row.private else _token_missing()
 
-    def _is_key(self, row: PortRow, authorization: str) -> bool:
+    def _key(self, row: PortRow, authorization: str) -> str | None:
         try:
-            self._keys.holder(authorization.encode("latin-1")).check_sandbox(row.sandbox_id)
+            principal = self._keys.holder(authorization.encode("latin-1"))
+            principal.check_sandbox(row.sandbox_id)
         except SmokeboxError:
-            return False
-        return True
+            return None
+        return principal.id
 
 
 class TokenSigner:

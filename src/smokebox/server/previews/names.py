@@ -59,9 +59,13 @@ class PreviewNames:
                 return parse_label(name.removesuffix(suffix))
         return parse_path(path)
 
-    def request_kind(self, data: bytes) -> RequestKind:
-        """Classify the first bytes of a request; "partial" until its whole head is there."""
-        end = data.find(b"\r\n\r\n")
+    def request_kind(self, data: bytes | bytearray, scanned: int = 0) -> RequestKind:
+        """Classify the first bytes of a request; "partial" until its whole head is there.
+
+        Args:
+            scanned: How many bytes of them were partial.
+        """
+        end = data.find(b"\r\n\r\n", max(0, scanned - 3))
         if end < 0:
             return "partial" if len(data) < MAX_HEAD else "other"
         start = data.find(b" ", 0, end) + 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from smokebox.errors import (
     DeadlineExceeded,
     InvalidOption,
+    LimitReached,
     SandboxGone,
     ServiceUnavailable,
     SmokeboxError,
@@ -61,6 +62,7 @@ _MAX_REMEMBERED = 8
 _DISCARD_SECONDS = 30.0
 # From the first byte of a response's head to its last.
 _HEAD_SECONDS = 30.0
+_FORWARDED = "x-forwarded-for"
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class PreviewProxy:
         self, previews: Previews, connection: Connection, hand_over: HandOver | None = None
     ) -> None:
         self.idle_since: float | None = None
+        self.has_responded = False
         self._previews = previews
         self._connection = connection
         self._hand_over = hand_over
@@ -105,6 +108,7 @@ class PreviewProxy:
         self._is_local = sock is not None and sock.family == socket.AF_UNIX
         peer = connection.transport.get_extra_info("peername")
         self._client = peer[0] if isinstance(peer, tuple) else "127.0.0.1"
+        self._by_proxy = not self._is_local and previews.connections.is_trusted(self._client)
         previews.proxies.add(self)
         self.task = self._loop.create_task(self._run())
 
@@ -114,7 +118,7 @@ class PreviewProxy:
         return self.idle_since is None and not self._relaying_websocket
 
     def cut(self) -> None:
-        """Reset the connection: the port is not exposed any more, or the server stops."""
+        """Reset the connection: the port or its key is gone, or the server stops."""
         self._connection.abort()
         self.task.cancel()
 
@@ -143,7 +147,7 @@ class PreviewProxy:
         connection, previews = self._connection, self._previews
         self.idle_since = self._loop.time()
         try:
-            raw = await connection.read_head()
+            raw = await connection.read_head(seconds=previews.head_seconds)
             if raw is None:
                 connection.close()
                 return False
@@ -153,17 +157,21 @@ class PreviewProxy:
                     self._hand_over(connection.transport, raw + connection.take())
                     return False
                 request = self._parse(raw)
+        except TimeoutError:
+            connection.close()
+            return False
         except MalformedMessage as error:
             self._refuse(_malformed(error))
             connection.close()
             return False
         self.idle_since, self._head_sent = None, False
+        self.has_responded = True
         head = request.head
         body = None
         if head.framing:
             body = BodyReader(connection, head.framing, expects_continue=head.expects_continue)
         connection.on_lost = self.task.cancel
-        keep_alive = await self._serve(request, body)
+        keep_alive = await self._serve_counted(request, body)
         connection.on_lost = None
         if keep_alive and (body is None or body.done) and not previews.draining:
             return True
@@ -171,6 +179,17 @@ class PreviewProxy:
             await body.discard(seconds=_DISCARD_SECONDS)
         connection.close()
         return False
+
+    async def _serve_counted(self, request: _Request, body: BodyReader | None) -> bool:
+        """Count the request of a client behind a trusted proxy while it is served."""
+        if not self._by_proxy:
+            return await self._serve(request, body)
+        try:
+            with self._previews.connections.request(request.forwarded.client):
+                return await self._serve(request, body)
+        except LimitReached as error:
+            self._refuse(Refusal(429, error), request)
+            return False
 
     async def _serve(self, request: _Request, body: BodyReader | None) -> bool:
         """Send one request to the app, and its response to the client."""
@@ -199,10 +218,14 @@ class PreviewProxy:
                 )
                 return keep_alive
             route.ports.add_stream(route.port, self)
+            if route.key is not None:
+                previews.running.add(route.key, self)
             try:
                 return await self._forward(route, request, body)
             finally:
                 route.ports.remove_stream(route.port, self)
+                if route.key is not None:
+                    previews.running.remove(route.key, self)
         except Refusal as refusal:
             keep_alive = head.keep_alive and (body is None or body.done)
             self._refuse(refusal, request, keep_alive=keep_alive)
@@ -338,7 +361,12 @@ class PreviewProxy:
         """Describe the client; a trusted reverse proxy in front may describe it instead."""
         client, host = self._client, head.host
         proto = self._previews.names.proto_of(host)
-        if is_forwarded and self._is_trusted(head):
+        if self._by_proxy:
+            # Not X-Forwarded-Host: proxies pass on a client's own.
+            forwarded = ",".join(value for name, value in head.fields if name.lower() == _FORWARDED)
+            client = self._previews.connections.client_of(client, forwarded)
+            proto = head.get("x-forwarded-proto") or proto
+        elif is_forwarded and self._is_trusted(head):
             host = head.get("x-forwarded-host")
             client = head.get("x-forwarded-for") or client
             proto = head.get("x-forwarded-proto") or proto
