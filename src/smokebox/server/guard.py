@@ -21,14 +21,15 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.websockets import WebSocketDisconnect
 
-from smokebox.errors import Forbidden, SmokeboxError, Unauthorized
+from smokebox import __version__
+from smokebox.errors import Forbidden, InvalidOption, SmokeboxError, Unauthorized
 from smokebox.foundation import sse
 from smokebox.foundation.ids import new_id
 from smokebox.server import request_log
 from smokebox.server.keys import ANONYMOUS, LOCAL, take_authorization
 from smokebox.server.responses import event
 from smokebox.server.running import RunningRequest, revoked
-from smokebox.wire import REQUEST_ID
+from smokebox.wire import REQUEST_ID, VERSION
 from smokebox.wire.failure import Failure, FailureResponse, failure_of, status_of
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ class RequestGuard:
             task.uncancel()
             refusal = revoked() if running.was_cut else drain.refusal()
             await self._refuse(refusal, receive, writer)
+        except RecursionError:
+            # JSON of a depth that can be decoded, but not handled.
+            _log.warning("request %s to %a is nested too deeply", writer.request_id, scope["path"])
+            await self._refuse(_nested_too_deeply(), receive, writer)
         except Exception:
             _log.exception("request %s to %a failed", writer.request_id, scope["path"])
             await writer.fail(receive, _internal_error(writer.request_id), 500)
@@ -135,6 +140,8 @@ class RequestGuard:
         # Supervisors know the address of a server, not its name.
         if not by_socket and not (probe and path in self._public):
             self._check_host_and_origin(scope, headers, writer)
+            if path not in self._public:
+                state.hosts.check_site(headers)
         if scope.get("method") == "OPTIONS" and self._is_preflight(headers):
             writer.extra_headers = [*writer.extra_headers, *state.hosts.preflight()]
             await Response(status_code=204)(scope, receive, writer)
@@ -262,6 +269,14 @@ class _CountedBody:
         return message
 
 
+def _nested_too_deeply() -> InvalidOption:
+    return InvalidOption(
+        "a value in this request is nested too deeply.",
+        hint="See /api/openapi.json for its fields.",
+        option="the body",
+    )
+
+
 def _internal_error(request_id: str) -> Failure:
     return Failure(
         code="internal",
@@ -272,6 +287,7 @@ def _internal_error(request_id: str) -> Failure:
 
 
 _JSON = b"application/json"
+_VERSION = (VERSION.encode(), __version__.encode())
 _WS_REFUSED, _WS_INTERNAL_ERROR, _WS_RESTART = 1008, 1011, 1012
 _LONGEST_WS_REASON = 123
 # Seconds to send an error to a client that may not be reading.
@@ -325,6 +341,7 @@ class ResponseWriter:
             self._headers = message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
+                _VERSION,
                 *self.extra_headers,
             ]
         elif kind == "websocket.accept":

@@ -139,7 +139,7 @@ def decode_frame(kind: type[F], text: str) -> F:
         if (found := decode(_TypedFrame, data).type) != expected:
             raise _invalid_frame(expected, f"not {found!r:.80}")
         return decode(kind, data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise _invalid_frame(expected, str(error)) from error
 
 
